@@ -1,0 +1,36 @@
+"""Monte Carlo dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.layers import noise
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class MCDropout(tf.keras.layers.Layer):
+    """Dropout that stays on at prediction (Gal & Ghahramani 2016): its masks are draws from a posterior.
+
+    y = x z / (1 - rate),   z ~ Bernoulli(1 - rate) for each unit of each example
+
+    Off in `sampling("mean")`. Args: rate, in [0, 1).
+    """
+
+    def __init__(self, rate: float = 0.2, **kwargs: Any):
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"rate must be in [0, 1), but is {rate}.")
+        self.rate = rate
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        if self.rate == 0 or noise.mode() == "mean":
+            return inputs
+        (seed,) = noise.next_seeds(1)
+        # Stateless by hand: tf.nn.experimental.stateless_dropout divides and selects in twice as many ops.
+        keep = tf.random.stateless_uniform(tf.shape(inputs), seed, dtype=inputs.dtype) >= self.rate
+        return tf.where(keep, inputs * (1 / (1 - self.rate)), 0)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rate": self.rate}

@@ -1,0 +1,232 @@
+"""Flipout (Wen et al. 2018, arXiv:1803.04386) for dense and convolution layers, with mean-field Gaussian posteriors.
+
+Each weight is N(mean, s^2) with prior N(0, prior_stddev^2). A pass perturbs the mean's output,
+
+    y_n = W_mean x_n + (D (x_n o a_n)) o b_n + bias,   D = s o eps,  eps ~ N(0, 1),
+
+with one D for the batch and sign vectors a_n, b_n of each example n: its noise has the right distribution, and is
+uncorrelated with every other example's. The layer holds log s. KL's gradient in log s is (s / prior_stddev)^2 - 1: it
+does not vanish as s gets small, and a floor on s is a projection after each optimiser step, which leaves it alive.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.layers import noise
+from tfp_bfl.posterior import gaussian_kl
+
+
+class VariationalWeight(NamedTuple):
+    """A layer's variational weight: its variables and its prior N(0, prior_stddev^2)."""
+
+    mean: tf.Variable
+    log_stddev: tf.Variable
+    prior_stddev: float
+    min_stddev: float
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class AtLeast(tf.keras.constraints.Constraint):
+    """Keeps a variable at or above `minimum`, by projection."""
+
+    def __init__(self, minimum: float):
+        self.minimum = minimum
+
+    def __call__(self, w: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
+
+    def get_config(self) -> dict[str, float]:
+        return {"minimum": self.minimum}
+
+
+class _Flipout(tf.keras.layers.Layer):
+    """What the two layers share: variables, KL, and noise. A subclass gives `_kernel_shape` and `_linear`."""
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any = None,
+        use_bias: bool = True,
+        variational_bias: bool = False,
+        prior_stddev: float = 1.0,
+        initial_stddev: float = 0.01,
+        min_stddev: float = 1e-5,
+        kl_weight: float = 1.0,
+        kernel_initializer: Any = "he_normal",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        if not (prior_stddev > 0 and 0 < min_stddev <= initial_stddev):
+            raise InvalidArgument(
+                "A Flipout layer needs prior_stddev > 0 and 0 < min_stddev <= initial_stddev, but got "
+                f"prior_stddev={prior_stddev}, min_stddev={min_stddev}, initial_stddev={initial_stddev}."
+            )
+        self.units = units
+        self.activation = tf.keras.activations.get(activation)
+        self.use_bias = use_bias
+        self.variational_bias = variational_bias
+        self.prior_stddev = prior_stddev
+        self.initial_stddev = initial_stddev
+        self.min_stddev = min_stddev
+        self.kl_weight = kl_weight
+        self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
+
+    def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
+        raise NotImplementedError
+
+    def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def build(self, input_shape: Any) -> None:
+        shape = self._kernel_shape(tf.TensorShape(input_shape))
+        self.kernel_mean, self.kernel_log_stddev = self._variational("kernel", shape, self.kernel_initializer)
+        if self._bias_varies:
+            self.bias, self.bias_log_stddev = self._variational("bias", [self.units], "zeros")
+        elif self.use_bias:
+            self.bias = self.add_weight("bias", [self.units], initializer="zeros")
+        self.add_loss(lambda: self.kl_weight * self.kl_divergence())
+        super().build(input_shape)
+
+    def _variational(self, name: str, shape: list[int], initializer: Any) -> tuple[tf.Variable, tf.Variable]:
+        mean = self.add_weight(f"{name}_mean", shape, initializer=initializer)
+        log_stddev = self.add_weight(
+            f"{name}_log_stddev",
+            shape,
+            initializer=tf.keras.initializers.Constant(math.log(self.initial_stddev)),
+            constraint=AtLeast(math.log(self.min_stddev)),
+        )
+        return mean, log_stddev
+
+    @property
+    def _bias_varies(self) -> bool:
+        return self.use_bias and self.variational_bias
+
+    @property
+    def variational_weights(self) -> list[VariationalWeight]:
+        """The layer's variational weights, kernel first."""
+        pairs = [(self.kernel_mean, self.kernel_log_stddev)]
+        if self._bias_varies:
+            pairs.append((self.bias, self.bias_log_stddev))
+        return [VariationalWeight(*pair, self.prior_stddev, self.min_stddev) for pair in pairs]
+
+    def kl_divergence(self) -> tf.Tensor:
+        """KL[q || prior] in nats, summed over the layer's variational weights: a scalar."""
+        prior = math.log(self.prior_stddev)
+        return tf.add_n([tf.reduce_sum(gaussian_kl(w.mean, w.log_stddev, 0.0, prior)) for w in self.variational_weights])
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        mode = noise.mode()
+        if mode == "mean":
+            outputs = self._linear(inputs, self.kernel_mean)
+        else:
+            seeds = noise.next_seeds(3)
+            kernel_noise = _noise(self.kernel_log_stddev, seeds[0], inputs.dtype)
+            bias_noise = _noise(self.bias_log_stddev, seeds[1], inputs.dtype) if self._bias_varies else None
+            if mode == "shared":
+                outputs = _plus(self._linear(inputs, self.kernel_mean + kernel_noise), bias_noise)
+            else:
+                sign_in, sign_out = _signs(inputs, self.units, seeds[2])
+                # The bias's perturbation is left to sign_out alone: its input, the constant 1, needs no sign.
+                perturbation = _plus(self._linear(inputs * sign_in, kernel_noise), bias_noise)
+                outputs = self._linear(inputs, self.kernel_mean) + perturbation * sign_out
+        if self.use_bias:
+            outputs = tf.nn.bias_add(outputs, self.bias)
+        return self.activation(outputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "activation": tf.keras.activations.serialize(self.activation),
+            "use_bias": self.use_bias,
+            "variational_bias": self.variational_bias,
+            "prior_stddev": self.prior_stddev,
+            "initial_stddev": self.initial_stddev,
+            "min_stddev": self.min_stddev,
+            "kl_weight": self.kl_weight,
+            "kernel_initializer": tf.keras.initializers.serialize(self.kernel_initializer),
+        }
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class DenseFlipout(_Flipout):
+    """A dense layer with a mean-field Gaussian kernel, perturbed by Flipout: [B, ..., D] -> [B, ..., units].
+
+    Args:
+      units: outputs.
+      activation, use_bias, kernel_initializer: as in `tf.keras.layers.Dense`; the initializer is of the means.
+      variational_bias: the bias is Gaussian too, instead of a point.
+      prior_stddev: of the prior N(0, prior_stddev^2) on each variational weight.
+      initial_stddev: of the posterior before training.
+      min_stddev: the floor of every standard deviation.
+      kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.
+
+    Raises:
+      InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.
+    """
+
+    def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
+        return [input_shape[-1], self.units]
+
+    def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        if len(inputs.shape) == 2:
+            return tf.matmul(inputs, kernel)
+        return tf.tensordot(inputs, kernel, 1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class Conv2DFlipout(_Flipout):
+    """A 2-D convolution with a mean-field Gaussian kernel, perturbed by Flipout: [B, H, W, D] -> [B, H', W', filters].
+
+    Args:
+      filters, kernel_size, strides, padding: as in `tf.keras.layers.Conv2D`.
+      **kwargs: as `DenseFlipout`.
+
+    Raises:
+      InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.
+    """
+
+    def __init__(self, filters: int, kernel_size: Any, strides: Any = 1, padding: str = "valid", **kwargs: Any):
+        super().__init__(filters, **kwargs)
+        self.filters = filters
+        self.kernel_size = _pair(kernel_size)
+        self.strides = _pair(strides)
+        self.padding = padding
+
+    def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
+        return [*self.kernel_size, input_shape[-1], self.filters]
+
+    def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        return tf.nn.conv2d(inputs, kernel, self.strides, self.padding.upper())
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"filters": self.filters, "kernel_size": self.kernel_size, "strides": self.strides}
+        return {**super().get_config(), **own, "padding": self.padding}
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _noise(log_stddev: tf.Tensor, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.exp(log_stddev) * tf.random.stateless_normal(log_stddev.shape, seed, dtype=dtype)
+
+
+def _plus(outputs: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
+    return outputs if bias is None else tf.nn.bias_add(outputs, bias)
+
+
+def _signs(inputs: tf.Tensor, units: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Random signs for inputs [B, ..., D] and outputs [B, ..., units], constant over the axes between."""
+    width = inputs.shape[-1]
+    shape = [tf.shape(inputs)[0], *[1] * (len(inputs.shape) - 2), width + units]
+    bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32)
+    signs = tf.cast(1 - 2 * tf.bitwise.bitwise_and(bits, 1), inputs.dtype)
+    return signs[..., :width], signs[..., width:]

@@ -1,0 +1,28 @@
+"""Keras model builders, each in three kinds, and the mapping between a model's variables and a posterior.
+
+A new model is one file of this folder and one entry in `MODELS`.
+"""
+
+from tfp_bfl.models.exchange import ClientResult, ServerMessage, TrainingMetrics
+from tfp_bfl.models.kinds import KINDS
+from tfp_bfl.models.lenet import lenet
+from tfp_bfl.models.mlp import mlp
+from tfp_bfl.models.resnet import resnet20
+from tfp_bfl.models.weights import ModelWeights, assign_weights, get_weights, layout, min_stddev, prior
+
+MODELS = {builder.__name__: builder for builder in (lenet, resnet20, mlp)}
+
+__all__ = [
+    "KINDS",
+    "MODELS",
+    "ClientResult",
+    "ModelWeights",
+    "ServerMessage",
+    "TrainingMetrics",
+    "assign_weights",
+    "get_weights",
+    "layout",
+    "min_stddev",
+    "prior",
+    *MODELS,
+]

@@ -1,0 +1,54 @@
+"""LeNet-5 (LeCun et al. 1998) with ReLU and max pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.models.kinds import Blocks, check_image_shape
+
+
+def lenet(
+    kind: str = "flipout",
+    input_shape: Sequence[int] = (28, 28, 1),
+    num_classes: int = 10,
+    prior_stddev: float = 10.0,
+    dropout_rate: float = 0.2,
+    normalization: str = "none",
+    **options: Any,
+) -> tf.keras.Model:
+    """LeNet-5: two 5 x 5 convolutions with 6 and 16 filters, each pooled, and dense layers of 120, 84 and C.
+
+    61,706 point weights for 28 x 28 x 1 images. Convolutions keep the size ("same"), so that images from 8 x 8 fit; on
+    images of 16 x 16 and more the second one is "valid", as in the original.
+
+    Args:
+      kind: "deterministic", "mc_dropout" or "flipout".
+      input_shape: [height, width, channels], at least 8 x 8.
+      num_classes: C.
+      prior_stddev: of the prior N(0, prior_stddev^2) on every variational weight.
+      dropout_rate: for kind "mc_dropout".
+      normalization: "none", "batch" or "group", after each convolution.
+      **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, kl_weight, seed.
+
+    Returns:
+      A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
+
+    Raises:
+      InvalidArgument: no such kind or normalization, or a shape that it can't take.
+    """
+    shape = check_image_shape("lenet", input_shape, num_classes, smallest=8)
+    blocks = Blocks(
+        kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options
+    )
+    images = tf.keras.Input(shape)
+    x = blocks.convolution(images, 6, 5)
+    x = tf.keras.layers.MaxPooling2D()(x)
+    x = blocks.convolution(x, 16, 5, padding="valid" if min(shape[:2]) >= 16 else "same")
+    x = tf.keras.layers.MaxPooling2D()(x)
+    x = tf.keras.layers.Flatten()(x)
+    x = blocks.dense(x, 120, "relu")
+    x = blocks.dense(x, 84, "relu")
+    return tf.keras.Model(images, blocks.dense(x, num_classes), name=f"lenet_{kind}")

@@ -1,0 +1,43 @@
+"""A multilayer perceptron, for tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.models.kinds import Blocks, check_classes
+
+
+def mlp(
+    kind: str = "flipout",
+    input_shape: Sequence[int] = (30,),
+    num_classes: int = 2,
+    prior_stddev: float = 10.0,
+    dropout_rate: float = 0.2,
+    normalization: str = "none",
+    hidden: Sequence[int] = (64, 32),
+    **options: Any,
+) -> tf.keras.Model:
+    """Dense layers with ReLU on the flattened input; no hidden layer is logistic regression.
+
+    Args:
+      hidden: units of the hidden layers.
+      others: as `tfp_bfl.models.lenet`; there is no convolution, so that `normalization` changes nothing.
+
+    Returns:
+      A `tf.keras.Model` from inputs [B, *input_shape] to logits [B, C].
+
+    Raises:
+      InvalidArgument: no such kind or normalization, or fewer than two classes.
+    """
+    check_classes(num_classes)
+    blocks = Blocks(
+        kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options
+    )
+    inputs = tf.keras.Input(tuple(input_shape))
+    x = tf.keras.layers.Flatten()(inputs)
+    for units in hidden:
+        x = blocks.dense(x, units, "relu")
+    return tf.keras.Model(inputs, blocks.dense(x, num_classes), name=f"mlp_{kind}")

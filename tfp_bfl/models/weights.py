@@ -1,0 +1,96 @@
+"""The mapping between a Keras model's variables and what a federated round carries."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.layers.flipout import VariationalWeight
+from tfp_bfl.posterior import MeanField
+
+
+class ModelWeights(NamedTuple):
+    """All that a model has learnt, as tuples of tensors in the order of the model's layers.
+
+    Fields:
+      posterior: the variational weights.
+      point: the trainable weights without a posterior: biases, BatchNorm's scale and shift, every weight of a
+        deterministic model.
+      moments: BatchNorm's moving means and variances; a `MeanField` because they are pooled as moments.
+    """
+
+    posterior: MeanField
+    point: tuple[Any, ...]
+    moments: MeanField
+
+
+class Layout(NamedTuple):
+    """A model's variables in the places that their values have in `ModelWeights`."""
+
+    variational: list[VariationalWeight]
+    point: list[tf.Variable]
+    moving_mean: list[tf.Variable]
+    moving_variance: list[tf.Variable]
+
+
+def layout(model: tf.keras.Model) -> Layout:
+    """Sorts a model's variables.
+
+    Raises:
+      InvalidArgument: the model has a state that no rule can pool (neither trained nor BatchNorm's).
+    """
+    layers = [layer for layer in model._flatten_layers(include_self=False) if layer.built]
+    variational = [weight for layer in layers for weight in getattr(layer, "variational_weights", [])]
+    normalizations = [layer for layer in layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
+    means = [layer.moving_mean for layer in normalizations]
+    variances = [layer.moving_variance for layer in normalizations]
+    taken = {id(v) for weight in variational for v in (weight.mean, weight.log_stddev)}
+    point = [v for v in model.trainable_variables if id(v) not in taken]
+    strange = {v.name for v in model.non_trainable_variables} - {v.name for v in means + variances}
+    if strange:
+        raise InvalidArgument(
+            f"The model's variables {sorted(strange)} are neither trained nor BatchNorm's, so that no rule can pool "
+            "them: use layers without a state of their own."
+        )
+    return Layout(variational, point, means, variances)
+
+
+def get_weights(model: tf.keras.Model) -> ModelWeights:
+    """The model's weights; variances are exp(2 log_stddev)."""
+    variables = layout(model)
+    read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
+    return ModelWeights(
+        MeanField(
+            read(w.mean for w in variables.variational),
+            tuple(tf.exp(2 * tf.convert_to_tensor(w.log_stddev)) for w in variables.variational),
+        ),
+        read(variables.point),
+        MeanField(read(variables.moving_mean), read(variables.moving_variance)),
+    )
+
+
+def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
+    """Sets the model's variables; standard deviations below a layer's floor come up to it."""
+    variables = layout(model)
+    for w, mean, variance in zip(variables.variational, *weights.posterior):
+        w.mean.assign(mean)
+        w.log_stddev.assign(tf.maximum(0.5 * tf.math.log(variance), math.log(w.min_stddev)))
+    groups = (variables.point, variables.moving_mean, variables.moving_variance)
+    for group, values in zip(groups, (weights.point, weights.moments.mean, weights.moments.variance)):
+        for variable, value in zip(group, values):
+            variable.assign(value)
+
+
+def prior(model: tf.keras.Model) -> MeanField:
+    """The prior N(0, prior_stddev^2) of the model's variational weights, shaped like its posterior."""
+    weights = layout(model).variational
+    means = tuple(tf.zeros(w.mean.shape, w.mean.dtype) for w in weights)
+    return MeanField(means, tuple(tf.fill(w.mean.shape, tf.cast(w.prior_stddev**2, w.mean.dtype)) for w in weights))
+
+
+def min_stddev(model: tf.keras.Model) -> float:
+    """The lowest floor of the model's standard deviations; 0 for a model without variational weights."""
+    return min((w.min_stddev for w in layout(model).variational), default=0.0)

@@ -1,0 +1,117 @@
+"""The mean-field Gaussian: every weight independent, q(w) = prod_d N(w_d; mean_d, variance_d)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+
+
+class MeanField(NamedTuple):
+    """A mean-field Gaussian posterior.
+
+    `mean` and `variance` are two structures (as `tf.nest` knows them) of float tensors of the same shapes. In a
+    *stack* of K posteriors every leaf has a leading axis [K, ...].
+    """
+
+    mean: Any
+    variance: Any
+
+
+class Spread(NamedTuple):
+    """How wide a posterior is: quantiles of the weights' standard deviations, and the share of them at the floor."""
+
+    stddev_q05: tf.Tensor
+    stddev_median: tf.Tensor
+    stddev_q95: tf.Tensor
+    share_at_floor: tf.Tensor
+
+
+def gaussian_kl(
+    mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: tf.Tensor, prior_log_stddev: tf.Tensor
+) -> tf.Tensor:
+    """KL[N(mean, s^2) || N(m, t^2)] of each weight, in nats, elementwise.
+
+    KL = log(t / s) + (s^2 + (mean - m)^2) / (2 t^2) - 1 / 2
+    """
+    ratio = log_stddev - prior_log_stddev
+    shift = (mean - prior_mean) * tf.exp(-prior_log_stddev)
+    return 0.5 * (tf.math.expm1(2.0 * ratio) + tf.square(shift)) - ratio
+
+
+def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
+    """KL[q || p] in nats, summed over all weights.
+
+    KL[q || p] = sum_d log(t_d / s_d) + (s_d^2 + (m_d - n_d)^2) / (2 t_d^2) - 1 / 2 for q = N(m, s^2), p = N(n, t^2).
+
+    Args:
+      q: a posterior, or a stack of K (leaves [K, ...]).
+      p: a posterior of the same structure, or a stack of K. One side may be a stack while the other is not.
+
+    Returns:
+      A scalar; [K] if just one of the two is a stack.
+
+    Raises:
+      InvalidArgument: the structures differ.
+    """
+    try:
+        tf.nest.assert_same_structure(q, p)
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument("kl_divergence needs q and p of the same structure, one tensor a weight in each.") from error
+    total: Any = 0.0
+    leaves = zip(*(tf.nest.flatten(part) for part in (q.mean, q.variance, p.mean, p.variance)))
+    for leaf in leaves:
+        m, v, n, u = (tf.convert_to_tensor(x) for x in leaf)
+        kl = gaussian_kl(m, 0.5 * tf.math.log(v), n, 0.5 * tf.math.log(u))
+        stacked = len(m.shape) != len(n.shape)
+        total += tf.reduce_sum(kl, axis=list(range(1, len(kl.shape))) if stacked else None)
+    return tf.convert_to_tensor(total)
+
+
+def sample(q: MeanField, seed: tf.Tensor) -> Any:
+    """One draw w ~ q: a structure like `q.mean`. The same `seed` ([2], integer) gives the same draw."""
+    leaves = tf.nest.flatten(q.mean)
+    seeds = tf.random.experimental.stateless_split(seed, max(len(leaves), 1))
+    draws = [
+        m + tf.sqrt(v) * tf.random.stateless_normal(tf.shape(m), seeds[i], dtype=m.dtype)
+        for i, (m, v) in enumerate(zip(leaves, tf.nest.flatten(q.variance)))
+    ]
+    return tf.nest.pack_sequence_as(q.mean, draws)
+
+
+def stack(posteriors: Sequence[MeanField]) -> MeanField:
+    """Stacks K posteriors of one structure: leaves [...] become [K, ...].
+
+    Raises:
+      InvalidArgument: there are none, or their structures differ.
+    """
+    if not posteriors:
+        raise InvalidArgument("stack needs at least one posterior.")
+    try:
+        return tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *posteriors)
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise InvalidArgument("stack needs posteriors of one structure and one shape a weight.") from error
+
+
+def floor_variance(q: MeanField, min_stddev: float) -> MeanField:
+    """q with no standard deviation below `min_stddev`."""
+    return q._replace(variance=tf.nest.map_structure(lambda v: tf.maximum(v, min_stddev**2), q.variance))
+
+
+def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
+    """The spread of q over all its weights; NaN for a model without variational weights.
+
+    A weight counts as at the floor if its standard deviation is within 1 % of `min_stddev` or below it. Quantiles are
+    nearest ranks.
+    """
+    leaves = tf.nest.flatten(q.variance)
+    if not leaves:
+        return Spread(*(tf.constant(float("nan")) for _ in Spread._fields))
+    stddev = tf.sort(tf.sqrt(tf.concat([tf.reshape(v, [-1]) for v in leaves], 0)))
+    last = tf.cast(tf.size(stddev) - 1, stddev.dtype)
+    rank = tf.cast(tf.round(tf.constant([0.05, 0.5, 0.95], stddev.dtype) * last), tf.int32)
+    at_floor = tf.reduce_mean(tf.cast(stddev <= 1.01 * min_stddev, stddev.dtype))
+    return Spread(*tf.unstack(tf.gather(stddev, rank)), share_at_floor=at_floor)
