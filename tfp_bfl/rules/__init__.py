@@ -1,0 +1,35 @@
+"""Aggregation rules: how K clients' posteriors over the same weights become one.
+
+A rule is three pure functions. `summarise(local, anchor, weight)` runs on a client and gives its statistics;
+`merge(a, b)` adds two clients' statistics (a commutative monoid whose neutral element is all zeros);
+`pool(total, anchor)` runs on the server. Statistics are centred on the anchor, the posterior that the server
+broadcast, so that float32 keeps its digits where clients lie close together.
+
+A new rule is one function in a file of this folder and one entry in `RULES`.
+"""
+
+from tfp_bfl.rules.aggregate import aggregate
+from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average, weighted_sum
+from tfp_bfl.rules.products import (
+    conflation,
+    distributed_weight_consolidation,
+    log_linear_pool,
+    weighted_conflation,
+)
+from tfp_bfl.rules.rule import Rule
+from tfp_bfl.rules.whole_model import whole_model
+
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        naive_weighted_average,
+        weighted_sum,
+        linear_pool,
+        conflation,
+        weighted_conflation,
+        distributed_weight_consolidation,
+        log_linear_pool,
+    )
+}
+
+__all__ = ["RULES", "Rule", "aggregate", "whole_model", *RULES]

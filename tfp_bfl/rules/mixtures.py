@@ -1,0 +1,89 @@
+"""Rules that average moments: naive weighted average, weighted sum, linear pool.
+
+Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2 the
+clients' means and variances. d_k = m_k - anchor's mean centres the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules.rule import Rule, add, each, scale
+
+
+class _Sums(NamedTuple):
+    weight: tf.Tensor  # sum_k w_k
+    first: Any  # sum_k w_k d_k
+    second: Any  # the rule's sum for the variance
+
+
+def _shift(local: MeanField, anchor: MeanField) -> Any:
+    return each(tf.subtract, local.mean, anchor.mean)
+
+
+def _weighted_mean(total: _Sums, anchor: MeanField) -> Any:
+    return each(lambda m, first: m + first / scale(total.weight, first), anchor.mean, total.first)
+
+
+def naive_weighted_average() -> Rule:
+    """Naive weighted average (NWA; eqs. 10-11): the parameters are averaged.
+
+    mean = sum_k b_k m_k,   variance = sum_k b_k s_k^2
+
+    The variance is that of an average client, whether or not the clients agree.
+    """
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+        weigh = lambda x: scale(weight, x) * x
+        return _Sums(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
+
+    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+        variance = each(lambda second: second / scale(total.weight, second), total.second)
+        return MeanField(_weighted_mean(total, anchor), variance)
+
+    return Rule(summarise, add, pool, "naive_weighted_average")
+
+
+def weighted_sum() -> Rule:
+    """Weighted sum (WS; eqs. 12-13): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
+
+    mean = sum_k b_k m_k,   variance = sum_k b_k^2 s_k^2
+
+    With equal weights the variance is 1 / K of an average client's: K rounds of agreement shrink it geometrically.
+    """
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+        first = each(lambda d: scale(weight, d) * d, _shift(local, anchor))
+        return _Sums(weight, first, each(lambda v: tf.square(scale(weight, v)) * v, local.variance))
+
+    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+        variance = each(lambda second: second / tf.square(scale(total.weight, second)), total.second)
+        return MeanField(_weighted_mean(total, anchor), variance)
+
+    return Rule(summarise, add, pool, "weighted_sum")
+
+
+def linear_pool() -> Rule:
+    """Linear pool (LP; eq. 14): the Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
+
+    mean = sum_k b_k m_k,   variance = sum_k b_k (s_k^2 + m_k^2) - mean^2
+
+    Disagreement between the clients' means widens the result.
+    """
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+        shift = _shift(local, anchor)
+        second = each(lambda v, d: scale(weight, v) * (v + tf.square(d)), local.variance, shift)
+        return _Sums(weight, each(lambda d: scale(weight, d) * d, shift), second)
+
+    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+        def variance(second: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+            weight = scale(total.weight, second)
+            return second / weight - tf.square(first / weight)
+
+        return MeanField(_weighted_mean(total, anchor), each(variance, total.second, total.first))
+
+    return Rule(summarise, add, pool, "linear_pool")

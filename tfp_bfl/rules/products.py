@@ -1,0 +1,125 @@
+"""Rules that multiply densities: conflation, weighted conflation, log-linear pool, distributed weight consolidation.
+
+Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2 the
+clients' means and variances. d_k = m_k - anchor's mean centres the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules.rule import Rule, add, each, scale
+
+
+class _Precisions(NamedTuple):
+    weight: tf.Tensor  # the sum or the largest of the w_k, as the rule needs
+    precision: Any  # sum_k w_k / s_k^2
+    shift: Any  # sum_k w_k d_k / s_k^2
+
+
+def _weighted_precisions(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Precisions:
+    precision = each(lambda v: scale(weight, v) / v, local.variance)
+    shift = each(lambda p, m, a: p * (m - a), precision, local.mean, anchor.mean)
+    return _Precisions(weight, precision, shift)
+
+
+def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precisions, MeanField], MeanField]:
+    """mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2,   variance = numerator / sum_k w_k / s_k^2."""
+
+    def pool(total: _Precisions, anchor: MeanField) -> MeanField:
+        mean = each(lambda m, shift, p: m + shift / p, anchor.mean, total.shift, total.precision)
+        return MeanField(mean, each(lambda p: scale(numerator(total), p) / p, total.precision))
+
+    return pool
+
+
+def conflation() -> Rule:
+    """Conflation (eq. 15; Hill 2011): the normalised product of the clients' densities; weights play no part.
+
+    variance = 1 / sum_k 1 / s_k^2,   mean = variance sum_k m_k / s_k^2
+
+    K like-minded clients give 1 / K of their variance each round.
+    """
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Precisions:
+        return _weighted_precisions(local, anchor, tf.ones_like(weight))
+
+    return Rule(summarise, add, _product(lambda total: tf.ones_like(total.weight)), "conflation")
+
+
+def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
+    return add(a, b)._replace(weight=tf.maximum(a.weight, b.weight))
+
+
+def weighted_conflation() -> Rule:
+    """Weighted conflation (WC; eq. 16; Hill & Miller 2011): with w_max = max_k w_k,
+
+    variance = w_max / sum_k w_k / s_k^2,   mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2
+
+    Equal weights give conflation exactly.
+    """
+    pool = _product(lambda total: total.weight)
+    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation")
+
+
+def log_linear_pool() -> Rule:
+    """Log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
+
+    variance = 1 / sum_k b_k / s_k^2,   mean = variance sum_k b_k m_k / s_k^2
+
+    It is weighted conflation with numerator 1 for normalised weights: like-minded clients keep their variance, so the
+    posterior does not shrink by 1 / K each round.
+    """
+    return Rule(_weighted_precisions, add, _product(lambda total: total.weight), "log_linear_pool")
+
+
+class _Consolidation(NamedTuple):
+    precision: Any  # sum_k 1 / s_k^2 - 1 / s_0^2, float64
+    shift: Any  # sum_k d_k / s_k^2, float64
+
+
+def distributed_weight_consolidation() -> Rule:
+    """Distributed weight consolidation (DWC; eq. 17; McClure et al. 2018), (m_0, s_0^2) the anchor, K clients:
+
+    1 / variance = sum_k 1 / s_k^2 - (K - 1) / s_0^2
+    mean = variance (sum_k m_k / s_k^2 - (K - 1) m_0 / s_0^2)
+
+    Weights play no part. The precision can come out zero or negative (clients less sure than the anchor): those weights
+    keep the anchor's mean and variance, and their number is the metric `kept_weights`. The subtraction cancels, so the
+    statistics are float64: twice the bytes of the other rules.
+    """
+    double = lambda x: tf.cast(x, tf.float64)
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Consolidation:
+        del weight
+        gain = lambda v, u: 1 / double(v) - 1 / double(u)
+        shift = lambda m, a, v: (double(m) - double(a)) / double(v)
+        precision = each(gain, local.variance, anchor.variance)
+        return _Consolidation(precision, each(shift, local.mean, anchor.mean, local.variance))
+
+    def precision_of(total: _Consolidation, anchor: MeanField) -> Any:
+        return each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
+
+    def pool(total: _Consolidation, anchor: MeanField) -> MeanField:
+        precision = precision_of(total, anchor)
+        sound = each(lambda p: p > 0, precision)
+
+        def mean(a: tf.Tensor, shift: tf.Tensor, p: tf.Tensor, ok: tf.Tensor) -> tf.Tensor:
+            moved = double(a) + shift / tf.where(ok, p, 1)
+            return tf.where(ok, tf.cast(moved, a.dtype), a)
+
+        def variance(u: tf.Tensor, p: tf.Tensor, ok: tf.Tensor) -> tf.Tensor:
+            return tf.where(ok, tf.cast(1 / tf.where(ok, p, 1), u.dtype), u)
+
+        return MeanField(
+            each(mean, anchor.mean, total.shift, precision, sound), each(variance, anchor.variance, precision, sound)
+        )
+
+    def metrics(total: _Consolidation, anchor: MeanField) -> dict[str, tf.Tensor]:
+        kept = [tf.math.count_nonzero(p <= 0) for p in tf.nest.flatten(precision_of(total, anchor))]
+        return {"kept_weights": tf.cast(tf.add_n(kept) if kept else 0, tf.int64)}
+
+    return Rule(summarise, add, pool, "distributed_weight_consolidation", uses_anchor=True, metrics=metrics)

@@ -1,0 +1,51 @@
+"""What a rule is, and the arithmetic on structures of tensors that lets a rule read like its equation."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.posterior import MeanField
+
+
+def each(function: Callable[..., Any], *structures: Any) -> Any:
+    """`function` on the corresponding leaves of structures of tensors."""
+    return tf.nest.map_structure(function, *structures)
+
+
+def add(a: Any, b: Any) -> Any:
+    """The sum of two clients' statistics, leaf by leaf."""
+    return each(tf.add, a, b)
+
+
+def scale(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """A scalar weight in the type of the tensor that it multiplies."""
+    return tf.cast(weight, like.dtype)
+
+
+def no_metrics(total: Any, anchor: MeanField) -> dict[str, tf.Tensor]:
+    """For rules with nothing to report."""
+    del total, anchor
+    return {}
+
+
+class Rule(NamedTuple):
+    """An aggregation rule, as pure functions of structures of tensors.
+
+    Fields:
+      summarise: (local, anchor, weight) -> statistics of one client. `local` and `anchor` are `MeanField`s, `weight`
+        a positive scalar that need not be normalised.
+      merge: (statistics, statistics) -> statistics. Commutative and associative; all zeros change nothing.
+      pool: (total, anchor) -> the pooled `MeanField`.
+      name: as users spell it.
+      uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
+      metrics: (total, anchor) -> scalars to report with the round.
+    """
+
+    summarise: Callable[[MeanField, MeanField, tf.Tensor], Any]
+    merge: Callable[[Any, Any], Any]
+    pool: Callable[[Any, MeanField], MeanField]
+    name: str = "custom"
+    uses_anchor: bool = False
+    metrics: Callable[[Any, MeanField], dict[str, tf.Tensor]] = no_metrics
