@@ -1,0 +1,52 @@
+"""Federated variational inference with an aggregation rule (Fischer et al. 2024, arXiv:2403.15263)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import tensorflow as tf
+
+from tfp_bfl import clients, federated, models, rules, servers, weighting as weightings
+from tfp_bfl.errors import InvalidArgument, lookup
+
+
+def variational(
+    model_fn: Callable[[], tf.keras.Model],
+    rule: rules.Rule,
+    weighting: str = "train_size",
+    *,
+    element_spec: Any = None,
+    seed: int = 0,
+    **client_options: Any,
+) -> federated.BayesianProcess:
+    """Clients fit the broadcast posterior to their data by the negative ELBO; the server pools them by `rule`.
+
+    A deterministic model makes this federated averaging, one with Monte Carlo dropout its Bayesian cousin: they have
+    point weights only, which every rule averages by weight.
+
+    Args:
+      model_fn: builds a Keras model that returns logits.
+      rule: of `tfp_bfl.rules`.
+      weighting: "equal", "train_size" or "distance".
+      element_spec: of the clients' datasets; None as in `federated.build_process`.
+      seed: of the noise; `simulate` has its own.
+      **client_options: of `tfp_bfl.clients.variational`: local_epochs, batch_size, learning_rate, optimizer_fn.
+
+    Returns:
+      A `tff.learning.templates.LearningProcess`.
+
+    Raises:
+      InvalidArgument: there is no such weighting, or it can't serve the model.
+    """
+    weigh = lookup(weightings.WEIGHTINGS, weighting, "weighting")
+    if weighting == "distance" and not models.layout(model_fn()).variational:
+        raise InvalidArgument("Weighting by distance compares posteriors and this model has none: use 'train_size'.")
+    return federated.build_process(
+        model_fn,
+        client_work=clients.variational(model_fn, **client_options),
+        weigh=weigh,
+        rule=rules.whole_model(rule),
+        server_step=servers.replace(),
+        element_spec=element_spec,
+        seed=seed,
+    )

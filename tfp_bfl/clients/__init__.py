@@ -1,0 +1,8 @@
+"""Client work: what a client does with the server's message and its own data.
+
+Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism.
+"""
+
+from tfp_bfl.clients.variational import variational
+
+__all__ = ["variational"]

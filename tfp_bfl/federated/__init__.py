@@ -1,0 +1,17 @@
+"""The one federated round on TensorFlow Federated, its workers, and the driver of simulations.
+
+The only package that imports TFF.
+"""
+
+from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.context import local_workers, remote_workers
+from tfp_bfl.federated.process import BayesianProcess, ServerState, build_process
+
+__all__ = [
+    "BayesianProcess",
+    "ServerState",
+    "build_process",
+    "local_workers",
+    "remote_workers",
+    "require_tff",
+]

@@ -1,0 +1,16 @@
+"""The server takes the pooled weights as they are."""
+
+from __future__ import annotations
+
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.servers.step import ServerStep
+
+
+def replace() -> ServerStep:
+    """w <- pooled: federated averaging's step (McMahan et al. 2017), for any rule."""
+
+    def step(state: tuple, weights: ModelWeights, pooled: ModelWeights) -> tuple[tuple, ModelWeights]:
+        del weights
+        return state, pooled
+
+    return ServerStep(lambda weights: (), step)

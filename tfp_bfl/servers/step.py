@@ -1,0 +1,19 @@
+"""What a server step is."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+from tfp_bfl.models import ModelWeights
+
+
+class ServerStep(NamedTuple):
+    """A pair of pure functions of structures of tensors.
+
+    Fields:
+      initialize: weights -> the step's own state.
+      next: (state, the server's weights, the pooled weights) -> (state, the server's next weights).
+    """
+
+    initialize: Callable[[ModelWeights], Any]
+    next: Callable[[Any, ModelWeights, ModelWeights], tuple[Any, ModelWeights]]
