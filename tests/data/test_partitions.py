@@ -1,0 +1,208 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfp_bfl import data
+from tfp_bfl.data.partitions import _draw_labels
+from tfp_bfl.errors import InvalidArgument
+
+CIFAR10_LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+ALL = [data.iid(10), data.label_skew(10, 2), data.dirichlet(10, 0.5), data.lda(10, 0.1)]
+by_name = pytest.mark.parametrize("partition", ALL, ids=lambda p: p.name)
+
+GOLDEN = {
+    "iid": [[3, 4, 7, 11], [0, 8, 9, 10], [1, 2, 5, 6]],
+    "label_skew": [[1, 4, 6, 9], [0, 3, 8, 11], [2, 5, 7, 10]],
+    "dirichlet": [[3], [0, 1, 4, 9, 10, 11], [2, 5, 6, 7, 8]],
+    "lda": [[2, 5, 8, 11], [0, 1, 7, 9], [3, 4, 6, 10]],
+}
+
+
+def counts(parts, labels):
+    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+
+
+def check_contract(parts, partition, num_examples):
+    assert len(parts) == partition.num_clients
+    used = np.concatenate(parts)
+    assert len(np.unique(used)) == len(used)
+    assert used.min() >= 0 and used.max() < num_examples
+    for part in parts:
+        assert part.dtype == np.int64 and len(part) > 0 and (np.diff(part) > 0).all()
+
+
+@by_name
+def test_parts_are_sorted_disjoint_and_cover(partition):
+    parts = partition(CIFAR10_LABELS, seed=0)
+    check_contract(parts, partition, 50000)
+    assert sum(map(len, parts)) == 50000
+
+
+@by_name
+def test_seed_decides_the_partition(partition):
+    first, again, other = (partition(CIFAR10_LABELS, seed=s) for s in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other))
+
+
+def test_partition_is_the_same_on_every_machine():
+    labels = np.arange(12) % 3
+    assert [p.tolist() for p in data.iid(3)(labels, seed=7)] == GOLDEN["iid"]
+    assert [p.tolist() for p in data.label_skew(3, 2)(labels, seed=7)] == GOLDEN["label_skew"]
+    assert [p.tolist() for p in data.dirichlet(3, 1.0)(labels, seed=7)] == GOLDEN["dirichlet"]
+    assert [p.tolist() for p in data.lda(3, 0.5)(labels, seed=7)] == GOLDEN["lda"]
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    sizes = [len(p) for p in data.iid(7)(np.zeros(100, int), seed=0)]
+    assert sum(sizes) == 100 and set(sizes) == {14, 15}
+
+
+def test_label_skew_of_cifar10_is_20_shards_of_2500():
+    table = counts(data.label_skew(10, 2)(CIFAR10_LABELS, seed=0), CIFAR10_LABELS)
+    assert set(np.unique(table)) == {0, 2500}
+    np.testing.assert_array_equal((table > 0).sum(1), np.full(10, 2))
+    np.testing.assert_array_equal((table > 0).sum(0), np.full(10, 2))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 5), st.integers(0, 2**32))
+def test_label_skew_spreads_classes_evenly(num_clients, per_client, more_classes, seed):
+    num_classes = per_client + more_classes
+    labels = np.arange(30 * num_classes) % num_classes
+    partition = data.label_skew(num_clients, per_client)
+    parts = partition(labels, seed)
+    check_contract(parts, partition, len(labels))
+    held = counts(parts, labels) > 0
+    assert (held.sum(1) == per_client).all()
+    assert np.ptp(held.sum(0)) <= 1
+    if num_clients * per_client >= num_classes:
+        assert held.sum(0).min() >= 1 and sum(map(len, parts)) == len(labels)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 8), st.floats(0.5, 100), st.integers(1, 3), st.integers(0, 2**32))
+def test_dirichlet_covers_and_keeps_the_minimum(num_clients, alpha, min_examples, seed):
+    labels = np.arange(300) % 10
+    partition = data.dirichlet(num_clients, alpha, min_examples)
+    parts = partition(labels, seed)
+    check_contract(parts, partition, 300)
+    assert sum(map(len, parts)) == 300 and min(map(len, parts)) >= min_examples
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 20), st.floats(1e-6, 1e6), st.integers(0, 2**32))
+def test_lda_clients_are_of_equal_size(num_clients, alpha, seed):
+    labels = np.arange(307) % 7
+    partition = data.lda(num_clients, alpha)
+    parts = partition(labels, seed)
+    check_contract(parts, partition, 307)
+    assert {len(p) for p in parts} == {307 // num_clients}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("alpha", [0.5, 5.0])
+def test_dirichlet_shares_have_the_moments_of_the_distribution(alpha):
+    """Share of one client in a class: mean 1/K, variance (K-1) / (K^2 (K alpha + 1)).
+
+    The sample of 20 x 50 classes is seeded; each bound is 4 standard errors, so that a fresh seed
+    fails with probability below 1e-3.
+    """
+    num_clients, classes, seeds = 5, 50, 20
+    labels = np.repeat(np.arange(classes), 1000)
+    partition = data.dirichlet(num_clients, alpha)
+    share = np.stack([counts(partition(labels, s), labels)[0] / 1000 for s in range(seeds)]).ravel()
+    n = len(share)
+    variance = (num_clients - 1) / num_clients**2 / (num_clients * alpha + 1)
+    squares = (share - 1 / num_clients) ** 2
+    assert abs(share.mean() - 1 / num_clients) < 4 * np.sqrt(variance / n) + 1e-3
+    assert abs(squares.mean() - variance) < 4 * squares.std() / np.sqrt(n) + 1e-3
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("alpha", [0.1, 2.0])
+def test_lda_labels_are_dirichlet_multinomial_while_classes_last(alpha):
+    """A class count has mean n/C and variance n (C-1) / C^2 (n + C alpha) / (1 + C alpha).
+
+    Seeded; each bound is 4 standard errors, so that a fresh seed fails with probability below 1e-3.
+    """
+    num_classes, size, draws = 5, 50, 4000
+    left = np.full(num_classes, size)  # a class can't run out within one client
+    rng = np.random.default_rng(0)
+    count = np.stack([_draw_labels(left, size, alpha, rng) for _ in range(draws)])[:, 0]
+    total = num_classes * alpha
+    variance = size * (num_classes - 1) / num_classes**2 * (size + total) / (1 + total)
+    squares = (count - size / num_classes) ** 2
+    assert abs(count.mean() - size / num_classes) < 4 * np.sqrt(variance / draws)
+    assert abs(squares.mean() - variance) < 4 * squares.std() / np.sqrt(draws)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 0.1, 10.0])
+def test_lda_turns_to_other_classes_once_one_runs_out(alpha):
+    rng = np.random.default_rng(0)
+    left = np.array([0, 3, 5, 2])
+    for _ in range(50):
+        counts_ = _draw_labels(left, 9, alpha, rng)
+        assert counts_.sum() == 9 and (counts_ <= left).all()
+
+
+@pytest.mark.parametrize("make", [data.dirichlet, data.lda], ids=["dirichlet", "lda"])
+def test_large_alpha_is_nearly_iid_and_small_alpha_is_skewed(make):
+    even = counts(make(10, 1e6)(CIFAR10_LABELS, seed=0), CIFAR10_LABELS)
+    # LDA's labels are multinomial (sd 21), and its last client has what the other nine left (sd 64).
+    assert np.median(np.abs(even - 500)) < 30 and np.abs(even - 500).max() < 300
+    skewed = counts(make(10, 0.1)(CIFAR10_LABELS, seed=0), CIFAR10_LABELS)
+    assert np.median(skewed.max(1) / skewed.sum(1)) > 0.4
+
+
+def test_dirichlet_draws_again_until_every_client_has_data():
+    labels = np.arange(60) % 3
+    partition = data.dirichlet(6, 0.5, min_examples=4)
+    assert min(len(p) for s in range(20) for p in partition(labels, s)) >= 4
+    unguarded = data.dirichlet(6, 0.5)
+    assert min(len(p) for s in range(20) for p in unguarded(labels, s)) < 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: data.iid(0), "num_clients is 0, but must be an integer of at least 1."),
+        (lambda: data.iid(2.5), "num_clients is 2.5, but must be an integer"),
+        (lambda: data.iid(11)(np.arange(10), 0), "11 clients can't share 10 examples: use 10 or fewer."),
+        (lambda: data.iid(2)(np.zeros(10), 0), "labels are float64"),
+        (lambda: data.iid(2)(np.arange(10), -1), "seed is -1, but must be an integer of at least 0."),
+        (lambda: data.label_skew(2, 0), "classes_per_client is 0"),
+        (lambda: data.label_skew(2, 3)(np.arange(10) % 2, 0), "must be at most the 2 classes"),
+        (lambda: data.label_skew(4, 2)(np.array([0, 0, 0, 1, 1]), 0), "a class of 3 examples to 4 clients"),
+        (lambda: data.dirichlet(2, 0.0), "alpha is 0.0, but must be a finite number above 0."),
+        (lambda: data.dirichlet(2, -1), "alpha is -1"),
+        (lambda: data.lda(2, float("nan")), "alpha is nan"),
+        (lambda: data.lda(2, float("inf")), "alpha is inf"),
+        (lambda: data.lda(2, "0.1"), "alpha is '0.1'"),
+        (lambda: data.dirichlet(5, 1.0, 3)(np.arange(14), 0), "5 clients of at least 3 examples need 15"),
+        (
+            lambda: data.dirichlet(50, 0.01)(np.arange(100) % 2, 0),
+            "no data in each of 100 draws: use a larger",
+        ),
+        (lambda: data.parse_partition("dirchlet:0.5", 3), "did you mean 'dirichlet'?"),
+        (lambda: data.parse_partition("dirichlet", 3), "lacks its alpha: write dirichlet:ALPHA."),
+        (lambda: data.parse_partition("lda:", 3), "lacks its alpha"),
+        (lambda: data.parse_partition("lda:much", 3), "'much', but must be lda:ALPHA with a number."),
+        (lambda: data.parse_partition("label_skew:1.5", 3), "with a whole number"),
+        (lambda: data.parse_partition("iid:3", 3), "has an argument, but iid takes none"),
+        (lambda: data.parse_partition("lda:0", 3), "alpha is 0.0"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, message):
+    with pytest.raises(InvalidArgument) as caught:
+        call()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@by_name
+def test_parse_reads_the_name_of_every_partition(partition):
+    again = data.parse_partition(partition.name, partition.num_clients)
+    assert (again.name, again.num_clients) == (partition.name, partition.num_clients)
+    a, b = again(CIFAR10_LABELS, 0), partition(CIFAR10_LABELS, 0)
+    assert all(map(np.array_equal, a, b))

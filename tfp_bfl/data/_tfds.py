@@ -1,0 +1,177 @@
+"""Image classification from TFDS into arrays, with every failure as one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import logging
+import os
+import pathlib
+import shutil
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+
+BATCH = 512
+CONNECT_SECONDS = 3.0
+PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a prepared copy
+
+
+def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | None = None) -> Any:
+    """Returns the prepared TFDS builder of an image classification dataset; downloads and prepares it if
+    need be.
+
+    Raises:
+      InvalidArgument: as `tfp_bfl.data.load` says.
+    """
+    import tensorflow_datasets as tfds
+
+    if data_dir is not None:
+        data_dir = pathlib.Path(data_dir).expanduser()
+    with _quiet():
+        try:
+            builder = tfds.builder(name, data_dir=data_dir)
+        except tfds.core.DatasetNotFoundError:
+            raise InvalidArgument(_unknown(name, known, tfds.list_builders())) from None
+        except Exception as e:
+            raise InvalidArgument(f"TFDS can't read the data source {name!r}: {_first_line(e)}.") from e
+        _check_features(builder, name)
+        if not builder.is_prepared():
+            _prepare(builder, name)
+            builder = tfds.builder(name, data_dir=data_dir)
+            if not builder.is_prepared():
+                raise InvalidArgument(
+                    f"{builder.data_path} is not a prepared dataset of TFDS: delete it and load again."
+                )
+    return builder
+
+
+def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Returns images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split.
+
+    Raises:
+      InvalidArgument: there is no such split, or it has no examples or can't be read.
+    """
+    info = builder.info
+    try:
+        num_examples = info.splits[split].num_examples
+    except (KeyError, ValueError):
+        splits = ", ".join(repr(s) for s in sorted(info.splits))
+        raise InvalidArgument(f"{name} has no split {split!r}: its splits are {splits}.") from None
+    if not num_examples:
+        raise InvalidArgument(f"The split {split!r} of {name} has no examples, but must have at least one.")
+    image_key, label_key = info.supervised_keys
+    images = np.empty((num_examples, *info.features[image_key].shape), np.uint8)
+    labels = np.empty(num_examples, np.int32)
+    done = 0
+    try:
+        # Batches into one array keep the peak of memory at half of what reading all at once takes.
+        for batch in builder.as_dataset(split=split, batch_size=BATCH, as_supervised=True, shuffle_files=False):
+            stop = done + len(batch[1])
+            images[done:stop], labels[done:stop] = batch[0].numpy(), batch[1].numpy()
+            done = stop
+        if done < num_examples:
+            raise ValueError(f"{done} examples instead of {num_examples}")
+    except Exception as e:
+        raise InvalidArgument(
+            f"{name} at {builder.data_path} can't be read ({_first_line(e)}): delete that folder and prepare it again."
+        ) from e
+    return images, labels, tuple(info.features[label_key].names)
+
+
+def _check_features(builder: Any, name: str) -> None:
+    import tensorflow_datasets as tfds
+
+    keys, features = builder.info.supervised_keys, builder.info.features
+    named = bool(keys) and len(keys) == 2 and all(isinstance(k, str) and k in features for k in keys)
+    image, label = (features[k] for k in keys) if named else (None, None)
+    if not isinstance(image, tfds.features.Image) or not isinstance(label, tfds.features.ClassLabel):
+        raise InvalidArgument(f"{name} is not image classification, but must have one image and one class label.")
+    if None in image.shape:
+        raise InvalidArgument(f"{name} has images of several sizes, but all must have one size.")
+    if np.dtype(image.np_dtype) != np.uint8:
+        raise InvalidArgument(f"{name} has images of type {np.dtype(image.np_dtype)}, but they must be uint8.")
+
+
+def _prepare(builder: Any, name: str) -> None:
+    """Downloads and prepares; a failure leaves no half folder behind."""
+    import tensorflow_datasets as tfds
+
+    root = pathlib.Path(builder.data_dir_root)
+    advice = f"prepare it with `tfds build {name} --data_dir {root}` where there is a network."
+    if not _reachable(builder):
+        raise InvalidArgument(f"{name} is not prepared in {root} and its download can't be reached: {advice}")
+    folders = [root / "downloads" / builder.name, root / "downloads" / "extracted", root / "downloads"]
+    folders += [folder for folder in pathlib.Path(builder.data_path).parents if root in folder.parents]
+    made = [folder for folder in [*folders, root] if not folder.exists()]
+    old = _halves(root, builder.name)
+    try:
+        builder.download_and_prepare()
+    except BaseException as e:
+        for half in _halves(root, builder.name) - old:
+            shutil.rmtree(half, ignore_errors=True)
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        if not isinstance(e, Exception):
+            raise
+        manual = isinstance(e, AssertionError) and bool(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
+        reason = "must be downloaded by hand" if manual else f"its download failed ({_first_line(e)})"
+        if manual:
+            manual_dir = tfds.download.DownloadConfig().manual_dir or root / "downloads" / "manual"
+            advice = f"put its files in {manual_dir} as TFDS's catalogue says, then run `tfds build {name}`."
+        raise InvalidArgument(f"{name} is not prepared in {root} and {reason}: {advice}") from e
+
+
+def _halves(root: pathlib.Path, name: str) -> set[pathlib.Path]:
+    """The folders that TFDS leaves behind if it is stopped between download and prepared dataset."""
+    return {*(root / "downloads" / name).glob("*.tmp.*"), *(root / name).rglob("incomplete.*")}
+
+
+def _reachable(builder: Any) -> bool:
+    """Whether a server of the dataset takes a connection: without a network TFDS itself tries for minutes."""
+    if urllib.request.getproxies():
+        return True
+    try:
+        urls = list(builder.url_infos)
+    except Exception:
+        urls = []
+    hosts = {urllib.parse.urlsplit(str(url)).hostname or PREPARED_ELSEWHERE for url in urls}
+    for host in sorted(hosts or {PREPARED_ELSEWHERE})[:2]:
+        for port in (443, 80):
+            with contextlib.suppress(OSError), socket.create_connection((host, port), CONNECT_SECONDS):
+                return True
+    return False
+
+
+def _unknown(name: str, known: Sequence[str], names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), [*known, *names], n=6, cutoff=0.6)
+    near = list(dict.fromkeys(near))[:3]
+    if near:
+        advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    else:
+        advice = "choose one of " + ", ".join(map(repr, known)) + " or a TFDS name for image classification."
+    return f"There is no data source {name!r}: {advice}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200].rstrip(".:") if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps back TFDS's warnings about a folder that is not there yet: the error says it better."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,162 @@
+"""Labelled datasets as arrays: two embedded ones of scikit-learn, and TFDS's image classification by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import NamedTuple, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.data import _tfds
+from tfp_bfl.data._random import check_count, generator
+from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.partitions import Partition
+from tfp_bfl.errors import InvalidArgument
+
+TEST_SHARE = 0.2
+# The names that the tests and studies of this library use; any other image classification of TFDS loads as
+# well.
+COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """One split of a labelled dataset, in memory.
+
+    Attributes:
+      name: such as "cifar10".
+      split: such as "train".
+      features: [N, ...]; uint8 [N, height, width, channels] for images, float32 [N, columns] for tables.
+      labels: int32 [N], from 0 to C - 1.
+      class_names: C names.
+    """
+
+    name: str
+    split: str
+    features: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        sizes = f"{self.num_examples} examples {list(self.element_shape)}, {self.num_classes} classes"
+        return f"<Source {self.name}/{self.split}: {sizes}>"
+
+    @property
+    def num_examples(self) -> int:
+        """N."""
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+    @property
+    def element_shape(self) -> tuple[int, ...]:
+        """The shape of one example's features."""
+        return tuple(self.features.shape[1:])
+
+    def partition(self, partition: Partition, seed: int) -> Clients:
+        """Splits the examples over clients.
+
+        Raises:
+          InvalidArgument: the labels do not allow this partition, or it leaves a client with no examples.
+        """
+        return Clients(self, partition(self.labels, seed))
+
+    def subset(self, num_examples: int, seed: int) -> Source:
+        """Returns `num_examples` of the examples, drawn uniformly without replacement, in their old order.
+
+        Raises:
+          InvalidArgument: `num_examples` is below 1 or above the number of examples.
+        """
+        num_examples = check_count(num_examples, "num_examples")
+        if num_examples > self.num_examples:
+            raise InvalidArgument(
+                f"num_examples is {num_examples}, but must be at most the {self.num_examples} of"
+                f" {self.name}/{self.split}."
+            )
+        rng = generator(seed, "subset")
+        keep = np.sort(rng.choice(self.num_examples, num_examples, replace=False))
+        return dataclasses.replace(self, features=self.features[keep], labels=self.labels[keep])
+
+    def as_dataset(self) -> tf.data.Dataset:
+        """Returns a dataset of (features [...], label []), an example an element, in order."""
+        return tf.data.Dataset.from_tensor_slices((self.features, self.labels))
+
+
+class _Table(NamedTuple):
+    features: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+
+
+def _digits() -> _Table:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255.0 / 16.0)).astype(np.uint8)
+    return _Table(pixels[..., np.newaxis], bunch.target, tuple(map(str, bunch.target_names)))
+
+
+def _breast_cancer() -> _Table:
+    from sklearn.datasets import load_breast_cancer
+
+    bunch = load_breast_cancer()
+    return _Table(bunch.data, bunch.target, tuple(map(str, bunch.target_names)))
+
+
+EMBEDDED: dict[str, Callable[[], _Table]] = {"breast_cancer": _breast_cancer, "digits": _digits}
+
+
+def _load_embedded(name: str, split: str) -> Source:
+    if split not in ("train", "test"):
+        raise InvalidArgument(f"{name} has no split {split!r}: its splits are 'test', 'train'.")
+    table = EMBEDDED[name]()
+    rng = generator(0, "embedded", name)
+    is_test = np.zeros(len(table.labels), bool)
+    for label in range(len(table.class_names)):
+        members = rng.permutation(np.flatnonzero(table.labels == label))
+        is_test[members[: round(TEST_SHARE * len(members))]] = True
+    features = table.features
+    if features.dtype != np.uint8:
+        train = features[~is_test]
+        features = ((features - train.mean(0)) / train.std(0)).astype(np.float32)
+    keep = is_test if split == "test" else ~is_test
+    return Source(name, split, features[keep], table.labels[keep].astype(np.int32), table.class_names)
+
+
+def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:
+    """Loads one split of a dataset into memory.
+
+    "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255) and "breast_cancer" (float32 [N, 30]: each column
+    less the mean and over the standard deviation of the train split) come with scikit-learn; a fifth of each
+    class is the test split, always the same. Every other name is one of TFDS, for image classification with
+    images of one size; the images stay uint8. What TFDS has not prepared yet is downloaded first, if it can
+    be reached.
+
+    Args:
+      name: of the dataset; of TFDS also with config or version, as in "cifar10_corrupted/fog_3".
+      split: "train", "test", or what TFDS reads, as in "train[:10%]".
+      data_dir: where TFDS keeps prepared datasets; its own default (TFDS_DATA_DIR, else
+        ~/tensorflow_datasets) if None.
+
+    Raises:
+      InvalidArgument: there is no such name or split, it is not image classification with images of one
+        size, or it is neither prepared nor can be downloaded.
+    """
+    if not isinstance(name, str) or not isinstance(split, str):
+        raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
+    if name in EMBEDDED:
+        return _load_embedded(name, split)
+    builder = _tfds.find(name, known=list_sources(), data_dir=data_dir)
+    features, labels, class_names = _tfds.read(builder, name, split)
+    return Source(name, split, features, labels, class_names)
+
+
+def list_sources() -> tuple[str, ...]:
+    """Returns the embedded names and the TFDS names in common use; `load` takes others of TFDS as well."""
+    return (*sorted(EMBEDDED), *COMMON_TFDS)
