@@ -1,0 +1,147 @@
+import hypothesis
+import hypothesis.extra.numpy as arrays
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.decomposition import decompose, scalars
+
+
+def dirichlet(shape, concentration=0.5, dtype=np.float64, seed=0):
+    *batch, classes = shape
+    values = np.random.default_rng(seed).dirichlet([concentration] * classes, size=batch)
+    return values.astype(dtype)
+
+
+def test_two_samples_of_two_classes_by_hand():
+    u = decompose(np.array([[[0.9, 0.1]], [[0.5, 0.5]]]))
+    np.testing.assert_allclose(u.mean, [[0.7, 0.3]])
+    np.testing.assert_allclose(u.entropy, [0.8812908992306927])  # the binary entropy of 0.3, in bits
+    # p (1 - p) is 0.09 and 0.25; the probabilities lie 0.2 on either side of their mean.
+    np.testing.assert_allclose(u.aleatoric, [[[0.17, -0.17], [-0.17, 0.17]]])
+    np.testing.assert_allclose(u.epistemic, [[[0.04, -0.04], [-0.04, 0.04]]])
+    traces = scalars(u)
+    np.testing.assert_allclose(traces.aleatoric_trace, [0.34])
+    np.testing.assert_allclose(traces.epistemic_trace, [0.08])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6)])
+@pytest.mark.parametrize("concentration", [0.05, 1.0, 100.0])
+def test_parts_add_up_to_the_covariance_of_the_label(dtype, tolerance, concentration):
+    u = decompose(dirichlet((50, 7, 10), concentration, dtype))
+    assert all(part.dtype == tf.as_dtype(dtype) for part in u)
+    mean = u.mean.numpy()
+    expected = np.stack([np.diag(m) - np.outer(m, m) for m in mean])
+    np.testing.assert_allclose(u.aleatoric + u.epistemic, expected, rtol=0, atol=tolerance)
+
+
+def test_matches_the_definition_written_as_loops():
+    p = dirichlet((6, 4, 3), seed=1)
+    u = decompose(p)
+    for b in range(4):
+        aleatoric = np.mean([np.diag(q) - np.outer(q, q) for q in p[:, b]], axis=0)
+        epistemic = np.cov(p[:, b], rowvar=False, bias=True)
+        np.testing.assert_allclose(u.aleatoric[b], aleatoric, atol=1e-15)
+        np.testing.assert_allclose(u.epistemic[b], epistemic, atol=1e-15)
+
+
+def test_equal_samples_have_no_epistemic_part():
+    p = np.repeat(dirichlet((1, 5, 4)), 7, axis=0)
+    u = decompose(p)
+    np.testing.assert_allclose(u.epistemic, np.zeros((5, 4, 4)), atol=1e-30)
+    np.testing.assert_array_equal(decompose(p[:1]).epistemic, np.zeros((5, 4, 4)))
+
+
+def test_one_hot_samples_that_disagree_have_no_aleatoric_part():
+    p = np.eye(3)[[0, 1, 2, 2]][:, None, :]
+    u = decompose(p)
+    np.testing.assert_array_equal(u.aleatoric, np.zeros((1, 3, 3)))
+    np.testing.assert_allclose(scalars(u).epistemic_trace, [1 - (0.25**2 + 0.25**2 + 0.5**2)])
+
+
+def test_entropy_is_zero_when_certain_and_one_when_uniform():
+    np.testing.assert_array_equal(decompose(np.eye(4)[None]).entropy, np.zeros(4))
+    for dtype in (np.float32, np.float64):
+        uniform = np.full((3, 2, 10), 0.1, dtype)
+        entropy = decompose(uniform).entropy.numpy()
+        np.testing.assert_allclose(entropy, 1.0, rtol=1e-6)
+        assert entropy.max() <= 1.0
+
+
+def test_tiny_disagreement_survives_float32():
+    """Raw second moments would lose a spread of 1e-5 around 0.5 in float32's rounding of 6e-8."""
+    delta = np.float32(1e-5)
+    first = np.array([0.5 + delta, 0.5 - delta], np.float32)
+    p = np.stack([first, first[::-1]])[:, None, :]
+    exact = (p[0, 0, 0].astype(np.float64) - p[1, 0, 0].astype(np.float64)) ** 2 / 4
+    np.testing.assert_allclose(decompose(p).epistemic[0, 0, 0], exact, rtol=1e-2)
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    arrays.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(2, 5)),
+        elements=st.floats(0.0, 1.0, allow_subnormal=False),
+    )
+)
+def test_properties(raw):
+    p = (raw + 1e-9) / (raw + 1e-9).sum(-1, keepdims=True)
+    u = decompose(p)
+    for part in (u.aleatoric.numpy(), u.epistemic.numpy()):
+        np.testing.assert_allclose(part, part.swapaxes(1, 2), atol=1e-15)
+        np.testing.assert_allclose(part.sum((1, 2)), 0.0, atol=1e-12)
+        assert np.linalg.eigvalsh(part).min() >= -1e-12
+    assert np.all((u.entropy >= 0) & (u.entropy <= 1))
+    total = sum(t.numpy() for t in scalars(u))
+    np.testing.assert_allclose(total, 1 - (u.mean.numpy() ** 2).sum(-1), atol=1e-12)
+    shuffled = decompose(p[::-1])
+    np.testing.assert_allclose(shuffled.epistemic, u.epistemic, atol=1e-12)
+
+
+def test_runs_in_a_graph_with_unknown_samples_and_batch():
+    graph = tf.function(decompose, input_signature=[tf.TensorSpec([None, None, 3], tf.float32)])
+    for shape in ((4, 5, 3), (2, 1, 3), (1, 0, 3)):
+        p = dirichlet(shape, dtype=np.float32)
+        for got, expected in zip(graph(p), decompose(p)):
+            assert got.shape == expected.shape
+            np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_runs_in_a_graph_with_unknown_rank():
+    graph = tf.function(decompose, input_signature=[tf.TensorSpec(None, tf.float64)])
+    p = dirichlet((4, 5, 3))
+    np.testing.assert_allclose(graph(p).epistemic, decompose(p).epistemic, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.ones((2, 3)) / 3, r"shape \[S, B, C\]"),
+        (np.ones((2, 3, 1)), "two classes"),
+        (np.ones((0, 3, 2)), "on the axis S"),
+        (np.full((1, 1, 2), np.nan), "finite"),
+        (np.array([[[1.5, -0.5]]]), r"\[0, 1\]"),
+        (np.array([[[0.5, 0.4]]]), "sum to 1"),
+        (np.array([[[1, 0]]]), "float32 or float64"),
+        ("text", "float32 or float64"),
+        ([[0.5], [0.5, 0.5]], "array of numbers"),
+    ],
+)
+def test_bad_inputs(bad, message):
+    with pytest.raises(InvalidArgument, match=message):
+        decompose(bad)
+
+
+def test_static_checks_hold_in_a_graph():
+    # AutoGraph would wrap the error in one of its own.
+    signature = [tf.TensorSpec([None, None], tf.float32)]
+    graph = tf.function(decompose, input_signature=signature, autograph=False)
+    with pytest.raises(InvalidArgument, match=r"shape \[S, B, C\]"):
+        graph(tf.ones([2, 2]) / 2)
+
+
+def test_sums_within_the_tolerance_pass():
+    assert decompose(np.array([[[0.5, 0.5005]]])).entropy.shape == [1]

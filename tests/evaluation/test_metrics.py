@@ -1,0 +1,96 @@
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import sklearn.metrics
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.metrics import accuracy, brier_score, negative_log_likelihood
+
+P = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.2, 0.5, 0.3]])
+Y = np.array([0, 1, 1])
+SCORES = [accuracy, negative_log_likelihood, brier_score]
+
+
+def random_case(seed, size=40, classes=5):
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet([0.5] * classes, size=size) * 0.999 + 0.001 / classes, rng.integers(0, classes, size)
+
+
+def test_by_hand():
+    assert float(accuracy(P, Y)) == pytest.approx(2 / 3)
+    assert float(negative_log_likelihood(P, Y)) == pytest.approx(-np.log(0.7 * 0.3 * 0.5) / 3)
+    # 0.09 + 0.04 + 0.01, 0.01 + 0.49 + 0.36 and 0.04 + 0.25 + 0.09.
+    assert float(brier_score(P, Y)) == pytest.approx((0.14 + 0.86 + 0.38) / 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_against_sklearn_and_keras(seed):
+    p, y = random_case(seed)
+    assert float(accuracy(p, y)) == pytest.approx(sklearn.metrics.accuracy_score(y, p.argmax(-1)))
+    nll = float(negative_log_likelihood(p, y))
+    assert nll == pytest.approx(sklearn.metrics.log_loss(y, p, labels=range(5)))
+    assert nll == pytest.approx(
+        float(tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, p))), rel=1e-6
+    )
+    two = p[:, :2] / p[:, :2].sum(-1, keepdims=True)
+    binary = sklearn.metrics.brier_score_loss(y % 2, two[:, 1])
+    assert float(brier_score(two, y % 2)) == pytest.approx(2 * binary)
+
+
+@pytest.mark.parametrize(("dtype", "cost"), [(np.float32, 87.3365), (np.float64, 708.3964)])
+def test_a_label_of_probability_zero_costs_a_finite_amount(dtype, cost):
+    assert float(negative_log_likelihood(np.array([[1.0, 0.0]], dtype), [1])) == pytest.approx(cost, rel=1e-6)
+
+
+def test_brier_reaches_both_bounds():
+    eye = np.eye(3)
+    assert float(brier_score(eye, [0, 1, 2])) == 0.0
+    assert float(brier_score(eye, [1, 2, 0])) == 2.0
+
+
+def test_equal_probabilities_predict_the_first_class():
+    assert float(accuracy(np.full((2, 4), 0.25), [0, 3])) == 0.5
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(st.integers(0, 2**31), st.integers(1, 30), st.integers(2, 6))
+def test_bounds_and_order(seed, size, classes):
+    p, y = random_case(seed, size, classes)
+    order = np.random.default_rng(seed).permutation(size)
+    for score, high in zip(SCORES, (1.0, np.inf, 2.0)):
+        value = float(score(p, y))
+        assert 0.0 <= value <= high
+        assert float(score(p[order], y[order])) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_dtypes_and_graphs_with_unknown_batch(score):
+    p = P.astype(np.float32)
+    expected = float(score(p, Y))
+    for kind in (np.uint8, np.int32, np.int64):
+        assert score(p, Y.astype(kind)).dtype == tf.float32
+        assert float(score(p, Y.astype(kind))) == expected
+    signature = [tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.int32)]
+    graph = tf.function(score, input_signature=signature)
+    assert float(graph(p, Y.astype(np.int32))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "message"),
+    [
+        (P, [0, 1], "as many as"),
+        (P, [[0], [1], [1]], r"shape \[B\]"),
+        (P, [0.0, 1.0, 1.0], "integers"),
+        (P, [0, 1, 3], r"\[0, 3\)"),
+        (P, [-1, 1, 2], r"\[0, 3\)"),
+        (P[0], [0], r"shape \[B, C\]"),
+        (np.zeros((0, 3)), np.zeros(0, np.int64), "on the axis B"),
+        (P * 4, Y, "softmax"),
+    ],
+)
+def test_bad_inputs(score, probabilities, labels, message):
+    with pytest.raises(InvalidArgument, match=message):
+        score(probabilities, labels)

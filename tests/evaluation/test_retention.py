@@ -1,0 +1,109 @@
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
+
+
+def case(hits):
+    """Returns probabilities and labels of which the predictions are right as `hits` says."""
+    hits = np.asarray(hits, bool)
+    return np.tile([0.8, 0.2], (hits.size, 1)), np.where(hits, 0, 1)
+
+
+def test_perfect_order_finds_every_mistake():
+    p, y = case([1, 0, 1, 1, 0])
+    curve = retention_curve(p, y, [0.1, 0.9, 0.3, 0.2, 0.8], num_points=5)
+    np.testing.assert_allclose(curve.retained, [0.2, 0.4, 0.6, 0.8, 1.0])
+    np.testing.assert_allclose(curve.accuracy, [1, 1, 1, 3 / 4, 3 / 5])
+    assert float(area_under_retention_curve(curve)) == pytest.approx((3 + 0.75 + 0.6) / 5)
+
+
+def test_the_worst_order():
+    p, y = case([1, 0])
+    np.testing.assert_allclose(retention_curve(p, y, [2.0, 1.0], num_points=2).accuracy, [0.0, 0.5])
+
+
+def test_ties_give_the_expectation_over_their_orders():
+    hits = np.array([1, 1, 0, 1, 0, 0])
+    p, y = case(hits)
+    uncertainty = np.array([0.1, 0.5, 0.5, 0.5, 0.9, 0.5])
+    curve = retention_curve(p, y, uncertainty, num_points=6)
+    rng = np.random.default_rng(0)
+    # One certain hit, then two hits among the four that tie, then a miss.
+    np.testing.assert_allclose(curve.accuracy, [1, 1.5 / 2, 2 / 3, 2.5 / 4, 3 / 5, 3 / 6])
+    for _ in range(5):
+        order = rng.permutation(6)
+        again = retention_curve(p[order], y[order], uncertainty[order], num_points=6)
+        np.testing.assert_array_equal(again.accuracy, curve.accuracy)
+
+
+def test_constant_uncertainty_gives_a_level_line():
+    p, y = case([1, 0, 1, 1, 0, 1, 1])
+    curve = retention_curve(p, y, np.zeros(7))
+    np.testing.assert_allclose(curve.accuracy, np.full(20, 5 / 7))
+    assert float(area_under_retention_curve(curve)) == pytest.approx(5 / 7)
+    signed = retention_curve(p, y, [0.0, -0.0, 0.0, 0.0, -0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(signed.accuracy, curve.accuracy)
+
+
+def test_fewer_examples_than_points():
+    p, y = case([0, 1])
+    curve = retention_curve(p, y, [1, 0], num_points=4)
+    # The shares of half an example each: the certain hit, then the miss in proportion.
+    np.testing.assert_allclose(curve.accuracy, [1, 1, 1 / 1.5, 1 / 2])
+
+
+@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.given(st.integers(0, 2**31), st.integers(1, 50), st.integers(1, 25))
+def test_properties(seed, size, num_points):
+    rng = np.random.default_rng(seed)
+    hits = rng.integers(0, 2, size)
+    p, y = case(hits)
+    uncertainty = rng.integers(0, 6, size) / 8
+    curve = retention_curve(p, y, uncertainty, num_points)
+    assert np.all((curve.accuracy >= 0) & (curve.accuracy <= 1))
+    assert float(curve.accuracy[-1]) == pytest.approx(hits.mean())
+    best = retention_curve(p, y, 1 - hits, num_points)
+    assert np.all(best.accuracy >= curve.accuracy - 1e-12)
+    # Only the order counts.
+    again = retention_curve(p, y, np.exp(3 * uncertainty), num_points)
+    np.testing.assert_array_equal(again.accuracy, curve.accuracy)
+
+
+def test_runs_in_a_graph_with_unknown_batch():
+    p, y = case([1, 0, 1, 1, 0])
+    u = np.array([0.1, 0.9, 0.3, 0.3, 0.8])
+    signature = [
+        tf.TensorSpec([None, 2], tf.float32),
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([None], tf.float32),
+    ]
+    graph = tf.function(retention_curve, input_signature=signature)
+    got = graph(p.astype(np.float32), y, u.astype(np.float32))
+    assert got.accuracy.dtype == tf.float32
+    np.testing.assert_allclose(got.accuracy, retention_curve(p, y, u).accuracy, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "num_points", "message"),
+    [
+        ([0.1], 20, "as many as"),
+        ([[0.1], [0.2]], 20, r"shape \[B\]"),
+        ([0.1, np.nan], 20, "finite"),
+        (["a", "b"], 20, "numbers"),
+        ([0.1, 0.2], 0, "num_points must be a positive integer"),
+    ],
+)
+def test_bad_inputs(uncertainty, num_points, message):
+    p, y = case([1, 0])
+    with pytest.raises(InvalidArgument, match=message):
+        retention_curve(p, y, uncertainty, num_points)
+
+
+def test_bad_curve():
+    with pytest.raises(InvalidArgument, match="one shape"):
+        area_under_retention_curve(RetentionCurve(tf.ones([3]), tf.ones([2])))

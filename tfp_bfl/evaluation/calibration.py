@@ -1,0 +1,120 @@
+"""Calibration of the most probable class: is a model that says 80 % right in 80 % of the cases?"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.evaluation.metrics import check_count, check_labels, check_probabilities, correct
+
+
+class Reliability(NamedTuple):
+    """Confidence and accuracy in M bins of equal width.
+
+    confidence: [M], mean probability of the predicted class in each bin; NaN in an empty bin.
+    accuracy: [M], share of right predictions in each bin; NaN in an empty bin.
+    count: [M], number of examples in each bin, int64.
+    edges: [M + 1], from 0 to 1; bin m is (edges[m], edges[m + 1]], and the first one also holds 0.
+    """
+
+    confidence: tf.Tensor
+    accuracy: tf.Tensor
+    count: tf.Tensor
+    edges: tf.Tensor
+
+
+def reliability(probabilities: Any, labels: Any, num_bins: int = 15) -> Reliability:
+    """Mean confidence and accuracy of the predicted class, binned by confidence.
+
+        confidence_m = mean of max_c p_bc         over the b with edges_m < max_c p_bc <= edges_m+1
+        accuracy_m   = mean of [argmax_c p_bc = y_b]   over the same b
+
+    Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      num_bins: M, the number of bins, all of width 1 / M.
+
+    Returns:
+      A `Reliability`; all but its counts have the dtype of the probabilities.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins`
+        is no positive integer.
+    """
+    num_bins = check_count(num_bins, "num_bins")
+    probabilities = check_probabilities(probabilities)
+    labels = check_labels(labels, probabilities)
+    dtype = probabilities.dtype
+    # Rounded to the dtype of the probabilities, so that a confidence of 0.3 equals the edge 3/10.
+    edges = tf.cast(tf.range(num_bins + 1, dtype=tf.float64) / num_bins, dtype)
+    confidence = tf.reduce_max(probabilities, axis=-1)
+    bins = tf.searchsorted(edges[1:-1], confidence, side="left")
+    count = tf.math.bincount(bins, minlength=num_bins, maxlength=num_bins, dtype=tf.int64)
+    # Sums in float64: in float32 the mean over a large bin would drift.
+    total = tf.cast(count, tf.float64)
+    hits = tf.cast(correct(probabilities, labels), tf.float64)
+    return Reliability(
+        confidence=tf.cast(_sums(tf.cast(confidence, tf.float64), bins, num_bins) / total, dtype),
+        accuracy=tf.cast(_sums(hits, bins, num_bins) / total, dtype),
+        count=count,
+        edges=edges,
+    )
+
+
+def _sums(values: tf.Tensor, bins: tf.Tensor, num_bins: int) -> tf.Tensor:
+    return tf.math.unsorted_segment_sum(values, bins, num_bins)
+
+
+def _gaps(bins: Reliability) -> tf.Tensor:
+    """Returns [M], the absolute gap between accuracy and confidence, zero in empty bins."""
+    gaps = tf.abs(bins.accuracy - bins.confidence)
+    return tf.where(bins.count > 0, gaps, tf.zeros_like(gaps))
+
+
+def expected_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15) -> tf.Tensor:
+    """Mean gap between confidence and accuracy of the predicted class (top-label ECE, bins of equal width).
+
+        ece = sum_m count_m / B * |accuracy_m - confidence_m|
+
+    The estimate is biased upwards where bins hold few examples. Source: Naeini et al. 2015; Guo et al. 2017
+    (arXiv:1706.04599), equation 3.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      num_bins: M, the number of bins; bin m is (m/M, (m+1)/M], and the first one also holds 0.
+
+    Returns:
+      A scalar in [0, 1], of the dtype of the probabilities.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins`
+        is no positive integer.
+    """
+    bins = reliability(probabilities, labels, num_bins)
+    share = tf.cast(bins.count / tf.reduce_sum(bins.count), bins.accuracy.dtype)
+    return tf.reduce_sum(share * _gaps(bins))
+
+
+def maximum_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15) -> tf.Tensor:
+    """Largest gap between confidence and accuracy of the predicted class in any bin that holds an example.
+
+        mce = max_m |accuracy_m - confidence_m|
+
+    One example in a bin is enough to set it: read it beside the counts. Source: Naeini et al. 2015; Guo et
+    al. 2017 (arXiv:1706.04599), equation 5.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      num_bins: M, the number of bins; bin m is (m/M, (m+1)/M], and the first one also holds 0.
+
+    Returns:
+      A scalar in [0, 1], at least the expected calibration error, of the dtype of the probabilities.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins`
+        is no positive integer.
+    """
+    return tf.reduce_max(_gaps(reliability(probabilities, labels, num_bins)))

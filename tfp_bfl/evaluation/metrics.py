@@ -1,0 +1,199 @@
+"""Accuracy and proper scores of predicted class probabilities."""
+
+import numbers
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+
+# A softmax in float16 or a mean over many samples is off by this much at most.
+_SUM_TOLERANCE = 1e-3
+
+
+def check_probabilities(probabilities: Any, shape: str = "[B, C]") -> tf.Tensor:
+    """Returns `probabilities` as a float32 or float64 tensor whose last axis holds a distribution.
+
+    The shape is checked as far as it is known; the values only if they are known, thus in eager mode.
+
+    Args:
+      probabilities: a tensor of the named shape.
+      shape: the axes by name, for the messages: "[B, C]" or "[S, B, C]".
+
+    Raises:
+      InvalidArgument: the rank or the dtype is another, there are fewer than two classes or no entries on the
+        first axis, or the values are not finite, not in [0, 1] or don't sum to one within 1e-3.
+    """
+    tensor = to_tensor(probabilities, "probabilities")
+    if tensor.dtype not in (tf.float32, tf.float64):
+        raise InvalidArgument(
+            f"The probabilities must be float32 or float64, not {tensor.dtype.name}: cast them first."
+        )
+    axes = shape.strip("[]").split(", ")
+    if tensor.shape.rank is None:
+        return tensor
+    if tensor.shape.rank != len(axes):
+        raise InvalidArgument(
+            f"The probabilities must have the shape {shape}, not {tensor.shape} of rank {tensor.shape.rank}."
+        )
+    if tensor.shape[-1] is not None and tensor.shape[-1] < 2:
+        raise InvalidArgument(
+            f"The probabilities must have at least two classes on their last axis, not {tensor.shape[-1]}: "
+            f"give a binary model's output as the pair (1 - p, p)."
+        )
+    if tensor.shape[0] == 0:
+        raise InvalidArgument(f"The probabilities {shape} must have at least one entry on the axis {axes[0]}.")
+    values = tf.get_static_value(tensor)
+    if values is not None:
+        _check_values(values)
+    return tensor
+
+
+def _check_values(values: np.ndarray) -> None:
+    if not np.all(np.isfinite(values)):
+        raise InvalidArgument("The probabilities must be finite, but they hold NaN or infinity.")
+    low, high = (values.min(), values.max()) if values.size else (0.0, 1.0)
+    if low < 0.0 or high > 1.0 + _SUM_TOLERANCE:
+        raise InvalidArgument(
+            f"The probabilities must lie in [0, 1], not [{low:.4g}, {high:.4g}]: logits need a softmax."
+        )
+    error = np.abs(values.sum(axis=-1) - 1.0)
+    if error.size and error.max() > _SUM_TOLERANCE:
+        raise InvalidArgument(
+            f"The probabilities of each example must sum to 1 within {_SUM_TOLERANCE:g} over the last axis, "
+            f"but one sum is off by {error.max():.4g}."
+        )
+
+
+def check_labels(labels: Any, probabilities: tf.Tensor) -> tf.Tensor:
+    """Returns `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C].
+
+    Raises:
+      InvalidArgument: the labels are not integers, not of shape [B] or not in [0, C).
+    """
+    tensor = to_tensor(labels, "labels")
+    if not tensor.dtype.is_integer:
+        raise InvalidArgument(
+            f"The labels must be integers, not {tensor.dtype.name}: take the argmax of one-hot labels."
+        )
+    check_batch(tensor, probabilities, "labels")
+    values = tf.get_static_value(tensor)
+    num_classes = probabilities.shape[-1] if probabilities.shape.rank is not None else None
+    if values is not None and num_classes is not None and values.size:
+        low, high = values.min(), values.max()
+        if low < 0 or high >= num_classes:
+            raise InvalidArgument(f"The labels must lie in [0, {num_classes}), but they span [{low}, {high}].")
+    return tf.cast(tensor, tf.int64)
+
+
+def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
+    """Raises InvalidArgument unless `tensor` [B] has one entry for each row of `probabilities` [B, C]."""
+    if tensor.shape.rank is None:
+        return
+    if tensor.shape.rank != 1:
+        raise InvalidArgument(f"The {what} must have the shape [B], not {tensor.shape}.")
+    if probabilities.shape.rank is not None and not tensor.shape.is_compatible_with(probabilities.shape[:1]):
+        raise InvalidArgument(
+            f"The {what} must be as many as the rows of the probabilities, {probabilities.shape[0]}, "
+            f"but they are {tensor.shape[0]}."
+        )
+
+
+def check_count(value: Any, name: str) -> int:
+    """Returns `value` as an int; raises InvalidArgument unless it is a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InvalidArgument(f"{name} must be a positive integer, not {value!r}.")
+    return int(value)
+
+
+def to_tensor(value: Any, what: str) -> tf.Tensor:
+    """Returns `value` as a tensor.
+
+    Raises:
+      InvalidArgument: it is ragged, holds text or is no array at all.
+    """
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"The {what} must be a tensor or an array of numbers, which this {type(value).__name__} is not."
+        ) from error
+    return tensor
+
+
+def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Returns [B]: 1 where the most probable class (the first of equal ones) is the label, else 0."""
+    return tf.cast(tf.equal(tf.argmax(probabilities, axis=-1), labels), probabilities.dtype)
+
+
+def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
+    """Share of the examples whose most probable class is the label.
+
+        accuracy = mean_b [argmax_c p_bc = y_b]
+
+    Of classes that are equally probable the first counts as the prediction.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+
+    Returns:
+      A scalar in [0, 1], of the dtype of the probabilities.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+    """
+    probabilities = check_probabilities(probabilities)
+    labels = check_labels(labels, probabilities)
+    return tf.reduce_mean(correct(probabilities, labels))
+
+
+def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
+    """Mean negative log-probability of the labels, in nats per example (the log score).
+
+        nll = -mean_b log max(p_b[y_b], tiny)
+
+    `tiny` is the smallest normal number of the dtype: a label with probability zero costs 87.3 nats in
+    float32 and 708.4 nats in float64, instead of infinity. For a Bayesian model, give the probabilities
+    averaged over the weight samples.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+
+    Returns:
+      A scalar, at least zero, of the dtype of the probabilities.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+    """
+    probabilities = check_probabilities(probabilities)
+    labels = check_labels(labels, probabilities)
+    likelihood = tf.gather(probabilities, labels, axis=1, batch_dims=1)
+    tiny = np.finfo(probabilities.dtype.as_numpy_dtype).tiny
+    return -tf.reduce_mean(tf.math.log(tf.clip_by_value(likelihood, tiny, 1.0)))
+
+
+def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
+    """Mean squared distance between the probabilities and the one-hot labels.
+
+        brier = mean_b sum_c (p_bc - [c = y_b])^2
+
+    This is the multi-class form (Brier 1950, equation 2), which lies in [0, 2]; for two classes it is twice
+    the score of libraries that look at one class only.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+
+    Returns:
+      A scalar in [0, 2], of the dtype of the probabilities.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+    """
+    probabilities = check_probabilities(probabilities)
+    labels = check_labels(labels, probabilities)
+    one_hot = tf.one_hot(labels, tf.shape(probabilities)[-1], dtype=probabilities.dtype)
+    return tf.reduce_mean(tf.reduce_sum(tf.math.squared_difference(probabilities, one_hot), axis=-1))

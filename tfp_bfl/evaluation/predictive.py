@@ -1,0 +1,135 @@
+"""The predictive distribution of a model with a posterior, from weight samples, and what it scores on a test set."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
+from tfp_bfl.evaluation.decomposition import decompose, scalars
+from tfp_bfl.evaluation.metrics import accuracy, brier_score, negative_log_likelihood
+from tfp_bfl.layers import MCDropout, sampling
+
+
+class Evaluation(NamedTuple):
+    """What a model says about N examples.
+
+    Fields:
+      metrics: accuracy, test_nll (nats), ece, mce, brier; means over the examples of entropy (normalised), and of the
+        traces of the aleatoric and epistemic covariances.
+      probabilities: [N, C], the predictive distribution.
+      entropy, aleatoric, epistemic: [N].
+    """
+
+    metrics: dict[str, float]
+    probabilities: np.ndarray
+    entropy: np.ndarray
+    aleatoric: np.ndarray
+    epistemic: np.ndarray
+
+
+def is_stochastic(model: tf.keras.Model) -> bool:
+    """Whether two weight samples of the model can differ: it has variational weights or Monte Carlo dropout."""
+    layers = list(model._flatten_layers())
+    return any(isinstance(layer, MCDropout) or getattr(layer, "variational_weights", []) for layer in layers)
+
+
+def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
+    """Seeds [S, 2] of S weight samples."""
+    key = tf.stack([tf.cast(seed, tf.int32), 0])
+    return tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
+
+
+def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+    """p(y | x, w_s) = softmax(model(x; w_s)) for a weight sample w_s ~ q of each seed, in one graph.
+
+    Args:
+      model: returns logits.
+      features: [B, ...]; integers are scaled to [0, 1].
+      seeds: [S, 2].
+
+    Returns:
+      [S, B, C].
+    """
+    features = tf.image.convert_image_dtype(features, tf.float32)
+
+    def one(seed: tf.Tensor) -> tf.Tensor:
+        with sampling("shared", seed):
+            return tf.nn.softmax(model(features, training=False))
+
+    return tf.map_fn(one, seeds, fn_output_signature=tf.float32)
+
+
+_sample_probabilities = tf.function(sample_probabilities, reduce_retracing=True)
+
+
+def predict(
+    model: tf.keras.Model, features: Any, num_samples: int = 20, seed: int = 0, batch_size: int = 500
+) -> np.ndarray:
+    """Sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
+
+    Args:
+      model: returns logits.
+      features: [N, ...]; integers are scaled to [0, 1].
+      num_samples: S.
+      seed: the same seed gives the same samples.
+      batch_size: examples at once.
+
+    Raises:
+      InvalidArgument: num_samples below 1, or no examples.
+    """
+    samples = np.concatenate(list(_batches(model, features, num_samples, seed, batch_size)), axis=1)
+    return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
+
+
+def evaluate(
+    model: tf.keras.Model,
+    features: Any,
+    labels: Any,
+    num_samples: int = 20,
+    seed: int = 0,
+    batch_size: int = 500,
+) -> Evaluation:
+    """Scores a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
+
+    Args:
+      labels: [N], integers in [0, C).
+      others: as `predict`.
+
+    Raises:
+      InvalidArgument: num_samples below 1, no examples, or labels that do not fit.
+    """
+    parts = []
+    for probabilities in _batches(model, features, num_samples, seed, batch_size):
+        uncertainty = decompose(probabilities)
+        parts.append((uncertainty.mean, uncertainty.entropy, *scalars(uncertainty)))
+    mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
+    metrics = {
+        "accuracy": accuracy(mean, labels),
+        "test_nll": negative_log_likelihood(mean, labels),
+        "ece": expected_calibration_error(mean, labels),
+        "mce": maximum_calibration_error(mean, labels),
+        "brier": brier_score(mean, labels),
+        "entropy": entropy.mean(),
+        "aleatoric": aleatoric.mean(),
+        "epistemic": epistemic.mean(),
+    }
+    return Evaluation({k: float(v) for k, v in metrics.items()}, mean, entropy, aleatoric, epistemic)
+
+
+def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
+    """The metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
+    return lambda model: evaluate(model, features, labels, **options).metrics
+
+
+def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int) -> Any:
+    if num_samples < 1:
+        raise InvalidArgument(f"num_samples must be at least 1, but is {num_samples}.")
+    if not len(features):
+        raise InvalidArgument("There are no examples to predict: features is empty.")
+    seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
+    for start in range(0, len(features), batch_size):
+        yield _sample_probabilities(model, tf.convert_to_tensor(features[start : start + batch_size]), seeds).numpy()

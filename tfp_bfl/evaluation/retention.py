@@ -1,0 +1,116 @@
+"""Accuracy on the examples that a model is surest about: does its uncertainty find its mistakes?"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.metrics import (
+    check_batch,
+    check_count,
+    check_labels,
+    check_probabilities,
+    correct,
+    to_tensor,
+)
+
+
+class RetentionCurve(NamedTuple):
+    """Accuracy against the share of examples that are kept.
+
+    retained: [P], the shares 1/P, 2/P, ..., 1.
+    accuracy: [P], the accuracy on that share of examples with the least uncertainty.
+    """
+
+    retained: tf.Tensor
+    accuracy: tf.Tensor
+
+
+def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_points: int = 20) -> RetentionCurve:
+    """Accuracy on the share of examples with the least uncertainty, for shares 1/P to 1.
+
+        accuracy_i = E[ sum_b keep_ib [argmax_c p_bc = y_b] ] / (i B / P),    i = 1..P
+
+    keep_i takes the i B / P examples of least uncertainty. The expectation is over the orders of examples
+    with equal uncertainty, so the curve doesn't depend on the order of the input: an uncertainty that is the
+    same everywhere gives a level line at the accuracy. Where i B / P is no whole number, the last example
+    counts in proportion.
+
+    Source: accuracy-rejection curves, Nadeem et al. 2009 (PMLR 8); with Bayesian uncertainties, Filos et al.
+    2019 (arXiv:1912.10481).
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      uncertainty: [B], in any unit; larger is less sure.
+      num_points: P, the number of shares.
+
+    Returns:
+      A `RetentionCurve` of the dtype of the probabilities; its last accuracy is that of all examples.
+
+    Raises:
+      InvalidArgument: the arguments don't fit the description above, B is zero, the uncertainty isn't finite,
+        or `num_points` is no positive integer.
+    """
+    num_points = check_count(num_points, "num_points")
+    probabilities = check_probabilities(probabilities)
+    labels = check_labels(labels, probabilities)
+    uncertainty = _check_uncertainty(uncertainty, probabilities)
+    dtype = probabilities.dtype
+
+    order = tf.argsort(uncertainty)
+    hits = tf.gather(tf.cast(correct(probabilities, labels), tf.float64), order)
+    # Examples of equal uncertainty form one block, in which every example counts with the block's accuracy.
+    ordered = tf.gather(uncertainty, order)
+    starts = tf.concat([[0], tf.cast(ordered[1:] > ordered[:-1], tf.int32)], axis=0)
+    blocks = tf.cumsum(starts)
+    block_size = tf.math.segment_sum(tf.ones_like(hits), blocks)
+    block_hits = tf.math.segment_sum(hits, blocks)
+    block_end = tf.cumsum(block_size)
+    hits_before = tf.cumsum(block_hits, exclusive=True)
+
+    retained = tf.range(1, num_points + 1, dtype=tf.float64) / num_points
+    kept = retained * tf.reduce_sum(block_size)
+    block = tf.minimum(tf.searchsorted(block_end, kept), tf.size(block_end) - 1)
+    inside = (kept - tf.gather(block_end - block_size, block)) / tf.gather(block_size, block)
+    accuracy = (tf.gather(hits_before, block) + inside * tf.gather(block_hits, block)) / kept
+    return RetentionCurve(tf.cast(retained, dtype), tf.cast(tf.clip_by_value(accuracy, 0.0, 1.0), dtype))
+
+
+def _check_uncertainty(uncertainty: Any, probabilities: tf.Tensor) -> tf.Tensor:
+    tensor = to_tensor(uncertainty, "uncertainty values")
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
+        raise InvalidArgument(f"The uncertainty values must be numbers, not {tensor.dtype.name}.")
+    check_batch(tensor, probabilities, "uncertainty values")
+    values = tf.get_static_value(tensor)
+    if values is not None and not np.all(np.isfinite(values)):
+        raise InvalidArgument("The uncertainty values must be finite, but they hold NaN or infinity.")
+    return tf.cast(tensor, tf.float64)
+
+
+def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
+    """Area under the retention curve: its mean height over the shares.
+
+        area = sum_i accuracy_i (retained_i - retained_i-1),    retained_0 = 0
+
+    An uncertainty that knows nothing about the mistakes has the model's accuracy as its area (in
+    expectation); a larger area is better. Compare areas only of curves with the same number of points.
+
+    Args:
+      curve: what `retention_curve` returned.
+
+    Returns:
+      A scalar in [0, 1].
+
+    Raises:
+      InvalidArgument: the two parts of the curve differ in shape, or are empty or not of rank 1.
+    """
+    retained = to_tensor(curve.retained, "curve's shares")
+    accuracy = to_tensor(curve.accuracy, "curve's accuracies")
+    if retained.shape.rank != 1 or not retained.shape.is_compatible_with(accuracy.shape) or 0 in retained.shape:
+        raise InvalidArgument(
+            f"The curve must hold two tensors of one shape [P], not {retained.shape} and {accuracy.shape}."
+        )
+    widths = retained - tf.concat([tf.zeros_like(retained[:1]), retained[:-1]], axis=0)
+    return tf.reduce_sum(widths * accuracy)
