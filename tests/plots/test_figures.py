@@ -1,0 +1,153 @@
+import io
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from tfp_bfl import plots
+from tfp_bfl.errors import InvalidArgument
+
+NAMES = ["cat", "dog", "ship"]
+
+
+def predictions(size=30, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.dirichlet([0.7] * 3, size=size), rng.integers(0, 3, size), rng.uniform(size=size)
+
+
+def row(number, evaluated=True, posterior=True):
+    values = {"round": number, "train_seconds": 1.0, "seconds": 1.5, "nll": 2.0 / number, "kl": 3.0}
+    if posterior:
+        values.update(stddev_q05=0.001, stddev_median=0.002, stddev_q95=0.004)
+    if evaluated:
+        values.update(accuracy=1 - 0.5 / number, test_nll=2.2 / number, ece=0.1)
+    return values
+
+
+def draw(figure):
+    assert isinstance(figure, Figure)
+    figure.savefig(io.BytesIO(), format="svg")
+    return figure
+
+
+def titles(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes]
+
+
+def texts(figure):
+    return [text.get_text() for axes in figure.axes for text in [axes.title, *axes.texts]]
+
+
+def test_learning_curve_with_rounds_that_were_not_evaluated():
+    figure = draw(plots.learning_curve([row(n, evaluated=n % 2 == 0) for n in range(1, 7)]))
+    assert titles(figure) == [
+        "Accuracy on the test set",
+        "Negative log-likelihood",
+        "Spread of the posterior",
+    ]
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [2, 4, 6])
+    np.testing.assert_array_equal(figure.axes[1].lines[1].get_xdata(), range(1, 7))
+    assert figure.axes[2].get_yscale() == "log"
+
+
+def test_learning_curve_leaves_out_panels_without_data():
+    rounds = [row(n, posterior=False) for n in (1, 2)]
+    assert len(draw(plots.learning_curve(rounds)).axes) == 2
+    rounds = [{"round": 1, "nll": 1.0, "accuracy": None}, {"round": 2, "nll": float("nan")}]
+    assert titles(draw(plots.learning_curve(rounds))) == ["Negative log-likelihood in training"]
+
+
+def test_learning_curve_of_one_round():
+    assert len(draw(plots.learning_curve([row(1)])).axes) == 3
+
+
+def test_learning_curve_of_a_posterior_that_vanished():
+    draw(plots.learning_curve([{**row(n), "stddev_q05": 0.0, "stddev_median": 0.0} for n in (1, 2)]))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [([], "at least one round"), ([{"nll": 1.0}], "'round'"), ([{"round": 1}], "nothing to draw")],
+)
+def test_learning_curve_of_nothing(rounds, message):
+    with pytest.raises(InvalidArgument, match=message):
+        plots.learning_curve(rounds)
+
+
+def test_reliability_diagram():
+    p = np.array([[0.82, 0.18], [0.88, 0.12], [0.6, 0.4]])
+    figure = draw(plots.reliability_diagram(p, [0, 1, 0], num_bins=10))
+    # By hand: 2/3 * |0.5 - 0.85| + 1/3 * |1 - 0.6|, and the larger of the two gaps.
+    assert titles(figure)[0] == "Calibration: ECE 0.367, MCE 0.400"
+    draw(plots.reliability_diagram(*predictions()[:2]))
+    draw(plots.reliability_diagram(p[:1], [0]))
+
+
+def test_retention_curves():
+    p, y, u = predictions()
+    figure = draw(plots.retention_curves(p, y, {"entropy": u, "cost in $ and $": -u}))
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert len(labels) == 3
+    assert labels[0].startswith("entropy (area 0.")
+    assert labels[2].startswith("random")
+    with pytest.raises(InvalidArgument, match="at least one uncertainty"):
+        plots.retention_curves(p, y, {})
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 3), (10, 10), (100, 10), (3, 100), (1, 1)])
+def test_client_labels(clients, classes):
+    counts = np.arange(clients * classes).reshape(clients, classes)
+    figure = draw(plots.client_labels(counts, [f"class {c}" for c in range(classes)]))
+    assert figure.get_figheight() < 12
+    picture = figure.axes[1].images[0].get_array()
+    np.testing.assert_array_equal(picture, counts.T)
+
+
+def test_client_labels_with_names_that_matplotlib_would_parse():
+    draw(plots.client_labels(np.ones((2, 2)), [r"$\frac{$", "<script>"]))
+
+
+@pytest.mark.parametrize(
+    ("counts", "names", "message"),
+    [
+        (np.ones(3), NAMES, "shape"),
+        (np.ones((0, 3)), NAMES, "shape"),
+        (np.full((1, 3), -1), NAMES, "not negative"),
+        (np.ones((2, 2)), NAMES, "a name for each of the 2 classes"),
+    ],
+)
+def test_client_labels_of_bad_input(counts, names, message):
+    with pytest.raises(InvalidArgument, match=message):
+        plots.client_labels(counts, names)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_uncertain_examples_shows_the_extremes(channels):
+    p = np.array([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6], [0.4, 0.3, 0.3]])
+    images = np.arange(4 * 4 * 4 * channels, dtype=np.uint8).reshape(4, 4, 4, channels)
+    figure = plots.uncertain_examples(images, [0, 1, 2, 2], p, [0.3, 0.1, 0.4, 0.2], NAMES, count=1)
+    assert [t for t in texts(draw(figure)) if t] == ["dog 70%\nright", "ship 60%\nright"]
+    figure = plots.uncertain_examples(images, [0, 1, 2, 2], p, [0.3, 0.1, 0.4, 0.2], NAMES)
+    assert sorted(t for t in texts(draw(figure)) if t)[1] == "cat 80%\nright"
+    assert "cat 40%\nis ship" in texts(figure)
+
+
+def test_uncertain_examples_of_one_image():
+    draw(plots.uncertain_examples(np.zeros((1, 4, 4, 1), np.uint8), [0], [[0.5, 0.3, 0.2]], [1.0], NAMES))
+
+
+def test_uncertain_examples_of_other_data_is_none():
+    p, y, u = predictions(4)
+    for features in (np.zeros((4, 7)), np.zeros((4, 8, 8, 3), np.float32), np.zeros((4, 8, 8, 5), np.uint8)):
+        assert plots.uncertain_examples(features, y, p, u, NAMES) is None
+
+
+def test_uncertain_examples_of_bad_input():
+    p, y, u = predictions(4)
+    images = np.zeros((4, 4, 4, 1), np.uint8)
+    with pytest.raises(InvalidArgument, match="an image for each"):
+        plots.uncertain_examples(images[:3], y, p, u, NAMES)
+    with pytest.raises(InvalidArgument, match="a name for each"):
+        plots.uncertain_examples(images, y, p, u, NAMES[:2])
+    with pytest.raises(InvalidArgument, match="count must be"):
+        plots.uncertain_examples(images, y, p, u, NAMES, count=0)

@@ -1,0 +1,21 @@
+"""Pictures of a run and its report.
+
+Each function returns a matplotlib `Figure` that no window and no list of open figures holds on to: save it
+with `figure.savefig("curve.png")`. A notebook shows it once `%matplotlib inline` was given.
+"""
+
+from tfp_bfl.plots.calibration import reliability_diagram
+from tfp_bfl.plots.clients import client_labels
+from tfp_bfl.plots.examples import uncertain_examples
+from tfp_bfl.plots.learning import learning_curve
+from tfp_bfl.plots.report import write_report
+from tfp_bfl.plots.retention import retention_curves
+
+__all__ = [
+    "client_labels",
+    "learning_curve",
+    "reliability_diagram",
+    "retention_curves",
+    "uncertain_examples",
+    "write_report",
+]

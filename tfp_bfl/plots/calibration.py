@@ -1,0 +1,48 @@
+"""Whether the model's confidence can be believed, as a picture."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfp_bfl.evaluation.calibration import reliability
+from tfp_bfl.plots import style
+
+
+def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15) -> Figure:
+    """Draws accuracy against confidence in bins of equal width, above a histogram of the confidences.
+
+    A calibrated model's bars end on the diagonal. The title gives the expected and the maximum calibration
+    error.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      num_bins: the number of bins.
+
+    Raises:
+      InvalidArgument: as `tfp_bfl.evaluation.calibration.reliability`.
+    """
+    confidence, accuracy, count, edges = (part.numpy() for part in reliability(probabilities, labels, num_bins))
+    used = count > 0
+    gaps = np.abs(accuracy - confidence)[used]
+    share = count / count.sum()
+    ece, mce = np.sum(share[used] * gaps), gaps.max()
+
+    figure = style.new_figure(height=6.4)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    left, width = edges[:-1], np.diff(edges)
+    place = {"width": width[used], "align": "edge"}
+    top.bar(left[used], accuracy[used], color=style.BLUE, edgecolor="white", label="accuracy", **place)
+    # Hatched, since the gap may lie on the bar (too unsure) or above it (too sure).
+    lower = np.minimum(accuracy, confidence)[used]
+    gap = {"facecolor": "none", "edgecolor": style.ORANGE, "hatch": "////", "linewidth": 0.8}
+    top.bar(left[used], gaps, bottom=lower, label="gap to the confidence", **gap, **place)
+    top.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
+    top.set(xlim=(0, 1), ylim=(0, 1))
+    style.tidy(top, f"Calibration: ECE {ece:.3f}, MCE {mce:.3f}", y="accuracy in the bin")
+    style.legend(top, loc="upper left")
+
+    bottom.bar(left, share, width=width, align="edge", color=style.MUTED, linewidth=0.8, edgecolor="white")
+    style.tidy(bottom, x="confidence: probability of the predicted class", y="share of examples")
+    return figure

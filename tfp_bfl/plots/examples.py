@@ -1,0 +1,79 @@
+"""The images that a model is surest and least sure about."""
+
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.metrics import check_batch, check_count, check_labels, check_probabilities, to_tensor
+from tfp_bfl.plots import style
+
+_COLUMNS = 4
+
+
+def uncertain_examples(
+    features: Any,
+    labels: Any,
+    mean_probabilities: Any,
+    uncertainty: Any,
+    class_names: Sequence[str],
+    count: int = 8,
+) -> Optional[Figure]:
+    """Draws the `count` images of least and the `count` of most uncertainty, with the predictions.
+
+    Args:
+      features: [N, H, W, 1] or [N, H, W, 3], uint8. Other data have no picture.
+      labels: [N], class numbers in [0, C).
+      mean_probabilities: [N, C], each row a distribution.
+      uncertainty: [N], larger is less sure.
+      class_names: C names.
+      count: images of either kind; with fewer than 2 `count` examples, each is shown once.
+
+    Returns:
+      A figure, or None if the features are no uint8 images.
+
+    Raises:
+      InvalidArgument: the arguments don't fit each other or the description above.
+    """
+    images = np.asarray(features)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+        return None
+    count = check_count(count, "count")
+    probabilities = check_probabilities(mean_probabilities, "[N, C]")
+    truth = check_labels(labels, probabilities).numpy()
+    values = to_tensor(uncertainty, "uncertainty values")
+    check_batch(values, probabilities, "uncertainty values")
+    if len(images) != len(truth):
+        raise InvalidArgument(f"There must be an image for each of the {len(truth)} labels, not {len(images)}.")
+    if len(class_names) != probabilities.shape[-1]:
+        raise InvalidArgument(
+            f"There must be a name for each of the {probabilities.shape[-1]} classes, not {len(class_names)}."
+        )
+    order = np.argsort(values.numpy(), kind="stable")
+    count = min(count, max(len(order) // 2, 1))
+    groups = [("Surest", order[:count]), ("Least sure", order[::-1][:count])][: min(len(order), 2)]
+
+    rows = -(-count // _COLUMNS)
+    figure = style.new_figure(height=len(groups) * (0.4 + 2.0 * rows))
+    parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
+    for part, (title, chosen) in zip(parts, groups):
+        part.set_facecolor("white")
+        part.suptitle(title, x=0.01, ha="left", fontsize=style.SIZE + 1, fontweight="bold", color=style.INK)
+        grid = part.subplots(rows, _COLUMNS, squeeze=False).ravel()
+        for axes in grid:
+            axes.set_axis_off()
+        for axes, i in zip(grid, chosen):
+            _draw(axes, images[i], probabilities[i].numpy(), int(truth[i]), class_names)
+    return figure
+
+
+def _draw(axes: Axes, image: np.ndarray, probabilities: np.ndarray, truth: int, names: Sequence[str]) -> None:
+    guess = int(probabilities.argmax())
+    axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    text = f"{style.plain(names[guess], 11)} {100 * probabilities[guess]:.0f}%"
+    text += "\nright" if guess == truth else f"\nis {style.plain(names[truth], 11)}"
+    color = style.INK if guess == truth else style.ORANGE
+    axes.set_title(text, fontsize=style.SIZE - 1, color=color)

@@ -1,0 +1,108 @@
+"""How a run went, round by round."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import style
+
+_SPREAD = ("stddev_q05", "stddev_median", "stddev_q95")
+
+
+def learning_curve(rounds: Sequence[dict[str, Any]]) -> Figure:
+    """Draws accuracy, negative log-likelihood and the posterior's spread against the round.
+
+    A panel is drawn if any round holds its keys: "accuracy" (share), "test_nll" and "nll" (test and training,
+    nats per example), and "stddev_q05", "stddev_median", "stddev_q95" (quantiles of the standard deviation
+    over the weights, in units of the weights, on a logarithmic axis). A model without a posterior has no such
+    keys.
+
+    Args:
+      rounds: one mapping per round, each with "round"; rounds without evaluation lack keys or hold None.
+
+    Returns:
+      A figure with one to three panels above each other.
+
+    Raises:
+      InvalidArgument: there is no round, a round has no "round", or none holds a key that can be drawn.
+    """
+    if not rounds:
+        raise InvalidArgument("A learning curve needs at least one round, but the list of rounds is empty.")
+    if not all("round" in row for row in rounds):
+        raise InvalidArgument("Each row of a learning curve must hold its number under the key 'round'.")
+    panels = []
+    if _has(rounds, "accuracy"):
+        panels.append(_accuracy)
+    if _has(rounds, "test_nll") or _has(rounds, "nll"):
+        panels.append(_loss)
+    if _has(rounds, "stddev_median"):
+        panels.append(_spread)
+    if not panels:
+        raise InvalidArgument("The rounds hold nothing to draw: give 'accuracy', 'test_nll', 'nll' or 'stddev_median'.")
+    figure = style.new_figure(height=0.5 + 2.2 * len(panels))
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, axis in zip(panels, axes):
+        panel(axis, rounds)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
+    return figure
+
+
+def _has(rounds: Sequence[dict[str, Any]], key: str) -> bool:
+    return any(row.get(key) is not None for row in rounds)
+
+
+def _series(rounds: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the rounds that hold `key`, and their values."""
+    pairs = [(row["round"], row[key]) for row in rounds if row.get(key) is not None]
+    values = np.asarray(pairs, np.float64).reshape(-1, 2)
+    return values[:, 0], values[:, 1]
+
+
+def _line(axes: Axes, rounds: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+    x, y = _series(rounds, key)
+    if x.size:
+        marker = "o" if x.size <= 30 else ""
+        axes.plot(x, y, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
+
+
+def _accuracy(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
+    _line(axes, rounds, "accuracy", "test", style.BLUE)
+    style.tidy(axes, "Accuracy on the test set", y="share right")
+
+
+def _loss(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
+    _line(axes, rounds, "test_nll", "test", style.BLUE)
+    _line(axes, rounds, "nll", "training", style.ORANGE)
+    only = "" if _has(rounds, "test_nll") else " in training"
+    style.tidy(axes, f"Negative log-likelihood{only}", y="nats per example")
+    style.legend(axes, loc="upper right")
+
+
+def _spread(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
+    _line(axes, rounds, "stddev_median", "median", style.GREEN)
+    rows = [row for row in rounds if all(row.get(key) is not None for key in _SPREAD)]
+    if rows:
+        x, low = _series(rows, "stddev_q05")
+        high = _series(rows, "stddev_q95")[1]
+        # A single round has no width to fill.
+        if x.size == 1:
+            axes.plot(
+                [x[0], x[0]],
+                [low[0], high[0]],
+                color=style.GREEN,
+                alpha=0.4,
+                linewidth=6,
+                label="5% to 95%",
+            )
+        else:
+            axes.fill_between(x, low, high, color=style.GREEN, alpha=0.2, linewidth=0, label="5% to 95%")
+    # Standard deviations of exactly zero have no place on a logarithmic axis: they are left out.
+    axes.set_yscale("log", nonpositive="mask")
+    style.tidy(axes, "Spread of the posterior", y="standard deviation")
+    style.legend(axes, loc="best")
