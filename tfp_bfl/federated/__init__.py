@@ -6,12 +6,16 @@ The only package that imports TFF.
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.context import local_workers, remote_workers
 from tfp_bfl.federated.process import BayesianProcess, ServerState, build_process
+from tfp_bfl.federated.simulation import SimulationResult, collapse_warning, simulate
 
 __all__ = [
     "BayesianProcess",
     "ServerState",
+    "SimulationResult",
     "build_process",
+    "collapse_warning",
     "local_workers",
     "remote_workers",
     "require_tff",
+    "simulate",
 ]

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.faults import find_fault, is_sound
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, get_weights, min_stddev
@@ -37,12 +38,6 @@ class ServerState(NamedTuple):
     step: Any
 
 
-class _Examples(NamedTuple):
-    client: Any
-    features: Any
-    labels: Any
-
-
 class _Report(NamedTuple):
     """What each client says of itself: vectors over the clients of the round, [1] from one of them."""
 
@@ -60,7 +55,7 @@ class _Contribution(NamedTuple):
     report: _Report
 
 
-class BayesianProcess(tff.learning.templates.LearningProcess):
+class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[name-defined,misc]
     """A TFF `LearningProcess` that knows its model and what its clients' data look like.
 
     Attributes:
@@ -97,17 +92,14 @@ def build_process(
       seed: of the first state.
     """
     model = model_fn()
-    if element_spec is None:
-        element_spec = _client_spec(model)
+    element_spec = element_spec or _client_spec(model)
     floor = min_stddev(model)
     first = tf.nest.map_structure(lambda x: x.numpy(), get_weights(model))
 
     @tff.tensorflow.computation
     def initial_state() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
-        return ServerState(
-            tf.constant(0), tf.constant(seed, tf.int32), weights, server_step.initialize(weights)
-        )
+        return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, server_step.initialize(weights))
 
     state_type = initial_state.type_signature.result
 
@@ -179,10 +171,11 @@ def build_process(
     return BayesianProcess(model_fn, element_spec, initialize, next_round, weights_of, with_weights)
 
 
-def _client_spec(model: tf.keras.Model) -> _Examples:
+def _client_spec(model: tf.keras.Model) -> ClientExamples:
     shape = model.input_shape[1:]
     features = tf.TensorSpec([None, *shape], tf.uint8 if len(shape) == 3 else tf.float32)
-    return _Examples(tf.TensorSpec([None], tf.int32), features, tf.TensorSpec([None], tf.int32))
+    number = tf.TensorSpec([None], tf.int32)
+    return ClientExamples(client=number, features=features, labels=number)
 
 
 def _fold(seed: tf.Tensor, *numbers: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,59 @@
+"""Imports TensorFlow Federated when it is first needed, and says what to do where it can't be imported."""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from tfp_bfl.errors import MissingDependency, WorkerError
+
+INSTALL_COMMAND = "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock"
+_OLDEST_PYTHON = (3, 9)
+_FIRST_UNSUPPORTED_PYTHON = (3, 12)
+
+
+@functools.lru_cache(maxsize=None)  # noqa: UP033  (functools.cache hides the type from mypy on 3.9)
+def require_tff() -> ModuleType:
+    """Returns the module `tensorflow_federated`, imported at the first call (about 5 s).
+
+    Raises:
+      MissingDependency: this Python has no TFF release, or TFF is absent, or importing it fails.
+    """
+    python = sys.version_info[:2]
+    if not _OLDEST_PYTHON <= python < _FIRST_UNSUPPORTED_PYTHON:
+        raise MissingDependency(
+            f"TensorFlow Federated needs Python 3.9 to 3.11 and this is {python[0]}.{python[1]}; "
+            f"install with: {INSTALL_COMMAND}"
+        )
+    try:
+        tff = importlib.import_module("tensorflow_federated")
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"TensorFlow Federated needs the package {error.name!r}, which is not installed; "
+            f"install with: {INSTALL_COMMAND}"
+        ) from error
+    except Exception as error:  # Mismatched versions surface as any kind of exception.
+        raise MissingDependency(
+            f"TensorFlow Federated is installed but can't be imported ({type(error).__name__}: {error}); "
+            f"install the versions that fit together with: {INSTALL_COMMAND}"
+        ) from error
+    atexit.register(_drop_default_context, tff)
+    return tff
+
+
+def _drop_default_context(tff: ModuleType) -> None:
+    """Lets go of TFF's default context while its destructor still works.
+
+    TFF installs a default context when it is imported. Left to the interpreter's teardown, its destructor
+    prints an exception and, if a computation ran in it, leaves that computation's worker process behind.
+    """
+
+    class Closed(tff.framework.SyncContext):  # type: ignore[name-defined,misc]
+        def invoke(self, comp: Any, arg: Any) -> Any:
+            raise WorkerError("The interpreter is exiting; run computations before that.")
+
+    with contextlib.suppress(Exception):
+        tff.framework.set_default_context(Closed())

@@ -1,0 +1,298 @@
+"""Execution contexts that run TFF computations on workers which we start, or which run elsewhere already."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from types import ModuleType
+from typing import Any, Callable, Optional, Union
+
+from tfp_bfl.errors import InvalidArgument, WorkerError
+from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.workers import Worker, is_ready, open_channel
+
+_RELEASE_SECONDS = 5.0
+
+
+class RemoteWorker:
+    """The gRPC channel to a worker that someone else started, at `address` ("host:port")."""
+
+    def __init__(self, address: str, connect_seconds: float = 60.0) -> None:
+        self.address = address
+        self._connect_seconds = connect_seconds
+        self.channel = open_channel(address, local=False)
+
+    def check(self) -> None:
+        """Raises WorkerError if the worker does not answer within `connect_seconds`."""
+        if not is_ready(self.channel, self._connect_seconds):
+            raise WorkerError(
+                f"No worker answered at {self.address} within connect_seconds={self._connect_seconds:g}; "
+                "start TFF's worker_binary there and let its port through."
+            )
+
+    def stop(self) -> None:
+        """Closes the channel; the worker runs on."""
+        self.channel.close()
+
+
+AnyWorker = Union[Worker, RemoteWorker]
+
+
+@dataclasses.dataclass(frozen=True)
+class Runtime:
+    """What a with-block of `local_workers` or `remote_workers` holds.
+
+    Attributes:
+      context: the `tff.framework.SyncContext` in which computations run; installed for the thread of the
+        with-block (TFF's contexts are per thread: another thread has to install it for itself).
+      workers: the workers behind it.
+    """
+
+    context: Any
+    workers: Sequence[Any]
+
+
+@contextlib.contextmanager
+def local_workers(
+    num_workers: int = 1,
+    max_concurrent_calls: Optional[int] = None,
+    *,
+    intra_op_threads: Optional[int] = None,
+    inter_op_threads: Optional[int] = None,
+    startup_seconds: float = 60.0,
+) -> Iterator[Runtime]:
+    """Starts workers on this machine, runs the with-block's TFF computations on them, and always ends them.
+
+    With several workers the clients of a computation are split among them and what they aggregate is merged:
+    see `remote_workers` for what such a computation may look like. On one machine, one worker is as fast.
+
+    Args:
+      num_workers: how many processes.
+      max_concurrent_calls: how many clients each worker computes at once; None for this process's cores,
+        shared among the workers. More is no faster, and holds more memory.
+      intra_op_threads: a worker's threads within an operation. None for 1 where it computes several clients
+        at once (small operations run faster on one core each), else for TensorFlow's choice.
+      inter_op_threads: a worker's threads across operations. None for `max_concurrent_calls`, likewise.
+      startup_seconds: how long each worker may take to answer.
+
+    Raises:
+      InvalidArgument: a count is not positive.
+      MissingDependency: TFF can't be imported.
+      WorkerError: a worker ended or did not answer in time; or, from a computation, a worker died.
+    """
+    counts = {
+        "num_workers": num_workers,
+        "max_concurrent_calls": max_concurrent_calls,
+        "intra_op_threads": intra_op_threads,
+        "inter_op_threads": inter_op_threads,
+    }
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise InvalidArgument(f"{name} is {value}; it must be at least 1.")
+    if max_concurrent_calls is None:
+        max_concurrent_calls = max(1, len(os.sched_getaffinity(0)) // num_workers)
+    if max_concurrent_calls > 1:
+        # The environment is the user's way to set what the arguments leave open: it passes to the worker.
+        if intra_op_threads is None and "TF_NUM_INTRAOP_THREADS" not in os.environ:
+            intra_op_threads = 1
+        if inter_op_threads is None and "TF_NUM_INTEROP_THREADS" not in os.environ:
+            inter_op_threads = max_concurrent_calls
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for _ in range(num_workers):
+            worker = Worker.start(max_concurrent_calls, intra_op_threads, inter_op_threads, startup_seconds)
+            stack.callback(worker.stop)
+            workers.append(worker)
+        # Nothing to release: a worker's values end with its process.
+        context, _ = _create_context(workers)
+        with require_tff().framework.get_context_stack().install(context):
+            yield Runtime(context, tuple(workers))
+
+
+@contextlib.contextmanager
+def remote_workers(addresses: Sequence[str], *, connect_seconds: float = 60.0) -> Iterator[Runtime]:
+    """Runs the with-block's TFF computations on workers that run already, which stay as they are.
+
+    With several workers the clients of a computation are split among them, each part is aggregated where it
+    was computed, and the parts are merged. That takes a computation whose aggregations do not depend on each
+    other's results (broadcast, compute, aggregate: one round); another one raises InvalidArgument. What takes
+    nothing placed at the clients runs on the first worker.
+
+    Args:
+      addresses: "host:port" of each worker. Traffic is neither encrypted nor authenticated: use it in trusted
+        networks only.
+      connect_seconds: how long each worker may take to answer.
+
+    Raises:
+      InvalidArgument: there is no address, or one has no port.
+      MissingDependency: TFF can't be imported.
+      WorkerError: a worker does not answer.
+    """
+    if isinstance(addresses, str) or not addresses or not all(":" in address for address in addresses):
+        raise InvalidArgument(f'addresses is {addresses!r}; it must be a list of "host:port".')
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for address in addresses:
+            worker = RemoteWorker(address, connect_seconds)
+            stack.callback(worker.stop)
+            workers.append(worker)
+        for worker in workers:
+            worker.check()
+        context, release = _create_context(workers)
+        stack.callback(release)
+        with require_tff().framework.get_context_stack().install(context):
+            yield Runtime(context, tuple(workers))
+
+
+def _create_context(workers: Sequence[AnyWorker]) -> tuple[Any, Callable[[], None]]:
+    """Returns a synchronous context over workers, and a function that frees what they hold for it."""
+    tff = require_tff()
+    executors: weakref.WeakSet[Any] = weakref.WeakSet()
+    contexts = [_create_async_context(worker, executors) for worker in workers]
+
+    class AsyncContext(tff.framework.AsyncContext):  # type: ignore[name-defined,misc]
+        """One worker's context; calls to it block a thread of their own, so that workers run side by side."""
+
+        def __init__(self, context: Any, failures: list[Exception]) -> None:
+            self._context = context
+            self._failures = failures
+
+        async def invoke(self, comp: Any, arg: Any) -> Any:
+            try:
+                return await asyncio.wrap_future(_start(lambda: self._context.invoke(comp, arg)))
+            except Exception as error:
+                self._failures.append(error)
+                # TFF reads one failure; asyncio would print each of the others, but no cancellation.
+                raise asyncio.CancelledError from error
+
+    class Context(tff.framework.SyncContext):  # type: ignore[name-defined,misc]
+        def invoke(self, comp: Any, arg: Any) -> Any:
+            if len(contexts) == 1 or not _has_clients(comp.type_signature.parameter):
+                return _start(lambda: contexts[0].invoke(comp, arg)).result()
+            try:
+                return split.invoke(comp, arg)
+            except CancelledError:
+                if failures:
+                    raise failures[0] from None
+                raise
+            finally:
+                failures.clear()
+
+    failures: list[Exception] = []
+    split = tff.framework.MergeableCompExecutionContext(
+        [AsyncContext(context, failures) for context in contexts], compiler_fn=_compile_mergeable
+    )
+
+    def release() -> None:
+        # On a thread: a worker that still computes answers late, or a dead one never.
+        thread = threading.Thread(target=lambda: [e.close() for e in list(executors)], daemon=True)
+        thread.start()
+        thread.join(_RELEASE_SECONDS)
+
+    return Context(), release
+
+
+def _create_async_context(worker: AnyWorker, executors: "weakref.WeakSet[Any]") -> Any:
+    """Returns TFF's asynchronous context over one worker; adds the executors that it makes to `executors`."""
+    tff = require_tff()
+    from tensorflow_federated.proto.v0 import executor_pb2_grpc
+    from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
+
+    # TFF's own stub watches the channel from a thread, which fails loudly once the channel closes.
+    calls = executor_pb2_grpc.ExecutorGroupStub(worker.channel)
+    stub_type = type(
+        "Stub",
+        (tff.framework.RemoteExecutorStub,),
+        {
+            "get_executor": staticmethod(functools.partial(_call, tff, calls.GetExecutor)),
+            "create_value": staticmethod(functools.partial(_call, tff, calls.CreateValue)),
+            "create_struct": staticmethod(functools.partial(_call, tff, calls.CreateStruct)),
+            "create_call": staticmethod(functools.partial(_call, tff, calls.CreateCall)),
+            "create_selection": staticmethod(functools.partial(_call, tff, calls.CreateSelection)),
+            "compute": staticmethod(functools.partial(_call, tff, calls.Compute)),
+            "dispose": staticmethod(functools.partial(_free, calls.Dispose)),
+            "dispose_executor": staticmethod(functools.partial(_free, calls.DisposeExecutor)),
+            "is_ready": True,  # TFF asks this only of workers that it starts itself.
+        },
+    )
+    stub = stub_type()
+
+    def create_executor(cardinalities: dict[Any, int]) -> Any:
+        # TFF repeats a call for ever while a worker is unavailable; each attempt comes by here.
+        worker.check()
+        cardinalities.setdefault(tff.CLIENTS, 0)
+        # TFF frees values in batches of 20: the worker held 2.3 GB instead of 0.3 for cohorts of 1 to 30
+        # clients with 1 MB each.
+        executor = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
+        executor.set_cardinalities(cardinalities)
+        executors.add(executor)
+        return executor
+
+    return tff.framework.AsyncExecutionContext(
+        executor_fn=tff.framework.ResourceManagingExecutorFactory(create_executor),
+        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+        transform_args=tensorflow_computation.transform_args,
+        transform_result=tensorflow_computation.transform_result,
+    )
+
+
+def _start(make: Callable[[], Coroutine[Any, Any, Any]]) -> "Future[Any]":
+    """Runs a coroutine on a thread of its own.
+
+    TFF's `SyncExecutionContext` keeps a thread and an event loop, which nothing ends, for each context. The
+    thread is a daemon, so that a program can exit in the middle of a call.
+    """
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(asyncio.run(make()))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="tfp_bfl-call", daemon=True).start()
+    return future
+
+
+def _has_clients(type_signature: Any) -> bool:
+    tff = require_tff()
+    if type_signature is None:
+        return False
+    if isinstance(type_signature, tff.FederatedType):
+        return type_signature.placement is tff.CLIENTS
+    return any(_has_clients(child) for child in type_signature.children())
+
+
+def _compile_mergeable(comp: Any) -> Any:
+    try:
+        return require_tff().backends.native.compile_to_mergeable_comp_form(comp)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            "This computation can't be split over several workers, because it aggregates more than once; "
+            "use one worker, or aggregate everything at once."
+        ) from error
+
+
+def _call(tff: ModuleType, call: Callable[[Any], Any], request: Any) -> Any:
+    import grpc
+
+    try:
+        return call(request)
+    except grpc.RpcError as error:
+        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION):
+            # TFF repeats the call, and `create_executor` ends that if the worker is gone.
+            raise tff.framework.RetryableError(f"{error.code()}: {error.details()}") from error
+        raise
+
+
+def _free(call: Callable[..., Any], request: Any) -> None:
+    import grpc
+
+    # At a worker that is gone, or through a closed channel (ValueError), there is nothing to free.
+    with contextlib.suppress(grpc.RpcError, ValueError):
+        call(request, timeout=_RELEASE_SECONDS)

@@ -1,0 +1,150 @@
+"""The driver of simulations: rounds over a cohort of clients, with metrics, evaluation and a model at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.data import Clients, cohort
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.federated.checkpoints import Checkpoints
+from tfp_bfl.federated.context import Runtime, local_workers
+from tfp_bfl.federated.faults import FAULTS
+from tfp_bfl.federated.process import BayesianProcess, ServerState
+from tfp_bfl.models import assign_weights
+
+logger = logging.getLogger(__name__)
+
+# The posterior counts as collapsed once its median standard deviation is this share of what it was at first.
+COLLAPSED_SHARE = 0.05
+
+
+class SimulationResult(NamedTuple):
+    """What a simulation leaves.
+
+    Fields:
+      model: the Keras model with the last round's weights.
+      state: the process's last state.
+      rounds: each round's metrics, plain numbers.
+      collapsed: the round in which the posterior lost its spread, None if it kept it.
+    """
+
+    model: tf.keras.Model
+    state: ServerState
+    rounds: list[dict[str, Any]]
+    collapsed: Optional[int]
+
+
+def simulate(
+    process: BayesianProcess,
+    clients: Clients,
+    rounds: int,
+    cohort_size: Optional[int] = None,
+    seed: int = 0,
+    checkpoint_dir: Union[str, os.PathLike, None] = None,
+    evaluate: Optional[Callable[[tf.keras.Model], dict[str, float]]] = None,
+    evaluate_every: int = 1,
+    on_round: Optional[Callable[[dict[str, Any]], None]] = None,
+    runtime: Optional[Runtime] = None,
+) -> SimulationResult:
+    """Runs a process for a number of rounds.
+
+    Everything random is a function of the seed, the round, the client and the step: not of the number of workers.
+
+    Args:
+      process: of `tfp_bfl.algorithms`.
+      clients: who holds what (`tfp_bfl.data`).
+      rounds: how many in all.
+      cohort_size: clients a round, drawn by the seed; None for all of them.
+      seed: of the cohorts and of the clients' noise.
+      checkpoint_dir: each round's state is saved here; a run finds the last one there and goes on from it.
+      evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
+      evaluate_every: rounds between evaluations; the last round is always evaluated.
+      on_round: is given each round's metrics.
+      runtime: of `federated.local_workers` or `remote_workers`; None starts a worker and stops it.
+
+    Returns:
+      The model with the pooled posterior, the last state and the metrics.
+
+    Raises:
+      InvalidArgument: rounds or evaluate_every below 1, a cohort larger than the clients, clients whose data do not fit
+        the model.
+      Error: every client of a round was faulty.
+    """
+    for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
+        if value < 1:
+            raise InvalidArgument(f"{name} must be at least 1, but is {value}.")
+    cohort(clients.num_clients, cohort_size, 0, seed)
+    _check_data(process, clients)
+
+    history: list[dict[str, Any]] = []
+    first_median = collapsed = None
+    model = process.model_fn()
+    checkpoints = Checkpoints(checkpoint_dir) if checkpoint_dir else None
+    with local_workers() if runtime is None else contextlib.nullcontext(runtime) as running:
+        state = process.initialize()._replace(seed=np.int32(seed))
+        state = (checkpoints.latest(state) if checkpoints else None) or state
+        for number in range(int(state.round) + 1, rounds + 1):
+            started = time.perf_counter()
+            chosen = cohort(clients.num_clients, cohort_size, number, seed)
+            output = process.next(state, [clients.dataset(int(k)) for k in chosen])
+            state = output.state
+            row = {"round": number, **_row(output.metrics), "train_seconds": time.perf_counter() - started}
+            if checkpoints:
+                checkpoints.save(state)
+            if number == rounds or (evaluate and number % evaluate_every == 0):
+                assign_weights(model, state.weights)
+                row.update(evaluate(model) if evaluate else {})
+            row["seconds"] = time.perf_counter() - started
+            history.append(row)
+            if on_round:
+                on_round(row)
+            if row["num_faulty"] == row["num_clients"]:
+                raise Error(f"Every client of round {number} was faulty ({row['faulty_clients']}): nothing was learnt.")
+            median = row.get("stddev_median")
+            first_median = first_median or median or 0.0
+            if median and collapsed is None and median < COLLAPSED_SHARE * first_median:
+                collapsed = number
+                logger.warning(collapse_warning(number))
+        del running
+    assign_weights(model, state.weights)
+    return SimulationResult(model, state, history, collapsed)
+
+
+def collapse_warning(number: int) -> str:
+    """What to tell the user when the posterior has lost its spread."""
+    return (
+        f"The posterior collapsed in round {number}: its median standard deviation is below {COLLAPSED_SHARE:.0%} of "
+        "what it was at first, so that the model is all but deterministic and its epistemic uncertainty near zero; "
+        "rules such as log_linear_pool or naive_weighted_average keep the spread."
+    )
+
+
+def _check_data(process: BayesianProcess, clients: Clients) -> None:
+    want, have = process.element_spec.features, clients.element_spec.features
+    if want != have:
+        raise InvalidArgument(
+            f"The model takes examples of shape {list(want.shape[1:])} and type {want.dtype.name}, but the clients' "
+            f"have shape {list(have.shape[1:])} and type {have.dtype.name}: build the process with "
+            "element_spec=clients.element_spec, and the model with input_shape of the data."
+        )
+
+
+def _row(metrics: Any) -> dict[str, Any]:
+    """A round's metrics as plain numbers; faulty clients by their number with the reason."""
+    metrics = dict(metrics)
+    report = metrics.pop("clients")
+    row = {name: np.asarray(value).item() for name, value in metrics.items()}
+    row = {name: value for name, value in row.items() if value == value}  # NaN: not of this model
+    row["faulty_clients"] = {
+        str(client): FAULTS[fault]
+        for client, fault in zip(report["client"].tolist(), report["fault"].tolist())
+        if fault
+    }
+    return row

@@ -1,0 +1,299 @@
+"""TFF's worker processes: started, watched and ended here, so that none outlives the program that uses it.
+
+TFF's C++ runtime is a gRPC server, `worker_binary`. TFF's own default context leaves it running after every
+ordinary exit. A `Worker` ends with `stop()`, at the interpreter's exit, and with its parent by any signal.
+
+The server listens on every network interface, without authentication or encryption: on a machine that others
+can reach, block its port or run inside a private network.
+"""
+
+import atexit
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, Any, Optional
+
+from tfp_bfl.errors import WorkerError
+from tfp_bfl.federated._installation import require_tff
+
+_PORT_ATTEMPTS = 5
+_STOP_SECONDS = 5.0
+_LOG_TAIL_BYTES = 4000
+
+# Becomes the worker, which then dies with its parent. A `preexec_fn` would run Python in a forked copy of a
+# process with threads, which can deadlock; `setpriv` is not on every machine; this costs 15 ms. No signal
+# comes if the parent died before prctl took effect: hence the look at the parent afterwards.
+_LAUNCHER = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def worker_path() -> str:
+    """Returns the path of the worker binary that the installed TFF brings.
+
+    To serve other machines, run it there: `worker_binary --port=8000 --max_concurrent_computation_calls=8`.
+    """
+    return str(Path(str(require_tff().__file__)).parent / "data" / "worker_binary")
+
+
+class Worker:
+    """One worker process on this machine and the gRPC channel to it. Made by `Worker.start`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: IO[bytes], port: int) -> None:
+        self._process = process
+        self._log = log
+        self._owner = os.getpid()
+        self.address = f"127.0.0.1:{port}"
+        self.channel = open_channel(self.address, local=True)
+        _live.add(self)
+
+    @classmethod
+    def start(
+        cls,
+        max_concurrent_calls: int,
+        intra_op_threads: Optional[int] = None,
+        inter_op_threads: Optional[int] = None,
+        startup_seconds: float = 60.0,
+        binary: Optional[str] = None,
+    ) -> "Worker":
+        """Starts a worker and waits until it answers.
+
+        Args:
+          max_concurrent_calls: how many client computations it runs at once.
+          intra_op_threads: the worker's threads within an operation; None for TensorFlow's choice.
+          inter_op_threads: the worker's threads across operations; None as above.
+          startup_seconds: how long it may take to answer.
+          binary: the program to run; None for the one that TFF brings.
+
+        Raises:
+          MissingDependency: TFF can't be imported.
+          WorkerError: it ended or did not answer in time, with the end of its log.
+        """
+        binary = binary or worker_path()
+        if not os.access(binary, os.X_OK):
+            raise WorkerError(f"No program {binary} can run here: TFF brings one for Linux x86-64.")
+        environment = _environment(intraop=intra_op_threads, interop=inter_op_threads)
+        deadline = time.monotonic() + startup_seconds
+        attempts = _PORT_ATTEMPTS
+        while True:
+            attempts -= 1
+            with _reserve_port() as reservation:
+                port = reservation.getsockname()[1]
+                flags = [f"--port={port}", f"--max_concurrent_computation_calls={max_concurrent_calls}"]
+                worker = cls(*_launch([binary, *flags], environment), port)
+                try:
+                    if worker._wait_until_ready(deadline, startup_seconds):
+                        return worker
+                    error = worker._how_it_ended()
+                    # The server ends with status 0 where it can't have its port.
+                    taken = worker._process.returncode == 0 or "already in use" in worker.log_tail()
+                except BaseException:
+                    worker.stop()
+                    raise
+                worker.stop()
+            if not taken or attempts == 0:
+                raise error
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    def check(self) -> None:
+        """Raises WorkerError, with how it ended and the end of its log, if the process does not run."""
+        if not self.is_alive:
+            raise self._how_it_ended()
+
+    def log_tail(self) -> str:
+        """Returns the end of what the worker has printed."""
+        # The worker writes at the offset that both processes share, so this must not move it.
+        if self._log.closed:
+            return "(stopped)"
+        start = max(0, os.fstat(self._log.fileno()).st_size - _LOG_TAIL_BYTES)
+        text = os.pread(self._log.fileno(), _LOG_TAIL_BYTES, start).decode(errors="replace").strip()
+        return text or "(an empty log)"
+
+    def memory_bytes(self) -> int:
+        """Returns the memory that the process holds now (its resident set)."""
+        return self._memory("VmRSS:")
+
+    def peak_memory_bytes(self) -> int:
+        """Returns the most memory that the process has held at once."""
+        return self._memory("VmHWM:")
+
+    def stop(self) -> None:
+        """Ends the process and waits for its end. May be called again, and from an interrupted call."""
+        # A forked copy of the owner must not end its parent's worker.
+        if self._log.closed or os.getpid() != self._owner:
+            return
+        try:
+            # First: it cancels calls in flight, whose threads would otherwise wait for the answer.
+            self.channel.close()
+            _signal_group(self._process, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+        finally:
+            _signal_group(self._process, signal.SIGKILL)
+            self._process.wait()
+            self._log.close()
+            _live.discard(self)
+
+    def _wait_until_ready(self, deadline: float, startup_seconds: float) -> bool:
+        """Returns True once the worker answers, False if it has ended."""
+        while self.is_alive:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WorkerError(
+                    f"The worker did not answer within startup_seconds={startup_seconds:g}; "
+                    f"allow more or mend what its log says:\n{self.log_tail()}"
+                )
+            if is_ready(self.channel, min(0.1, left)):
+                return True
+        return False
+
+    def _memory(self, field: str) -> int:
+        try:
+            return int(Path(f"/proc/{self.pid}/status").read_text().split(field)[1].split()[0]) * 1024
+        except (OSError, IndexError) as error:  # What waits to be reaped has no memory.
+            raise WorkerError(f"The worker process {self.pid} has ended; ask before it stops.") from error
+
+    def _how_it_ended(self) -> WorkerError:
+        code = self._process.returncode
+        how = f"with status {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
+        advice = "mend what its log says"
+        if code == -signal.SIGKILL:
+            advice = "if the machine's memory ran out, allow fewer concurrent calls"
+        return WorkerError(f"The worker process {self.pid} ended {how}; {advice}:\n{self.log_tail()}")
+
+
+def open_channel(address: str, local: bool) -> Any:
+    """Returns a `grpc.Channel` to "host:port" for messages of any size; `local` goes round any HTTP proxy."""
+    require_tff()
+    import grpc
+
+    options = {
+        "grpc.max_send_message_length": -1,
+        "grpc.max_receive_message_length": -1,
+        "grpc.initial_reconnect_backoff_ms": 50,
+        "grpc.min_reconnect_backoff_ms": 50,
+        "grpc.max_reconnect_backoff_ms": 1000,
+        # Channels otherwise share connections by address, and with them the failures of an earlier worker.
+        "grpc.use_local_subchannel_pool": 1,
+    }
+    if local:
+        options["grpc.enable_http_proxy"] = 0
+    return grpc.insecure_channel(address, list(options.items()))
+
+
+def is_ready(channel: Any, seconds: float) -> bool:
+    """Returns whether a gRPC server at the other end of a channel answers within so many seconds."""
+    import grpc
+
+    # Any answer will do. gRPC's own watch on a channel is a thread that fails loudly when the channel closes.
+    try:
+        channel.unary_unary("/tfp_bfl/Ready")(b"", timeout=seconds, wait_for_ready=True)
+    except grpc.RpcError as error:
+        return error.code() == grpc.StatusCode.UNIMPLEMENTED
+    return True
+
+
+def _environment(**threads: Optional[int]) -> dict[str, str]:
+    given = {f"TF_NUM_{name.upper()}_THREADS": str(n) for name, n in threads.items() if n is not None}
+    return {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **given}
+
+
+def _reserve_port() -> socket.socket:
+    """Returns a socket bound to a free port, which the worker may share and nobody else can be given."""
+    # gRPC listens with SO_REUSEPORT: two workers with the same port would silently share their callers.
+    dual = socket.has_dualstack_ipv6()
+    reservation = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if dual:
+        reservation.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    reservation.bind(("", 0))
+    return reservation
+
+
+class _Starter:
+    """Starts processes on a thread that lives as long as this process.
+
+    The parent-death signal is sent when the *thread* that forked ends; a caller's thread may end at any time.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, name="tfp_bfl-worker-starter", daemon=True).start()
+
+    def popen(self, arguments: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        future: Future[subprocess.Popen[bytes]] = Future()
+        self._requests.put((future, arguments, options))
+        try:
+            return future.result()
+        except BaseException:  # An interrupt while it starts: nobody else would know the process.
+            future.add_done_callback(_kill_started)
+            raise
+
+    def _serve(self) -> None:
+        while True:
+            future, arguments, options = self._requests.get()
+            try:
+                future.set_result(subprocess.Popen(arguments, **options))
+            except BaseException as error:
+                future.set_exception(error)
+
+
+_live: set[Worker] = set()
+_starter: Optional[_Starter] = None
+
+
+def _launch(command: list[str], environment: dict[str, str]) -> tuple["subprocess.Popen[bytes]", IO[bytes]]:
+    """Starts a command that dies with this process; returns it and its log, a nameless file."""
+    global _starter
+    if _starter is None or _starter.owner != os.getpid():  # Threads don't survive a fork.
+        _starter = _Starter()
+        atexit.register(_stop_all)  # Only now: what is registered last runs first, and TFF is loaded.
+    log = tempfile.TemporaryFile()  # noqa: SIM115  (`Worker.stop` closes it)
+    process = _starter.popen(
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,  # Never our own: a pipe that a worker holds keeps its readers waiting.
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for us; we stop the worker.
+    )
+    return process, log
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+
+
+def _kill_started(started: "Future[subprocess.Popen[bytes]]") -> None:
+    if started.exception() is None:
+        _signal_group(started.result(), signal.SIGKILL)
+
+
+def _stop_all() -> None:
+    for worker in list(_live):
+        worker.stop()
