@@ -1,0 +1,5 @@
+"""Models as files that need nothing but TensorFlow to run."""
+
+from tfp_bfl.export.saved_model import save
+
+__all__ = ["save"]
