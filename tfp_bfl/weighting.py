@@ -58,8 +58,8 @@ def distance_weights(stacked: MeanField, anchor: MeanField) -> tf.Tensor:
 def max_discrepancy_weights(stacked: MeanField) -> tf.Tensor:
     """Weights by maximum discrepancy as printed (eq. 20), normalised: [K].
 
-    gamma_k = max_{j != k} 1 / KL[q_k || q_j],   w_k = gamma_k / sum_j gamma_j: one near neighbour is enough. It sees all
-    posteriors at once: memory clients x weights. A single client has weight 1.
+    gamma_k = max_{j != k} 1 / KL[q_k || q_j],   w_k = gamma_k / sum_j gamma_j: one near neighbour is enough. It sees
+    all posteriors at once: memory clients x weights. A single client has weight 1.
 
     Args:
       stacked: the K clients' posteriors, leaves [K, ...].

@@ -6,7 +6,8 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from tfp_bfl import clients, federated, models, rules, servers, weighting as weightings
+from tfp_bfl import clients, federated, models, rules, servers
+from tfp_bfl import weighting as weightings
 from tfp_bfl.errors import InvalidArgument, lookup
 
 

@@ -7,7 +7,15 @@ from typing import Any, Callable, Union
 import tensorflow as tf
 
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ClientResult, ServerMessage, TrainingMetrics, assign_weights, get_weights, layout, prior
+from tfp_bfl.models import (
+    ClientResult,
+    ServerMessage,
+    TrainingMetrics,
+    assign_weights,
+    get_weights,
+    layout,
+    prior,
+)
 from tfp_bfl.posterior import gaussian_kl
 
 Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]

@@ -54,7 +54,7 @@ class _Flipout(tf.keras.layers.Layer):
         use_bias: bool = True,
         variational_bias: bool = False,
         prior_stddev: float = 1.0,
-        initial_stddev: float = 0.01,
+        initial_stddev: float = 0.003,
         min_stddev: float = 1e-5,
         kl_weight: float = 1.0,
         kernel_initializer: Any = "he_normal",
@@ -117,7 +117,9 @@ class _Flipout(tf.keras.layers.Layer):
     def kl_divergence(self) -> tf.Tensor:
         """KL[q || prior] in nats, summed over the layer's variational weights: a scalar."""
         prior = math.log(self.prior_stddev)
-        return tf.add_n([tf.reduce_sum(gaussian_kl(w.mean, w.log_stddev, 0.0, prior)) for w in self.variational_weights])
+        return tf.add_n(
+            [tf.reduce_sum(gaussian_kl(w.mean, w.log_stddev, 0.0, prior)) for w in self.variational_weights]
+        )
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         mode = noise.mode()

@@ -3,6 +3,10 @@
 A new model is one file of this folder and one entry in `MODELS`.
 """
 
+from typing import Callable
+
+import tensorflow as tf
+
 from tfp_bfl.models.exchange import ClientResult, ServerMessage, TrainingMetrics
 from tfp_bfl.models.kinds import KINDS
 from tfp_bfl.models.lenet import lenet
@@ -10,7 +14,7 @@ from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import ModelWeights, assign_weights, get_weights, layout, min_stddev, prior
 
-MODELS = {builder.__name__: builder for builder in (lenet, resnet20, mlp)}
+MODELS: dict[str, Callable[..., tf.keras.Model]] = {builder.__name__: builder for builder in (lenet, resnet20, mlp)}
 
 __all__ = [
     "KINDS",

@@ -42,7 +42,7 @@ class Blocks:
         dropout_rate: float,
         normalization: str,
         variational_bias: bool = False,
-        initial_stddev: float = 0.01,
+        initial_stddev: float = 0.003,
         min_stddev: float = 1e-5,
         kl_weight: float = 1.0,
         seed: int = 0,
@@ -64,7 +64,14 @@ class Blocks:
         }
 
     def convolution(
-        self, x: Any, filters: int, kernel_size: int, *, strides: int = 1, padding: str = "same", add: Any = None
+        self,
+        x: Any,
+        filters: int,
+        kernel_size: int,
+        *,
+        strides: int = 1,
+        padding: str = "same",
+        add: Any = None,
     ) -> Any:
         """Convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it."""
         x = self._layer(tf.keras.layers.Conv2D, Conv2DFlipout)(

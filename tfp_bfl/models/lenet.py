@@ -40,9 +40,7 @@ def lenet(
       InvalidArgument: no such kind or normalization, or a shape that it can't take.
     """
     shape = check_image_shape("lenet", input_shape, num_classes, smallest=8)
-    blocks = Blocks(
-        kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options
-    )
+    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
     images = tf.keras.Input(shape)
     x = blocks.convolution(images, 6, 5)
     x = tf.keras.layers.MaxPooling2D()(x)

@@ -33,9 +33,7 @@ def mlp(
       InvalidArgument: no such kind or normalization, or fewer than two classes.
     """
     check_classes(num_classes)
-    blocks = Blocks(
-        kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options
-    )
+    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
     inputs = tf.keras.Input(tuple(input_shape))
     x = tf.keras.layers.Flatten()(inputs)
     for units in hidden:

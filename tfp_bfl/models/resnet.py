@@ -19,7 +19,7 @@ def resnet20(
     normalization: str = "batch",
     **options: Any,
 ) -> tf.keras.Model:
-    """ResNet-20: a 3 x 3 convolution, three stages of three blocks with 16, 32, 64 filters, mean pooling, a dense layer.
+    """ResNet-20: a 3 x 3 convolution, nine blocks of two (three each with 16, 32, 64 filters), mean pooling, dense.
 
     Shortcuts have no weights (option A: stride 2, zeros for the new channels). About 0.27 million point weights.
 
@@ -39,9 +39,7 @@ def resnet20(
       InvalidArgument: no such kind or normalization, or a shape that it can't take.
     """
     shape = check_image_shape("resnet20", input_shape, num_classes, smallest=8)
-    blocks = Blocks(
-        kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options
-    )
+    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
     images = tf.keras.Input(shape)
     x = blocks.convolution(images, 16, 3)
     for filters in (16, 32, 64):

@@ -11,4 +11,13 @@ from tfp_bfl.posterior.mean_field import (
     stack,
 )
 
-__all__ = ["MeanField", "Spread", "floor_variance", "gaussian_kl", "kl_divergence", "sample", "spread", "stack"]
+__all__ = [
+    "MeanField",
+    "Spread",
+    "floor_variance",
+    "gaussian_kl",
+    "kl_divergence",
+    "sample",
+    "spread",
+    "stack",
+]

@@ -60,7 +60,9 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
     try:
         tf.nest.assert_same_structure(q, p)
     except (ValueError, TypeError) as error:
-        raise InvalidArgument("kl_divergence needs q and p of the same structure, one tensor a weight in each.") from error
+        raise InvalidArgument(
+            "kl_divergence needs q and p of the same structure, one tensor a weight in each."
+        ) from error
     total: Any = 0.0
     leaves = zip(*(tf.nest.flatten(part) for part in (q.mean, q.variance, p.mean, p.variance)))
     for leaf in leaves:
@@ -114,4 +116,5 @@ def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
     last = tf.cast(tf.size(stddev) - 1, stddev.dtype)
     rank = tf.cast(tf.round(tf.constant([0.05, 0.5, 0.95], stddev.dtype) * last), tf.int32)
     at_floor = tf.reduce_mean(tf.cast(stddev <= 1.01 * min_stddev, stddev.dtype))
-    return Spread(*tf.unstack(tf.gather(stddev, rank)), share_at_floor=at_floor)
+    low, median, high = tf.unstack(tf.gather(stddev, rank))
+    return Spread(low, median, high, at_floor)

@@ -59,7 +59,7 @@ def _num_clients(means: list[tf.Tensor], variances: list[tf.Tensor]) -> int:
     same = len(means) == len(variances) and all(m.shape == v.shape for m, v in zip(means, variances))
     if len(sizes) != 1 or not same or None in sizes or 0 in sizes:
         raise InvalidArgument("A stack needs means and variances of the same shapes [K, ...] with one K of at least 1.")
-    return sizes.pop()
+    return int(sizes.pop() or 0)
 
 
 def _check_values(means: list[tf.Tensor], variances: list[tf.Tensor], weights: tf.Tensor) -> None:

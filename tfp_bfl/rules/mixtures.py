@@ -1,7 +1,7 @@
 """Rules that average moments: naive weighted average, weighted sum, linear pool.
 
-Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2 the
-clients' means and variances. d_k = m_k - anchor's mean centres the sums.
+Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2
+the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules that multiply densities: conflation, weighted conflation, log-linear pool, distributed weight consolidation.
 
-Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2 the
-clients' means and variances. d_k = m_k - anchor's mean centres the sums.
+Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2
+the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def distributed_weight_consolidation() -> Rule:
             return tf.where(ok, tf.cast(1 / tf.where(ok, p, 1), u.dtype), u)
 
         return MeanField(
-            each(mean, anchor.mean, total.shift, precision, sound), each(variance, anchor.variance, precision, sound)
+            each(mean, anchor.mean, total.shift, precision, sound),
+            each(variance, anchor.variance, precision, sound),
         )
 
     def metrics(total: _Consolidation, anchor: MeanField) -> dict[str, tf.Tensor]:

@@ -34,8 +34,8 @@ class Rule(NamedTuple):
     """An aggregation rule, as pure functions of structures of tensors.
 
     Fields:
-      summarise: (local, anchor, weight) -> statistics of one client. `local` and `anchor` are `MeanField`s, `weight`
-        a positive scalar that need not be normalised.
+      summarise: (local, anchor, weight) -> statistics of one client. `local` and `anchor` are `MeanField`s (of
+        `whole_model`: `ModelWeights`), `weight` a positive scalar that need not be normalised.
       merge: (statistics, statistics) -> statistics. Commutative and associative; all zeros change nothing.
       pool: (total, anchor) -> the pooled `MeanField`.
       name: as users spell it.
@@ -43,9 +43,9 @@ class Rule(NamedTuple):
       metrics: (total, anchor) -> scalars to report with the round.
     """
 
-    summarise: Callable[[MeanField, MeanField, tf.Tensor], Any]
+    summarise: Callable[[Any, Any, tf.Tensor], Any]
     merge: Callable[[Any, Any], Any]
-    pool: Callable[[Any, MeanField], MeanField]
+    pool: Callable[[Any, Any], Any]
     name: str = "custom"
     uses_anchor: bool = False
-    metrics: Callable[[Any, MeanField], dict[str, tf.Tensor]] = no_metrics
+    metrics: Callable[[Any, Any], dict[str, tf.Tensor]] = no_metrics

@@ -39,7 +39,9 @@ def whole_model(rule: Rule) -> Rule:
 
     def merge(a: _Parts, b: _Parts) -> _Parts:
         return _Parts(
-            rule.merge(a.posterior, b.posterior), average.merge(a.point, b.point), mixture.merge(a.moments, b.moments)
+            rule.merge(a.posterior, b.posterior),
+            average.merge(a.point, b.point),
+            mixture.merge(a.moments, b.moments),
         )
 
     def pool(total: _Parts, anchor: ModelWeights) -> ModelWeights:

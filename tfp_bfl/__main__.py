@@ -1,0 +1,20 @@
+"""The command line: `tfp-bfl` or `python -m tfp_bfl`."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; errors that the library foresees are one sentence, exit status 2 for bad input, else 1."""
+    try:
+        from tfp_bfl.cli import run_command_line
+    except ModuleNotFoundError as error:
+        print(
+            f"tfp-bfl: the package {error.name!r} is not installed; install this one with: pip install .",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    sys.exit(run_command_line(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What the command line offers. The work itself is in `run` and `doctor`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+from tfp_bfl import __version__
+from tfp_bfl.errors import Error, InvalidArgument
+
+EXAMPLES = """
+\b
+Examples:
+  tfp-bfl run
+  tfp-bfl run --rule linear_pool --rounds 20 --output my_run
+  tfp-bfl run --config my_run/config.yaml --seed 1
+  tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tfp-bfl")
+def cli() -> None:
+    """Bayesian federated learning: simulate, evaluate, export."""
+
+
+def _config_options(command: Any) -> Any:
+    """An option for each field of `RunConfig`; the values are checked by it, not by click."""
+    from tfp_bfl.config import RunConfig
+
+    for name, field in reversed(RunConfig.model_fields.items()):
+        default = "" if field.default is None else f"  [default: {field.default}]"
+        option = click.option(
+            f"--{name.replace('_', '-')}", name, metavar="VALUE", help=f"{field.description}{default}"
+        )
+        command = option(command)
+    return command
+
+
+@cli.command(epilog=EXAMPLES)
+@click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
+@click.option("--output", metavar="DIR", help="The run folder, a new one.  [default: runs/NAME-TIME]")
+@click.option("--data-dir", metavar="DIR", help="Where TFDS keeps its datasets.")
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files into the run folder.")
+@_config_options
+def run(
+    config_file: Optional[str],
+    output: Optional[str],
+    data_dir: Optional[str],
+    tensorboard: bool,
+    **given: Any,
+) -> None:
+    """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
+    from tfp_bfl.config import make_config
+    from tfp_bfl.run import execute
+
+    config = make_config(config_file, {name: value for name, value in given.items() if value is not None})
+    execute(config, output, data_dir=data_dir, tensorboard=tensorboard, console=Console(stderr=True))
+
+
+@cli.command()
+def doctor() -> None:
+    """Check Python, the stack, a worker, cores and memory."""
+    from tfp_bfl.doctor import examine
+
+    if not examine(Console()):
+        raise click.exceptions.Exit(1)
+
+
+@cli.command("list")
+def list_choices() -> None:
+    """List the datasets, models, kinds, rules, weightings and partitions."""
+    from tfp_bfl import data, models, rules, weighting
+
+    for title, names in (
+        ("datasets", [*data.list_sources(), "any image-classification dataset of TFDS"]),
+        ("models", models.MODELS),
+        ("kinds", models.KINDS),
+        ("rules", rules.RULES),
+        ("weightings", weighting.WEIGHTINGS),
+        ("partitions", ["iid", "label_skew:CLASSES", "dirichlet:ALPHA", "lda:ALPHA"]),
+    ):
+        click.echo(f"{title}: {', '.join(names)}")
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Runs a command and returns its exit status: 0, 2 for bad input, 1 for a failed run, 130 for Ctrl-C."""
+    console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
+    try:
+        status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
+    except InvalidArgument as error:
+        return _fail(error, 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), error.exit_code)
+    except Error as error:
+        return _fail(error, 1)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted.", 130)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(problem: Any, status: int) -> int:
+    click.echo(f"tfp-bfl: {problem}", err=True)
+    return status

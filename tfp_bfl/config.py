@@ -1,0 +1,109 @@
+"""The configuration of a run: one model that the command line, a YAML file and the run folder share."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Optional, Union
+
+import pydantic
+import yaml
+
+from tfp_bfl.errors import InvalidArgument, lookup
+
+
+def _option(default: Any, description: str, **limits: Any) -> Any:
+    return pydantic.Field(default, description=description, **limits)
+
+
+class RunConfig(pydantic.BaseModel):
+    """Everything that decides a run's result."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str = _option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
+    model: str = _option("lenet", "lenet, resnet20 or mlp.")
+    kind: str = _option("flipout", "deterministic, mc_dropout or flipout.")
+    rule: str = _option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.")
+    weighting: str = _option("train_size", "How much each client counts: equal, train_size or distance.")
+    partition: str = _option("dirichlet:0.5", "iid, label_skew:CLASSES, dirichlet:ALPHA or lda:ALPHA.")
+    clients: int = _option(10, "Number of clients.", ge=1)
+    cohort_size: Optional[int] = _option(None, "Clients drawn each round; all of them if not given.", ge=1)
+    rounds: int = _option(60, "Number of rounds.", ge=1)
+    local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1)
+    batch_size: int = _option(32, "Examples in a training step.", ge=1)
+    learning_rate: float = _option(1e-3, "Of the clients' Adam.", gt=0, allow_inf_nan=False)
+    examples_per_client: Optional[int] = _option(None, "A seeded subset of each client's examples.", ge=1)
+    prior_stddev: float = _option(10.0, "Standard deviation of the prior on each weight.", gt=0, allow_inf_nan=False)
+    initial_stddev: float = _option(0.01, "Posterior standard deviation before training.", gt=0, allow_inf_nan=False)
+    min_stddev: float = _option(1e-5, "Floor of the posterior standard deviations.", gt=0, allow_inf_nan=False)
+    dropout_rate: float = _option(0.2, "For kind mc_dropout.", ge=0, lt=1)
+    normalization: Optional[str] = _option(None, "batch, group or none; the model's own if not given.")
+    num_samples: int = _option(20, "Weight samples of a prediction.", ge=1)
+    evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1)
+    evaluation_examples: int = _option(1000, "Test examples of those evaluations; the last one takes all.", ge=1)
+    seed: int = _option(0, "Of everything random.", ge=0, lt=2**31)
+
+    @pydantic.model_validator(mode="after")
+    def _names_exist(self) -> RunConfig:
+        # Late, so that `--help` does without TensorFlow.
+        from tfp_bfl import data, models, rules, weighting
+        from tfp_bfl.models.kinds import NORMALIZATIONS
+
+        lookup(models.MODELS, self.model, "model")
+        lookup(models.KINDS, self.kind, "kind of model")
+        lookup(rules.RULES, self.rule, "rule")
+        lookup(weighting.WEIGHTINGS, self.weighting, "weighting")
+        if self.normalization is not None:
+            lookup(NORMALIZATIONS, self.normalization, "normalization")
+        data.parse_partition(self.partition, self.clients)
+        data.cohort(self.clients, self.cohort_size, 0, 0)
+        if self.min_stddev > self.initial_stddev:
+            raise InvalidArgument(
+                f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
+            )
+        if self.weighting == "distance" and self.kind != "flipout":
+            raise InvalidArgument(
+                f"Weighting by distance compares posteriors and kind {self.kind!r} has none: use kind 'flipout'."
+            )
+        return self
+
+
+def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -> RunConfig:
+    """A configuration from a YAML file, if one is given, and options, which win.
+
+    Raises:
+      InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
+    """
+    values = {**(read_yaml(file) if file else {}), **options}
+    for name in values:
+        if name not in RunConfig.model_fields:
+            lookup(RunConfig.model_fields, name, f"option in {file},")
+    try:
+        return RunConfig(**values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidArgument):
+            raise cause from None
+        where = ".".join(str(part) for part in first["loc"])
+        problem = first["msg"][0].lower() + first["msg"][1:]
+        raise InvalidArgument(
+            f"{where} is {first['input']!r}, but {problem.replace('input should', 'it must')}."
+        ) from None
+
+
+def read_yaml(file: Union[str, pathlib.Path]) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+      InvalidArgument: the file can't be read, is not YAML, or is not a mapping of names to values.
+    """
+    try:
+        values = yaml.safe_load(pathlib.Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"The config {file} can't be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
+        raise InvalidArgument(f"The config {file} is not YAML: it must hold lines like 'rounds: 40'.") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InvalidArgument(f"The config {file} must be a mapping of options to values, such as 'rounds: 40'.")
+    return values

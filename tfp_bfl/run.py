@@ -1,0 +1,218 @@
+"""One run from its configuration to its folder: data, training, evaluation, figures, report, SavedModel."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import pathlib
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Callable, Optional, Union
+
+import tensorflow as tf
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tfp_bfl import algorithms, data, evaluation, export, federated, models, plots, rules
+from tfp_bfl.config import RunConfig
+from tfp_bfl.errors import InvalidArgument
+
+_VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")
+_Row = dict[str, Any]
+
+
+def execute(
+    config: RunConfig,
+    output: Union[str, pathlib.Path, None] = None,
+    *,
+    data_dir: Optional[str] = None,
+    tensorboard: bool = False,
+    console: Optional[Console] = None,
+) -> pathlib.Path:
+    """Runs a configuration and returns its folder.
+
+    The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
+    round), summary.json, figures/, report.html and saved_model/; with `tensorboard` also event files.
+
+    Raises:
+      InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
+        left without any. Nothing has been written then.
+    """
+    console = console or Console(quiet=True)
+    started = time.perf_counter()
+    folder = _free_folder(config, output)
+    train, test = (data.load(config.dataset, split=split, data_dir=data_dir) for split in ("train", "test"))
+    clients = train.partition(data.parse_partition(config.partition, config.clients), seed=config.seed)
+    if config.examples_per_client:
+        clients = clients.limit(config.examples_per_client, seed=config.seed)
+    process = _process(config, clients)
+
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(), sort_keys=False))
+    shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
+    options = {"num_samples": config.num_samples, "seed": config.seed}
+    with federated.local_workers() as runtime, _recorder(folder, config, tensorboard, console) as on_round:
+        result = federated.simulate(
+            process,
+            clients,
+            rounds=config.rounds,
+            cohort_size=config.cohort_size,
+            seed=config.seed,
+            evaluate=evaluation.evaluator(shown.features, shown.labels, **options),
+            evaluate_every=config.evaluate_every,
+            on_round=on_round,
+            runtime=runtime,
+        )
+        worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
+    final = evaluation.evaluate(result.model, test.features, test.labels, **options)
+    export.save(result.model, folder / "saved_model")
+    summary = {
+        **_renamed(final.metrics),
+        "epistemic_share": final.metrics["epistemic"] / (final.metrics["aleatoric"] + final.metrics["epistemic"]),
+        "collapsed_in_round": result.collapsed,
+        "train_seconds": sum(row["train_seconds"] for row in result.rounds),
+        "ms_per_step": _ms_per_step(config, clients, result.rounds),
+        "worker_mb": round(worker_mb),
+        "seconds": time.perf_counter() - started,
+        "versions": {name: metadata.version(name) for name in _VERSIONED},
+    }
+    _write_results(folder, config, clients, test, final, result, summary)
+    _print_summary(console, folder, summary)
+    return folder
+
+
+def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
+    if output is None:
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        output = pathlib.Path("runs") / f"{config.dataset}-{config.model}-{config.kind}-{config.rule}-{now}".replace(
+            "/", "-"
+        )
+    folder = pathlib.Path(output)
+    if folder.exists():
+        raise InvalidArgument(
+            f"The run folder {folder} exists already: give --output a new one, nothing is overwritten."
+        )
+    return folder
+
+
+def _process(config: RunConfig, clients: data.Clients) -> federated.BayesianProcess:
+    options = {"normalization": config.normalization} if config.normalization else {}
+
+    def model_fn() -> tf.keras.Model:
+        return models.MODELS[config.model](
+            kind=config.kind,
+            input_shape=clients.source.element_shape,
+            num_classes=clients.source.num_classes,
+            prior_stddev=config.prior_stddev,
+            initial_stddev=config.initial_stddev,
+            min_stddev=config.min_stddev,
+            dropout_rate=config.dropout_rate,
+            seed=config.seed,
+            **options,
+        )
+
+    return algorithms.variational(
+        model_fn,
+        rule=rules.RULES[config.rule](),
+        weighting=config.weighting,
+        element_spec=clients.element_spec,
+        local_epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+    )
+
+
+@contextlib.contextmanager
+def _recorder(
+    folder: pathlib.Path, config: RunConfig, tensorboard: bool, console: Console
+) -> Iterator[Callable[[_Row], None]]:
+    """What happens after each round: a line in metrics.jsonl, the progress bar, TensorBoard's events."""
+    progress = Progress(
+        TextColumn("round"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[scores]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
+    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if tensorboard else None
+    with progress, open(folder / "metrics.jsonl", "w", encoding="utf-8") as lines:
+        task = progress.add_task("rounds", total=config.rounds, scores="")
+
+        def on_round(row: _Row) -> None:
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            if "accuracy" in row:
+                progress.update(task, scores=f"accuracy {row['accuracy']:.3f}  NLL {row['test_nll']:.3f}")
+            progress.advance(task)
+            if writer:
+                with writer.as_default(step=row["round"]):
+                    for name, value in row.items():
+                        if isinstance(value, (int, float)):
+                            tf.summary.scalar(name, value)
+
+        yield on_round
+    if writer:
+        writer.close()
+
+
+def _renamed(metrics: dict[str, float]) -> dict[str, float]:
+    return {"nll" if name == "test_nll" else name: value for name, value in metrics.items()}
+
+
+def _ms_per_step(config: RunConfig, clients: data.Clients, rounds: list[_Row]) -> float:
+    """Median over the rounds, the first (which traces) left out where there are others."""
+    steps = sum(-(-int(size) // config.batch_size) for size in clients.sizes) * config.local_epochs
+    share = (config.cohort_size or clients.num_clients) / clients.num_clients
+    seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
+    return 1000 * seconds[len(seconds) // 2] / (steps * share)
+
+
+def _write_results(
+    folder: pathlib.Path,
+    config: RunConfig,
+    clients: data.Clients,
+    test: data.Source,
+    final: evaluation.Evaluation,
+    result: federated.SimulationResult,
+    summary: dict[str, Any],
+) -> None:
+    """summary.json, the figures and the report that shows them."""
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    uncertainties = {"entropy": final.entropy, "aleatoric": final.aleatoric, "epistemic": final.epistemic}
+    figures = {
+        "learning_curve": plots.learning_curve(result.rounds),
+        "reliability_diagram": plots.reliability_diagram(final.probabilities, test.labels),
+        "retention_curves": plots.retention_curves(final.probabilities, test.labels, uncertainties),
+        "client_labels": plots.client_labels(clients.label_counts(), test.class_names),
+        "uncertain_examples": plots.uncertain_examples(
+            test.features, test.labels, final.probabilities, final.entropy, test.class_names
+        ),
+    }
+    (folder / "figures").mkdir()
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.savefig(folder / "figures" / f"{name}.png", dpi=150)
+    plots.write_report(
+        folder / "report.html",
+        title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {config.rule}",
+        config=config.model_dump(),
+        summary=summary,
+        rounds=result.rounds,
+        figures=figures,
+        warnings=[federated.collapse_warning(result.collapsed)] if result.collapsed else [],
+    )
+
+
+def _print_summary(console: Console, folder: pathlib.Path, summary: dict[str, Any]) -> None:
+    console.print(
+        f"accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  ECE {summary['ece']:.4f}  "
+        f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+    )
+    console.print(
+        f"{folder}/report.html shows the run; {folder}/saved_model predicts with uncertainty.", soft_wrap=True
+    )
