@@ -98,6 +98,9 @@ def run_command_line(arguments: Sequence[str]) -> int:
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except InvalidArgument as error:
         return _fail(error, 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return 0
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except Error as error:

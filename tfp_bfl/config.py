@@ -77,7 +77,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
     values = {**(read_yaml(file) if file else {}), **options}
     for name in values:
         if name not in RunConfig.model_fields:
-            lookup(RunConfig.model_fields, name, f"option in {file},")
+            lookup(RunConfig.model_fields, name, "option")
     try:
         return RunConfig(**values)
     except pydantic.ValidationError as error:

@@ -57,7 +57,8 @@ def save(model: tf.keras.Model, path: Union[str, os.PathLike]) -> None:
 
     Inputs: images [B, ...], float32 in [0, 1] or uint8; num_samples and seed, int32 scalars; the same seed gives the
     same answer. Outputs: probabilities [B, C]; entropy [B], normalised to [0, 1]; aleatoric and epistemic [B], the
-    traces of `tfp_bfl.evaluation.decompose`. The serving signatures are "predict" (float32) and, for images, "predict_uint8".
+    traces of `tfp_bfl.evaluation.decompose`. The serving signatures are "predict" (float32) and, for
+    images, "predict_uint8".
 
     Args:
       model: a Keras model that returns logits.

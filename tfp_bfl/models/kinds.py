@@ -126,7 +126,7 @@ def check_image_shape(model: str, input_shape: Sequence[int], num_classes: int, 
     if len(shape) != 3 or min(shape[:2]) < smallest or shape[2] < 1:
         raise InvalidArgument(
             f"{model} takes images [height, width, channels] of at least {smallest} x {smallest} pixels, "
-            f"but the examples have shape {list(shape)}."
+            f"but the examples have shape {list(shape)}: for tables use the model mlp."
         )
     check_classes(num_classes)
     return shape

@@ -1,0 +1,39 @@
+# Everything runs in .venv, which is made and filled on first use and again whenever the lock changes.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help demo test lint format clean
+
+help:
+	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
+	@echo "make test    formatting, lint, types and tests"
+	@echo "make format  format the code"
+	@echo "make clean   remove .venv, demo and caches"
+
+$(INSTALLED): requirements.lock setup.cfg pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "tfp_bfl needs Python 3.11 (TensorFlow Federated has releases for 3.9 to 3.11): install it, or name one with make PYTHON=..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(INSTALLED)
+	@rm -rf demo
+	$(BIN)/tfp-bfl run --output demo
+
+test: $(INSTALLED) lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,182 @@
+"""The command line as a user meets it: results on disk, exit statuses, one sentence for what is wrong."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import tensorflow as tf
+import yaml
+
+from tfp_bfl.cli import run_command_line
+
+SMALL = (
+    "--rounds",
+    "3",
+    "--local-epochs",
+    "1",
+    "--examples-per-client",
+    "40",
+    "--num-samples",
+    "4",
+    "--evaluate-every",
+    "2",
+)
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    assert run_command_line(["run", *SMALL, "--output", str(folder), "--tensorboard"]) == 0
+    return folder
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_clock(row):
+    return {name: value for name, value in row.items() if "seconds" not in name}
+
+
+def test_run_folder_is_complete(small_run):
+    lines = rows(small_run)
+    assert [row["round"] for row in lines] == [1, 2, 3]
+    assert ["accuracy" in row for row in lines] == [False, True, True]
+    assert {"nll", "kl", "elbo", "stddev_median", "share_at_floor", "num_faulty", "train_seconds"} <= set(lines[0])
+    summary = json.loads((small_run / "summary.json").read_text())
+    assert {"accuracy", "nll", "ece", "mce", "brier", "epistemic_share", "ms_per_step", "worker_mb"} <= set(summary)
+    assert {path.stem for path in (small_run / "figures").iterdir()} == {
+        "learning_curve",
+        "reliability_diagram",
+        "retention_curves",
+        "client_labels",
+        "uncertain_examples",
+    }
+    assert list((small_run / "tensorboard").glob("events.*"))
+    page = (small_run / "report.html").read_text()
+    assert "http://" not in page.replace("http://www.w3.org", "") and page.count("<img") == 5
+
+
+def test_saved_model_of_a_run_predicts(small_run):
+    loaded = tf.saved_model.load(str(small_run / "saved_model"))
+    answer = loaded.predict(tf.zeros([2, 8, 8, 1]), num_samples=3, seed=0)
+    assert answer["probabilities"].shape == (2, 10)
+    assert set(answer) >= {"probabilities", "entropy", "aleatoric", "epistemic"}
+
+
+def test_run_can_be_repeated_from_its_folder(small_run, tmp_path):
+    again = tmp_path / "again"
+    assert run_command_line(["run", "--config", str(small_run / "config.yaml"), "--output", str(again)]) == 0
+    assert [without_clock(row) for row in rows(again)] == [without_clock(row) for row in rows(small_run)]
+    config = yaml.safe_load((again / "config.yaml").read_text())
+    assert config == yaml.safe_load((small_run / "config.yaml").read_text())
+
+
+def test_existing_folder_is_left_alone(small_run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in small_run.rglob("*")}
+    assert run_command_line(["run", *SMALL, "--output", str(small_run)]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in small_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--dataset", "digist"], "did you mean 'digits'"),
+        (["run", "--dataset", "breast_cancer"], "lenet takes images"),
+        (["run", "--rule", "conflaton"], "did you mean 'conflation'"),
+        (["run", "--clients", "2000", "--partition", "iid"], "2000 clients can't share"),
+        (["run", "--config", "absent.yaml"], "can't be read"),
+        (["run", "--ruel", "x"], "--rule"),
+        (["runn"], "Did you mean 'run'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line([*arguments, *(["--output", "new"] if arguments[0] == "run" else [])]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_every_option(capsys):
+    assert run_command_line(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    for option in ("--dataset", "--rule", "--partition", "--config", "--output", "--examples-per-client", "Examples:"):
+        assert option in text
+
+
+def test_list_and_no_arguments(capsys):
+    assert run_command_line(["list"]) == 0
+    assert "log_linear_pool" in capsys.readouterr().out
+    assert run_command_line([]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
+    folder = tmp_path / "tables"
+    arguments = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "mc_dropout", "--clients", "3"]
+    assert run_command_line(["run", *SMALL, *arguments, "--output", str(folder)]) == 0
+    assert not (folder / "figures" / "uncertain_examples.png").exists()
+    assert "stddev_median" not in rows(folder)[0]
+
+
+def test_doctor_passes_here(capsys):
+    assert run_command_line(["doctor"]) == 0
+    assert capsys.readouterr().out.count("ok") >= 5
+
+
+@pytest.mark.parametrize(("sign", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_run_that_is_stopped_leaves_no_process(tmp_path, sign, status):
+    folder = tmp_path / "long"
+    command = [sys.executable, "-m", "tfp_bfl", "run", "--rounds", "100000", "--output", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        wait_for(lambda: (folder / "metrics.jsonl").exists() and rows(folder), 60)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+        process.send_signal(sign)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status
+    wait_for(lambda: not [child for child in children if alive(child)], 10)
+
+
+def wait_for(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_module_is_the_entry_point():
+    done = subprocess.run([sys.executable, "-m", "tfp_bfl", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tfp-bfl") and not done.stderr
+
+
+def test_missing_tff_is_one_sentence(tmp_path):
+    program = tmp_path / "without_tff.py"
+    program.write_text(
+        "import sys\n"
+        "sys.modules['tensorflow_federated'] = None\n"
+        "from tfp_bfl.__main__ import main\n"
+        f"sys.argv = ['tfp-bfl', 'run', '--output', {str(tmp_path / 'new')!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "requirements.lock" in done.stderr.splitlines()[-1]
+    assert not pathlib.Path(tmp_path / "new").exists()

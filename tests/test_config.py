@@ -1,0 +1,79 @@
+"""The configuration: defaults, files, flags that win, and what it refuses."""
+
+import pytest
+import yaml
+
+from tfp_bfl.config import RunConfig, make_config
+from tfp_bfl.errors import InvalidArgument
+
+
+def write(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_default_is_valid_and_flipout_on_digits():
+    config = make_config(None, {})
+    assert (config.dataset, config.model, config.kind, config.partition) == (
+        "digits",
+        "lenet",
+        "flipout",
+        "dirichlet:0.5",
+    )
+
+
+def test_file_then_flags(tmp_path):
+    path = write(tmp_path, "rounds: 7\nrule: linear_pool\n")
+    assert make_config(path, {}).rounds == 7
+    config = make_config(path, {"rounds": "3"})
+    assert (config.rounds, config.rule) == (3, "linear_pool")
+
+
+def test_full_record_gives_the_same_config(tmp_path):
+    config = make_config(None, {"rounds": "3", "learning_rate": "0.01", "cohort_size": "4"})
+    again = make_config(write(tmp_path, yaml.safe_dump(config.model_dump())), {})
+    assert again == config
+    assert set(config.model_dump()) == set(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "conflaton"}, "no rule 'conflaton': did you mean 'conflation'"),
+        ({"model": "resnet"}, "no model 'resnet': did you mean 'resnet20'"),
+        ({"kind": "flip_out"}, "did you mean 'flipout'"),
+        ({"weighting": "size"}, "no weighting 'size'"),
+        ({"normalization": "bach"}, "did you mean 'batch'"),
+        ({"partition": "dirchlet:1"}, "did you mean 'dirichlet'"),
+        ({"partition": "dirichlet:-1"}, "alpha"),
+        ({"rounds": "0"}, "rounds is '0', but it must be greater than or equal to 1"),
+        ({"rounds": "x"}, "rounds is 'x'"),
+        ({"learning_rate": "nan"}, "learning_rate is 'nan'"),
+        ({"dropout_rate": "1"}, "dropout_rate is '1'"),
+        ({"seed": "-1"}, "seed is '-1'"),
+        ({"cohort_size": "11"}, "cohort_size is 11"),
+        ({"min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
+        ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
+        ({"ruel": "conflation"}, "no option 'ruel': did you mean 'rule'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InvalidArgument, match=message.replace("(", r"\(")) as caught:
+        make_config(None, options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["rounds: [1", "- a", "", "just words", b"\xff\xfe\x00\x01", "1: 2", "a: !!python/object:os.system {}", "{" * 5000],
+)
+def test_bad_files(tmp_path, text):
+    with pytest.raises(InvalidArgument, match=r"The config .*run\.yaml") as caught:
+        make_config(write(tmp_path, text), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_absent_file(tmp_path):
+    with pytest.raises(InvalidArgument, match="can't be read: No such file"):
+        make_config(tmp_path / "none.yaml", {})
