@@ -34,7 +34,7 @@ class RunConfig(pydantic.BaseModel):
     learning_rate: float = _option(1e-3, "Of the clients' Adam.", gt=0, allow_inf_nan=False)
     examples_per_client: Optional[int] = _option(None, "A seeded subset of each client's examples.", ge=1)
     prior_stddev: float = _option(10.0, "Standard deviation of the prior on each weight.", gt=0, allow_inf_nan=False)
-    initial_stddev: float = _option(0.01, "Posterior standard deviation before training.", gt=0, allow_inf_nan=False)
+    initial_stddev: float = _option(0.003, "Posterior standard deviation before training.", gt=0, allow_inf_nan=False)
     min_stddev: float = _option(1e-5, "Floor of the posterior standard deviations.", gt=0, allow_inf_nan=False)
     dropout_rate: float = _option(0.2, "For kind mc_dropout.", ge=0, lt=1)
     normalization: Optional[str] = _option(None, "batch, group or none; the model's own if not given.")
