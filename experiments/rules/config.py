@@ -17,9 +17,8 @@ STUDIES = {
         "variants": (
             {"local_epochs": 1, "rounds": 150},
             {"local_epochs": 5, "rounds": 60},
-            {"local_epochs": 10, "rounds": 30},
         ),
-        "seeds": (0, 1, 2),
+        "seeds": (0, 1),
     },
     "fashion_mnist": {
         "options": {

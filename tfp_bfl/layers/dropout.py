@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import noise
 
 
@@ -15,13 +16,19 @@ class MCDropout(tf.keras.layers.Layer):
 
     y = x z / (1 - rate),   z ~ Bernoulli(1 - rate) for each unit of each example
 
-    Off in `sampling("mean")`. Args: rate, in [0, 1).
+    Off in `sampling("mean")`.
+
+    Args:
+      rate: share of units that are dropped, at least 0 and below 1.
+
+    Raises:
+      InvalidArgument: the rate is outside that.
     """
 
     def __init__(self, rate: float = 0.2, **kwargs: Any):
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
-            raise ValueError(f"rate must be in [0, 1), but is {rate}.")
+            raise InvalidArgument(f"rate must be at least 0 and below 1, but is {rate}.")
         self.rate = rate
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:

@@ -66,4 +66,10 @@ def next_seeds(number: int) -> list[tf.Tensor]:
     if scope is None or scope.seed is None:
         drawn = tf.random.uniform([number, 2], maxval=tf.int32.max, dtype=tf.int32)
         return tf.unstack(drawn)
-    return [scope.seed + tf.constant([0, next(scope.calls)]) for _ in range(number)]
+    return [scope.seed + _offset(next(scope.calls)) for _ in range(number)]
+
+
+def _offset(call: int) -> tf.Tensor:
+    # Far apart in the first number, so that streams under neighbouring seeds never meet; Philox does the mixing.
+    golden = call * 0x9E3779B9 % 2**32
+    return tf.constant([golden - 2**32 if golden >= 2**31 else golden, call], tf.int32)

@@ -47,13 +47,15 @@ def layout(model: tf.keras.Model) -> Layout:
     normalizations = [layer for layer in layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
     means = [layer.moving_mean for layer in normalizations]
     variances = [layer.moving_variance for layer in normalizations]
-    taken = {id(v) for weight in variational for v in (weight.mean, weight.log_stddev)}
+    taken = {id(v) for weight in variational for v in (weight.mean, weight.log_stddev)} | {
+        id(v) for v in means + variances
+    }
     point = [v for v in model.trainable_variables if id(v) not in taken]
-    strange = {v.name for v in model.non_trainable_variables} - {v.name for v in means + variances}
+    strange = [v.name for v in model.non_trainable_variables if id(v) not in taken]
     if strange:
         raise InvalidArgument(
-            f"The model's variables {sorted(strange)} are neither trained nor BatchNorm's, so that no rule can pool "
-            "them: use layers without a state of their own."
+            f"The model's variables {strange} are neither trained nor BatchNorm's statistics, so that no rule can pool "
+            "them: use layers without a state of their own, and none that is frozen."
         )
     return Layout(variational, point, means, variances)
 

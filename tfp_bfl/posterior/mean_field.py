@@ -30,13 +30,12 @@ class Spread(NamedTuple):
     share_at_floor: tf.Tensor
 
 
-def gaussian_kl(
-    mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: tf.Tensor, prior_log_stddev: tf.Tensor
-) -> tf.Tensor:
+def gaussian_kl(mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: Any, prior_log_stddev: Any) -> tf.Tensor:
     """KL[N(mean, s^2) || N(m, t^2)] of each weight, in nats, elementwise.
 
     KL = log(t / s) + (s^2 + (mean - m)^2) / (2 t^2) - 1 / 2
     """
+    prior_log_stddev = tf.convert_to_tensor(prior_log_stddev, log_stddev.dtype)
     ratio = log_stddev - prior_log_stddev
     shift = (mean - prior_mean) * tf.exp(-prior_log_stddev)
     return 0.5 * (tf.math.expm1(2.0 * ratio) + tf.square(shift)) - ratio
@@ -58,7 +57,8 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
       InvalidArgument: the structures differ.
     """
     try:
-        tf.nest.assert_same_structure(q, p)
+        for structure in (q.variance, p.mean, p.variance):
+            tf.nest.assert_same_structure(q.mean, structure)
     except (ValueError, TypeError) as error:
         raise InvalidArgument(
             "kl_divergence needs q and p of the same structure, one tensor a weight in each."

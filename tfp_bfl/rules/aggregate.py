@@ -20,6 +20,8 @@ def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanF
       weights: [K], positive, not necessarily normalised; equal if None.
       anchor: the posterior that the clients started from, leaves [...]; only distributed weight consolidation needs it.
 
+    In a graph only shapes are checked, not values.
+
     Returns:
       The pooled posterior, leaves [...].
 
@@ -40,16 +42,35 @@ def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanF
         raise InvalidArgument(f"{rule.name} subtracts the posterior that the clients started from: pass it as anchor.")
     if tf.executing_eagerly():
         _check_values(means, variances, weights)
-    if not rule.uses_anchor:
-        centre = tf.nest.map_structure(lambda m: tf.reduce_mean(m, 0), stacked.mean)
-        anchor = MeanField(centre, tf.nest.map_structure(lambda v: v[0], stacked.variance))
-    anchor = tf.nest.map_structure(tf.convert_to_tensor, anchor)
+    # Every rule is the same for weights of any scale; at this one, squares neither overflow nor lose equal weights.
+    weights = weights / tf.reduce_max(weights)
+    anchor = _checked_anchor(anchor, stacked) if rule.uses_anchor and anchor else _centre(stacked, weights)
 
     total = rule.summarise(tf.nest.map_structure(lambda x: x[0], stacked), anchor, weights[0])
     for k in range(1, num_clients):
         local = tf.nest.map_structure(lambda x, k=k: x[k], stacked)
         total = rule.merge(total, rule.summarise(local, anchor, weights[k]))
     return rule.pool(total, anchor)
+
+
+def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:
+    """Where the sums are centred for rules whose equation has no anchor: at the weighted mean."""
+    shares = weights / tf.reduce_sum(weights)
+    mean = tf.nest.map_structure(lambda m: tf.tensordot(tf.cast(shares, m.dtype), m, 1), stacked.mean)
+    return MeanField(mean, tf.nest.map_structure(lambda v: v[0], stacked.variance))
+
+
+def _checked_anchor(anchor: MeanField, stacked: MeanField) -> MeanField:
+    anchor = tf.nest.map_structure(tf.convert_to_tensor, MeanField(*anchor))
+    want, have = (tf.nest.flatten(x) for x in (stacked, anchor))
+    if len(want) != len(have) or any(w.shape[1:] != h.shape for w, h in zip(want, have)):
+        raise InvalidArgument("The anchor must have the shapes [...] of one posterior of the stack.")
+    if tf.executing_eagerly():
+        variances = tf.nest.flatten(anchor.variance)
+        finite = all(bool(tf.reduce_all(tf.math.is_finite(x))) for x in have)
+        if not (finite and all(bool(tf.reduce_all(v > 0)) for v in variances)):
+            raise InvalidArgument("The anchor's means must be finite and its variances finite and above zero.")
+    return anchor
 
 
 def _num_clients(means: list[tf.Tensor], variances: list[tf.Tensor]) -> int:

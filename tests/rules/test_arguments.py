@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import rules
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior import MeanField
+
+NAN, INF = float("nan"), float("inf")
+
+
+def stack(mean=0.0, variance=1.0):
+    """Three clients with a leaf [3, 2] each; the arguments are the last client's last value."""
+    means, variances = np.zeros((3, 2), np.float32), np.ones((3, 2), np.float32)
+    means[2, 1], variances[2, 1] = mean, variance
+    return MeanField({"w": means}, {"w": variances})
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_every_rule_takes_the_sound_stack(name):
+    anchor = MeanField({"w": np.zeros(2, np.float32)}, {"w": np.ones(2, np.float32)})
+    pooled = rules.aggregate(rules.RULES[name](), stack(), [1, 2, 3], anchor)
+    assert np.isfinite(pooled.mean["w"]).all() and (pooled.variance["w"].numpy() > 0).all()
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[1, 0, 1], [1, -1, 1], [1, NAN, 1], [1, INF, 1], [0, 0, 0], [-1, -1, -1]],
+    ids=["zero", "negative", "nan", "inf", "all zero", "all negative"],
+)
+def test_bad_weights(weights):
+    with pytest.raises(InvalidArgument, match="weights must be finite and above zero, but are"):
+        rules.aggregate(rules.naive_weighted_average(), stack(), weights)
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1], 1.0, [[1, 1, 1]], []])
+def test_wrong_number_of_weights(weights):
+    with pytest.raises(InvalidArgument, match=r"weights must be \[3\], one a client, but have shape"):
+        rules.aggregate(rules.naive_weighted_average(), stack(), weights)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+@pytest.mark.parametrize("variance", [0.0, -1.0, NAN, INF])
+def test_bad_variance(name, variance):
+    anchor = MeanField({"w": np.zeros(2, np.float32)}, {"w": np.ones(2, np.float32)})
+    with pytest.raises(InvalidArgument, match=r"variance must be finite and above zero.* clients at \[2\]"):
+        rules.aggregate(rules.RULES[name](), stack(variance=variance), anchor=anchor)
+
+
+@pytest.mark.parametrize("mean", [NAN, INF, -INF])
+def test_bad_mean(mean):
+    with pytest.raises(InvalidArgument, match=r"mean must be finite.* clients at \[2\]"):
+        rules.aggregate(rules.linear_pool(), stack(mean=mean))
+
+
+def test_consolidation_needs_the_anchor():
+    with pytest.raises(InvalidArgument, match=r"distributed_weight_consolidation subtracts .*: pass it as anchor"):
+        rules.aggregate(rules.distributed_weight_consolidation(), stack())
+
+
+@pytest.mark.parametrize("structure", [(), {}, []])
+def test_no_weights(structure):
+    with pytest.raises(InvalidArgument, match="stack holds no weights"):
+        rules.aggregate(rules.conflation(), MeanField(structure, structure))
+
+
+@pytest.mark.parametrize(
+    ("mean", "variance"),
+    [
+        (np.zeros((0, 2)), np.ones((0, 2))),
+        (np.zeros(()), np.ones(())),
+        (np.zeros((3, 2)), np.ones((3, 1))),
+        (np.zeros((3, 2)), np.ones((2, 2))),
+        ((np.zeros((3, 2)), np.zeros((2, 2))), (np.ones((3, 2)), np.ones((2, 2)))),
+        ((np.zeros((3, 2)), np.zeros((3, 2))), (np.ones((3, 2)),)),
+    ],
+    ids=["no client", "no axis", "other shape", "other K", "leaves of different K", "a leaf too few"],
+)
+def test_shapes_that_are_no_stack(mean, variance):
+    with pytest.raises(InvalidArgument, match=r"means and variances of the same shapes \[K, \.\.\.\]"):
+        rules.aggregate(rules.naive_weighted_average(), MeanField(mean, variance))
+
+
+def test_weights_may_be_integers_or_of_another_float_type():
+    stacked = MeanField(np.float32([[0.0], [4.0]]), np.float32([[1.0], [1.0]]))
+    for weights in ([1, 3], np.array([1.0, 3.0]), tf.constant([1, 3], tf.int64)):
+        pooled = rules.aggregate(rules.naive_weighted_average(), stacked, weights)
+        assert pooled.mean.dtype == tf.float32
+        np.testing.assert_array_equal(pooled.mean, [3.0])

@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import rules
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField
+
+SIZES = (30, 50, 120)
+
+
+def constants(structure):
+    return tf.nest.map_structure(lambda x: tf.constant(x, tf.float32), structure)
+
+
+@pytest.fixture(scope="module")
+def raw():
+    """The features that each client's BatchNorm saw, [N_k, 4], with other means and scales for each client."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(rng.normal(size=4), rng.uniform(0.5, 2, 4), (n, 4)) for n in SIZES]
+
+
+@pytest.fixture(scope="module")
+def locals_and_anchor(raw):
+    rng = np.random.default_rng(1)
+
+    def posterior():
+        shapes = [(3, 2), (2,)]
+        variance = lambda s: rng.uniform(0.3, 0.6, s)
+        return MeanField(tuple(rng.normal(size=s) for s in shapes), tuple(variance(s) for s in shapes))
+
+    def client(features):
+        point = (rng.normal(size=(2, 2)), rng.normal(size=3))
+        return ModelWeights(posterior(), point, MeanField((features.mean(0),), (features.var(0),)))
+
+    anchor = client(np.zeros((1, 4)))
+    anchor = anchor._replace(posterior=anchor.posterior._replace(variance=(np.ones((3, 2)), np.ones(2))))
+    return [constants(client(x)) for x in raw], constants(anchor)
+
+
+def pool(rule, clients, anchor):
+    total = None
+    for local, n in zip(clients, SIZES):
+        part = rule.summarise(local, anchor, tf.constant(float(n)))
+        total = part if total is None else rule.merge(total, part)
+    return rule.pool(total, anchor), rule.metrics(total, anchor)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_each_part_has_its_rule(name, locals_and_anchor, raw):
+    clients, anchor = locals_and_anchor
+    rule = rules.RULES[name]()
+    pooled, metrics = pool(rules.whole_model(rule), clients, anchor)
+    tf.nest.assert_same_structure(pooled, clients[0])
+
+    stacked = tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *(c.posterior for c in clients))
+    alone = rules.aggregate(rule, stacked, SIZES, anchor.posterior)
+    for actual, wanted in zip(tf.nest.flatten(pooled.posterior), tf.nest.flatten(alone)):
+        np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=1e-6)
+    for i, actual in enumerate(pooled.point):
+        wanted = np.average([c.point[i] for c in clients], axis=0, weights=SIZES)
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
+    together = np.concatenate(raw)
+    np.testing.assert_allclose(pooled.moments.mean[0], together.mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(pooled.moments.variance[0], together.var(0), rtol=1e-5)
+    assert metrics.keys() == ({"kept_weights"} if rule.uses_anchor else set())
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_keeps_the_rules_name_and_need_of_an_anchor(name):
+    rule = rules.RULES[name]()
+    lifted = rules.whole_model(rule)
+    assert (lifted.name, lifted.uses_anchor) == (rule.name, rule.uses_anchor)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_zeros_are_neutral_and_merge_is_commutative(name, locals_and_anchor):
+    clients, anchor = locals_and_anchor
+    rule = rules.whole_model(rules.RULES[name]())
+    a, b = (rule.summarise(c, anchor, tf.constant(2.0 + k)) for k, c in enumerate(clients[:2]))
+    zeros = tf.nest.map_structure(tf.zeros_like, a)
+    for left, right in (
+        (rule.merge(a, zeros), a),
+        (rule.merge(zeros, a), a),
+        (rule.merge(a, b), rule.merge(b, a)),
+    ):
+        for x, y in zip(tf.nest.flatten(left), tf.nest.flatten(right)):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_deterministic_model_is_federated_averaging(name, locals_and_anchor):
+    clients, anchor = locals_and_anchor
+    none = MeanField((), ())
+    strip = lambda w: ModelWeights(none, w.point, none)
+    pooled, metrics = pool(rules.whole_model(rules.RULES[name]()), [strip(c) for c in clients], strip(anchor))
+    assert pooled.posterior == none and pooled.moments == none
+    wanted = np.average([c.point[1] for c in clients], axis=0, weights=SIZES)
+    np.testing.assert_allclose(pooled.point[1], wanted, rtol=1e-5, atol=1e-6)
+    assert all(int(value) == 0 for value in metrics.values())

@@ -1,0 +1,261 @@
+"""Who may import whom, read from the source. Adding a package or an edge is a change to `MAY_IMPORT`."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY, TESTS = ROOT / "tfp_bfl", ROOT / "tests"
+
+EVERYTHING = None
+MAY_IMPORT = {
+    "__init__": EVERYTHING,
+    "__main__": EVERYTHING,
+    "cli": EVERYTHING,
+    "config": EVERYTHING,
+    "run": EVERYTHING,
+    "doctor": {"federated"},
+    "algorithms": {"federated", "clients", "models", "rules", "weighting", "servers"},
+    "clients": {"models", "layers", "posterior"},
+    "rules": {"models", "layers", "posterior"},
+    "weighting": {"models", "layers", "posterior"},
+    "servers": {"models", "layers", "posterior"},
+    "federated": {"models", "posterior", "data"},
+    "evaluation": {"models", "posterior", "layers"},
+    "export": {"models", "posterior", "layers", "evaluation"},
+    "plots": {"evaluation"},
+    "models": {"layers", "posterior"},
+    "layers": {"posterior"},
+    "posterior": set(),
+    "data": set(),
+    "errors": set(),
+}
+FOR_EVERYONE = {"errors"}
+ONLY_IMPORTER_OF_TFF = "federated"
+MAX_LINES_OF_A_FILE = 400
+MAX_LINES_OF_A_RECIPE = 40
+
+FILES = sorted(LIBRARY.rglob("*.py"))
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def group(path):
+    """The package or top-level module of `tfp_bfl` that a file belongs to."""
+    return path.relative_to(LIBRARY).with_suffix("").parts[0]
+
+
+MODULES = {module_name(path) for path in FILES}
+
+
+def is_for_types_only(node):
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def walk(tree, at_import_time):
+    """Every node; with `at_import_time` without function bodies and what is for type checkers only."""
+    for node in ast.iter_child_nodes(tree):
+        if at_import_time and (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or is_for_types_only(node)
+        ):
+            continue
+        yield node
+        yield from walk(node, at_import_time)
+
+
+def imports(source, package, at_import_time=False):
+    """Dotted names that a module of `package` imports, by statement or by `importlib`; "?" for a name not literal."""
+    names = []
+    for node in walk(ast.parse(source), at_import_time):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            names += [f"{base}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and re.search(
+            r"(import_module|__import__|LazyLoader)$", ast.unparse(node.func)
+        ):
+            literals = [x.value for x in node.args if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+            names += literals or ["?"]
+    return names
+
+
+def package_of(path):
+    return module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+
+
+def forbidden_edges(source, importer, package):
+    if MAY_IMPORT[importer] is EVERYTHING:
+        return []
+    allowed = MAY_IMPORT[importer] | FOR_EVERYONE | {importer}
+    targets = [name.split(".") for name in imports(source, package) if re.match(r"tfp_bfl(\.|$)", name)]
+    return [".".join(t) for t in targets if (t[1] if len(t) > 1 else "__init__") not in allowed]
+
+
+def imports_of_tff(source, package):
+    """Also what is imported under a name made at run time, which could be anything."""
+    return [n for n in imports(source, package) if n.split(".")[0] in ("tensorflow_federated", "?")]
+
+
+def find_cycle(edges):
+    """A cycle of a graph {node: nodes} as a list, or None."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node in done:
+            return None
+        path.append(node)
+        found = next(filter(None, map(visit, sorted(edges.get(node, ())))), None)
+        path.pop()
+        done.add(node)
+        return found
+
+    return next(filter(None, map(visit, sorted(edges))), None)
+
+
+def lines_of_code(function):
+    """Lines of a function without its docstring, blank lines and comments; decorators count."""
+    documented = ast.get_docstring(function) is not None
+    body = function.body[1:] if documented else function.body
+    first = function.body[0]
+    docstring = range(first.lineno, first.end_lineno + 1) if documented else ()
+    start = min([function.lineno, *(d.lineno for d in function.decorator_list)])
+    used = set()
+    for node in [function, *function.decorator_list, *body]:
+        for inner in ast.walk(node):
+            if getattr(inner, "lineno", None) is not None and inner is not function:
+                used.update((inner.lineno, inner.end_lineno))
+    return len([n for n in used | {function.lineno} if n >= start and n not in docstring])
+
+
+def test_every_package_is_in_the_table():
+    assert {group(path) for path in FILES} <= MAY_IMPORT.keys()
+
+
+def test_the_table_has_no_cycle():
+    assert find_cycle({k: v for k, v in MAY_IMPORT.items() if v}) is None
+    assert set().union(*filter(None, MAY_IMPORT.values())) <= MAY_IMPORT.keys()
+
+
+@every_file
+def test_imports_follow_the_table(path):
+    assert forbidden_edges(path.read_text(), group(path), package_of(path)) == []
+
+
+@every_file
+def test_tensorflow_federated_is_imported_in_one_package(path):
+    if group(path) not in (ONLY_IMPORTER_OF_TFF, "__init__"):  # the latter imports its subpackages by name
+        assert imports_of_tff(path.read_text(), package_of(path)) == []
+
+
+def test_modules_have_no_cycle():
+    edges = {}
+    for path in FILES:
+        names = imports(path.read_text(), package_of(path), at_import_time=True)
+        nearest = lambda name: name if name in MODULES else name.rpartition(".")[0]
+        edges[module_name(path)] = {nearest(name) for name in names} & MODULES
+    assert any(edges.values())
+    assert find_cycle(edges) is None
+
+
+@pytest.mark.parametrize("folder", [LIBRARY, TESTS], ids=["tfp_bfl", "tests"])
+def test_no_file_is_too_long(folder):
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in folder.rglob("*.py")}
+    assert lengths and {p: n for p, n in lengths.items() if n > MAX_LINES_OF_A_FILE} == {}
+
+
+def test_recipes_are_short():
+    lengths = {}
+    for path in (LIBRARY / "algorithms").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                lengths[f"{path.stem}.{node.name}"] = lines_of_code(node)
+    assert lengths and {name: n for name, n in lengths.items() if n > MAX_LINES_OF_A_RECIPE} == {}
+
+
+@pytest.mark.parametrize(
+    ("importer", "source"),
+    [
+        ("posterior", "from tfp_bfl.models import lenet"),
+        ("posterior", "from tfp_bfl import layers"),
+        ("posterior", "from ..layers import noise"),
+        ("posterior", "from .. import layers"),
+        ("rules", "import tfp_bfl.weighting"),
+        ("rules", "def f():\n    from tfp_bfl.clients import variational"),
+        ("rules", "import importlib\nimportlib.import_module('tfp_bfl.servers')"),
+        ("models", "import tfp_bfl as bfl"),
+        ("plots", "if TYPE_CHECKING:\n    from tfp_bfl.models import lenet"),
+    ],
+)
+def test_forbidden_edges_are_found(importer, source):
+    assert len(forbidden_edges(source, importer, f"tfp_bfl.{importer}")) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tfp_bfl.models import lenet\nfrom tfp_bfl.errors import lookup",
+        "from . import rule\nfrom .rule import add\nfrom tfp_bfl.rules import rule",
+        "import tensorflow as tf",
+    ],
+)
+def test_allowed_edges_pass(source):
+    assert forbidden_edges(source, "rules", "tfp_bfl.rules") == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import tensorflow_federated as tff",
+        "def f():\n    from tensorflow_federated.python import core",
+        "import importlib\nimportlib.import_module('tensorflow_federated')",
+        "name = 'tensorflow_federated'\nimportlib.import_module(name)",
+        "__import__('tensorflow_federated')",
+    ],
+)
+def test_imports_of_tensorflow_federated_are_found(source):
+    assert imports_of_tff(source, "tfp_bfl.rules")
+    assert not imports_of_tff(
+        "from importlib import metadata\nmetadata.version('tensorflow_federated')", "tfp_bfl.rules"
+    )
+
+
+def test_cycles_are_found():
+    assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) == ["a", "b", "c", "a"]
+    assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+    at_start = imports("import a\nif TYPE_CHECKING:\n    import b\ndef f():\n    import c", "p", at_import_time=True)
+    assert at_start == ["a"]
+
+
+SEVEN_LINES = '''
+@tf.function
+def f(
+    a,
+):
+    """One.
+
+    Two.
+    """
+    # why
+    b = a
+
+    return (
+        b
+    )
+'''
+
+
+def test_lines_of_code_leave_out_docstring_comments_and_blank_lines():
+    (function,) = ast.parse(SEVEN_LINES).body
+    assert lines_of_code(function) == 7  # not the "):" either

@@ -1,0 +1,23 @@
+"""Every notebook runs from top to bottom."""
+
+import pathlib
+
+import nbclient
+import nbformat
+import pytest
+
+NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_and_shows_its_pictures(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    pictures = [cell for cell in notebook.cells if "image/png" in str(cell.get("outputs"))]
+    calls = [cell for cell in notebook.cells if cell.cell_type == "code" and "bfl.plots." in cell.source]
+    assert len(pictures) == len(calls) > 0

@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import weighting
+from tfp_bfl.posterior import MeanField
+
+SIZES = [(3, 2), (5,)]
+
+
+def draw(num_clients, seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    shape = lambda s: s if num_clients is None else (num_clients, *s)
+    return MeanField(
+        tuple(rng.normal(size=shape(s)).astype(dtype) for s in SIZES),
+        tuple(rng.uniform(0.1, 2, shape(s)).astype(dtype) for s in SIZES),
+    )
+
+
+def client(stacked, k):
+    return MeanField(*(tuple(x[k] for x in part) for part in stacked))
+
+
+def kl(q, p):
+    """KL[q || p] in nats over all weights, in float64 numpy."""
+    total = 0.0
+    for m, v, n, u in zip(q.mean, q.variance, p.mean, p.variance):
+        m, v, n, u = (np.asarray(x, np.float64) for x in (m, v, n, u))
+        total += (0.5 * np.log(u / v) + (v + (m - n) ** 2) / (2 * u) - 0.5).sum()
+    return total
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_distance_weights(num_clients, dtype):
+    stacked, anchor = draw(num_clients, 0, dtype), draw(None, 1, dtype)
+    gamma = np.array([1 / kl(anchor, client(stacked, k)) for k in range(num_clients)])
+    weights = weighting.distance_weights(stacked, anchor)
+    np.testing.assert_allclose(weights, gamma / gamma.sum(), rtol=1e-10)
+    np.testing.assert_allclose(tf.reduce_sum(weights), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_clients", [2, 3, 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_max_discrepancy_weights(num_clients, dtype):
+    stacked = draw(num_clients, 0, dtype)
+    every = [client(stacked, k) for k in range(num_clients)]
+    gamma = np.array([max(1 / kl(q, p) for p in every if p is not q) for q in every])
+    weights = weighting.max_discrepancy_weights(stacked)
+    np.testing.assert_allclose(weights, gamma / gamma.sum(), rtol=1e-10)
+    np.testing.assert_allclose(tf.reduce_sum(weights), 1, rtol=1e-12)
+
+
+def test_max_discrepancy_of_three_by_hand():
+    # Unit variances, means 0, 1, 3: KL is half the squared distance; nearest neighbours lie 1, 1 and 2 away:
+    # gamma = 2, 2, 1/2, whose sum is 9/2.
+    stacked = MeanField(np.array([[0.0], [1.0], [3.0]]), np.ones((3, 1)))
+    np.testing.assert_allclose(weighting.max_discrepancy_weights(stacked), [4 / 9, 4 / 9, 1 / 9], rtol=1e-12)
+    # From an anchor at -1 they lie 1, 2 and 4 away: gamma = 2, 1/2, 1/8, whose sum is 21/8.
+    anchor = MeanField(np.array([-1.0]), np.ones(1))
+    np.testing.assert_allclose(weighting.distance_weights(stacked, anchor), [16 / 21, 4 / 21, 1 / 21], rtol=1e-12)
+
+
+def test_distance_is_from_the_anchor_to_the_client():
+    """KL[anchor || client], not the other way round: N(0, 1) against N(0, 4) is log 2 - 3/8, against N(1, 1) 1/2."""
+    stacked = MeanField(np.array([[0.0], [1.0]]), np.array([[4.0], [1.0]]))
+    anchor = MeanField(np.zeros(1), np.ones(1))
+    gamma = np.array([1 / (np.log(2) - 3 / 8), 2])
+    np.testing.assert_allclose(weighting.distance_weights(stacked, anchor), gamma / gamma.sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 5])
+def test_identical_clients_count_alike(num_clients):
+    one = draw(None)
+    same = MeanField(*(tuple(np.repeat(x[None], num_clients, 0) for x in part) for part in one))
+    for anchor in (one, draw(None, 1)):
+        weights = weighting.distance_weights(same, anchor)
+        np.testing.assert_allclose(weights, np.full(num_clients, 1 / num_clients), rtol=1e-12)
+    weights = weighting.max_discrepancy_weights(same)
+    np.testing.assert_allclose(weights, np.full(num_clients, 1 / num_clients), rtol=1e-12)
+
+
+def test_a_single_client_has_weight_one():
+    np.testing.assert_array_equal(weighting.max_discrepancy_weights(draw(1)), [1.0])
+    np.testing.assert_array_equal(weighting.distance_weights(draw(1), draw(None, 1)), [1.0])
+
+
+def test_loop_functions_agree_with_the_plain_ops():
+    num_clients, sizes = 4, [10, 20, 30, 40]
+    stacked, anchor = draw(num_clients, 0, np.float32), draw(None, 1, np.float32)
+    loop = {
+        name: np.array([float(weigh(client(stacked, k), anchor, tf.constant(sizes[k]))) for k in range(num_clients)])
+        for name, weigh in weighting.WEIGHTINGS.items()
+    }
+    assert loop.keys() == {"equal", "train_size", "distance"}
+    np.testing.assert_array_equal(loop["equal"], np.ones(4))
+    np.testing.assert_array_equal(loop["train_size"], sizes)
+    wanted = weighting.distance_weights(stacked, anchor)
+    np.testing.assert_allclose(loop["distance"] / loop["distance"].sum(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", weighting.WEIGHTINGS)
+def test_loop_functions_give_positive_finite_float32_scalars(name):
+    anchor = draw(None, 0, np.float32)
+    for local in (anchor, draw(None, 1, np.float32)):
+        weight = tf.function(weighting.WEIGHTINGS[name])(local, anchor, tf.constant(7))
+        assert weight.dtype == tf.float32 and weight.shape == ()
+        assert 0 < float(weight) < np.inf
