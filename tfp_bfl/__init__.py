@@ -59,6 +59,10 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return metadata.version("tfp_bfl")
     if name in __all__:
+        from tfp_bfl.errors import check_python
+
+        if name != "errors":
+            check_python()
         return importlib.import_module(f"tfp_bfl.{name}")
     raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")
 

@@ -2,17 +2,15 @@
 
 import sys
 
+from tfp_bfl.errors import missing_package
+
 
 def main() -> None:
     """Runs the command line; errors that the library foresees are one sentence, exit status 2 for bad input, else 1."""
     try:
         from tfp_bfl.cli import run_command_line
     except ModuleNotFoundError as error:
-        print(
-            f"tfp-bfl: the package {error.name!r} is not installed; install this one with: pip install .",
-            file=sys.stderr,
-        )
-        sys.exit(1)
+        sys.exit(f"tfp-bfl: {missing_package(error.name)}")
     sys.exit(run_command_line(sys.argv[1:]))
 
 

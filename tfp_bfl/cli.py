@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument, check_python, missing_package
 
 EXAMPLES = """
 \b
@@ -23,10 +24,13 @@ Examples:
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, prog_name="tfp-bfl")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Bayesian federated learning: simulate, evaluate, export."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def _config_options(command: Any) -> Any:
@@ -60,7 +64,13 @@ def run(
     from tfp_bfl.run import execute
 
     config = make_config(config_file, {name: value for name, value in given.items() if value is not None})
-    execute(config, output, data_dir=data_dir, tensorboard=tensorboard, console=Console(stderr=True))
+    folder = execute(config, output, data_dir=data_dir, tensorboard=tensorboard, console=Console(stderr=True))
+    summary = json.loads((folder / "summary.json").read_text())
+    click.echo(
+        f"accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  ECE {summary['ece']:.4f}  "
+        f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+    )
+    click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")
 
 
 @cli.command()
@@ -91,20 +101,21 @@ def list_choices() -> None:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit status: 0, 2 for bad input, 1 for a failed run, 130 for Ctrl-C."""
     console = Console(stderr=True)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
+    # A terminal gets the log beside the progress bar; a file gets plain lines.
+    handler = RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
+        check_python()
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except InvalidArgument as error:
         return _fail(error, 2)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-        return 0
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except Error as error:
         return _fail(error, 1)
+    except ModuleNotFoundError as error:
+        return _fail(missing_package(error.name), 1)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     return status if isinstance(status, int) else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import time
 from importlib import metadata
 from typing import Callable
@@ -12,8 +11,7 @@ from typing import Callable
 import psutil
 from rich.console import Console
 
-from tfp_bfl.errors import Error
-from tfp_bfl.federated._installation import INSTALL_COMMAND
+from tfp_bfl.errors import INSTALL_COMMAND, Error, check_python
 
 _STACK = {
     "tensorflow": "2.14",
@@ -52,10 +50,7 @@ def examine(console: Console) -> bool:
 
 
 def _python() -> str:
-    if not (3, 9) <= sys.version_info[:2] < (3, 12):
-        raise _Failed(
-            f"{platform.python_version()}, but TensorFlow Federated has releases for 3.9 to 3.11: {INSTALL_COMMAND}"
-        )
+    check_python()
     return platform.python_version()
 
 

@@ -1,6 +1,7 @@
 """The errors that the library raises itself: one sentence that says what is wrong and what would be right."""
 
 import difflib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,3 +36,21 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     else:
         advice = "choose one of " + ", ".join(repr(n) for n in sorted(table)) + "."
     raise InvalidArgument(f"There is no {what} {name!r}: {advice}")
+
+
+INSTALL_COMMAND = "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock"
+
+
+def check_python() -> None:
+    """Raises MissingDependency on a Python for which TensorFlow 2.14 and TensorFlow Federated have no release."""
+    python = sys.version_info[:2]
+    if not (3, 9) <= python < (3, 12):
+        raise MissingDependency(
+            f"TensorFlow Federated needs Python 3.9 to 3.11 and this is {python[0]}.{python[1]}; "
+            f"install with: {INSTALL_COMMAND}"
+        )
+
+
+def missing_package(name: object) -> MissingDependency:
+    """The error for a package that is not installed."""
+    return MissingDependency(f"The package {name!r} is not installed; install with: {INSTALL_COMMAND}")

@@ -80,7 +80,6 @@ def execute(
         "versions": {name: metadata.version(name) for name in _VERSIONED},
     }
     _write_results(folder, config, clients, test, final, result, summary)
-    _print_summary(console, folder, summary)
     return folder
 
 
@@ -205,14 +204,4 @@ def _write_results(
         rounds=result.rounds,
         figures=figures,
         warnings=[federated.collapse_warning(result.collapsed)] if result.collapsed else [],
-    )
-
-
-def _print_summary(console: Console, folder: pathlib.Path, summary: dict[str, Any]) -> None:
-    console.print(
-        f"accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  ECE {summary['ece']:.4f}  "
-        f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
-    )
-    console.print(
-        f"{folder}/report.html shows the run; {folder}/saved_model predicts with uncertainty.", soft_wrap=True
     )

@@ -19,7 +19,7 @@ def test_digits_are_the_images_of_scikit_learn_scaled_to_bytes():
     bunch = load_digits()
     ours = np.concatenate([train.features, test.features])[..., 0]
     theirs = np.rint(bunch.images * 255 / 16).astype(np.uint8)
-    as_rows = lambda images: sorted(map(bytes, images.reshape(len(images), -1)))  # noqa: E731
+    as_rows = lambda images: sorted(map(bytes, images.reshape(len(images), -1)))
     assert as_rows(ours) == as_rows(theirs)
     assert ours.max() == 255 and ours.min() == 0
 

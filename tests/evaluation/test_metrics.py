@@ -31,9 +31,7 @@ def test_against_sklearn_and_keras(seed):
     assert float(accuracy(p, y)) == pytest.approx(sklearn.metrics.accuracy_score(y, p.argmax(-1)))
     nll = float(negative_log_likelihood(p, y))
     assert nll == pytest.approx(sklearn.metrics.log_loss(y, p, labels=range(5)))
-    assert nll == pytest.approx(
-        float(tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, p))), rel=1e-6
-    )
+    assert nll == pytest.approx(float(tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(y, p))), rel=1e-6)
     two = p[:, :2] / p[:, :2].sum(-1, keepdims=True)
     binary = sklearn.metrics.brier_score_loss(y % 2, two[:, 1])
     assert float(brier_score(two, y % 2)) == pytest.approx(2 * binary)

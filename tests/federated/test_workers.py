@@ -174,9 +174,7 @@ def test_ends_at_once(tmp_path):
 
 def test_threads_and_flags_reach_the_worker(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "5")
-    binary = script(
-        tmp_path / "prints", 'echo "$2" $TF_NUM_INTRAOP_THREADS $TF_NUM_INTEROP_THREADS\nexit 7\n'
-    )
+    binary = script(tmp_path / "prints", 'echo "$2" $TF_NUM_INTRAOP_THREADS $TF_NUM_INTEROP_THREADS\nexit 7\n')
     with pytest.raises(WorkerError, match="--max_concurrent_computation_calls=4 3 5"):
         Worker.start(4, intra_op_threads=3, binary=binary)
 
@@ -222,15 +220,11 @@ def test_counts_must_be_positive(arguments):
 def test_missing_tff_says_how_to_install(monkeypatch):
     require_tff = _installation.require_tff.__wrapped__
     monkeypatch.setattr(sys, "version_info", (3, 12, 0))
-    with pytest.raises(
-        MissingDependency, match=r"needs Python 3.9 to 3.11 and this is 3.12; .*python3.11 -m venv"
-    ):
+    with pytest.raises(MissingDependency, match=r"needs Python 3.9 to 3.11 and this is 3.12; .*python3.11 -m venv"):
         require_tff()
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorflow_federated", None)
-    with pytest.raises(
-        MissingDependency, match=r"'tensorflow_federated', which is not installed; .*pip install"
-    ):
+    with pytest.raises(MissingDependency, match=r"'tensorflow_federated' is not installed; .*pip install"):
         require_tff()
 
 

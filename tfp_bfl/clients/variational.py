@@ -6,6 +6,7 @@ from typing import Any, Callable, Union
 
 import tensorflow as tf
 
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import (
     ClientResult,
@@ -46,7 +47,13 @@ def variational(
 
     Returns:
       A function of the server's message, the client's examples (features [N, ...], labels [N]) and a seed [2] int32.
+
+    Raises:
+      InvalidArgument: local_epochs or batch_size below 1.
     """
+    for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
+        if value < 1:
+            raise InvalidArgument(f"{name} must be at least 1, but is {value}.")
 
     def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
         with tf.variable_creator_scope(_without_initial_values):

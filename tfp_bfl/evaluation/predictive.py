@@ -126,8 +126,9 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
 
 
 def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int) -> Any:
-    if num_samples < 1:
-        raise InvalidArgument(f"num_samples must be at least 1, but is {num_samples}.")
+    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
+        if not isinstance(value, (int, np.integer)) or value < 1:
+            raise InvalidArgument(f"{name} must be an integer of at least 1, but is {value}.")
     if not len(features):
         raise InvalidArgument("There are no examples to predict: features is empty.")
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)

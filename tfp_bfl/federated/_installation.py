@@ -4,15 +4,10 @@ import atexit
 import contextlib
 import functools
 import importlib
-import sys
 from types import ModuleType
 from typing import Any
 
-from tfp_bfl.errors import MissingDependency, WorkerError
-
-INSTALL_COMMAND = "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock"
-_OLDEST_PYTHON = (3, 9)
-_FIRST_UNSUPPORTED_PYTHON = (3, 12)
+from tfp_bfl.errors import INSTALL_COMMAND, MissingDependency, WorkerError, check_python, missing_package
 
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033  (functools.cache hides the type from mypy on 3.9)
@@ -22,19 +17,11 @@ def require_tff() -> ModuleType:
     Raises:
       MissingDependency: this Python has no TFF release, or TFF is absent, or importing it fails.
     """
-    python = sys.version_info[:2]
-    if not _OLDEST_PYTHON <= python < _FIRST_UNSUPPORTED_PYTHON:
-        raise MissingDependency(
-            f"TensorFlow Federated needs Python 3.9 to 3.11 and this is {python[0]}.{python[1]}; "
-            f"install with: {INSTALL_COMMAND}"
-        )
+    check_python()
     try:
         tff = importlib.import_module("tensorflow_federated")
     except ModuleNotFoundError as error:
-        raise MissingDependency(
-            f"TensorFlow Federated needs the package {error.name!r}, which is not installed; "
-            f"install with: {INSTALL_COMMAND}"
-        ) from error
+        raise missing_package(error.name) from error
     except Exception as error:  # Mismatched versions surface as any kind of exception.
         raise MissingDependency(
             f"TensorFlow Federated is installed but can't be imported ({type(error).__name__}: {error}); "

@@ -9,6 +9,8 @@ An algorithm is the three parts that it puts in: client work, rule, server step.
 from __future__ import annotations
 
 import collections
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
@@ -91,6 +93,13 @@ def build_process(
         uint8 images or float32 tables in the model's input shape.
       seed: of the first state.
     """
+    with _keras_classes_kept(model_fn):
+        return _build(model_fn, client_work, weigh, rule, server_step, element_spec, seed)
+
+
+def _build(
+    model_fn: Any, client_work: Any, weigh: Any, rule: Any, server_step: Any, element_spec: Any, seed: int
+) -> BayesianProcess:
     model = model_fn()
     element_spec = element_spec or _client_spec(model)
     floor = min_stddev(model)
@@ -169,6 +178,19 @@ def build_process(
         lambda state, weights: state._replace(weights=weights), [state_type, weights_of.type_signature.result]
     )
     return BayesianProcess(model_fn, element_spec, initialize, next_round, weights_of, with_weights)
+
+
+@contextlib.contextmanager
+def _keras_classes_kept(model_fn: Callable[[], tf.keras.Model]) -> Iterator[None]:
+    """Undoes what TFF's tracing does to Keras.
+
+    It traces in graphs of TensorFlow 1; a Keras model that is built there turns the classes of its layers into those of
+    version 1, which breaks every model that exists. Building one outside turns them back.
+    """
+    try:
+        yield
+    finally:
+        model_fn()
 
 
 def _client_spec(model: tf.keras.Model) -> ClientExamples:

@@ -18,10 +18,12 @@ from tfp_bfl.federated.context import Runtime, local_workers
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.federated.process import BayesianProcess, ServerState
 from tfp_bfl.models import assign_weights
+from tfp_bfl.posterior import Spread, spread
 
 logger = logging.getLogger(__name__)
 
-# The posterior counts as collapsed once its median standard deviation is this share of what it was at first.
+# The posterior counts as collapsed once its median standard deviation is this share of what it was at first, or most
+# weights are at the floor.
 COLLAPSED_SHARE = 0.05
 
 
@@ -63,7 +65,7 @@ def simulate(
       rounds: how many in all.
       cohort_size: clients a round, drawn by the seed; None for all of them.
       seed: of the cohorts and of the clients' noise.
-      checkpoint_dir: each round's state is saved here; a run finds the last one there and goes on from it.
+      checkpoint_dir: each round's state is saved here; a run of the same process and seed goes on from the last.
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
       evaluate_every: rounds between evaluations; the last round is always evaluated.
       on_round: is given each round's metrics.
@@ -74,21 +76,24 @@ def simulate(
 
     Raises:
       InvalidArgument: rounds or evaluate_every below 1, a cohort larger than the clients, clients whose data do not fit
-        the model.
+        the model, checkpoints of another run.
       Error: every client of a round was faulty.
     """
     for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
         if value < 1:
             raise InvalidArgument(f"{name} must be at least 1, but is {value}.")
     cohort(clients.num_clients, cohort_size, 0, seed)
-    _check_data(process, clients)
+    if not 0 <= seed < 2**31:
+        raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
+    model = process.model_fn()
+    _check_data(process, clients, model.output_shape[-1])
 
     history: list[dict[str, Any]] = []
-    first_median = collapsed = None
-    model = process.model_fn()
+    collapsed = None
     checkpoints = Checkpoints(checkpoint_dir) if checkpoint_dir else None
     with local_workers() if runtime is None else contextlib.nullcontext(runtime) as running:
         state = process.initialize()._replace(seed=np.int32(seed))
+        first_spread = spread(state.weights.posterior)
         state = (checkpoints.latest(state) if checkpoints else None) or state
         for number in range(int(state.round) + 1, rounds + 1):
             started = time.perf_counter()
@@ -96,7 +101,8 @@ def simulate(
             output = process.next(state, [clients.dataset(int(k)) for k in chosen])
             state = output.state
             row = {"round": number, **_row(output.metrics), "train_seconds": time.perf_counter() - started}
-            if checkpoints:
+            learnt = row["num_faulty"] < row["num_clients"]
+            if checkpoints and learnt:
                 checkpoints.save(state)
             if number == rounds or (evaluate and number % evaluate_every == 0):
                 assign_weights(model, state.weights)
@@ -105,11 +111,9 @@ def simulate(
             history.append(row)
             if on_round:
                 on_round(row)
-            if row["num_faulty"] == row["num_clients"]:
+            if not learnt:
                 raise Error(f"Every client of round {number} was faulty ({row['faulty_clients']}): nothing was learnt.")
-            median = row.get("stddev_median")
-            first_median = first_median or median or 0.0
-            if median and collapsed is None and median < COLLAPSED_SHARE * first_median:
+            if collapsed is None and _has_collapsed(row, first_spread):
                 collapsed = number
                 logger.warning(collapse_warning(number))
         del running
@@ -121,12 +125,24 @@ def collapse_warning(number: int) -> str:
     """What to tell the user when the posterior has lost its spread."""
     return (
         f"The posterior collapsed in round {number}: its median standard deviation is below {COLLAPSED_SHARE:.0%} of "
-        "what it was at first, so that the model is all but deterministic and its epistemic uncertainty near zero; "
-        "rules such as log_linear_pool or naive_weighted_average keep the spread."
+        "what it was at first, or at its floor: the model is all but deterministic, its epistemic uncertainty near "
+        "zero; rules such as log_linear_pool or naive_weighted_average keep the spread."
     )
 
 
-def _check_data(process: BayesianProcess, clients: Clients) -> None:
+def _has_collapsed(row: dict[str, Any], first: Spread) -> bool:
+    if "stddev_median" not in row:
+        return False
+    shrunk = row["stddev_median"] < COLLAPSED_SHARE * float(first.stddev_median)
+    return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < float(first.stddev_median))
+
+
+def _check_data(process: BayesianProcess, clients: Clients, outputs: int) -> None:
+    if clients.source.num_classes > outputs:
+        raise InvalidArgument(
+            f"The model has {outputs} outputs, but {clients.source.name} has {clients.source.num_classes} classes: "
+            "build it with num_classes of the data."
+        )
     want, have = process.element_spec.features, clients.element_spec.features
     if want != have:
         raise InvalidArgument(

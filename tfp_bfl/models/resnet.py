@@ -24,19 +24,10 @@ def resnet20(
     Shortcuts have no weights (option A: stride 2, zeros for the new channels). About 0.27 million point weights.
 
     Args:
-      kind: "deterministic", "mc_dropout" or "flipout".
       input_shape: [height, width, channels], at least 8 x 8.
-      num_classes: C.
-      prior_stddev: of the prior N(0, prior_stddev^2) on every variational weight.
-      dropout_rate: for kind "mc_dropout".
-      normalization: "batch", "group" or "none", after each convolution.
-      **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, kl_weight, seed.
+      others: as `tfp_bfl.models.lenet`.
 
-    Returns:
-      A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
-
-    Raises:
-      InvalidArgument: no such kind or normalization, or a shape that it can't take.
+    Returns and raises as `tfp_bfl.models.lenet`.
     """
     shape = check_image_shape("resnet20", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)

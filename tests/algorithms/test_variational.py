@@ -1,0 +1,175 @@
+"""The variational recipe: its weightings, its errors, and how its noise depends on client and round."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import algorithms, federated, models, posterior, rules
+from tfp_bfl.data import Clients, Source
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.layers import sampling
+
+RNG = np.random.default_rng(0)
+SIZES = (5, 12, 8)
+
+
+def source(features):
+    labels = RNG.integers(2, size=len(features)).astype(np.int32)
+    return Source("made", "train", features, labels, ("no", "yes"))
+
+
+def of_sizes(sizes, whole):
+    ends = np.cumsum(sizes)
+    return Clients(whole, [np.arange(end - size, end) for size, end in zip(sizes, ends)])
+
+
+CLIENTS = of_sizes(SIZES, source(RNG.normal(size=[sum(SIZES), 4]).astype(np.float32)))
+SAME = Clients(CLIENTS.source, [np.arange(10)] * 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker():
+    with federated.local_workers(max_concurrent_calls=1):
+        yield
+
+
+@functools.cache
+def build(kind="flipout", weighting="train_size", **options):
+    model_fn = lambda: models.mlp(kind, input_shape=(4,), hidden=(3,), initial_stddev=0.3, dropout_rate=0.5)
+    options = {"learning_rate": 0.05, "optimizer_fn": tf.keras.optimizers.SGD, **options}
+    return algorithms.variational(model_fn, rules.naive_weighted_average(), weighting, **options)
+
+
+def run_round(process, data, cohort=(0, 1, 2), round_number=0):
+    state = process.initialize()._replace(round=np.int32(round_number))
+    return process.next(state, [data.dataset(k) for k in cohort])
+
+
+def largest_difference(a, b):
+    return max(np.abs(x - y).max() for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
+
+
+@pytest.mark.parametrize("weighting", ["equal", "train_size", "distance"])
+def test_weighting(weighting):
+    process = build(weighting=weighting)
+    state = process.initialize()
+    output = run_round(process, CLIENTS)
+    # A round over one client gives that client's posterior.
+    alone = [run_round(process, CLIENTS, [k]).state.weights.posterior for k in range(3)]
+    double = lambda q: tf.nest.map_structure(lambda x: tf.constant(x, tf.float64), q)
+    weights = {
+        "equal": np.ones(3),
+        "train_size": np.float64(SIZES),
+        "distance": np.array(
+            [1 / posterior.kl_divergence(double(state.weights.posterior), double(q)).numpy() for q in alone]
+        ),
+    }[weighting]
+    np.testing.assert_allclose(output.metrics["clients"]["weight"], weights, rtol=2e-3)
+    stacked = posterior.stack([tf.nest.map_structure(tf.constant, q) for q in alone])
+    pooled = rules.aggregate(rules.naive_weighted_average(), stacked, weights)
+    for a, b in zip(tf.nest.flatten(output.state.weights.posterior), tf.nest.flatten(pooled), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_train_size_is_the_default_weighting():
+    model_fn = lambda: models.mlp("deterministic", input_shape=(4,), hidden=())
+    process = algorithms.variational(model_fn, rules.naive_weighted_average())
+    assert run_round(process, CLIENTS).metrics["clients"]["weight"].tolist() == list(SIZES)
+
+
+@pytest.mark.parametrize("kind", ["flipout", "mc_dropout"])
+def test_noise_differs_between_clients_and_rounds(kind):
+    """Three clients hold the same examples, and one batch takes them all."""
+    first = run_round(build(kind), SAME).metrics["clients"]["nll"]
+    later = run_round(build(kind), SAME, round_number=1).metrics["clients"]["nll"]
+    assert len(np.unique(np.round([*first, *later], 5))) == 6
+
+
+def test_noise_of_a_client_does_not_depend_on_the_cohort():
+    together = run_round(build(), SAME).metrics["clients"]["nll"]
+    pair = run_round(build(), SAME, (2, 1)).metrics["clients"]
+    assert pair["client"].tolist() == [1, 2]
+    np.testing.assert_allclose(pair["nll"], together[1:], rtol=1e-6)
+
+
+def test_without_noise_equal_clients_report_the_same_in_every_round():
+    first = run_round(build("deterministic"), SAME).metrics["clients"]["nll"]
+    later = run_round(build("deterministic"), SAME, round_number=1).metrics["clients"]["nll"]
+    np.testing.assert_allclose([*first, *later], np.full(6, first[0]), rtol=1e-5)
+
+
+def test_seed_of_the_process():
+    weights = [run_round(build(seed=seed), SAME).state.weights for seed in (1, 2)]
+    assert largest_difference(*weights) > 1e-3
+    again = run_round(build(seed=1), SAME).state.weights
+    assert largest_difference(again, weights[0]) == 0
+
+
+def test_learning_rate_sees_the_round():
+    process = build("deterministic", learning_rate=lambda r: 0.1 * tf.cast(r, tf.float32))
+    start = process.initialize().weights
+    assert largest_difference(run_round(process, CLIENTS).state.weights, start) == 0
+    assert largest_difference(run_round(process, CLIENTS, round_number=2).state.weights, start) > 1e-3
+
+
+def test_batch_normalization_is_pooled_as_moments():
+    """Dense weights of one and learning rate zero: clients' moments are those of their own data, 0.1 new."""
+
+    def model_fn():
+        inputs = tf.keras.Input((4,))
+        x = tf.keras.layers.BatchNormalization(momentum=0.9)(inputs)
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(2)(x))
+
+    process = algorithms.variational(model_fn, rules.naive_weighted_average(), learning_rate=0.0)
+    moments = run_round(process, CLIENTS).state.weights.moments
+    data = [np.float64(CLIENTS.examples(k).features) for k in range(3)]
+    means, variances = (np.stack([f(x, 0) for x in data]) for f in (np.mean, np.var))
+    means, variances = 0.1 * means, 0.9 + 0.1 * variances
+    share = np.float64(SIZES)[:, None] / sum(SIZES)
+    mean = (share * means).sum(0)
+    np.testing.assert_allclose(moments.mean[0], mean, atol=1e-6)
+    np.testing.assert_allclose(moments.variance[0], (share * (variances + means**2)).sum(0) - mean**2, rtol=1e-5)
+
+
+def test_images_are_bytes_unless_said_otherwise():
+    model_fn = lambda: models.mlp("deterministic", input_shape=(2, 2, 1), hidden=())
+    images = of_sizes((3, 4), source(RNG.integers(256, size=[7, 2, 2, 1]).astype(np.uint8)))
+    scaled = of_sizes((3, 4), source(np.float32(images.source.features) / 255))
+    scaled = Clients(
+        Source("made", "train", scaled.source.features, images.source.labels, ("no", "yes")), scaled.indices
+    )
+    rule = rules.naive_weighted_average()
+    of_bytes = algorithms.variational(model_fn, rule, learning_rate=0.1)
+    of_floats = algorithms.variational(model_fn, rule, learning_rate=0.1, element_spec=scaled.element_spec)
+    assert of_bytes.element_spec == images.element_spec
+    weights = [run_round(p, d, (0, 1)).state.weights for p, d in ((of_bytes, images), (of_floats, scaled))]
+    assert largest_difference(*weights) < 1e-6
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_models_of_before_still_work(kind):
+    """TFF traces in a graph of TensorFlow 1, where Keras turns its classes into their old ones for all models."""
+    model_fn = lambda: models.mlp(kind, input_shape=(4,), hidden=(3,))
+    model, features = model_fn(), tf.constant(CLIENTS.source.features)
+    with sampling("mean"):
+        before = model(features)
+        algorithms.variational(model_fn, rules.naive_weighted_average())
+        np.testing.assert_array_equal(model(features), before)
+
+
+def test_unknown_weighting():
+    with pytest.raises(InvalidArgument, match="no weighting 'trainsize': did you mean 'train_size'"):
+        build(weighting="trainsize")
+
+
+@pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
+def test_distance_needs_a_posterior(kind):
+    with pytest.raises(InvalidArgument, match="this model has none: use 'train_size'"):
+        build(kind, weighting="distance")
+
+
+def test_unknown_option():
+    with pytest.raises(TypeError, match="epochs"):
+        build(epochs=3)

@@ -1,0 +1,144 @@
+"""Sampled predictions: their shapes and seeds, and metrics that are those of the plain functions."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import evaluation, models
+from tfp_bfl.errors import InvalidArgument
+
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=[11, 3]).astype(np.float32)
+LABELS = RNG.integers(4, size=11)
+OPTIONS = {"input_shape": (3,), "num_classes": 4, "hidden": (5,), "initial_stddev": 0.5, "dropout_rate": 0.5}
+every_kind = pytest.mark.parametrize("kind", models.KINDS)
+every_stochastic_kind = pytest.mark.parametrize("kind", ["flipout", "mc_dropout"])
+
+
+@functools.cache
+def build(kind):
+    return models.mlp(kind, **OPTIONS)
+
+
+def predict(kind, **options):
+    return evaluation.predict(build(kind), FEATURES, **{"num_samples": 6, **options})
+
+
+def spread_over_samples(probabilities):
+    return np.abs(probabilities - probabilities[:1]).max()
+
+
+@every_kind
+def test_predictions_are_distributions(kind):
+    probabilities = predict(kind)
+    assert probabilities.shape == (6, 11, 4) and probabilities.dtype == np.float32
+    assert probabilities.min() >= 0
+    np.testing.assert_allclose(probabilities.sum(-1), np.ones([6, 11]), rtol=1e-5)
+
+
+@every_stochastic_kind
+def test_seed_decides_the_samples(kind):
+    np.testing.assert_array_equal(predict(kind, seed=3), predict(kind, seed=3))
+    assert np.abs(predict(kind, seed=3) - predict(kind, seed=4)).max() > 0.01
+    assert spread_over_samples(predict(kind)) > 0.01
+
+
+@every_stochastic_kind
+def test_more_samples_begin_with_the_same_ones(kind):
+    np.testing.assert_allclose(predict(kind, num_samples=2), predict(kind)[:2], rtol=1e-5, atol=1e-6)
+
+
+def test_a_deterministic_model_has_one_prediction():
+    probabilities = predict("deterministic")
+    assert spread_over_samples(probabilities) == 0
+    wanted = tf.nn.softmax(build("deterministic")(FEATURES))
+    np.testing.assert_allclose(probabilities[3], wanted, rtol=1e-5)
+
+
+def test_is_stochastic():
+    assert {kind: evaluation.is_stochastic(build(kind)) for kind in models.KINDS} == {
+        "deterministic": False,
+        "mc_dropout": True,
+        "flipout": True,
+    }
+
+
+@pytest.mark.parametrize("kind", ["flipout", "deterministic"])
+@pytest.mark.parametrize("batch_size", [1, 4, 11, 500])
+def test_batches_do_not_matter(kind, batch_size):
+    np.testing.assert_allclose(predict(kind, batch_size=batch_size), predict(kind), rtol=1e-5, atol=1e-6)
+
+
+def test_flipout_samples_are_of_one_weight_draw_for_all_examples():
+    """Copies of one example get the same prediction in a sample, and another in the next sample."""
+    probabilities = evaluation.predict(build("flipout"), np.repeat(FEATURES[:1], 5, 0), num_samples=3)
+    np.testing.assert_allclose(probabilities, np.repeat(probabilities[:, :1], 5, 1), rtol=1e-5)
+    assert spread_over_samples(probabilities) > 0.01
+
+
+def test_bytes_are_scaled_to_one():
+    model = models.mlp("flipout", input_shape=(2, 2, 1), hidden=(), num_classes=4)
+    pixels = RNG.integers(256, size=[5, 2, 2, 1]).astype(np.uint8)
+    scaled = evaluation.predict(model, np.float32(pixels) / 255, num_samples=3)
+    np.testing.assert_allclose(evaluation.predict(model, pixels, num_samples=3), scaled, rtol=1e-5, atol=1e-6)
+
+
+@every_kind
+@pytest.mark.parametrize("batch_size", [500, 4])
+def test_metrics_are_those_of_the_plain_functions(kind, batch_size):
+    options = {"num_samples": 6, "seed": 2, "batch_size": batch_size}
+    result = evaluation.evaluate(build(kind), FEATURES, LABELS, **options)
+    uncertainty = evaluation.decompose(np.array(predict(kind, seed=2, batch_size=batch_size)))
+    aleatoric, epistemic = evaluation.scalars(uncertainty)
+    mean = uncertainty.mean
+    wanted = {
+        "accuracy": np.mean(np.argmax(mean, 1) == LABELS),
+        "test_nll": -np.mean(np.log(mean.numpy()[np.arange(11), LABELS])),
+        "ece": evaluation.expected_calibration_error(mean, LABELS),
+        "mce": evaluation.maximum_calibration_error(mean, LABELS),
+        "brier": np.mean(np.sum((mean - np.eye(4)[LABELS]) ** 2, 1)),
+        "entropy": np.mean(uncertainty.entropy),
+        "aleatoric": np.mean(aleatoric),
+        "epistemic": np.mean(epistemic),
+    }
+    assert set(result.metrics) == set(wanted)
+    for name, value in wanted.items():
+        assert type(result.metrics[name]) is float
+        np.testing.assert_allclose(result.metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+    for actual, value in zip(result[1:], (mean, uncertainty.entropy, aleatoric, epistemic), strict=True):
+        np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-6)
+    assert (result.metrics["epistemic"] > 1e-3) is (kind != "deterministic")
+
+
+def test_evaluator_is_evaluate_with_the_data_filled_in():
+    metrics = evaluation.evaluator(FEATURES, LABELS, num_samples=3, seed=5)(build("flipout"))
+    assert metrics == evaluation.evaluate(build("flipout"), FEATURES, LABELS, num_samples=3, seed=5).metrics
+
+
+def test_new_weights_of_the_model_count():
+    """The traced function is kept between calls: it must read the variables, not their values when traced."""
+    model = models.mlp("deterministic", **OPTIONS)
+    before = evaluation.predict(model, FEATURES, num_samples=1)
+    models.assign_weights(model, models.get_weights(models.mlp("deterministic", **OPTIONS, seed=9)))
+    assert np.abs(evaluation.predict(model, FEATURES, num_samples=1) - before).max() > 0.01
+
+
+@pytest.mark.parametrize("num_samples", [0, -1])
+def test_num_samples_below_one(num_samples):
+    with pytest.raises(InvalidArgument, match=f"num_samples must be an integer of at least 1, but is {num_samples}"):
+        predict("flipout", num_samples=num_samples)
+    with pytest.raises(InvalidArgument, match="num_samples must be an integer of at least 1"):
+        evaluation.evaluate(build("flipout"), FEATURES, LABELS, num_samples=num_samples)
+
+
+def test_no_examples():
+    with pytest.raises(InvalidArgument, match="no examples"):
+        evaluation.predict(build("flipout"), FEATURES[:0])
+
+
+@pytest.mark.parametrize("labels", [LABELS[:5], LABELS + 4, LABELS.astype(np.float32)])
+def test_labels_that_do_not_fit(labels):
+    with pytest.raises(InvalidArgument, match="labels"):
+        evaluation.evaluate(build("deterministic"), FEATURES, labels, num_samples=1)

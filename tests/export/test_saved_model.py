@@ -1,0 +1,216 @@
+"""SavedModels, loaded where neither this package nor TensorFlow Probability can be imported."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import evaluation, export, models
+from tfp_bfl.errors import InvalidArgument
+
+RNG = np.random.default_rng(0)
+IMAGE = {"input_shape": (8, 8, 1), "num_classes": 3, "initial_stddev": 0.05, "dropout_rate": 0.4}
+TABLE = {"input_shape": (5,), "num_classes": 3, "hidden": (4,), "initial_stddev": 0.3}
+BUILDERS = {
+    "flipout": lambda: models.lenet("flipout", normalization="batch", **IMAGE),
+    "mc_dropout": lambda: models.mlp("mc_dropout", hidden=(6,), **IMAGE),
+    "deterministic": lambda: models.mlp("deterministic", hidden=(6,), **IMAGE),
+    "table": lambda: models.mlp("flipout", **TABLE),
+}
+PIXELS = RNG.integers(256, size=[6, 8, 8, 1]).astype(np.uint8)
+ROWS = RNG.normal(size=[6, 5]).astype(np.float32)
+NUM_SAMPLES, SEED = 5, 7
+OUTPUTS = ("probabilities", "entropy", "aleatoric", "epistemic")
+every_model = pytest.mark.parametrize("name", BUILDERS)
+every_image_model = pytest.mark.parametrize("name", ["flipout", "mc_dropout", "deterministic"])
+
+# Runs in a process of its own: loads each model, and writes its answers and what it says of itself.
+LOADER = """
+import importlib, json, sys
+
+BLOCKED = ("tfp_bfl", "tensorflow_probability", "tensorflow_federated")
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in BLOCKED:
+            raise ImportError(name + " is blocked")
+
+sys.meta_path.insert(0, Blocker())
+for name in BLOCKED:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        continue
+    raise SystemExit(name + " is not blocked")
+
+import numpy as np
+import tensorflow as tf
+
+folder, num_samples, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+inputs, answers, facts = np.load(folder + "/inputs.npz"), {}, {}
+
+def keep(key, outputs):
+    for output, value in outputs.items():
+        answers[key + "/" + output] = value.numpy()
+
+for name in ("flipout", "mc_dropout", "deterministic", "table"):
+    loaded = tf.saved_model.load(folder + "/" + name)
+    x = inputs["rows"] if name == "table" else inputs["pixels"].astype(np.float32) / np.float32(255)
+    predict = lambda x, n=num_samples, seed=seed: loaded.predict(x, num_samples=n, seed=seed)
+    keep(name + "/first", predict(x))
+    keep(name + "/again", predict(x))
+    keep(name + "/other", predict(x, seed=seed + 1))
+    keep(name + "/one", predict(x[:1]))
+    keep(name + "/single", predict(x, n=1))
+    numbers = {"num_samples": tf.constant(num_samples), "seed": tf.constant(seed)}
+    keep(name + "/signature", loaded.signatures["predict"](images=tf.constant(x), **numbers))
+    if name != "table":
+        keep(name + "/bytes", predict(inputs["pixels"]))
+        signature = loaded.signatures["predict_uint8"]
+        keep(name + "/bytes signature", signature(images=tf.constant(inputs["pixels"]), **numbers))
+    try:
+        predict(x, n=0)
+        error = ""
+    except tf.errors.InvalidArgumentError as e:
+        error = str(e)
+    facts[name] = {"signatures": sorted(loaded.signatures), "error": error}
+
+np.savez(folder + "/answers.npz", **answers)
+print(json.dumps(facts))
+"""
+
+
+@functools.cache
+def build(name):
+    """A model, with BatchNorm statistics that are not those of a new one."""
+    model = BUILDERS[name]()
+    weights = models.get_weights(model)
+    moved = tf.nest.map_structure(lambda x: x + 0.5, weights.moments)
+    models.assign_weights(model, weights._replace(moments=moved))
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    for name in BUILDERS:
+        export.save(build(name), folder / name)
+    np.savez(folder / "inputs.npz", pixels=PIXELS, rows=ROWS)
+    command = [sys.executable, "-c", LOADER, str(folder), str(NUM_SAMPLES), str(SEED)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "answers.npz") as file:
+        answers = dict(file)
+    return folder, answers, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def answers(saved):
+    return lambda name, key: {output: saved[1][f"{name}/{key}/{output}"] for output in OUTPUTS}
+
+
+@pytest.fixture(scope="module")
+def facts(saved):
+    return saved[2]
+
+
+def assert_same(actual, wanted, atol=1e-6):
+    assert set(actual) == set(wanted)
+    for output, value in wanted.items():
+        np.testing.assert_allclose(actual[output], value, rtol=1e-5, atol=atol, err_msg=output)
+
+
+def differ(a, b):
+    return bool(np.abs(a["probabilities"] - b["probabilities"]).max() > 1e-4)
+
+
+@every_model
+def test_answers_are_those_of_predict_and_decompose(answers, name):
+    x = ROWS if name == "table" else PIXELS
+    probabilities = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)
+    uncertainty = evaluation.decompose(np.array(probabilities))
+    np.testing.assert_allclose(uncertainty.mean, probabilities.mean(0), rtol=1e-5)
+    wanted = {
+        "probabilities": probabilities.mean(0),
+        "entropy": uncertainty.entropy,
+        "aleatoric": tf.linalg.trace(uncertainty.aleatoric),
+        "epistemic": tf.linalg.trace(uncertainty.epistemic),
+    }
+    assert_same(answers(name, "first"), wanted)
+
+
+@every_model
+def test_seed_decides_the_answer(answers, name):
+    first = answers(name, "first")
+    for output, value in answers(name, "again").items():
+        np.testing.assert_array_equal(value, first[output])
+    assert differ(answers(name, "other"), first) is (name != "deterministic")
+
+
+@every_model
+def test_shapes(answers, name):
+    shapes = {output: value.shape for output, value in answers(name, "first").items()}
+    assert shapes == {"probabilities": (6, 3), "entropy": (6,), "aleatoric": (6,), "epistemic": (6,)}
+
+
+@pytest.mark.parametrize("name", ["flipout", "deterministic", "table"])
+def test_one_example_gets_the_same_answer_as_in_a_batch(answers, name):
+    first = {output: value[:1] for output, value in answers(name, "first").items()}
+    assert_same(answers(name, "one"), first)
+
+
+def test_any_number_of_examples_with_dropout(answers):
+    """Its masks are drawn for the batch, so that the answer depends on the batch; its form does not."""
+    one = answers("mc_dropout", "one")
+    assert one["probabilities"].shape == (1, 3)
+    np.testing.assert_allclose(one["probabilities"].sum(), 1, rtol=1e-5)
+
+
+@every_image_model
+def test_bytes_are_scaled_to_one(answers, name):
+    assert_same(answers(name, "bytes"), answers(name, "first"))
+
+
+@every_model
+def test_epistemic_uncertainty_needs_samples_that_differ(answers, name):
+    assert (answers(name, "first")["epistemic"].max() > 1e-5) == (name != "deterministic")
+    np.testing.assert_allclose(answers(name, "single")["epistemic"], np.zeros(6), atol=1e-12)
+
+
+@every_model
+def test_signatures(answers, facts, name):
+    assert facts[name]["signatures"] == (["predict"] if name == "table" else ["predict", "predict_uint8"])
+    assert_same(answers(name, "signature"), answers(name, "first"))
+    if name != "table":
+        assert_same(answers(name, "bytes signature"), answers(name, "first"))
+
+
+@every_model
+def test_no_samples_is_an_error(facts, name):
+    assert "num_samples must be at least 1." in facts[name]["error"]
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_exists_stays_untouched(tmp_path, what):
+    path = tmp_path / "saved"
+    if what == "folder":
+        path.mkdir()
+        (path / "notes.txt").write_text("mine")
+    else:
+        path.write_text("mine")
+    with pytest.raises(InvalidArgument, match="exists already"):
+        export.save(build("table"), path)
+    left = [p.name for p in sorted(tmp_path.rglob("*"))]
+    assert left == (["saved", "notes.txt"] if what == "folder" else ["saved"])
+    assert (path / "notes.txt" if what == "folder" else path).read_text() == "mine"
+
+
+def test_an_empty_folder_will_do(tmp_path):
+    export.save(
+        models.mlp("deterministic", hidden=(), **{k: TABLE[k] for k in ("input_shape", "num_classes")}), tmp_path
+    )
+    assert tf.saved_model.contains_saved_model(str(tmp_path))

@@ -1,0 +1,287 @@
+"""The federated round with client work that is arithmetic, so that every number can be told in advance."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import federated, models, rules, servers
+from tfp_bfl.data import Clients, Source
+from tfp_bfl.federated.faults import FAULTS, find_fault, is_sound
+from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
+from tfp_bfl.posterior import MeanField
+
+tff = pytest.importorskip("tensorflow_federated")
+
+FLOOR = 1e-3
+SIZES = (4, 1, 3, 2)
+FEATURES = np.arange(2 * sum(SIZES), dtype=np.float32).reshape(-1, 2)
+SOURCE = Source("made", "train", FEATURES, np.zeros(len(FEATURES), np.int32), ("no", "yes"))
+ENDS = np.cumsum(SIZES)
+CLIENTS = Clients(SOURCE, [np.arange(end - size, end) for size, end in zip(SIZES, ENDS)])
+EVERYONE = (0, 1, 2, 3)
+
+
+def model_fn():
+    return models.mlp("flipout", input_shape=(2,), hidden=(), min_stddev=FLOOR, initial_stddev=0.1)
+
+
+def shift(message, examples, seed):
+    """Adds the mean of the features to all that is a mean, and scales variances by 1 + the client's number."""
+    client = tf.cast(examples.client[0], tf.float32)
+    amount = tf.reduce_mean(examples.features)
+    weights = message.weights
+    mean = tf.nest.map_structure(lambda m: m + amount, weights.posterior.mean)
+    variance = tf.nest.map_structure(lambda v: v * (1 + client), weights.posterior.variance)
+    point = tf.nest.map_structure(lambda p: p + amount, weights.point)
+    metrics = TrainingMetrics(amount, client, -amount - client)
+    return ClientResult(
+        ModelWeights(MeanField(mean, variance), point, weights.moments), tf.shape(examples.labels)[0], metrics
+    )
+
+
+def spoil(what):
+    """Client work like `shift`, but client 1 breaks it in some way."""
+
+    def work(message, examples, seed):
+        result = shift(message, examples, seed)
+        bad = tf.equal(examples.client[0], 1)
+        value = {"NaN mean": np.nan, "infinite point": np.inf, "no variance": 0.0, "negative variance": -1.0}[what]
+        spoiled = lambda x: tf.where(bad, tf.fill(tf.shape(x), np.float32(value)), x)
+        q, point = result.weights.posterior, result.weights.point
+        if what == "NaN mean":
+            q = q._replace(mean=tf.nest.map_structure(spoiled, q.mean))
+        elif what == "infinite point":
+            point = tf.nest.map_structure(spoiled, point)
+        else:
+            q = q._replace(variance=tf.nest.map_structure(spoiled, q.variance))
+        return result._replace(weights=result.weights._replace(posterior=q, point=point))
+
+    return work
+
+
+def by_size(local, anchor, num_examples):
+    return tf.cast(num_examples, tf.float32)
+
+
+def build(work=shift, weigh=by_size, rule="naive_weighted_average", step=None, **options):
+    rule = rules.whole_model(rules.RULES[rule]())
+    options = {"client_work": work, "weigh": weigh, "rule": rule, "server_step": step or servers.replace(), **options}
+    return federated.build_process(model_fn, **options)
+
+
+@functools.cache
+def plain(rule="naive_weighted_average"):
+    return build(rule=rule, seed=7)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker():
+    with federated.local_workers(max_concurrent_calls=1):
+        yield
+
+
+def run_round(process, cohort=EVERYONE, state=None):
+    return process.next(process.initialize() if state is None else state, [CLIENTS.dataset(k) for k in cohort])
+
+
+def assert_same(actual, wanted, rtol=0.0, atol=0.0):
+    for a, b in zip(tf.nest.flatten(actual), tf.nest.flatten(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def test_it_is_a_learning_process_that_knows_its_model():
+    process = plain()
+    assert isinstance(process, tff.learning.templates.LearningProcess)
+    assert process.model_fn is model_fn
+    assert process.element_spec == CLIENTS.element_spec
+
+
+def test_first_state():
+    state = plain().initialize()
+    assert isinstance(state, federated.ServerState)
+    assert (state.round, state.seed) == (0, 7)
+    assert_same(state.weights, models.get_weights(model_fn()))
+
+
+@pytest.mark.parametrize("cohort", [EVERYONE, (1,), (2, 0)])
+def test_a_round_by_hand(cohort):
+    state = plain().initialize()
+    output = run_round(plain(), cohort)
+    amounts = np.array([CLIENTS.examples(k).features.mean() for k in cohort], np.float64)
+    share = np.array([SIZES[k] for k in cohort], np.float64)
+    share /= share.sum()
+    moved = lambda x: np.float64(x) + share @ amounts
+    assert_same(output.state.weights.posterior.mean, [moved(m) for m in state.weights.posterior.mean], rtol=1e-6)
+    assert_same(output.state.weights.point, [moved(p) for p in state.weights.point], rtol=1e-6)
+    growth = share @ (1 + np.float64(cohort))
+    wanted = [v * growth for v in state.weights.posterior.variance]
+    assert_same(output.state.weights.posterior.variance, wanted, rtol=1e-5)
+    assert (output.state.round, output.state.seed) == (1, 7)
+    np.testing.assert_allclose(output.metrics["nll"], share @ amounts, rtol=1e-6)
+    np.testing.assert_allclose(output.metrics["kl"], share @ np.float64(cohort), rtol=1e-6)
+    assert output.metrics["clients"]["client"].tolist() == sorted(cohort)
+    assert output.metrics["num_examples"] == sum(SIZES[k] for k in cohort)
+
+
+def test_weights_round_trip():
+    process = plain()
+    first, second = process.initialize(), run_round(plain()).state
+    weights = process.get_model_weights(second)
+    assert isinstance(weights, ModelWeights)
+    assert_same(weights, second.weights)
+    changed = process.set_model_weights(first, weights)
+    assert_same(process.get_model_weights(changed), weights)
+    assert (changed.round, changed.seed) == (0, 7)
+    assert_same(
+        run_round(process, state=changed._replace(round=np.int32(1))).state, run_round(process, state=second).state
+    )
+
+
+def test_tffs_own_loop_drives_it():
+    select = lambda number: [CLIENTS.dataset(k) for k in (EVERYONE if number % 2 else (0, 2))]
+    state = tff.simulation.run_training_process(plain(), select, total_rounds=3)
+    by_hand = None
+    for number in (1, 2, 3):
+        by_hand = run_round(plain(), EVERYONE if number % 2 else (0, 2), by_hand).state
+    assert_same(state, by_hand, rtol=1e-6)
+
+
+def test_standard_deviations_stop_at_the_floor():
+    def narrow(message, examples, seed):
+        result = shift(message, examples, seed)
+        q = result.weights.posterior
+        q = q._replace(variance=tf.nest.map_structure(lambda v: 1e-12 * v, q.variance))
+        return result._replace(weights=result.weights._replace(posterior=q))
+
+    output = run_round(build(narrow))
+    assert_same(output.state.weights.posterior.variance, [np.full([2, 2], FLOOR**2)], rtol=1e-6)
+    assert output.metrics["share_at_floor"] == 1
+    assert run_round(plain()).metrics["share_at_floor"] == 0
+
+
+def test_server_step_has_a_state_and_the_last_word():
+    def step(count, weights, pooled):
+        return count + 1, tf.nest.map_structure(lambda w, p: (w + p) / 2, weights, pooled)
+
+    process = build(step=servers.ServerStep(lambda weights: tf.constant(10), step))
+    start, pooled = process.initialize(), run_round(plain()).state.weights
+    state = run_round(process).state
+    assert (start.step, state.step) == (10, 11)
+    assert_same(state.weights, [(a + b) / 2 for a, b in zip(*map(tf.nest.flatten, (start.weights, pooled)))], rtol=1e-5)
+
+
+def test_client_work_gets_the_round_and_a_seed_of_its_own():
+    def work(message, examples, seed):
+        result = shift(message, examples, seed)
+        number = tf.cast(message.round, tf.float32)
+        return result._replace(metrics=TrainingMetrics(number, tf.random.stateless_uniform([], seed), 0.0 * number))
+
+    process = build(work)
+    first = run_round(process)
+    second = run_round(process, state=first.state)
+    assert first.metrics["clients"]["nll"].tolist() == [0] * 4
+    assert second.metrics["clients"]["nll"].tolist() == [1] * 4
+    draws = [*first.metrics["clients"]["kl"], *second.metrics["clients"]["kl"]]
+    other_seed = run_round(process, state=process.initialize()._replace(seed=np.int32(1)))
+    draws += list(other_seed.metrics["clients"]["kl"])
+    assert len(set(draws)) == 12
+    assert run_round(process, (3,)).metrics["clients"]["kl"][0] == first.metrics["clients"]["kl"][3]
+
+
+@pytest.mark.parametrize(
+    ("what", "fault", "rule"),
+    [
+        ("NaN mean", "not finite", "naive_weighted_average"),
+        ("NaN mean", "not finite", "distributed_weight_consolidation"),
+        ("NaN mean", "not finite", "weighted_conflation"),
+        ("infinite point", "not finite", "naive_weighted_average"),
+        ("no variance", "variance zero or below", "weighted_conflation"),
+        ("negative variance", "variance zero or below", "distributed_weight_consolidation"),
+    ],
+)
+def test_a_faulty_client_is_left_out(what, fault, rule):
+    spoiled = run_round(build(spoil(what), rule=rule))
+    without = run_round(plain(rule), (0, 2, 3))
+    assert_same(spoiled.state.weights, without.state.weights, rtol=1e-6)
+    report = spoiled.metrics["clients"]
+    assert [FAULTS[code] for code in report["fault"]] == ["", fault, "", ""]
+    assert (spoiled.metrics["num_faulty"], spoiled.metrics["num_clients"]) == (1, 4)
+    for name in ("nll", "kl", "elbo", "num_examples", *(["kept_weights"] if "kept_weights" in without.metrics else [])):
+        np.testing.assert_allclose(spoiled.metrics[name], without.metrics[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
+def test_a_client_without_a_proper_weight_is_left_out(weight):
+    def weigh(local, anchor, num_examples):
+        return tf.where(tf.equal(num_examples, 1), np.float32(weight), tf.cast(num_examples, tf.float32))
+
+    output = run_round(build(weigh=weigh))
+    assert [FAULTS[code] for code in output.metrics["clients"]["fault"]] == ["", "weight not above zero", "", ""]
+    assert_same(output.state.weights, run_round(plain(), (0, 2, 3)).state.weights, rtol=1e-6)
+
+
+def test_metrics_of_a_faulty_client_do_not_reach_the_means():
+    def work(message, examples, seed):
+        result = spoil("NaN mean")(message, examples, seed)
+        bad = tf.equal(examples.client[0], 1)
+        spoiled = tf.nest.map_structure(lambda x: tf.where(bad, np.float32(np.nan), x), result.metrics)
+        return result._replace(metrics=spoiled)
+
+    metrics = run_round(build(work)).metrics
+    assert np.isnan(metrics["clients"]["nll"]).tolist() == [False, True, False, False]
+    wanted = run_round(plain(), (0, 2, 3)).metrics
+    for name in ("nll", "kl", "elbo"):
+        np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6)
+
+
+def test_a_round_of_faulty_clients_alone_changes_nothing_but_its_number():
+    step = servers.ServerStep(lambda weights: tf.constant(10), lambda count, weights, pooled: (count + 1, pooled))
+    process = build(spoil("NaN mean"), step=step)
+    state = process.initialize()
+    output = run_round(process, (1,))
+    assert_same(output.state.weights, state.weights)
+    assert (output.state.round, output.state.step) == (1, 10)
+    assert (output.metrics["num_faulty"], output.metrics["num_clients"]) == (1, 1)
+
+
+def weights(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,)):
+    leaf = lambda values: (tf.constant(values),)
+    return ModelWeights(MeanField(leaf(mean), leaf(variance)), leaf(point), MeanField(leaf(moment), leaf((1.0,))))
+
+
+@pytest.mark.parametrize(
+    ("local", "weight", "fault"),
+    [
+        (weights(), 1.0, ""),
+        (weights(mean=(0.0, np.nan)), 1.0, "not finite"),
+        (weights(variance=(1.0, np.inf)), 1.0, "not finite"),
+        (weights(point=(-np.inf,)), 1.0, "not finite"),
+        (weights(moment=(np.nan,)), 1.0, "not finite"),
+        (weights(variance=(1.0, 0.0)), 1.0, "variance zero or below"),
+        (weights(variance=(-1e-9,)), 1.0, "variance zero or below"),
+        (weights(), 0.0, "weight not above zero"),
+        (weights(), np.nan, "weight not above zero"),
+        (weights(mean=(np.nan,), variance=(0.0,)), -1.0, "not finite"),
+    ],
+)
+@pytest.mark.parametrize("how", ["eager", "function", "graph"])
+def test_faults(local, weight, fault, how):
+    def check():
+        code = find_fault(local, tf.constant(weight))
+        return code, is_sound(code)
+
+    if how == "graph":  # As TFF traces: `==` on tensors is Python's identity here.
+        values = tf.nest.map_structure(lambda x: x.numpy(), local)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            code = find_fault(tf.nest.map_structure(tf.constant, values), tf.constant(weight))
+            code, sound = session.run([code, is_sound(code)])
+    else:
+        code, sound = (tf.function(check) if how == "function" else check)()
+    assert FAULTS[int(code)] == fault and bool(sound) is (fault == "")
+
+
+def test_a_model_without_a_posterior_has_no_variance_to_check():
+    none = MeanField((), ())
+    assert find_fault(ModelWeights(none, (tf.constant([1.0]),), none), tf.constant(1.0)) == 0

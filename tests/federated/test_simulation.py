@@ -1,0 +1,289 @@
+"""The driver: seeds, cohorts, evaluation, metrics as plain numbers, checkpoints, collapse, and workers that end."""
+
+import functools
+import json
+import logging
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl import algorithms, federated, models, rules
+from tfp_bfl.data import Clients, Source, cohort, load
+from tfp_bfl.errors import Error, InvalidArgument
+
+pytest.importorskip("tensorflow_federated")
+
+SOURCE = load("breast_cancer")
+SIZES = (9, 20, 14, 5, 11)
+ENDS = np.cumsum(SIZES)
+INDICES = [np.arange(end - size, end) for size, end in zip(SIZES, ENDS)]
+CLIENTS = Clients(SOURCE, INDICES)
+
+
+def model_fn(kind="flipout", initial_stddev=0.1):
+    return models.mlp(kind, hidden=(3,), initial_stddev=initial_stddev)
+
+
+@functools.cache
+def build(kind="flipout", rule="naive_weighted_average", **options):
+    make = functools.partial(model_fn, kind, **options)
+    return algorithms.variational(make, rules.RULES[rule](), batch_size=8, learning_rate=0.01)
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    with federated.local_workers(max_concurrent_calls=1) as running:
+        yield running
+
+
+@pytest.fixture
+def simulate(runtime):
+    return functools.partial(federated.simulate, build(), CLIENTS, runtime=runtime)
+
+
+def with_nan(*spoiled):
+    features = SOURCE.features.copy()
+    for k in spoiled:
+        features[INDICES[k][0], 3] = np.nan
+    return Clients(Source(SOURCE.name, SOURCE.split, features, SOURCE.labels, SOURCE.class_names), INDICES)
+
+
+def without_times(rows):
+    return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
+
+
+def assert_identical(a, b):
+    for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def assert_close(a, b, rtol=1e-5, atol=1e-6):
+    for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+
+def differ(a, b):
+    return max(np.abs(x - y).max() for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True)) > 1e-4
+
+
+def worker_pids():
+    return {p.pid for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE}
+
+
+def test_it_is_the_packages_simulate():
+    assert bfl.simulate is federated.simulate
+
+
+def test_seed_decides_everything(simulate):
+    first, again, other = (simulate(3, cohort_size=3, seed=seed) for seed in (4, 4, 5))
+    assert_identical(first.state, again.state)
+    assert without_times(first.rounds) == without_times(again.rounds)
+    assert differ(first.state.weights, other.state.weights)
+
+
+def test_seed_decides_the_noise_of_clients_too(simulate):
+    """All clients take part, so that the cohort is the same."""
+    first, other = (simulate(1, seed=seed) for seed in (4, 5))
+    assert differ(first.state.weights, other.state.weights)
+    assert first.state.seed == 4
+
+
+def test_model_has_the_states_weights(simulate):
+    result = simulate(2)
+    assert isinstance(result, federated.SimulationResult)
+    assert result.state.round == 2
+    assert_close(models.get_weights(result.model), result.state.weights, atol=0)
+    assert differ(result.state.weights, models.get_weights(model_fn()))
+
+
+def test_cohorts_are_those_of_the_data_package(runtime):
+    """Three of the clients are faulty, so that the rows name those of them that took part."""
+    spoiled = (0, 2, 4)
+    seen = []
+    result = federated.simulate(
+        build(), with_nan(*spoiled), 4, cohort_size=4, seed=2, on_round=seen.append, runtime=runtime
+    )
+    for number, row in enumerate(result.rounds, start=1):
+        chosen = cohort(5, 4, number, seed=2)
+        assert sorted(map(int, row["faulty_clients"])) == sorted(set(spoiled) & set(chosen.tolist()))
+        assert (row["num_clients"], row["num_faulty"]) == (4, len(row["faulty_clients"]))
+        assert row["num_examples"] == sum(SIZES[k] for k in chosen if k not in spoiled)
+    assert len({tuple(row["faulty_clients"]) for row in seen}) > 1
+
+
+def test_cohorts_differ_between_rounds_and_none_takes_all(simulate):
+    sizes = lambda result: [row["num_examples"] for row in result.rounds]
+    drawn = [sum(SIZES[k] for k in cohort(5, 2, number, seed=0)) for number in (1, 2, 3)]
+    assert sizes(simulate(3, cohort_size=2)) == drawn and len(set(drawn)) > 1
+    assert sizes(simulate(2)) == [sum(SIZES)] * 2
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "evaluated"),
+    [(5, 2, [2, 4, 5]), (4, 2, [2, 4]), (3, 1, [1, 2, 3]), (2, 10, [2])],
+)
+def test_rounds_that_are_evaluated(simulate, rounds, every, evaluated):
+    calls = []
+
+    def evaluate(model):
+        calls.append(models.get_weights(model))
+        return {"calls": len(calls)}
+
+    result = simulate(rounds, evaluate=evaluate, evaluate_every=every)
+    assert [row["round"] for row in result.rounds if "calls" in row] == evaluated
+    assert len(calls) == len(evaluated)
+    assert_close(calls[-1], result.state.weights, atol=0)
+    assert all(differ(a, b) for a, b in zip(calls, calls[1:]))
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_rows_are_plain_numbers(kind, runtime):
+    test = load("breast_cancer", split="test")
+    evaluate = bfl.evaluation.evaluator(test.features[:20], test.labels[:20], num_samples=2)
+    rows = []
+    result = federated.simulate(
+        build(kind), with_nan(1), 2, evaluate=evaluate, on_round=lambda row: rows.append(dict(row)), runtime=runtime
+    )
+    assert rows == result.rounds
+    for number, row in enumerate(rows, start=1):
+        assert json.loads(json.dumps(row, allow_nan=False)) == row
+        assert row.pop("faulty_clients") == {"1": "not finite"}
+        assert all(type(value) in (int, float) for value in row.values()), row
+        assert row["round"] == number
+        assert 0 <= row["train_seconds"] <= row["seconds"]
+        assert {"nll", "kl", "elbo", "accuracy", "test_nll"} <= set(row)
+        assert ("stddev_median" in row) is (kind == "flipout")
+
+
+def test_metrics_of_a_rule_are_in_the_rows(runtime):
+    rule = "distributed_weight_consolidation"
+    row = federated.simulate(build(rule=rule), CLIENTS, 1, runtime=runtime).rounds[0]
+    assert type(row["kept_weights"]) is int
+
+
+def test_a_faulty_client_is_left_out(runtime):
+    spoiled = federated.simulate(build(), with_nan(1), 1, runtime=runtime)
+    process = build()
+    data = [CLIENTS.dataset(k) for k in (0, 2, 3, 4)]
+    without = process.next(process.initialize(), data).state
+    assert_close(spoiled.state.weights, without.weights, rtol=1e-6)
+    assert spoiled.rounds[0]["faulty_clients"] == {"1": "not finite"}
+    assert spoiled.rounds[0]["num_faulty"] == 1
+
+
+def test_a_round_of_faulty_clients_alone_is_an_error(runtime):
+    rows = []
+    with pytest.raises(Error, match=r"Every client of round 1 was faulty .*'3': 'not finite'"):
+        federated.simulate(build(), with_nan(*range(5)), 3, on_round=rows.append, runtime=runtime)
+    assert [row["num_faulty"] for row in rows] == [5]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1, but is 0"),
+        ({"rounds": -2}, "rounds must be at least 1, but is -2"),
+        ({"rounds": 1, "evaluate_every": 0}, "evaluate_every must be at least 1, but is 0"),
+        ({"rounds": 1, "cohort_size": 6}, "cohort_size is 6, but must be at most the number of clients, 5"),
+        ({"rounds": 1, "cohort_size": 0}, "cohort_size is 0"),
+        ({"rounds": 1, "seed": -1}, "seed is -1"),
+    ],
+)
+def test_bad_arguments(simulate, tmp_path, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        simulate(**options, checkpoint_dir=tmp_path / "states")
+    assert not (tmp_path / "states").exists()
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (np.zeros([3, 29], np.float32), r"shape \[30\] and type float32, but the clients' have shape \[29\]"),
+        (np.zeros([3, 30], np.uint8), r"type float32, but the clients' have shape \[30\] and type uint8"),
+        (np.zeros([3, 5, 6], np.float32), r"shape \[5, 6\]"),
+    ],
+)
+def test_clients_that_do_not_fit_the_model(runtime, features, message):
+    clients = Clients(Source("made", "train", features, np.zeros(3, np.int32), ("no", "yes")), [[0, 1, 2]])
+    with pytest.raises(InvalidArgument, match=message):
+        federated.simulate(build(), clients, 1, runtime=runtime)
+
+
+def test_clients_with_more_classes_than_the_model(runtime):
+    labels = np.arange(len(SOURCE.labels), dtype=np.int32) % 4
+    clients = Clients(Source("made", "train", SOURCE.features, labels, tuple("abcd")), INDICES)
+    with pytest.raises(InvalidArgument, match=r"classes|labels"):
+        federated.simulate(build(), clients, 1, runtime=runtime)
+
+
+@pytest.mark.parametrize("rule", ["conflation", "naive_weighted_average"])
+def test_collapse_is_told_once(rule, runtime, caplog):
+    """Conflation divides the variance by K = 5 each round: sd is below 5 % of the first, 0.1, in round 4."""
+    with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
+        result = federated.simulate(build(rule=rule), CLIENTS, 7, runtime=runtime)
+    below = [row["round"] for row in result.rounds if row["stddev_median"] < 0.05 * 0.1]
+    warnings = [record.getMessage() for record in caplog.records if "collapsed" in record.getMessage()]
+    if rule == "conflation":
+        assert below == [4, 5, 6, 7] and result.collapsed == 4
+        assert warnings == [federated.collapse_warning(4)]
+        assert "5%" in warnings[0] and "round 4" in warnings[0]
+    else:
+        assert not below and result.collapsed is None and not warnings
+
+
+def test_collapse_to_the_floor_is_told(runtime):
+    """The first round's sd is not yet 20 times the floor, so that no later one can be below 5 % of it."""
+    process = build(rule="conflation", initial_stddev=3e-4)
+    result = federated.simulate(process, CLIENTS, 5, runtime=runtime)
+    assert result.rounds[-1]["share_at_floor"] == 1
+    assert result.collapsed is not None
+
+
+def test_model_without_a_posterior_cannot_collapse(runtime):
+    assert federated.simulate(build("deterministic"), CLIENTS, 2, runtime=runtime).collapsed is None
+
+
+def test_a_given_runtime_runs_on(simulate, runtime):
+    simulate(1)
+    assert runtime.workers[0].is_alive
+    assert runtime.workers[0].pid in worker_pids()
+
+
+def test_no_worker_is_left(runtime):
+    before = worker_pids()
+    during = []
+    evaluate = lambda model: during.append(worker_pids() - before) or {}
+    federated.simulate(build(), CLIENTS, 1, evaluate=evaluate)
+    assert len(during[0]) == 1
+    assert worker_pids() == before
+
+
+@pytest.mark.parametrize("where", ["evaluate", "on_round"])
+def test_no_worker_is_left_after_an_error(runtime, where):
+    before = worker_pids()
+    during = []
+
+    def fail(argument):
+        during.append(worker_pids() - before)
+        raise RuntimeError("this is expected")
+
+    with pytest.raises(RuntimeError, match="this is expected"):
+        federated.simulate(build(), CLIENTS, 1, **{where: fail})
+    assert len(during[0]) == 1
+    assert worker_pids() == before
+
+
+@pytest.mark.parametrize(("workers", "concurrency"), [(2, 1), (1, 2)])
+def test_number_of_workers_does_not_matter(simulate, workers, concurrency):
+    wanted = simulate(2, seed=1)
+    with federated.local_workers(workers, max_concurrent_calls=concurrency) as other:
+        result = federated.simulate(build(), CLIENTS, 2, seed=1, runtime=other)
+        assert len(other.workers) == workers
+    assert_close(result.state.weights, wanted.state.weights, atol=1e-5)
+    for row, same in zip(without_times(result.rounds), without_times(wanted.rounds), strict=True):
+        assert set(row) == set(same)
+        assert row["num_examples"] == same["num_examples"]
+        np.testing.assert_allclose([row["nll"], row["kl"]], [same["nll"], same["kl"]], rtol=1e-4)
