@@ -24,7 +24,7 @@ demo: $(INSTALLED)
 	$(BIN)/tfp-bfl run --output demo
 
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -96,5 +96,5 @@ def _cores() -> str:
 def _memory() -> str:
     available = psutil.virtual_memory().available / 2**30
     if available < _LEAST_GIB:
-        raise _Failed(f"{available:.1f} GiB free, but ResNet-20 wants {_LEAST_GIB}: close other programs")
-    return f"{available:.1f} GiB free; LeNet takes about 0.7 and ResNet-20 about 2"
+        raise _Failed(f"{available:.1f} GiB free, but a run with ResNet-20 takes {_LEAST_GIB}: close other programs")
+    return f"{available:.1f} GiB free; a run takes about 1 with LeNet, 2 with ResNet-20"
