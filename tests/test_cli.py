@@ -134,8 +134,16 @@ def test_doctor_passes_here(capsys):
 @pytest.mark.parametrize(("sign", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_run_that_is_stopped_leaves_no_process(tmp_path, sign, status):
     folder = tmp_path / "long"
-    command = [sys.executable, "-m", "tfp_bfl", "run", "--rounds", "100000", "--output", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    # A shell's background jobs, and what they start, ignore Ctrl-C from the outset: hence the first line.
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tfp_bfl.__main__ import main\n"
+        f"sys.argv = ['tfp-bfl', 'run', '--rounds', '100000', '--output', {str(folder)!r}]\n"
+        "main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     try:
         wait_for(lambda: (folder / "metrics.jsonl").exists() and rows(folder), 60)
         children = psutil.Process(process.pid).children(recursive=True)

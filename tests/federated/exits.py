@@ -4,6 +4,7 @@ Prints "worker <pid>" once the worker runs, and "ready" when it may be killed. t
 """
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -15,6 +16,9 @@ import tensorflow as tf
 
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.context import local_workers
+
+# A shell's background jobs, and what they start, ignore Ctrl-C from the outset.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 tff = require_tff()
 
