@@ -14,6 +14,7 @@ help:
 
 $(INSTALLED): requirements.lock setup.cfg pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "tfp_bfl needs Python 3.11 (TensorFlow Federated has releases for 3.9 to 3.11): install it, or name one with make PYTHON=..."; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "requirements.lock is for Python 3.11 and $(PYTHON) is another: name one with make PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -104,6 +104,16 @@ def test_bad_input_is_one_sentence_and_status_2(arguments, message, capsys, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("output", ["file/sub", "link"])
+def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "link").symlink_to("nowhere")
+    assert run_command_line(["run", *SMALL, "--output", output]) == 2
+    assert capsys.readouterr().err.startswith(f"tfp-bfl: The run folder {output}")
+    assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "link").is_symlink()
+
+
 def test_help_lists_every_option(capsys):
     assert run_command_line(["run", "--help"]) == 0
     text = capsys.readouterr().out

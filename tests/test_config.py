@@ -74,6 +74,19 @@ def test_bad_files(tmp_path, text):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_may_hold_every_option(tmp_path):
+    path = write(tmp_path, "data_dir: /data\ntensorboard: true\noutput: there\ncohort_size: 3\n")
+    config = make_config(path, {})
+    assert (config.data_dir, config.tensorboard, config.output) == ("/data", True, "there")
+
+
+def test_none_resets_what_a_file_sets(tmp_path):
+    path = write(tmp_path, "cohort_size: 3\n")
+    assert make_config(path, {}).cohort_size == 3
+    assert make_config(path, {"cohort_size": "none"}).cohort_size is None
+    assert make_config(None, {"normalization": "none"}).normalization == "none"
+
+
 def test_absent_file(tmp_path):
     with pytest.raises(InvalidArgument, match="can't be read: No such file"):
         make_config(tmp_path / "none.yaml", {})

@@ -38,33 +38,26 @@ def _config_options(command: Any) -> Any:
     from tfp_bfl.config import RunConfig
 
     for name, field in reversed(RunConfig.model_fields.items()):
-        default = "" if field.default is None else f"  [default: {field.default}]"
-        option = click.option(
-            f"--{name.replace('_', '-')}", name, metavar="VALUE", help=f"{field.description}{default}"
-        )
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            option = click.option(flag, name, is_flag=True, default=None, help=field.description)
+        else:
+            default = "" if field.default is None else f"  [default: {field.default}]"
+            option = click.option(flag, name, metavar="VALUE", help=f"{field.description}{default}")
         command = option(command)
     return command
 
 
 @cli.command(epilog=EXAMPLES)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
-@click.option("--output", metavar="DIR", help="The run folder, a new one.  [default: runs/NAME-TIME]")
-@click.option("--data-dir", metavar="DIR", help="Where TFDS keeps its datasets.")
-@click.option("--tensorboard", is_flag=True, help="Write TensorBoard event files into the run folder.")
 @_config_options
-def run(
-    config_file: Optional[str],
-    output: Optional[str],
-    data_dir: Optional[str],
-    tensorboard: bool,
-    **given: Any,
-) -> None:
+def run(config_file: Optional[str], **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.config import make_config
     from tfp_bfl.run import execute
 
     config = make_config(config_file, {name: value for name, value in given.items() if value is not None})
-    folder = execute(config, output, data_dir=data_dir, tensorboard=tensorboard, console=Console(stderr=True))
+    folder = execute(config, console=Console(stderr=True))
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(
         f"accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  ECE {summary['ece']:.4f}  "

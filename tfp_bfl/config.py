@@ -16,7 +16,7 @@ def _option(default: Any, description: str, **limits: Any) -> Any:
 
 
 class RunConfig(pydantic.BaseModel):
-    """Everything that decides a run's result."""
+    """Everything that decides a run's result, and where it goes."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
@@ -42,6 +42,9 @@ class RunConfig(pydantic.BaseModel):
     evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1)
     evaluation_examples: int = _option(1000, "Test examples of those evaluations; the last one takes all.", ge=1)
     seed: int = _option(0, "Of everything random.", ge=0, lt=2**31)
+    data_dir: Optional[str] = _option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
+    tensorboard: bool = _option(False, "Write TensorBoard event files into the run folder.")
+    output: Optional[str] = _option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
 
     @pydantic.model_validator(mode="after")
     def _names_exist(self) -> RunConfig:
@@ -74,7 +77,9 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
     Raises:
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
-    values = {**(read_yaml(file) if file else {}), **options}
+    # The word resets an option that the file sets.
+    given = {name: None if value == "none" and name != "normalization" else value for name, value in options.items()}
+    values = {**(read_yaml(file) if file is not None else {}), **given}
     for name in values:
         if name not in RunConfig.model_fields:
             lookup(RunConfig.model_fields, name, "option")

@@ -38,7 +38,10 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     raise InvalidArgument(f"There is no {what} {name!r}: {advice}")
 
 
-INSTALL_COMMAND = "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock"
+INSTALL_COMMAND = (
+    "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock && "
+    ".venv/bin/pip install --no-deps . (in a clone of tfp_bfl)"
+)
 
 
 def check_python() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
 import pathlib
 import time
 from collections.abc import Iterator
@@ -25,17 +26,17 @@ _Row = dict[str, Any]
 
 
 def execute(
-    config: RunConfig,
-    output: Union[str, pathlib.Path, None] = None,
-    *,
-    data_dir: Optional[str] = None,
-    tensorboard: bool = False,
-    console: Optional[Console] = None,
+    config: RunConfig, output: Union[str, pathlib.Path, None] = None, *, console: Optional[Console] = None
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
 
     The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
-    round), summary.json, figures/, report.html and saved_model/; with `tensorboard` also event files.
+    round), summary.json, figures/, report.html and saved_model/; with the option tensorboard also event files.
+
+    Args:
+      config: what to run.
+      output: the folder; None for the configuration's, and if that has none, a new one under runs/.
+      console: where progress is shown, if it is a terminal.
 
     Raises:
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
@@ -44,17 +45,22 @@ def execute(
     console = console or Console(quiet=True)
     started = time.perf_counter()
     folder = _free_folder(config, output)
-    train, test = (data.load(config.dataset, split=split, data_dir=data_dir) for split in ("train", "test"))
+    train, test = (data.load(config.dataset, split=split, data_dir=config.data_dir) for split in ("train", "test"))
     clients = train.partition(data.parse_partition(config.partition, config.clients), seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
     process = _process(config, clients)
 
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(), sort_keys=False))
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"The run folder {folder} can't be made ({error.strerror}): give --output another one."
+        ) from None
+    (folder / "config.yaml").write_text(yaml.safe_dump(_record(config), sort_keys=False))
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = {"num_samples": config.num_samples, "seed": config.seed}
-    with federated.local_workers() as runtime, _recorder(folder, config, tensorboard, console) as on_round:
+    with federated.local_workers() as runtime, _recorder(folder, config, console) as on_round:
         result = federated.simulate(
             process,
             clients,
@@ -69,9 +75,10 @@ def execute(
         worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
     final = evaluation.evaluate(result.model, test.features, test.labels, **options)
     export.save(result.model, folder / "saved_model")
+    uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
     summary = {
         **_renamed(final.metrics),
-        "epistemic_share": final.metrics["epistemic"] / (final.metrics["aleatoric"] + final.metrics["epistemic"]),
+        "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
         "collapsed_in_round": result.collapsed,
         "train_seconds": sum(row["train_seconds"] for row in result.rounds),
         "ms_per_step": _ms_per_step(config, clients, result.rounds),
@@ -83,14 +90,20 @@ def execute(
     return folder
 
 
+def _record(config: RunConfig) -> dict[str, Any]:
+    """All that decides the result; the folder is where the record lies."""
+    return config.model_dump(exclude={"output"})
+
+
 def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
+    output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         output = pathlib.Path("runs") / f"{config.dataset}-{config.model}-{config.kind}-{config.rule}-{now}".replace(
             "/", "-"
         )
     folder = pathlib.Path(output)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise InvalidArgument(
             f"The run folder {folder} exists already: give --output a new one, nothing is overwritten."
         )
@@ -125,9 +138,7 @@ def _process(config: RunConfig, clients: data.Clients) -> federated.BayesianProc
 
 
 @contextlib.contextmanager
-def _recorder(
-    folder: pathlib.Path, config: RunConfig, tensorboard: bool, console: Console
-) -> Iterator[Callable[[_Row], None]]:
+def _recorder(folder: pathlib.Path, config: RunConfig, console: Console) -> Iterator[Callable[[_Row], None]]:
     """What happens after each round: a line in metrics.jsonl, the progress bar, TensorBoard's events."""
     progress = Progress(
         TextColumn("round"),
@@ -138,7 +149,7 @@ def _recorder(
         console=console,
         disable=not console.is_terminal,
     )
-    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if tensorboard else None
+    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
     with progress, open(folder / "metrics.jsonl", "w", encoding="utf-8") as lines:
         task = progress.add_task("rounds", total=config.rounds, scores="")
 
@@ -199,7 +210,7 @@ def _write_results(
     plots.write_report(
         folder / "report.html",
         title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {config.rule}",
-        config=config.model_dump(),
+        config=_record(config),
         summary=summary,
         rounds=result.rounds,
         figures=figures,

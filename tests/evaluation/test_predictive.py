@@ -142,3 +142,18 @@ def test_no_examples():
 def test_labels_that_do_not_fit(labels):
     with pytest.raises(InvalidArgument, match="labels"):
         evaluation.evaluate(build("deterministic"), FEATURES, labels, num_samples=1)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 9, 9, 1), (3, 64)])
+def test_examples_of_another_shape_are_refused(shape):
+    model = models.lenet("deterministic", input_shape=(8, 8, 1))
+    evaluation.predict(model, np.zeros([3, 8, 8, 1], np.float32), 1)
+    with pytest.raises(InvalidArgument, match=r"takes examples of shape \[8, 8, 1\]"):
+        evaluation.predict(model, np.zeros(shape, np.float32), 1)
+
+
+def test_mc_dropout_samples_do_not_depend_on_the_batches():
+    model = models.mlp("mc_dropout", input_shape=(5,))
+    features = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    whole = evaluation.predict(model, features, 4, batch_size=7)
+    np.testing.assert_allclose(evaluation.predict(model, features, 4, batch_size=3), whole, atol=1e-6)

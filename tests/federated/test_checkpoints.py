@@ -143,3 +143,9 @@ def test_collapse_is_seen_across_a_stop(runtime, tmp_path, caplog):
     assert_identical(rest.state, whole.state)
     assert rest.collapsed == whole.collapsed
     assert [record.getMessage() for record in caplog.records] == [federated.collapse_warning(4)]
+
+
+def test_fewer_rounds_than_are_saved_is_refused(simulate, tmp_path):
+    simulate(2, checkpoint_dir=tmp_path)
+    with pytest.raises(InvalidArgument, match="holds a run of 2 rounds"):
+        simulate(1, checkpoint_dir=tmp_path)

@@ -16,7 +16,9 @@ def drop(inputs, rate=0.3, seed=(1, 2), mode="flipout", **options):
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_rate_and_expectation(rate, mode):
     """The share of zeros of 100,000 draws within 4.5 standard deviations of a binomial: an error rate below 1e-4."""
-    outputs = drop(tf.fill([1000, 100], 2.0), rate, mode=mode)
+    # In mode "shared" one mask serves all examples: 100,000 units instead.
+    shape = [1, 100_000] if mode == "shared" else [1000, 100]
+    outputs = drop(tf.fill(shape, 2.0), rate, mode=mode)
     assert abs((outputs == 0).mean() - rate) < 4.5 * np.sqrt(rate * (1 - rate) / 1e5)
     np.testing.assert_allclose(outputs[outputs != 0], 2 / (1 - rate), rtol=1e-6)
     np.testing.assert_allclose(outputs.mean(), 2, atol=2 * 4.5 * np.sqrt(rate / (1 - rate) / 1e5))
@@ -78,3 +80,11 @@ def test_configuration_round_trip(tmp_path):
 def test_bad_rate(rate):
     with pytest.raises(InvalidArgument, match="rate must be at least 0 and below 1"):
         MCDropout(rate)
+
+
+def test_shared_mode_has_one_mask_for_the_batch():
+    with sampling("shared", [3, 4]):
+        shared = MCDropout(0.5)(tf.ones([6, 40])).numpy()
+    with sampling("flipout", [3, 4]):
+        own = MCDropout(0.5)(tf.ones([6, 40])).numpy()
+    assert (shared == shared[0]).all() and not (own == own[0]).all()

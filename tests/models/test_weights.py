@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
@@ -153,3 +154,24 @@ def test_strange_state_is_refused(layer):
         models.layout(model)
     with pytest.raises(InvalidArgument, match="neither trained nor BatchNorm's"):
         models.get_weights(model)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda: tf.keras.layers.Dropout(0.2), "use tfp_bfl.layers.MCDropout"),
+        (lambda: tf.keras.layers.Dense(3, kernel_regularizer="l2"), "losses of its own"),
+        (lambda: tfp.layers.DenseFlipout(3), "use the layers of tfp_bfl.layers"),
+    ],
+    ids=["dropout", "regularizer", "tfp"],
+)
+def test_layers_that_training_would_not_do_justice_are_refused(layer, message):
+    model = tf.keras.Sequential([tf.keras.Input((4,)), layer(), DenseFlipout(2)])
+    with pytest.raises(InvalidArgument, match=message):
+        models.check_layers(model)
+
+
+@pytest.mark.parametrize("builder", models.MODELS)
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_the_library_s_own_models_pass(builder, kind):
+    models.check_layers(models.MODELS[builder](kind=kind))

@@ -203,3 +203,9 @@ def test_share_at_floor_counts_up_to_one_percent_above():
 def test_spread_of_nothing_is_nan():
     spread = posterior.spread(MeanField((), ()))
     assert len(spread) == 4 and all(np.isnan(x) for x in spread)
+
+
+@pytest.mark.parametrize(("q", "p"), [([4], [5]), ([4, 1], [1, 4]), ([3, 4], [5]), ([2, 3, 4], [4])])
+def test_kl_of_other_shapes_is_refused(q, p):
+    with pytest.raises(InvalidArgument, match="same shapes"):
+        posterior.kl_divergence(MeanField(tf.zeros(q), tf.ones(q)), MeanField(tf.zeros(p), tf.ones(p)))

@@ -42,8 +42,8 @@ def variational(
       model_fn: builds a Keras model that returns logits [B, C].
       local_epochs: passes over the client's examples, each in a new order; the last batch of a pass may be smaller.
       batch_size: B.
-      learning_rate: a number, or a function from the round (scalar int32) to a scalar.
-      optimizer_fn: builds a Keras optimizer; its state starts anew each round.
+      learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar.
+      optimizer_fn: builds a Keras optimizer, whose learning rate is then set to that; its state starts anew each round.
 
     Returns:
       A function of the server's message, the client's examples (features [N, ...], labels [N]) and a seed [2] int32.

@@ -18,7 +18,7 @@ def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: i
     Args:
       num_clients: K.
       cohort_size: clients per round; None or K takes all of them.
-      round_number: t, from 0.
+      round_number: t; `tfp_bfl.simulate` counts from 1.
       seed: of the run.
 
     Returns:

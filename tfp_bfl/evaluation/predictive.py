@@ -79,7 +79,7 @@ def predict(
       batch_size: examples at once.
 
     Raises:
-      InvalidArgument: num_samples below 1, or no examples.
+      InvalidArgument: num_samples or batch_size below 1, no examples, or examples of another shape.
     """
     samples = np.concatenate(list(_batches(model, features, num_samples, seed, batch_size)), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
@@ -131,6 +131,9 @@ def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, 
             raise InvalidArgument(f"{name} must be an integer of at least 1, but is {value}.")
     if not len(features):
         raise InvalidArgument("There are no examples to predict: features is empty.")
+    wanted, given = list(model.input_shape[1:]), list(np.shape(features)[1:])
+    if wanted != given:
+        raise InvalidArgument(f"The model takes examples of shape {wanted}, but these have shape {given}.")
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     for start in range(0, len(features), batch_size):
         yield _sample_probabilities(model, tf.convert_to_tensor(features[start : start + batch_size]), seeds).numpy()

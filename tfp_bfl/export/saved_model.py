@@ -28,6 +28,7 @@ def _predictor(model: tf.keras.Model) -> tuple[tf.Module, dict[str, Any]]:
         aleatoric, epistemic = scalars(uncertainty)
         return {
             "probabilities": uncertainty.mean,
+            "mean": uncertainty.mean,
             "entropy": uncertainty.entropy,
             "aleatoric": aleatoric,
             "epistemic": epistemic,
@@ -46,6 +47,9 @@ def _predictor(model: tf.keras.Model) -> tuple[tf.Module, dict[str, Any]]:
         )
         for name, dtype in types.items()
     }
+    # Not a signature, but what NumPy makes of images: without it a loaded `predict` refuses them.
+    scalar = tf.TensorSpec([], tf.int32)
+    predict.get_concrete_function(tf.TensorSpec([None, *images], tf.float64), scalar, scalar)
     return module, signatures
 
 
@@ -55,10 +59,10 @@ def save(model: tf.keras.Model, path: Union[str, os.PathLike]) -> None:
         loaded = tf.saved_model.load("saved/")
         loaded.predict(images, num_samples=20, seed=0)["epistemic"]
 
-    Inputs: images [B, ...], float32 in [0, 1] or uint8; num_samples and seed, int32 scalars; the same seed gives the
-    same answer. Outputs: probabilities [B, C]; entropy [B], normalised to [0, 1]; aleatoric and epistemic [B], the
-    traces of `tfp_bfl.evaluation.decompose`. The serving signatures are "predict" (float32) and, for
-    images, "predict_uint8".
+    Inputs: images [B, ...], floats in [0, 1] or uint8; num_samples and seed, int32 scalars; the same seed gives the
+    same answer. Outputs: probabilities [B, C] (also as `mean`, their name in `tfp_bfl.evaluation.decompose`);
+    entropy [B], normalised to [0, 1]; aleatoric and epistemic [B], the traces of its matrices. The serving signatures
+    are "predict" (float32) and, for images, "predict_uint8".
 
     Args:
       model: a Keras model that returns logits.

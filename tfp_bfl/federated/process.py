@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.faults import find_fault, is_sound
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, get_weights, min_stddev
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, check_layers, get_weights, min_stddev
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
 tff = require_tff()
@@ -101,6 +101,7 @@ def _build(
     model_fn: Any, client_work: Any, weigh: Any, rule: Any, server_step: Any, element_spec: Any, seed: int
 ) -> BayesianProcess:
     model = model_fn()
+    check_layers(model)
     element_spec = element_spec or _client_spec(model)
     floor = min_stddev(model)
     first = tf.nest.map_structure(lambda x: x.numpy(), get_weights(model))

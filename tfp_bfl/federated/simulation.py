@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
 import time
 from typing import Any, Callable, NamedTuple, Optional, Union
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfp_bfl.data import Clients, cohort
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.context import Runtime, local_workers
 from tfp_bfl.federated.faults import FAULTS
@@ -69,14 +70,14 @@ def simulate(
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
       evaluate_every: rounds between evaluations; the last round is always evaluated.
       on_round: is given each round's metrics.
-      runtime: of `federated.local_workers` or `remote_workers`; None starts a worker and stops it.
+      runtime: what `federated.local_workers` or `remote_workers` gave; None starts a worker here and stops it.
 
     Returns:
       The model with the pooled posterior, the last state and the metrics.
 
     Raises:
       InvalidArgument: rounds or evaluate_every below 1, a cohort larger than the clients, clients whose data do not fit
-        the model, checkpoints of another run.
+        the model, checkpoints of another seed or model, or of more rounds.
       Error: every client of a round was faulty.
     """
     for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
@@ -91,10 +92,14 @@ def simulate(
     history: list[dict[str, Any]] = []
     collapsed = None
     checkpoints = Checkpoints(checkpoint_dir) if checkpoint_dir else None
-    with local_workers() if runtime is None else contextlib.nullcontext(runtime) as running:
+    with local_workers() if runtime is None else require_tff().framework.get_context_stack().install(runtime.context):
         state = process.initialize()._replace(seed=np.int32(seed))
         first_spread = spread(state.weights.posterior)
         state = (checkpoints.latest(state) if checkpoints else None) or state
+        if int(state.round) > rounds:
+            raise InvalidArgument(
+                f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
+            )
         for number in range(int(state.round) + 1, rounds + 1):
             started = time.perf_counter()
             chosen = cohort(clients.num_clients, cohort_size, number, seed)
@@ -116,7 +121,6 @@ def simulate(
             if collapsed is None and _has_collapsed(row, first_spread):
                 collapsed = number
                 logger.warning(collapse_warning(number))
-        del running
     assign_weights(model, state.weights)
     return SimulationResult(model, state, history, collapsed)
 
@@ -157,7 +161,9 @@ def _row(metrics: Any) -> dict[str, Any]:
     metrics = dict(metrics)
     report = metrics.pop("clients")
     row = {name: np.asarray(value).item() for name, value in metrics.items()}
-    row = {name: value for name, value in row.items() if value == value}  # NaN: not of this model
+    # JSON has no NaN: a model without a posterior has no spread, and any other metric has no value.
+    row = {name: value if math.isfinite(value) else None for name, value in row.items()}
+    row = {name: value for name, value in row.items() if value is not None or name not in Spread._fields}
     row["faulty_clients"] = {
         str(client): FAULTS[fault]
         for client, fault in zip(report["client"].tolist(), report["fault"].tolist())

@@ -16,7 +16,7 @@ class MCDropout(tf.keras.layers.Layer):
 
     y = x z / (1 - rate),   z ~ Bernoulli(1 - rate) for each unit of each example
 
-    Off in `sampling("mean")`.
+    One mask for the whole batch in `sampling("shared")`; off in `sampling("mean")`.
 
     Args:
       rate: share of units that are dropped, at least 0 and below 1.
@@ -36,7 +36,10 @@ class MCDropout(tf.keras.layers.Layer):
             return inputs
         (seed,) = noise.next_seeds(1)
         # Stateless by hand: tf.nn.experimental.stateless_dropout divides and selects in twice as many ops.
-        keep = tf.random.stateless_uniform(tf.shape(inputs), seed, dtype=inputs.dtype) >= self.rate
+        shape = tf.shape(inputs)
+        if noise.mode() == "shared":
+            shape = tf.concat([[1], shape[1:]], 0)
+        keep = tf.random.stateless_uniform(shape, seed, dtype=inputs.dtype) >= self.rate
         return tf.where(keep, inputs * (1 / (1 - self.rate)), 0)
 
     def get_config(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tfp_bfl.models.kinds import KINDS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.resnet import resnet20
-from tfp_bfl.models.weights import ModelWeights, assign_weights, get_weights, layout, min_stddev, prior
+from tfp_bfl.models.weights import ModelWeights, assign_weights, check_layers, get_weights, layout, min_stddev, prior
 
 MODELS: dict[str, Callable[..., tf.keras.Model]] = {builder.__name__: builder for builder in (lenet, resnet20, mlp)}
 
@@ -24,6 +24,7 @@ __all__ = [
     "ServerMessage",
     "TrainingMetrics",
     "assign_weights",
+    "check_layers",
     "get_weights",
     "layout",
     "min_stddev",

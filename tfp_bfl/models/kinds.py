@@ -122,7 +122,7 @@ def check_image_shape(model: str, input_shape: Sequence[int], num_classes: int, 
     Raises:
       InvalidArgument: not [height, width, channels], smaller than `smallest` a side, or fewer than two classes.
     """
-    shape = tuple(int(n) for n in input_shape)
+    shape = tuple(-1 if n is None else int(n) for n in input_shape)
     if len(shape) != 3 or min(shape[:2]) < smallest or shape[2] < 1:
         raise InvalidArgument(
             f"{model} takes images [height, width, channels] of at least {smallest} x {smallest} pixels, "

@@ -48,13 +48,14 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
 
     Args:
       q: a posterior, or a stack of K (leaves [K, ...]).
-      p: a posterior of the same structure, or a stack of K. One side may be a stack while the other is not.
+      p: a posterior of the same structure, or a stack of K where q is none. (Of two stacks nothing tells that they are
+        stacks: their KL is summed over the clients too.)
 
     Returns:
       A scalar; [K] if just one of the two is a stack.
 
     Raises:
-      InvalidArgument: the structures differ.
+      InvalidArgument: the structures or shapes differ.
     """
     try:
         for structure in (q.variance, p.mean, p.variance):
@@ -67,8 +68,12 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
     leaves = zip(*(tf.nest.flatten(part) for part in (q.mean, q.variance, p.mean, p.variance)))
     for leaf in leaves:
         m, v, n, u = (tf.convert_to_tensor(x) for x in leaf)
+        ranks = len(m.shape), len(n.shape)
+        shortest = min(ranks)
+        if max(ranks) - shortest > 1 or m.shape[ranks[0] - shortest :] != n.shape[ranks[1] - shortest :]:
+            raise InvalidArgument(f"kl_divergence needs q and p of the same shapes, but got {m.shape} and {n.shape}.")
         kl = gaussian_kl(m, 0.5 * tf.math.log(v), n, 0.5 * tf.math.log(u))
-        stacked = len(m.shape) != len(n.shape)
+        stacked = ranks[0] != ranks[1]
         total += tf.reduce_sum(kl, axis=list(range(1, len(kl.shape))) if stacked else None)
     return tf.convert_to_tensor(total)
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import Rule
+from tfp_bfl.rules.rule import Rule, check_rule
 
 
 def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanField | None = None) -> MeanField:
@@ -26,9 +26,11 @@ def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanF
       The pooled posterior, leaves [...].
 
     Raises:
-      InvalidArgument: weights zero, negative or not finite, or not K of them; variances zero, negative or not finite;
-        means not finite; leaves that do not share K; no anchor for a rule that needs one.
+      InvalidArgument: not a rule; weights zero, negative or not finite, or not K of them; variances zero, negative or
+        not finite; means not finite; leaves that do not share K; no anchor for a rule that needs one.
     """
+    check_rule(rule)
+    stacked = MeanField(*stacked)
     means, variances = ([tf.convert_to_tensor(x) for x in tf.nest.flatten(part)] for part in stacked)
     num_clients = _num_clients(means, variances)
     dtype = means[0].dtype

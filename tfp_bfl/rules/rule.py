@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 
 
@@ -49,3 +50,12 @@ class Rule(NamedTuple):
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, Any], dict[str, tf.Tensor]] = no_metrics
+
+
+def check_rule(rule: Any) -> None:
+    """Raises InvalidArgument for anything but a `Rule`."""
+    if not isinstance(rule, Rule):
+        name = getattr(rule, "__name__", rule)
+        raise InvalidArgument(
+            f"rule must be a Rule, such as tfp_bfl.rules.conflation() with its brackets, not {name!r}."
+        )

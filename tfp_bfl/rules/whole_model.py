@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import Rule, each
+from tfp_bfl.rules.rule import Rule, check_rule, each
 
 
 class _Parts(NamedTuple):
@@ -28,6 +28,7 @@ def whole_model(rule: Rule) -> Rule:
     Returns:
       A `Rule` whose `local`, `anchor` and pooled result are `ModelWeights`.
     """
+    check_rule(rule)
     average, mixture = naive_weighted_average(), linear_pool()
 
     def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Parts:
