@@ -1,5 +1,5 @@
 # Everything runs in .venv, which is made and filled on first use and again whenever the lock changes.
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3),python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
