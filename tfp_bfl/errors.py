@@ -1,6 +1,7 @@
 """The errors that the library raises itself: one sentence that says what is wrong and what would be right."""
 
 import difflib
+import numbers
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,17 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     else:
         advice = "choose one of " + ", ".join(repr(n) for n in sorted(table)) + "."
     raise InvalidArgument(f"There is no {what} {name!r}: {advice}")
+
+
+def check_count(value: Any, name: str, least: int = 1) -> int:
+    """Returns `value` as an int.
+
+    Raises:
+      InvalidArgument: it is not an integer of at least `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise InvalidArgument(f"{name} is {value!r}, but must be an integer of at least {least}.")
+    return int(value)
 
 
 INSTALL_COMMAND = (

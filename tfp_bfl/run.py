@@ -175,7 +175,7 @@ def _renamed(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _ms_per_step(config: RunConfig, clients: data.Clients, rounds: list[_Row]) -> float:
-    """Median over the rounds, the first (which traces) left out where there are others."""
+    """Median over the rounds, the first (which traces) left out; a cohort counts as its share of all clients' steps."""
     steps = sum(-(-int(size) // config.batch_size) for size in clients.sizes) * config.local_epochs
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)

@@ -127,9 +127,9 @@ def test_new_weights_of_the_model_count():
 
 @pytest.mark.parametrize("num_samples", [0, -1])
 def test_num_samples_below_one(num_samples):
-    with pytest.raises(InvalidArgument, match=f"num_samples must be an integer of at least 1, but is {num_samples}"):
+    with pytest.raises(InvalidArgument, match=f"num_samples is {num_samples}, but must be an integer of at least 1"):
         predict("flipout", num_samples=num_samples)
-    with pytest.raises(InvalidArgument, match="num_samples must be an integer of at least 1"):
+    with pytest.raises(InvalidArgument, match=r"num_samples is .*, but must be an integer of at least 1"):
         evaluation.evaluate(build("flipout"), FEATURES, LABELS, num_samples=num_samples)
 
 

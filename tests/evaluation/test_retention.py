@@ -95,7 +95,7 @@ def test_runs_in_a_graph_with_unknown_batch():
         ([[0.1], [0.2]], 20, r"shape \[B\]"),
         ([0.1, np.nan], 20, "finite"),
         (["a", "b"], 20, "numbers"),
-        ([0.1, 0.2], 0, "num_points must be a positive integer"),
+        ([0.1, 0.2], 0, "num_points is 0, but must be an integer of at least 1"),
     ],
 )
 def test_bad_inputs(uncertainty, num_points, message):

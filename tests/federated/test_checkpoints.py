@@ -23,12 +23,6 @@ def build(rule="naive_weighted_average"):
     return algorithms.variational(model_fn, rules.RULES[rule](), batch_size=8, learning_rate=0.01)
 
 
-@pytest.fixture(scope="module")
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 @pytest.fixture
 def simulate(runtime):
     return functools.partial(federated.simulate, build(), CLIENTS, cohort_size=3, seed=6, runtime=runtime)

@@ -33,12 +33,6 @@ def build(kind="flipout", rule="naive_weighted_average", **options):
     return algorithms.variational(make, rules.RULES[rule](), batch_size=8, learning_rate=0.01)
 
 
-@pytest.fixture(scope="module")
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 @pytest.fixture
 def simulate(runtime):
     return functools.partial(federated.simulate, build(), CLIENTS, runtime=runtime)
@@ -184,9 +178,9 @@ def test_a_round_of_faulty_clients_alone_is_an_error(runtime):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 0}, "rounds must be at least 1, but is 0"),
-        ({"rounds": -2}, "rounds must be at least 1, but is -2"),
-        ({"rounds": 1, "evaluate_every": 0}, "evaluate_every must be at least 1, but is 0"),
+        ({"rounds": 0}, "rounds is 0, but must be an integer of at least 1"),
+        ({"rounds": -2}, "rounds is -2, but must be an integer of at least 1"),
+        ({"rounds": 1, "evaluate_every": 0}, "evaluate_every is 0, but must be an integer of at least 1"),
         ({"rounds": 1, "cohort_size": 6}, "cohort_size is 6, but must be at most the number of clients, 5"),
         ({"rounds": 1, "cohort_size": 0}, "cohort_size is 0"),
         ({"rounds": 1, "seed": -1}, "seed is -1"),

@@ -149,5 +149,5 @@ def test_uncertain_examples_of_bad_input():
         plots.uncertain_examples(images[:3], y, p, u, NAMES)
     with pytest.raises(InvalidArgument, match="a name for each"):
         plots.uncertain_examples(images, y, p, u, NAMES[:2])
-    with pytest.raises(InvalidArgument, match="count must be"):
+    with pytest.raises(InvalidArgument, match="count is 0, but must be"):
         plots.uncertain_examples(images, y, p, u, NAMES, count=0)

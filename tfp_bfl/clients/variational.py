@@ -6,7 +6,7 @@ from typing import Any, Callable, Union
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import check_count
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import (
     ClientResult,
@@ -51,9 +51,8 @@ def variational(
     Raises:
       InvalidArgument: local_epochs or batch_size below 1.
     """
-    for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
-        if value < 1:
-            raise InvalidArgument(f"{name} must be at least 1, but is {value}.")
+    check_count(local_epochs, "local_epochs")
+    check_count(batch_size, "batch_size")
 
     def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
         with tf.variable_creator_scope(_without_initial_values):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.data._random import check_count, generator
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.data._random import generator
+from tfp_bfl.errors import InvalidArgument, check_count
 
 if TYPE_CHECKING:
     from tfp_bfl.data.sources import Source

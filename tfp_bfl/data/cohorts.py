@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfp_bfl.data._random import check_count, generator
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.data._random import generator
+from tfp_bfl.errors import InvalidArgument, check_count
 
 
 def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: int) -> np.ndarray:

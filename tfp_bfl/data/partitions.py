@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_bfl.data._random import check_count, generator
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.data._random import generator
+from tfp_bfl.errors import InvalidArgument, check_count, lookup
 
 MAX_DRAWS = 100
 

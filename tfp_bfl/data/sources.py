@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import _tfds
-from tfp_bfl.data._random import check_count, generator
+from tfp_bfl.data._random import generator
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.partitions import Partition
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count
 
 TEST_SHARE = 0.2
 # The names that the tests and studies of this library use; any other image classification of TFDS loads as

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.evaluation.metrics import check_count, check_labels, check_probabilities, correct
+from tfp_bfl.errors import check_count
+from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, correct
 
 
 class Reliability(NamedTuple):

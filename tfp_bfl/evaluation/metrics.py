@@ -1,6 +1,5 @@
 """Accuracy and proper scores of predicted class probabilities."""
 
-import numbers
 from typing import Any
 
 import numpy as np
@@ -98,13 +97,6 @@ def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
             f"The {what} must be as many as the rows of the probabilities, {probabilities.shape[0]}, "
             f"but they are {tensor.shape[0]}."
         )
-
-
-def check_count(value: Any, name: str) -> int:
-    """Returns `value` as an int; raises InvalidArgument unless it is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise InvalidArgument(f"{name} must be a positive integer, not {value!r}.")
-    return int(value)
 
 
 def to_tensor(value: Any, what: str) -> tf.Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import decompose, scalars
 from tfp_bfl.evaluation.metrics import accuracy, brier_score, negative_log_likelihood
@@ -126,9 +126,8 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
 
 
 def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int) -> Any:
-    for name, value in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if not isinstance(value, (int, np.integer)) or value < 1:
-            raise InvalidArgument(f"{name} must be an integer of at least 1, but is {value}.")
+    check_count(num_samples, "num_samples")
+    check_count(batch_size, "batch_size")
     if not len(features):
         raise InvalidArgument("There are no examples to predict: features is empty.")
     wanted, given = list(model.input_shape[1:]), list(np.shape(features)[1:])

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.metrics import (
     check_batch,
-    check_count,
     check_labels,
     check_probabilities,
     correct,

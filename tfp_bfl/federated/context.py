@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future
 from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
-from tfp_bfl.errors import InvalidArgument, WorkerError
+from tfp_bfl.errors import InvalidArgument, WorkerError, check_count
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.workers import Worker, is_ready, open_channel
 
@@ -92,8 +92,8 @@ def local_workers(
         "inter_op_threads": inter_op_threads,
     }
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise InvalidArgument(f"{name} is {value}; it must be at least 1.")
+        if value is not None:
+            check_count(value, name)
     if max_concurrent_calls is None:
         max_concurrent_calls = max(1, len(os.sched_getaffinity(0)) // num_workers)
     if max_concurrent_calls > 1:

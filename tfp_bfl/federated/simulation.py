@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import Clients, cohort
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument, check_count
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.context import Runtime, local_workers
@@ -80,9 +80,8 @@ def simulate(
         the model, checkpoints of another seed or model, or of more rounds.
       Error: every client of a round was faulty.
     """
-    for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every)):
-        if value < 1:
-            raise InvalidArgument(f"{name} must be at least 1, but is {value}.")
+    check_count(rounds, "rounds")
+    check_count(evaluate_every, "evaluate_every")
     cohort(clients.num_clients, cohort_size, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.metrics import check_batch, check_count, check_labels, check_probabilities, to_tensor
+from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.evaluation.metrics import check_batch, check_labels, check_probabilities, to_tensor
 from tfp_bfl.plots import style
 
 _COLUMNS = 4
