@@ -6,6 +6,7 @@ the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,6 +29,7 @@ def _weighted_mean(total: _Sums, anchor: MeanField) -> Any:
     return each(lambda m, first: m + first / scale(total.weight, first), anchor.mean, total.first)
 
 
+@functools.cache
 def naive_weighted_average() -> Rule:
     """Naive weighted average (NWA; eqs. 10-11): the parameters are averaged.
 
@@ -47,6 +49,7 @@ def naive_weighted_average() -> Rule:
     return Rule(summarise, add, pool, "naive_weighted_average")
 
 
+@functools.cache
 def weighted_sum() -> Rule:
     """Weighted sum (WS; eqs. 12-13): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
 
@@ -66,6 +69,7 @@ def weighted_sum() -> Rule:
     return Rule(summarise, add, pool, "weighted_sum")
 
 
+@functools.cache
 def linear_pool() -> Rule:
     """Linear pool (LP; eq. 14): the Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
 

@@ -6,6 +6,7 @@ the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
@@ -36,6 +37,7 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
     return pool
 
 
+@functools.cache
 def conflation() -> Rule:
     """Conflation (eq. 15; Hill 2011): the normalised product of the clients' densities; weights play no part.
 
@@ -54,6 +56,7 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
     return add(a, b)._replace(weight=tf.maximum(a.weight, b.weight))
 
 
+@functools.cache
 def weighted_conflation() -> Rule:
     """Weighted conflation (WC; eq. 16; Hill & Miller 2011): with w_max = max_k w_k,
 
@@ -65,6 +68,7 @@ def weighted_conflation() -> Rule:
     return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation")
 
 
+@functools.cache
 def log_linear_pool() -> Rule:
     """Log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
 
@@ -81,6 +85,7 @@ class _Consolidation(NamedTuple):
     shift: Any  # sum_k d_k / s_k^2, float64
 
 
+@functools.cache
 def distributed_weight_consolidation() -> Rule:
     """Distributed weight consolidation (DWC; eq. 17; McClure et al. 2018), (m_0, s_0^2) the anchor, K clients:
 
@@ -95,10 +100,11 @@ def distributed_weight_consolidation() -> Rule:
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Consolidation:
         del weight
-        gain = lambda v, u: 1 / double(v) - 1 / double(u)
-        shift = lambda m, a, v: (double(m) - double(a)) / double(v)
-        precision = each(gain, local.variance, anchor.variance)
-        return _Consolidation(precision, each(shift, local.mean, anchor.mean, local.variance))
+        precision = each(lambda v: 1 / double(v), local.variance)
+        gain = each(lambda p, u: p - 1 / double(u), precision, anchor.variance)
+        return _Consolidation(
+            gain, each(lambda p, m, a: p * (double(m) - double(a)), precision, local.mean, anchor.mean)
+        )
 
     def precision_of(total: _Consolidation, anchor: MeanField) -> Any:
         return each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
