@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import datetime
 import json
@@ -17,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tfp_bfl import algorithms, data, evaluation, export, federated, models, plots, rules
+import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 
@@ -45,11 +46,19 @@ def execute(
     console = console or Console(quiet=True)
     started = time.perf_counter()
     folder = _free_folder(config, output)
-    train, test = (data.load(config.dataset, split=split, data_dir=config.data_dir) for split in ("train", "test"))
-    clients = train.partition(data.parse_partition(config.partition, config.clients), seed=config.seed)
+    partition = bfl.data.parse_partition(config.partition, config.clients)
+    sample = bfl.data.peek(config.dataset, data_dir=config.data_dir)
+    # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        splits = [
+            pool.submit(bfl.data.load, config.dataset, split=split, data_dir=config.data_dir)
+            for split in ("train", "test")
+        ]
+        process = _process(config, sample)
+        train, test = (split.result() for split in splits)
+    clients = train.partition(partition, seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
-    process = _process(config, clients)
 
     try:
         folder.mkdir(parents=True)
@@ -60,21 +69,21 @@ def execute(
     (folder / "config.yaml").write_text(yaml.safe_dump(_record(config), sort_keys=False))
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = {"num_samples": config.num_samples, "seed": config.seed}
-    with federated.local_workers() as runtime, _recorder(folder, config, console) as on_round:
-        result = federated.simulate(
+    with bfl.federated.local_workers() as runtime, _recorder(folder, config, console) as on_round:
+        result = bfl.federated.simulate(
             process,
             clients,
             rounds=config.rounds,
             cohort_size=config.cohort_size,
             seed=config.seed,
-            evaluate=evaluation.evaluator(shown.features, shown.labels, **options),
+            evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, **options),
             evaluate_every=config.evaluate_every,
             on_round=on_round,
             runtime=runtime,
         )
         worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
-    final = evaluation.evaluate(result.model, test.features, test.labels, **options)
-    export.save(result.model, folder / "saved_model")
+    final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
+    bfl.export.save(result.model, folder / "saved_model")
     uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
     summary = {
         **_renamed(final.metrics),
@@ -110,14 +119,14 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
     return folder
 
 
-def _process(config: RunConfig, clients: data.Clients) -> federated.BayesianProcess:
+def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
     options = {"normalization": config.normalization} if config.normalization else {}
 
     def model_fn() -> tf.keras.Model:
-        return models.MODELS[config.model](
+        return bfl.models.MODELS[config.model](
             kind=config.kind,
-            input_shape=clients.source.element_shape,
-            num_classes=clients.source.num_classes,
+            input_shape=source.element_shape,
+            num_classes=source.num_classes,
             prior_stddev=config.prior_stddev,
             initial_stddev=config.initial_stddev,
             min_stddev=config.min_stddev,
@@ -126,11 +135,11 @@ def _process(config: RunConfig, clients: data.Clients) -> federated.BayesianProc
             **options,
         )
 
-    return algorithms.variational(
+    return bfl.algorithms.variational(
         model_fn,
-        rule=rules.RULES[config.rule](),
+        rule=bfl.rules.RULES[config.rule](),
         weighting=config.weighting,
-        element_spec=clients.element_spec,
+        element_spec=source.element_spec,
         local_epochs=config.local_epochs,
         batch_size=config.batch_size,
         learning_rate=config.learning_rate,
@@ -174,7 +183,7 @@ def _renamed(metrics: dict[str, float]) -> dict[str, float]:
     return {"nll" if name == "test_nll" else name: value for name, value in metrics.items()}
 
 
-def _ms_per_step(config: RunConfig, clients: data.Clients, rounds: list[_Row]) -> float:
+def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[_Row]) -> float:
     """Median over the rounds, the first (which traces) left out; a cohort counts as its share of all clients' steps."""
     steps = sum(-(-int(size) // config.batch_size) for size in clients.sizes) * config.local_epochs
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
@@ -185,21 +194,21 @@ def _ms_per_step(config: RunConfig, clients: data.Clients, rounds: list[_Row]) -
 def _write_results(
     folder: pathlib.Path,
     config: RunConfig,
-    clients: data.Clients,
-    test: data.Source,
-    final: evaluation.Evaluation,
-    result: federated.SimulationResult,
+    clients: bfl.data.Clients,
+    test: bfl.data.Source,
+    final: bfl.evaluation.Evaluation,
+    result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
 ) -> None:
     """summary.json, the figures and the report that shows them."""
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     uncertainties = {"entropy": final.entropy, "aleatoric": final.aleatoric, "epistemic": final.epistemic}
     figures = {
-        "learning_curve": plots.learning_curve(result.rounds),
-        "reliability_diagram": plots.reliability_diagram(final.probabilities, test.labels),
-        "retention_curves": plots.retention_curves(final.probabilities, test.labels, uncertainties),
-        "client_labels": plots.client_labels(clients.label_counts(), test.class_names),
-        "uncertain_examples": plots.uncertain_examples(
+        "learning_curve": bfl.plots.learning_curve(result.rounds),
+        "reliability_diagram": bfl.plots.reliability_diagram(final.probabilities, test.labels),
+        "retention_curves": bfl.plots.retention_curves(final.probabilities, test.labels, uncertainties),
+        "client_labels": bfl.plots.client_labels(clients.label_counts(), test.class_names),
+        "uncertain_examples": bfl.plots.uncertain_examples(
             test.features, test.labels, final.probabilities, final.entropy, test.class_names
         ),
     }
@@ -207,12 +216,12 @@ def _write_results(
     for name, figure in figures.items():
         if figure is not None:
             figure.savefig(folder / "figures" / f"{name}.png", dpi=150)
-    plots.write_report(
+    bfl.plots.write_report(
         folder / "report.html",
         title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {config.rule}",
         config=_record(config),
         summary=summary,
         rounds=result.rounds,
         figures=figures,
-        warnings=[federated.collapse_warning(result.collapsed)] if result.collapsed else [],
+        warnings=[bfl.federated.collapse_warning(result.collapsed)] if result.collapsed else [],
     )

@@ -24,7 +24,7 @@ def local(kind, client):
         seed = tf.random.experimental.stateless_fold_in(seed, number)
     message = models.ServerMessage(models.get_weights(model_fn(kind)), tf.constant(0))
     examples = tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
-    return clients.variational(functools.partial(model_fn, kind), **OPTIONS)(message, examples, seed)
+    return clients.variational(functools.partial(model_fn, kind), **OPTIONS)()(message, examples, seed)
 
 
 @pytest.mark.parametrize("kind", ["deterministic", "flipout"])

@@ -55,7 +55,7 @@ def local(kind, client):
         seed = tf.random.experimental.stateless_fold_in(seed, number)
     message = models.ServerMessage(models.get_weights(make()), tf.constant(0))
     examples = tf.nest.map_structure(tf.constant, CLIENTS.examples(client))
-    return clients.variational(make, **OPTIONS)(message, examples, seed)
+    return clients.variational(make, **OPTIONS)()(message, examples, seed)
 
 
 def pool_by_hand(rule, kind, cohort=(0, 1, 2)):

@@ -41,7 +41,7 @@ def table(number, columns=3):
 def run(model_fn, data, *, weights=None, round_number=0, seed=(1, 2), **options):
     """Client work, eagerly, from the weights of `model_fn` unless others are given."""
     message = ServerMessage(get_weights(model_fn()) if weights is None else weights, tf.constant(round_number))
-    return clients.variational(model_fn, **options)(message, data, tf.constant(seed))
+    return clients.variational(model_fn, **options)()(message, data, tf.constant(seed))
 
 
 def assert_same(actual, wanted, rtol=0.0, atol=0.0):
@@ -268,7 +268,7 @@ def test_batch_normalization_follows_the_data_even_at_learning_rate_zero(layer):
 
 
 def test_optimizer_starts_anew_each_time():
-    work = clients.variational(mlp(kind="deterministic"), learning_rate=0.1)
+    work = clients.variational(mlp(kind="deterministic"), learning_rate=0.1)()
     message, data = ServerMessage(get_weights(mlp(kind="deterministic")()), tf.constant(0)), table(6)
     first, second = (work(message, data, tf.constant([1, 2])) for _ in range(2))
     assert_same(first, second)

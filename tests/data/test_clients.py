@@ -30,11 +30,6 @@ def test_element_spec_is_the_same_for_all_clients_and_has_no_size(clients):
     assert len(set(clients.sizes)) > 1
 
 
-def test_dataset_is_made_once(clients):
-    assert clients.dataset(1) is clients.dataset(1)
-    assert clients.dataset(1).cardinality() == 1
-
-
 def test_sizes_and_label_counts(clients):
     table = clients.label_counts()
     assert table.shape == (5, 10)

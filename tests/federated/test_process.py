@@ -67,7 +67,13 @@ def by_size(local, anchor, num_examples):
 
 def build(work=shift, weigh=by_size, rule="naive_weighted_average", step=None, **options):
     rule = rules.whole_model(rules.RULES[rule]())
-    options = {"client_work": work, "weigh": weigh, "rule": rule, "server_step": step or servers.replace(), **options}
+    options = {
+        "client_work": lambda: work,
+        "weigh": weigh,
+        "rule": rule,
+        "server_step": step or servers.replace(),
+        **options,
+    }
     return federated.build_process(model_fn, **options)
 
 

@@ -103,9 +103,8 @@ def test_number_of_products_and_random_draws(kind, mode, products):
     layer, inputs = make(kind)
     types = operations(layer, inputs, mode)
     assert types.count("Conv2D" if kind == "convolution" else "MatMul") == products
-    normals = [t for t in types if t.startswith("StatelessRandomNormal")]
-    uniforms = [t for t in types if t.startswith("StatelessRandomUniform")]
-    assert len(normals) == (mode != "mean") and len(uniforms) == (mode == "flipout")
+    draws = [t for t in types if t.startswith("StatelessRandom")]
+    assert len(draws) == {"mean": 0, "shared": 1, "flipout": 2}[mode]
     assert not [t for t in types if t in ("RandomStandardNormal", "RandomUniform", "RandomUniformInt")]
 
 

@@ -6,19 +6,12 @@ from typing import Any, Callable, Union
 
 import tensorflow as tf
 
-from tfp_bfl.errors import check_count
-from tfp_bfl.layers import sampling
-from tfp_bfl.models import (
-    ClientResult,
-    ServerMessage,
-    TrainingMetrics,
-    assign_weights,
-    get_weights,
-    layout,
-    prior,
-)
-from tfp_bfl.posterior import gaussian_kl
+from tfp_bfl.clients.adam import Adam
+from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.layers import sampling, without_autograph
+from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage, TrainingMetrics
 
+ClientWork = Callable[[], Callable[[ServerMessage, Any, tf.Tensor], ClientResult]]
 Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 
 
@@ -28,8 +21,8 @@ def variational(
     local_epochs: int = 1,
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
-    optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer] = tf.keras.optimizers.Adam,
-) -> Callable[[ServerMessage, Any, tf.Tensor], ClientResult]:
+    optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer] = Adam,
+) -> ClientWork:
     """Client work that fits the posterior to the client's data from the server's posterior on.
 
     loss = (1 / B) sum_b -log p(y_b | x_b, w) + KL[q || prior] / N_k,   w ~ q
@@ -44,41 +37,52 @@ def variational(
       batch_size: B.
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar.
       optimizer_fn: builds a Keras optimizer, whose learning rate is then set to that; its state starts anew each round.
+        It sees all means and point weights as one vector, all log s as another.
 
     Returns:
-      A function of the server's message, the client's examples (features [N, ...], labels [N]) and a seed [2] int32.
+      Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
+      the server's message, one client's examples (features [N, ...], labels [N]) and a seed [2] int32.
 
     Raises:
-      InvalidArgument: local_epochs or batch_size below 1.
+      InvalidArgument: local_epochs or batch_size below 1, or an optimizer that can't take vectors of all weights.
     """
     check_count(local_epochs, "local_epochs")
     check_count(batch_size, "batch_size")
 
-    def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+    def build() -> Callable[[ServerMessage, Any, tf.Tensor], ClientResult]:
         with tf.variable_creator_scope(_without_initial_values):
-            model, optimizer = model_fn(), optimizer_fn()
-            optimizer.build(model.trainable_variables)
-        divergence = _divergence(model)
-        num_examples = tf.shape(examples.labels)[0]
-        count = tf.cast(num_examples, tf.float32)
+            model = model_fn()
+            weights = FlatWeights(model)
+        optimizer, reset = _resettable(optimizer_fn, weights.variables)
 
-        def step(rows: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
-            labels = tf.gather(examples.labels, rows)
-            with tf.GradientTape() as tape:
-                with sampling("flipout", seed):
+        @without_autograph
+        def step(features: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tuple[Any, Any]:
+            stddev, noise = weights.draw(seed)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*weights.leaves, noise])
+                with sampling("flipout", seed, weights.by_weight(noise)):
                     logits = model(features, training=True)
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-                kl = divergence()
-                loss = tf.reduce_mean(losses) + kl / count
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+                loss = tf.reduce_mean(losses)
+            zero = tf.UnconnectedGradients.ZERO
+            in_leaves, in_noise = tape.gradient(loss, (weights.leaves, noise), unconnected_gradients=zero)
+            kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(stddev)
+            # noise = s eps, so that its derivative in log s is itself.
+            in_values = weights.flatten(in_leaves) + kl_in_values / count
+            in_log_stddev = in_noise * noise + kl_in_log_stddev / count
+            optimizer.apply_gradients(list(zip([in_values, in_log_stddev], weights.variables)))
+            weights.update_model()
             return tf.reduce_sum(losses), kl
 
+        load, store = without_autograph(weights.load), without_autograph(weights.store)
+
         @tf.function
-        def train() -> tuple[tf.Tensor, tf.Tensor]:
-            assign_weights(model, message.weights)
+        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            reset()
+            load(message.weights)
             optimizer.learning_rate.assign(learning_rate(message.round) if callable(learning_rate) else learning_rate)
+            num_examples = tf.shape(examples.labels)[0]
+            count = tf.cast(num_examples, tf.float32)
             steps = (num_examples + batch_size - 1) // batch_size
             total_nll, total_kl = tf.constant(0.0), tf.constant(0.0)
             for epoch in tf.range(local_epochs):
@@ -86,33 +90,45 @@ def variational(
                 order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), epoch_seed)
                 for i in tf.range(steps):
                     step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
-                    nll, kl = step(order[i * batch_size : (i + 1) * batch_size], step_seed)
+                    rows = order[i * batch_size : (i + 1) * batch_size]
+                    features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
+                    nll, kl = step(features, tf.gather(examples.labels, rows), count, step_seed)
                     total_nll += nll
                     total_kl += kl
-            return total_nll / (count * local_epochs), total_kl / tf.cast(steps * local_epochs, tf.float32)
+            nll, kl = total_nll / (count * local_epochs), total_kl / tf.cast(steps * local_epochs, tf.float32)
+            return ClientResult(store(), num_examples, TrainingMetrics(nll, kl, -(nll + kl / count)))
 
-        nll, kl = train()
-        with tf.control_dependencies([nll]):
-            weights = tf.nest.map_structure(tf.identity, get_weights(model))
-        return ClientResult(weights, num_examples, TrainingMetrics(nll, kl, -(nll + kl / count)))
+        return work
 
-    return work
+    return build
 
 
-def _divergence(model: tf.keras.Model) -> Callable[[], tf.Tensor]:
-    """KL[q || prior] over one flat vector: a few ops, however many layers there are."""
-    variables = layout(model).variational
-    if not variables:
-        return lambda: tf.constant(0.0)
-    flat = lambda tensors: tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
-    prior_mean, prior_variance = (flat(part) for part in prior(model))
-    prior_log_stddev = 0.5 * tf.math.log(prior_variance)
+def _resettable(
+    optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer], variables: list[tf.Variable]
+) -> tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]:
+    """An optimizer of the variables, and a function that starts its state anew."""
+    made: list[tuple[tf.Variable, Any]] = []
 
-    def divergence() -> tf.Tensor:
-        mean, log_stddev = flat(w.mean for w in variables), flat(w.log_stddev for w in variables)
-        return tf.reduce_sum(gaussian_kl(mean, log_stddev, prior_mean, prior_log_stddev))
+    def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        variable = create(**kwargs)
+        made.append((variable, kwargs["initial_value"]))
+        return variable
 
-    return divergence
+    with tf.variable_creator_scope(remember):
+        optimizer = optimizer_fn()
+        optimizer.build(variables)
+    if isinstance(optimizer, tf.keras.optimizers.Adafactor) or optimizer.clipnorm:
+        raise InvalidArgument(
+            "optimizer_fn gives an optimizer that treats each weight tensor apart (Adafactor, or clipnorm), but here "
+            "weights are flat vectors: use global_clipnorm, clipvalue, or another optimizer."
+        )
+
+    @without_autograph
+    def reset() -> None:
+        for variable, initial in made:
+            variable.assign(initial() if callable(initial) else initial)
+
+    return optimizer, reset
 
 
 def _without_initial_values(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

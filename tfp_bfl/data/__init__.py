@@ -9,7 +9,7 @@ from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.cohorts import cohort
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda
 from tfp_bfl.data.partitions import parse as parse_partition
-from tfp_bfl.data.sources import Source, list_sources, load
+from tfp_bfl.data.sources import Source, list_sources, load, peek
 
 __all__ = [
     "ClientExamples",
@@ -24,4 +24,5 @@ __all__ = [
     "list_sources",
     "load",
     "parse_partition",
+    "peek",
 ]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.errors import InvalidArgument, check_count
 
@@ -58,6 +58,13 @@ class Source:
     def element_shape(self) -> tuple[int, ...]:
         """The shape of one example's features."""
         return tuple(self.features.shape[1:])
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """The type of the elements of its clients' datasets, each one client; n is None: the same for all."""
+        number = tf.TensorSpec((None,), tf.int32)
+        features = tf.TensorSpec((None, *self.element_shape), tf.as_dtype(self.features.dtype))
+        return ClientExamples(client=number, features=features, labels=number)
 
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Splits the examples over clients.
@@ -155,6 +162,15 @@ def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | No
     builder = _tfds.find(name, known=list_sources(), data_dir=data_dir)
     features, labels, class_names = _tfds.read(builder, name, split)
     return Source(name, split, features, labels, class_names)
+
+
+def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
+    """One example or more of the train split, read at once: enough to know the shapes and the classes.
+
+    Raises:
+      InvalidArgument: as `load`.
+    """
+    return load(name, "train" if name in EMBEDDED else "train[:1]", data_dir)
 
 
 def list_sources() -> tuple[str, ...]:

@@ -51,10 +51,12 @@ class Runtime:
       context: the `tff.framework.SyncContext` in which computations run; installed for the thread of the
         with-block (TFF's contexts are per thread: another thread has to install it for itself).
       workers: the workers behind it.
+      concurrent_calls: how many client computations all of them run at once.
     """
 
     context: Any
     workers: Sequence[Any]
+    concurrent_calls: int
 
 
 @contextlib.contextmanager
@@ -111,11 +113,13 @@ def local_workers(
         # Nothing to release: a worker's values end with its process.
         context, _ = _create_context(workers)
         with require_tff().framework.get_context_stack().install(context):
-            yield Runtime(context, tuple(workers))
+            yield Runtime(context, tuple(workers), num_workers * max_concurrent_calls)
 
 
 @contextlib.contextmanager
-def remote_workers(addresses: Sequence[str], *, connect_seconds: float = 60.0) -> Iterator[Runtime]:
+def remote_workers(
+    addresses: Sequence[str], max_concurrent_calls: int = 8, *, connect_seconds: float = 60.0
+) -> Iterator[Runtime]:
     """Runs the with-block's TFF computations on workers that run already, which stay as they are.
 
     With several workers the clients of a computation are split among them, each part is aggregated where it
@@ -126,6 +130,7 @@ def remote_workers(addresses: Sequence[str], *, connect_seconds: float = 60.0) -
     Args:
       addresses: "host:port" of each worker. Traffic is neither encrypted nor authenticated: use it in trusted
         networks only.
+      max_concurrent_calls: how many clients each computes at once, as its `--max_concurrent_computation_calls` says.
       connect_seconds: how long each worker may take to answer.
 
     Raises:
@@ -133,6 +138,7 @@ def remote_workers(addresses: Sequence[str], *, connect_seconds: float = 60.0) -
       MissingDependency: TFF can't be imported.
       WorkerError: a worker does not answer.
     """
+    check_count(max_concurrent_calls, "max_concurrent_calls")
     if isinstance(addresses, str) or not addresses or not all(":" in address for address in addresses):
         raise InvalidArgument(f'addresses is {addresses!r}; it must be a list of "host:port".')
     with contextlib.ExitStack() as stack:
@@ -146,7 +152,7 @@ def remote_workers(addresses: Sequence[str], *, connect_seconds: float = 60.0) -
         context, release = _create_context(workers)
         stack.callback(release)
         with require_tff().framework.get_context_stack().install(context):
-            yield Runtime(context, tuple(workers))
+            yield Runtime(context, tuple(workers), len(workers) * max_concurrent_calls)
 
 
 def _create_context(workers: Sequence[AnyWorker]) -> tuple[Any, Callable[[], None]]:

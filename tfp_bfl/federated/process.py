@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
@@ -41,7 +42,7 @@ class ServerState(NamedTuple):
 
 
 class _Report(NamedTuple):
-    """What each client says of itself: vectors over the clients of the round, [1] from one of them."""
+    """What each client says of itself: vectors over the clients."""
 
     client: Any
     fault: Any
@@ -62,19 +63,21 @@ class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[n
 
     Attributes:
       model_fn: builds the Keras model.
-      element_spec: of the one element of a client's dataset: (client [n], features [n, ...], labels [n]).
+      num_outputs: of the model: C.
+      element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
     """
 
-    def __init__(self, model_fn: Callable[[], tf.keras.Model], element_spec: Any, *computations: Any):
+    def __init__(self, model_fn: Callable[[], tf.keras.Model], num_outputs: int, element_spec: Any, *computations: Any):
         super().__init__(*computations)
         self.model_fn = model_fn
+        self.num_outputs = num_outputs
         self.element_spec = element_spec
 
 
 def build_process(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    client_work: Callable[[ServerMessage, Any, tf.Tensor], ClientResult],
+    client_work: Callable[[], Callable[[ServerMessage, Any, tf.Tensor], ClientResult]],
     weigh: Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor],
     rule: Any,
     server_step: Any,
@@ -83,25 +86,28 @@ def build_process(
 ) -> BayesianProcess:
     """Builds the process; its round runs in any TFF context, over any number of clients in constant server memory.
 
+    A dataset of a round holds one client, or several, who then work one after another and share the fixed cost of one
+    TFF call: which clients lie together changes the result by the rounding of sums alone.
+
     Args:
       model_fn: builds the Keras model whose weights the first state has.
-      client_work: (message, examples, seed) -> `ClientResult`.
+      client_work: builds its variables in the present graph and returns (message, examples, seed) -> `ClientResult`.
       weigh: (local posterior, anchor, number of examples) -> the client's weight.
       rule: over `ModelWeights` (`tfp_bfl.rules.whole_model`).
       server_step: of `tfp_bfl.servers`.
-      element_spec: of the clients' datasets, each of one element (client [n], features [n, ...], labels [n]); None for
-        uint8 images or float32 tables in the model's input shape.
+      element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
+        for uint8 images or float32 tables in the model's input shape.
       seed: of the first state.
     """
-    with _keras_classes_kept(model_fn):
-        return _build(model_fn, client_work, weigh, rule, server_step, element_spec, seed)
+    model = model_fn()
+    check_layers(model)
+    with _keras_classes_kept(model):
+        return _build(model_fn, model, client_work, weigh, rule, server_step, element_spec, seed)
 
 
 def _build(
-    model_fn: Any, client_work: Any, weigh: Any, rule: Any, server_step: Any, element_spec: Any, seed: int
+    model_fn: Any, model: Any, client_work: Any, weigh: Any, rule: Any, server_step: Any, element_spec: Any, seed: int
 ) -> BayesianProcess:
-    model = model_fn()
-    check_layers(model)
     element_spec = element_spec or _client_spec(model)
     floor = min_stddev(model)
     first = tf.nest.map_structure(lambda x: x.numpy(), get_weights(model))
@@ -114,37 +120,29 @@ def _build(
     state_type = initial_state.type_signature.result
 
     @tff.tensorflow.computation(state_type, tff.SequenceType(tff.types.tensorflow_to_type(element_spec)))
-    def client_update(state: ServerState, dataset: tf.data.Dataset) -> _Contribution:
-        examples = dataset.get_single_element()
-        client = examples.client[0]
-        result = client_work(
-            ServerMessage(state.weights, state.round), examples, _fold(state.seed, state.round, client)
-        )
-        anchor = state.weights
-        weight = weigh(result.weights.posterior, anchor.posterior, result.num_examples)
-        fault = find_fault(result.weights, weight)
-        statistics = rule.summarise(result.weights, anchor, weight)
-        sound = is_sound(fault)
-        statistics = tf.nest.map_structure(lambda x: tf.where(sound, x, tf.zeros_like(x)), statistics)
-        report = _Report(client, fault, result.num_examples, weight, *result.metrics)
-        return _Contribution(statistics, tf.nest.map_structure(lambda x: x[tf.newaxis], report))
+    def train_clients(state: ServerState, dataset: tf.data.Dataset) -> _Contribution:
+        work = client_work()
 
-    contribution_type = client_update.type_signature.result
-    one = tff.types.type_to_tf_tensor_specs(contribution_type)
-    any_number = tf.nest.map_structure(lambda x: tf.TensorSpec([None], x.dtype), one.report)
-    total_type = tff.types.tensorflow_to_type(one._replace(report=any_number))
+        def train(examples: Any) -> _Contribution:
+            client = examples.client[0]
+            result = work(ServerMessage(state.weights, state.round), examples, _fold(state.seed, state.round, client))
+            weight = weigh(result.weights.posterior, state.weights.posterior, result.num_examples)
+            fault = find_fault(result.weights, weight)
+            statistics = rule.summarise(result.weights, state.weights, weight)
+            sound = is_sound(fault)
+            statistics = tf.nest.map_structure(lambda x: tf.where(sound, x, tf.zeros_like(x)), statistics)
+            report = _Report(client, fault, result.num_examples, weight, *result.metrics)
+            return _Contribution(statistics, tf.nest.map_structure(lambda x: x[tf.newaxis], report))
+
+        return _sum_over(dataset, element_spec, train, functools.partial(_add, rule))
+
+    total_type = train_clients.type_signature.result
 
     @tff.tensorflow.computation
     def zero() -> _Contribution:
-        empty = lambda x: tf.zeros([0 if n is None else n for n in x.shape], x.dtype)
-        return tf.nest.map_structure(empty, one._replace(report=any_number))
+        return _zeros(tff.types.type_to_tf_tensor_specs(total_type))
 
-    def add(a: _Contribution, b: _Contribution) -> _Contribution:
-        report = tf.nest.map_structure(lambda x, y: tf.concat([x, y], 0), a.report, b.report)
-        return _Contribution(rule.merge(a.statistics, b.statistics), report)
-
-    accumulate = tff.tensorflow.computation(add, [total_type, contribution_type])
-    merge = tff.tensorflow.computation(add, [total_type, total_type])
+    merge = tff.tensorflow.computation(functools.partial(_add, rule), [total_type, total_type])
     as_it_is = tff.tensorflow.computation(lambda total: total, total_type)
 
     @tff.tensorflow.computation(state_type, total_type)
@@ -169,8 +167,8 @@ def _build(
         tff.FederatedType(tff.SequenceType(tff.types.tensorflow_to_type(element_spec)), tff.CLIENTS),
     )
     def next_round(state: Any, datasets: Any) -> Any:
-        contributions = tff.federated_map(client_update, (tff.federated_broadcast(state), datasets))
-        total = tff.federated_aggregate(contributions, zero(), accumulate, merge, as_it_is)
+        contributions = tff.federated_map(train_clients, (tff.federated_broadcast(state), datasets))
+        total = tff.federated_aggregate(contributions, zero(), merge, merge, as_it_is)
         new_state, metrics = tff.federated_map(server_update, (state, total))
         return tff.learning.templates.LearningProcessOutput(new_state, metrics)
 
@@ -178,20 +176,22 @@ def _build(
     with_weights = tff.tensorflow.computation(
         lambda state, weights: state._replace(weights=weights), [state_type, weights_of.type_signature.result]
     )
-    return BayesianProcess(model_fn, element_spec, initialize, next_round, weights_of, with_weights)
+    computations = initialize, next_round, weights_of, with_weights
+    return BayesianProcess(model_fn, model.output_shape[-1], element_spec, *computations)
 
 
 @contextlib.contextmanager
-def _keras_classes_kept(model_fn: Callable[[], tf.keras.Model]) -> Iterator[None]:
+def _keras_classes_kept(model: tf.keras.Model) -> Iterator[None]:
     """Undoes what TFF's tracing does to Keras.
 
     It traces in graphs of TensorFlow 1; a Keras model that is built there turns the classes of its layers into those of
-    version 1, which breaks every model that exists. Building one outside turns them back.
+    version 1, which breaks every model that exists. Making an object of a class outside turns it back.
     """
     try:
         yield
     finally:
-        model_fn()
+        for kind in {type(layer) for layer in model._flatten_layers()}:
+            kind.__new__(kind)  # type: ignore[call-overload]
 
 
 def _client_spec(model: tf.keras.Model) -> ClientExamples:
@@ -199,6 +199,41 @@ def _client_spec(model: tf.keras.Model) -> ClientExamples:
     features = tf.TensorSpec([None, *shape], tf.uint8 if len(shape) == 3 else tf.float32)
     number = tf.TensorSpec([None], tf.int32)
     return ClientExamples(client=number, features=features, labels=number)
+
+
+def _sum_over(
+    dataset: tf.data.Dataset, element_spec: Any, train: Callable[[Any], _Contribution], add: Callable[..., Any]
+) -> _Contribution:
+    """The sum of what `train` gives for each element."""
+    once = tf.function(train, input_signature=[element_spec], autograph=False)
+    add = tf.autograph.experimental.do_not_convert(add)
+    specs = once.get_concrete_function().structured_outputs
+    specs = specs._replace(report=tf.nest.map_structure(lambda x: tf.TensorSpec([None], x.dtype), specs.report))
+
+    @tf.function
+    def loop() -> _Contribution:
+        # Not `for examples in dataset`: that becomes a reduction, whose body is made anew at every call.
+        iterator = iter(dataset)
+        total, element = _zeros(specs), iterator.get_next_as_optional()
+        while element.has_value():
+            tf.autograph.experimental.set_loop_options(
+                shape_invariants=[(total, tf.nest.map_structure(lambda x: x.shape, specs))]
+            )
+            total = add(total, once(element.get_value()))
+            element = iterator.get_next_as_optional()
+        return total
+
+    return loop()
+
+
+def _add(rule: Any, a: _Contribution, b: _Contribution) -> _Contribution:
+    report = tf.nest.map_structure(lambda x, y: tf.concat([x, y], 0), a.report, b.report)
+    return _Contribution(rule.merge(a.statistics, b.statistics), report)
+
+
+def _zeros(specs: Any) -> Any:
+    """What adds nothing: zeros, and vectors of no clients."""
+    return tf.nest.map_structure(lambda x: tf.zeros([0 if n is None else n for n in x.shape], x.dtype), specs)
 
 
 def _fold(seed: tf.Tensor, *numbers: tf.Tensor) -> tf.Tensor:

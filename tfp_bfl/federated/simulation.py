@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -85,13 +87,12 @@ def simulate(
     cohort(clients.num_clients, cohort_size, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
-    model = process.model_fn()
-    _check_data(process, clients, model.output_shape[-1])
+    _check_data(process, clients)
 
     history: list[dict[str, Any]] = []
     collapsed = None
     checkpoints = Checkpoints(checkpoint_dir) if checkpoint_dir else None
-    with local_workers() if runtime is None else require_tff().framework.get_context_stack().install(runtime.context):
+    with _running(runtime) as runtime:
         state = process.initialize()._replace(seed=np.int32(seed))
         first_spread = spread(state.weights.posterior)
         state = (checkpoints.latest(state) if checkpoints else None) or state
@@ -99,16 +100,20 @@ def simulate(
             raise InvalidArgument(
                 f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
             )
+        datasets, model = None, None
         for number in range(int(state.round) + 1, rounds + 1):
             started = time.perf_counter()
-            chosen = cohort(clients.num_clients, cohort_size, number, seed)
-            output = process.next(state, [clients.dataset(int(k)) for k in chosen])
+            if cohort_size is not None or datasets is None:
+                chosen = cohort(clients.num_clients, cohort_size, number, seed)
+                datasets = clients.shards(chosen, runtime.concurrent_calls)
+            output = process.next(state, datasets)
             state = output.state
             row = {"round": number, **_row(output.metrics), "train_seconds": time.perf_counter() - started}
             learnt = row["num_faulty"] < row["num_clients"]
             if checkpoints and learnt:
                 checkpoints.save(state)
             if number == rounds or (evaluate and number % evaluate_every == 0):
+                model = model or process.model_fn()
                 assign_weights(model, state.weights)
                 row.update(evaluate(model) if evaluate else {})
             row["seconds"] = time.perf_counter() - started
@@ -120,8 +125,20 @@ def simulate(
             if collapsed is None and _has_collapsed(row, first_spread):
                 collapsed = number
                 logger.warning(collapse_warning(number))
+    model = model or process.model_fn()
     assign_weights(model, state.weights)
     return SimulationResult(model, state, history, collapsed)
+
+
+@contextlib.contextmanager
+def _running(runtime: Optional[Runtime]) -> Iterator[Runtime]:
+    """The runtime, its context installed for this thread; one of our own if there is none."""
+    if runtime is None:
+        with local_workers() as own:
+            yield own
+    else:
+        with require_tff().framework.get_context_stack().install(runtime.context):
+            yield runtime
 
 
 def collapse_warning(number: int) -> str:
@@ -140,11 +157,11 @@ def _has_collapsed(row: dict[str, Any], first: Spread) -> bool:
     return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < float(first.stddev_median))
 
 
-def _check_data(process: BayesianProcess, clients: Clients, outputs: int) -> None:
-    if clients.source.num_classes > outputs:
+def _check_data(process: BayesianProcess, clients: Clients) -> None:
+    if clients.source.num_classes > process.num_outputs:
         raise InvalidArgument(
-            f"The model has {outputs} outputs, but {clients.source.name} has {clients.source.num_classes} classes: "
-            "build it with num_classes of the data."
+            f"The model has {process.num_outputs} outputs, but {clients.source.name} has {clients.source.num_classes} "
+            "classes: build it with num_classes of the data."
         )
     want, have = process.element_spec.features, clients.element_spec.features
     if want != have:

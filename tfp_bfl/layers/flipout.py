@@ -107,6 +107,10 @@ class _Flipout(tf.keras.layers.Layer):
         return self.use_bias and self.variational_bias
 
     @property
+    def _bias_mean(self) -> tf.Variable | None:
+        return self.bias if self.use_bias else None
+
+    @property
     def variational_weights(self) -> list[VariationalWeight]:
         """The layer's variational weights, kernel first."""
         pairs = [(self.kernel_mean, self.kernel_log_stddev)]
@@ -122,23 +126,47 @@ class _Flipout(tf.keras.layers.Layer):
         )
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self._outputs(inputs)
+
+    @noise.without_autograph
+    def _outputs(self, inputs: tf.Tensor) -> tf.Tensor:
         mode = noise.mode()
         if mode == "mean":
-            outputs = self._linear(inputs, self.kernel_mean)
+            return self.activation(_plus(self._linear(inputs, self.kernel_mean), self._bias_mean))
+        seeds = noise.next_seeds(3)
+        kernel_noise = _noise(self.kernel_mean, self.kernel_log_stddev, seeds[0], inputs.dtype)
+        bias_noise = None
+        if self._bias_varies:
+            bias_noise = _noise(self.bias, self.bias_log_stddev, seeds[1], inputs.dtype)
+        if mode == "shared":
+            bias = self._bias_mean if bias_noise is None else self.bias + bias_noise
+            outputs = _plus(self._linear(inputs, self.kernel_mean + kernel_noise), bias)
         else:
-            seeds = noise.next_seeds(3)
-            kernel_noise = _noise(self.kernel_log_stddev, seeds[0], inputs.dtype)
-            bias_noise = _noise(self.bias_log_stddev, seeds[1], inputs.dtype) if self._bias_varies else None
-            if mode == "shared":
-                outputs = _plus(self._linear(inputs, self.kernel_mean + kernel_noise), bias_noise)
-            else:
-                sign_in, sign_out = _signs(inputs, self.units, seeds[2])
-                # The bias's perturbation is left to sign_out alone: its input, the constant 1, needs no sign.
-                perturbation = _plus(self._linear(inputs * sign_in, kernel_noise), bias_noise)
-                outputs = self._linear(inputs, self.kernel_mean) + perturbation * sign_out
-        if self.use_bias:
-            outputs = tf.nn.bias_add(outputs, self.bias)
+            outputs = self._flipout(inputs, kernel_noise, bias_noise, seeds[2])
         return self.activation(outputs)
+
+    def _flipout(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, bias_noise: Any, seed: tf.Tensor) -> tf.Tensor:
+        if inputs.shape[-1] == 1 and bias_noise is None:
+            return self._flipout_of_one_channel(inputs, kernel_noise, seed)
+        sign_in, sign_out = _signs(inputs, inputs.shape[-1], self.units, seed)
+        # The bias's perturbation is left to sign_out alone: its input, the constant 1, needs no sign.
+        perturbation = _plus(self._linear(inputs * sign_in, kernel_noise), bias_noise)
+        return _plus(self._linear(inputs, self.kernel_mean), self._bias_mean) + perturbation * sign_out
+
+    def _flipout_of_one_channel(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """a_n is one sign for the whole example here: b_n absorbs it, and both kernels fit into one pass.
+
+        y_n = [W_mean x_n, D x_n] [I; diag(b_n)], a small matrix for each example
+        """
+        _, sign_out = _signs(inputs, 0, self.units, seed)
+        kernels = tf.concat([tf.convert_to_tensor(self.kernel_mean, inputs.dtype), kernel_noise], -1)
+        bias = None if self._bias_mean is None else tf.pad(tf.convert_to_tensor(self.bias), [[0, self.units]])
+        both = _plus(self._linear(inputs, kernels), bias)
+        sign_out = tf.reshape(sign_out, [-1, self.units])
+        one = tf.eye(self.units, batch_shape=[tf.shape(inputs)[0]], dtype=inputs.dtype)
+        mix = tf.stop_gradient(tf.concat([one, tf.linalg.diag(sign_out)], 1))
+        outputs = tf.reshape(both, [tf.shape(inputs)[0], -1, 2 * self.units]) @ mix
+        return tf.reshape(outputs, [*tf.unstack(tf.shape(both))[:-1], self.units])
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -217,18 +245,21 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _noise(log_stddev: tf.Tensor, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    return tf.exp(log_stddev) * tf.random.stateless_normal(log_stddev.shape, seed, dtype=dtype)
+def _noise(mean: tf.Variable, log_stddev: tf.Tensor, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    perturbation = noise.drawn(mean)
+    if perturbation is None:
+        draws = noise.standard_normal(mean.shape.num_elements(), seed)
+        perturbation = tf.exp(log_stddev) * tf.cast(tf.reshape(draws, mean.shape), log_stddev.dtype)
+    return tf.cast(perturbation, dtype)
 
 
 def _plus(outputs: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
     return outputs if bias is None else tf.nn.bias_add(outputs, bias)
 
 
-def _signs(inputs: tf.Tensor, units: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Random signs for inputs [B, ..., D] and outputs [B, ..., units], constant over the axes between."""
-    width = inputs.shape[-1]
-    shape = [tf.shape(inputs)[0], *[1] * (len(inputs.shape) - 2), width + units]
-    bits = tf.random.stateless_uniform(shape, seed, minval=None, maxval=None, dtype=tf.int32)
-    signs = tf.cast(1 - 2 * tf.bitwise.bitwise_and(bits, 1), inputs.dtype)
-    return signs[..., :width], signs[..., width:]
+def _signs(inputs: tf.Tensor, width: int, units: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Random signs for inputs [B, ..., width] and outputs [B, ..., units], constant over the axes between."""
+    between = [1] * (len(inputs.shape) - 2)
+    signs = noise.random_signs(tf.shape(inputs)[0], width + units, seed, inputs.dtype)
+    signs = tf.reshape(signs, [-1, *between, signs.shape[-1]])
+    return signs[..., :width], signs[..., width : width + units]

@@ -8,6 +8,7 @@ from typing import Callable
 import tensorflow as tf
 
 from tfp_bfl.models.exchange import ClientResult, ServerMessage, TrainingMetrics
+from tfp_bfl.models.flat import FlatWeights
 from tfp_bfl.models.kinds import KINDS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
@@ -20,6 +21,7 @@ __all__ = [
     "KINDS",
     "MODELS",
     "ClientResult",
+    "FlatWeights",
     "ModelWeights",
     "ServerMessage",
     "TrainingMetrics",

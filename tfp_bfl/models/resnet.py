@@ -46,4 +46,6 @@ def resnet20(
 def _shrink(x: Any) -> Any:
     """[B, H, W, D] -> [B, H / 2, W / 2, 2 D]: every second pixel, zeros for the new channels."""
     new = x.shape[-1] // 2
-    return tf.pad(x[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [new, new]])
+    # The mean of one pixel: half the time of slicing with strides, forth and back.
+    x = tf.keras.layers.AveragePooling2D(pool_size=1, strides=2)(x)
+    return tf.pad(x, [[0, 0], [0, 0], [0, 0], [new, new]])

@@ -1,0 +1,36 @@
+"""Adam (Kingma & Ba 2015) in one operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Adam(tf.keras.optimizers.Adam):
+    """`tf.keras.optimizers.Adam` with TensorFlow's fused kernel: the same update, a pass over memory instead of twelve.
+
+    m = m + (1 - b1) (g - m),   v = v + (1 - b2) (g^2 - v)
+    w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon)
+    """
+
+    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+        """One step; with amsgrad or a sparse gradient as Keras does it."""
+        if self.amsgrad or isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable)
+            return
+        index = self._index_dict[self._var_key(variable)]
+        step = tf.cast(self.iterations + 1, variable.dtype)
+        number = lambda x: tf.cast(x, variable.dtype)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=self._momentums[index].handle,
+            v=self._velocities[index].handle,
+            beta1_power=tf.pow(number(self.beta_1), step),
+            beta2_power=tf.pow(number(self.beta_2), step),
+            lr=number(self.learning_rate),
+            beta1=number(self.beta_1),
+            beta2=number(self.beta_2),
+            epsilon=number(self.epsilon),
+            grad=gradient,
+        )

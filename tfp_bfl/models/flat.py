@@ -1,0 +1,118 @@
+"""A model's trainable weights as two vectors: a step on them costs a few operations, however many layers there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.layers.noise import standard_normal
+from tfp_bfl.models.weights import ModelWeights, layout, prior
+from tfp_bfl.posterior import MeanField
+
+
+class Draw(NamedTuple):
+    """One draw of the noise of all variational weights.
+
+    Fields:
+      stddev: s [D].
+      noise: s * eps, eps ~ N(0, 1), [D].
+    """
+
+    stddev: tf.Tensor
+    noise: tf.Tensor
+
+
+class FlatWeights:
+    """The trainable weights of a Keras model in two variables.
+
+    `load` and `store` move whole `ModelWeights` in and out; between them the two variables are the truth, and the
+    model's own follow with `update_model`. BatchNorm's statistics stay in the model.
+
+    Attributes:
+      values: means [D], then point weights [P]: [D + P].
+      log_stddev: log s [D]; a constraint keeps s at or above its floor.
+      leaves: the model's variables in which a step takes its gradient, in the order of `values`.
+    """
+
+    def __init__(self, model: tf.keras.Model):
+        self._layout = layout(model)
+        variational = self._layout.variational
+        self._means = [w.mean for w in variational]
+        self.leaves = [*self._means, *self._layout.point]
+        self._sizes = [v.shape.num_elements() for v in self.leaves]
+        self._num_means = sum(self._sizes[: len(variational)])
+        self._floor = _concat([tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational])
+        self.values = tf.Variable(lambda: tf.zeros([sum(self._sizes)]))
+        self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._above_floor)
+        mean, variance = (_concat(part) for part in prior(model))
+        padding = [[0, sum(self._sizes) - self._num_means]]
+        # Point weights have the flat prior: precision 0.
+        self._prior_mean, self._prior_precision = tf.pad(mean, padding), tf.pad(1 / variance, padding)
+        self._constant = 0.5 * tf.reduce_sum(tf.math.log(variance) - 1)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What an optimizer steps: `values`, and `log_stddev` if there is any."""
+        return [self.values, self.log_stddev] if self._means else [self.values]
+
+    def _above_floor(self, log_stddev: tf.Tensor) -> tf.Tensor:
+        return tf.maximum(log_stddev, self._floor)
+
+    def load(self, weights: ModelWeights) -> None:
+        """Sets the variables and BatchNorm's statistics; standard deviations below the floor come up to it."""
+        self.values.assign(_concat([*weights.posterior.mean, *weights.point]))
+        self.log_stddev.assign(self._above_floor(0.5 * tf.math.log(_concat(weights.posterior.variance))))
+        self.update_model()
+        statistics = [*self._layout.moving_mean, *self._layout.moving_variance]
+        for variable, value in zip(statistics, [*weights.moments.mean, *weights.moments.variance]):
+            variable.assign(value)
+
+    def update_model(self) -> None:
+        """Sets the model's means and point weights to `values`."""
+        for variable, value in zip(self.leaves, self._shaped(self.values, self.leaves)):
+            variable.assign(value)
+
+    def store(self) -> ModelWeights:
+        """The variables and BatchNorm's statistics as `ModelWeights`; variances are exp(2 log s)."""
+        values = self._shaped(self.values, self.leaves)
+        number = len(self._means)
+        posterior = MeanField(tuple(values[:number]), tuple(self._shaped(tf.exp(2 * self.log_stddev), self._means)))
+        read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
+        moments = MeanField(read(self._layout.moving_mean), read(self._layout.moving_variance))
+        return ModelWeights(posterior, tuple(values[number:]), moments)
+
+    def draw(self, seed: tf.Tensor) -> Draw:
+        """One draw for all variational weights."""
+        stddev = tf.exp(self.log_stddev)
+        return Draw(stddev, stddev * standard_normal(self._num_means, seed))
+
+    def by_weight(self, noise: tf.Tensor) -> dict[Any, tf.Tensor]:
+        """The noise [D] as `tfp_bfl.layers.sampling` takes it."""
+        return {mean.ref(): part for mean, part in zip(self._means, self._shaped(noise, self._means))}
+
+    def kl_divergence(self, stddev: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """KL[q || prior] in nats, and its gradient in `values` and in `log_stddev`; `stddev` is exp(log_stddev).
+
+        KL = sum_d log(t_d / s_d) + (s_d^2 + (mean_d - m_d)^2) / (2 t_d^2) - 1 / 2   for the prior N(m, t^2)
+        d KL / d mean = (mean - m) / t^2,   d KL / d log s = s^2 / t^2 - 1
+        """
+        shift = self.values - self._prior_mean
+        in_values = shift * self._prior_precision
+        ratio = tf.square(stddev) * self._prior_precision[: self._num_means]
+        kl = 0.5 * (tf.reduce_sum(ratio) + tf.tensordot(shift, in_values, 1)) - tf.reduce_sum(self.log_stddev)
+        return kl + self._constant, in_values, ratio - 1
+
+    def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Tensors shaped like `leaves` as one vector."""
+        return tf.concat([tf.reshape(x, [-1]) for x in leaves], 0)
+
+    def _shaped(self, flat: tf.Tensor, like: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        parts = tf.split(flat, self._sizes[: len(like)]) if like else []
+        return [tf.reshape(part, v.shape) for part, v in zip(parts, like)]
+
+
+def _concat(tensors: Sequence[Any]) -> tf.Tensor:
+    return tf.concat([tf.zeros([0]), *(tf.reshape(tf.convert_to_tensor(t), [-1]) for t in tensors)], 0)
