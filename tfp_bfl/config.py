@@ -38,6 +38,7 @@ class RunConfig(pydantic.BaseModel):
     min_stddev: float = _option(1e-5, "Floor of the posterior standard deviations.", gt=0, allow_inf_nan=False)
     dropout_rate: float = _option(0.2, "For kind mc_dropout.", ge=0, lt=1)
     normalization: Optional[str] = _option(None, "batch, group or none; the model's own if not given.")
+    precision: str = _option("float32", "float32, bfloat16_noise or bfloat16: the latter two for processors with it.")
     num_samples: int = _option(20, "Weight samples of a prediction.", ge=1)
     evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1)
     evaluation_examples: int = _option(1000, "Test examples of those evaluations; the last one takes all.", ge=1)
@@ -50,12 +51,13 @@ class RunConfig(pydantic.BaseModel):
     def _names_exist(self) -> RunConfig:
         # Late, so that `--help` does without TensorFlow.
         from tfp_bfl import data, models, rules, weighting
-        from tfp_bfl.models.kinds import NORMALIZATIONS
+        from tfp_bfl.models.kinds import NORMALIZATIONS, PRECISIONS
 
         lookup(models.MODELS, self.model, "model")
         lookup(models.KINDS, self.kind, "kind of model")
         lookup(rules.RULES, self.rule, "rule")
         lookup(weighting.WEIGHTINGS, self.weighting, "weighting")
+        lookup(PRECISIONS, self.precision, "precision")
         if self.normalization is not None:
             lookup(NORMALIZATIONS, self.normalization, "normalization")
         data.parse_partition(self.partition, self.clients)

@@ -131,6 +131,7 @@ def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bayesi
             initial_stddev=config.initial_stddev,
             min_stddev=config.min_stddev,
             dropout_rate=config.dropout_rate,
+            precision=config.precision,
             seed=config.seed,
             **options,
         )

@@ -39,7 +39,7 @@ class MCDropout(tf.keras.layers.Layer):
         shape = tf.shape(inputs)
         if noise.mode() == "shared":
             shape = tf.concat([[1], shape[1:]], 0)
-        keep = tf.random.stateless_uniform(shape, seed, dtype=inputs.dtype) >= self.rate
+        keep = tf.random.stateless_uniform(shape, seed) >= self.rate
         return tf.where(keep, inputs * (1 / (1 - self.rate)), 0)
 
     def get_config(self) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class _Flipout(tf.keras.layers.Layer):
         min_stddev: float = 1e-5,
         kl_weight: float = 1.0,
         kernel_initializer: Any = "he_normal",
+        noise_dtype: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -74,6 +75,7 @@ class _Flipout(tf.keras.layers.Layer):
         self.initial_stddev = initial_stddev
         self.min_stddev = min_stddev
         self.kl_weight = kl_weight
+        self.noise_dtype = noise_dtype
         self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
 
     def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
@@ -99,6 +101,7 @@ class _Flipout(tf.keras.layers.Layer):
             shape,
             initializer=tf.keras.initializers.Constant(math.log(self.initial_stddev)),
             constraint=AtLeast(math.log(self.min_stddev)),
+            experimental_autocast=False,  # Rounded to bfloat16, log s would make s wrong by percents.
         )
         return mean, log_stddev
 
@@ -149,9 +152,11 @@ class _Flipout(tf.keras.layers.Layer):
         if inputs.shape[-1] == 1 and bias_noise is None:
             return self._flipout_of_one_channel(inputs, kernel_noise, seed)
         sign_in, sign_out = _signs(inputs, inputs.shape[-1], self.units, seed)
+        dtype = self.noise_dtype or inputs.dtype
+        perturbation = self._linear(tf.cast(_signed(inputs, sign_in), dtype), tf.cast(kernel_noise, dtype))
         # The bias's perturbation is left to sign_out alone: its input, the constant 1, needs no sign.
-        perturbation = _plus(self._linear(inputs * sign_in, kernel_noise), bias_noise)
-        return _plus(self._linear(inputs, self.kernel_mean), self._bias_mean) + perturbation * sign_out
+        perturbation = _plus(tf.cast(perturbation, inputs.dtype), bias_noise)
+        return _plus(self._linear(inputs, self.kernel_mean), self._bias_mean) + _signed(perturbation, sign_out)
 
     def _flipout_of_one_channel(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """a_n is one sign for the whole example here: b_n absorbs it, and both kernels fit into one pass.
@@ -178,6 +183,7 @@ class _Flipout(tf.keras.layers.Layer):
             "initial_stddev": self.initial_stddev,
             "min_stddev": self.min_stddev,
             "kl_weight": self.kl_weight,
+            "noise_dtype": self.noise_dtype,
             "kernel_initializer": tf.keras.initializers.serialize(self.kernel_initializer),
         }
 
@@ -194,6 +200,7 @@ class DenseFlipout(_Flipout):
       initial_stddev: of the posterior before training.
       min_stddev: the floor of every standard deviation.
       kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.
+      noise_dtype: type in which Flipout's perturbation is computed, such as "bfloat16"; None for the layer's own.
 
     Raises:
       InvalidArgument: a standard deviation is not positive, or the initial one is below the floor.
@@ -251,6 +258,15 @@ def _noise(mean: tf.Variable, log_stddev: tf.Tensor, seed: tf.Tensor, dtype: tf.
         draws = noise.standard_normal(mean.shape.num_elements(), seed)
         perturbation = tf.exp(log_stddev) * tf.cast(tf.reshape(draws, mean.shape), log_stddev.dtype)
     return tf.cast(perturbation, dtype)
+
+
+def _signed(x: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
+    """x [B, H, W, C] times signs [B, 1, 1, C]; likewise without the axes between."""
+    if len(x.shape) != 4 or x.shape[2] is None:
+        return x * signs
+    # Broadcasting along rows of W C numbers takes half the time of broadcasting along few channels.
+    rows = tf.tile(signs[:, 0], [1, 1, x.shape[2]])
+    return tf.reshape(tf.reshape(x, [-1, tf.shape(x)[1], x.shape[2] * x.shape[3]]) * rows, tf.shape(x))
 
 
 def _plus(outputs: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:

@@ -35,7 +35,9 @@ def mlp(
     check_classes(num_classes)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
     inputs = tf.keras.Input(tuple(input_shape))
-    x = tf.keras.layers.Flatten()(inputs)
-    for units in hidden:
-        x = blocks.dense(x, units, "relu")
-    return tf.keras.Model(inputs, blocks.dense(x, num_classes), name=f"mlp_{kind}")
+    with blocks.precision():
+        x = tf.keras.layers.Flatten()(inputs)
+        for units in hidden:
+            x = blocks.dense(x, units, "relu")
+        logits = blocks.logits(x, num_classes)
+    return tf.keras.Model(inputs, logits, name=f"mlp_{kind}")

@@ -32,15 +32,17 @@ def resnet20(
     shape = check_image_shape("resnet20", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
     images = tf.keras.Input(shape)
-    x = blocks.convolution(images, 16, 3)
-    for filters in (16, 32, 64):
-        for block in range(3):
-            strides = 2 if block == 0 and filters > 16 else 1
-            shortcut = x if strides == 1 else _shrink(x)
-            x = blocks.convolution(x, filters, 3, strides=strides)
-            x = blocks.convolution(x, filters, 3, add=shortcut)
-    x = tf.keras.layers.GlobalAveragePooling2D()(x)
-    return tf.keras.Model(images, blocks.dense(x, num_classes), name=f"resnet20_{kind}")
+    with blocks.precision():
+        x = blocks.convolution(images, 16, 3)
+        for filters in (16, 32, 64):
+            for block in range(3):
+                strides = 2 if block == 0 and filters > 16 else 1
+                shortcut = x if strides == 1 else _shrink(x)
+                x = blocks.convolution(x, filters, 3, strides=strides)
+                x = blocks.convolution(x, filters, 3, add=shortcut)
+        x = tf.keras.layers.GlobalAveragePooling2D()(x)
+        logits = blocks.logits(x, num_classes)
+    return tf.keras.Model(images, logits, name=f"resnet20_{kind}")
 
 
 def _shrink(x: Any) -> Any:
