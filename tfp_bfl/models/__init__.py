@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.models.exchange import ClientResult, ServerMessage, TrainingMetrics
 from tfp_bfl.models.flat import FlatWeights
-from tfp_bfl.models.kinds import KINDS
+from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.resnet import resnet20
@@ -20,6 +20,7 @@ MODELS: dict[str, Callable[..., tf.keras.Model]] = {builder.__name__: builder fo
 __all__ = [
     "KINDS",
     "MODELS",
+    "PRECISIONS",
     "ClientResult",
     "FlatWeights",
     "ModelWeights",

@@ -54,11 +54,12 @@ def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanF
         and num_clients <= COMPILED_CLIENTS
         and sum(x.shape.num_elements() for x in means + variances) >= COMPILED_FROM
     )
+    unsound = _compile(_unsound) if compiled else _unsound
     if tf.executing_eagerly():
-        _check_values(means, variances, weights, _compile(_unsound) if compiled else _unsound)
+        _check_values(means, variances, weights, unsound)
     # Every rule is the same for weights of any scale; at this one, squares neither overflow nor lose equal weights.
     weights = weights / tf.reduce_max(weights)
-    anchor = _checked_anchor(anchor, stacked) if rule.uses_anchor and anchor else None
+    anchor = _checked_anchor(anchor, stacked, unsound) if rule.uses_anchor and anchor else None
     pool = _compile(_pool) if compiled else _pool
     return pool(rule, stacked, weights, anchor)
 
@@ -88,16 +89,15 @@ def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:
     return MeanField(tf.nest.map_structure(mean, stacked.mean), tf.nest.map_structure(lambda v: v[0], stacked.variance))
 
 
-def _checked_anchor(anchor: MeanField, stacked: MeanField) -> MeanField:
+def _checked_anchor(anchor: MeanField, stacked: MeanField, unsound: Callable[..., Any]) -> MeanField:
     anchor = tf.nest.map_structure(tf.convert_to_tensor, MeanField(*anchor))
     want, have = (tf.nest.flatten(x) for x in (stacked, anchor))
     if len(want) != len(have) or any(w.shape[1:] != h.shape for w, h in zip(want, have)):
         raise InvalidArgument("The anchor must have the shapes [...] of one posterior of the stack.")
     if tf.executing_eagerly():
-        variances = tf.nest.flatten(anchor.variance)
-        finite = all(bool(tf.reduce_all(tf.math.is_finite(x))) for x in have)
-        if not (finite and all(bool(tf.reduce_all(v > 0)) for v in variances)):
-            raise InvalidArgument("The anchor's means must be finite and its variances finite and above zero.")
+        for m, v in zip(tf.nest.flatten(anchor.mean), tf.nest.flatten(anchor.variance)):
+            if any(bool(bad[0]) for bad in unsound(m[tf.newaxis], v[tf.newaxis])):
+                raise InvalidArgument("The anchor's means must be finite and its variances finite and above zero.")
     return anchor
 
 

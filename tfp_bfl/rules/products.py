@@ -100,11 +100,9 @@ def distributed_weight_consolidation() -> Rule:
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Consolidation:
         del weight
-        precision = each(lambda v: 1 / double(v), local.variance)
-        gain = each(lambda p, u: p - 1 / double(u), precision, anchor.variance)
-        return _Consolidation(
-            gain, each(lambda p, m, a: p * (double(m) - double(a)), precision, local.mean, anchor.mean)
-        )
+        # Differences first, so that float32 keeps their digits; (u - v) / v / u is 1 / v - 1 / u without its cancellation.
+        gain = each(lambda v, u: double((u - v) / v / u), local.variance, anchor.variance)
+        return _Consolidation(gain, each(lambda m, a, v: double((m - a) / v), local.mean, anchor.mean, local.variance))
 
     def precision_of(total: _Consolidation, anchor: MeanField) -> Any:
         return each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
