@@ -30,6 +30,72 @@ def test_element_spec_is_the_same_for_all_clients_and_has_no_size(clients):
     assert len(set(clients.sizes)) > 1
 
 
+def test_dataset_of_several_clients_has_them_in_that_order(clients):
+    for chosen in ((2, 0), (0, 1, 2, 3, 4), (4, 3, 4)):
+        elements = list(clients.dataset(*chosen))
+        assert len(elements) == len(chosen)
+        for k, element in zip(chosen, elements):
+            assert isinstance(element, data.ClientExamples)
+            for actual, wanted in zip(element, clients.examples(k)):
+                np.testing.assert_array_equal(actual, wanted)
+                assert actual.dtype == wanted.dtype
+        assert clients.dataset(*chosen).element_spec == clients.element_spec
+        assert clients.dataset(*chosen).cardinality() == len(chosen)
+
+
+def members(dataset):
+    """The client numbers of a dataset, and its number of examples."""
+    elements = list(dataset)
+    assert all(len(set(element.client.numpy())) == 1 for element in elements)
+    return [int(element.client[0]) for element in elements], sum(len(element.labels) for element in elements)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("chosen", [range(5), [3, 0, 4], (1,), np.array([4, 2])], ids=["all", "some", "one", "array"])
+def test_shards_hold_every_chosen_client_once(clients, most, chosen):
+    parts = [members(shard)[0] for shard in clients.shards(chosen, most)]
+    assert len(parts) == min(most, len(chosen)) and all(parts)
+    assert sorted(k for part in parts for k in part) == sorted(chosen)
+
+
+def test_shards_take_an_iterator(clients):
+    (only,) = clients.shards(iter([3, 1]), 4)[:1]
+    assert len(clients.shards((k for k in (3, 1)), 4)) == 2 and members(only)[0] in ([3], [1])
+
+
+def sized(*sizes):
+    ends = np.cumsum(sizes)
+    return data.Clients(data.load("digits"), [np.arange(end - n, end) for n, end in zip(sizes, ends)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "parts"),
+    [
+        ((4, 1, 3, 2), 2, [[0, 1], [2, 3]]),
+        ((1, 1, 1, 9, 2), 2, [[3], [4, 0, 1, 2]]),
+        ((5, 5, 5, 5), 2, [[0, 2], [1, 3]]),
+        ((2, 7, 3), 3, [[1], [2], [0]]),
+        ((2, 7, 3), 1, [[1, 2, 0]]),
+    ],
+)
+def test_shards_share_the_examples_out_the_largest_client_first(sizes, most, parts):
+    clients = sized(*sizes)
+    found = [members(shard)[0] for shard in clients.shards(range(len(sizes)), most)]
+    assert found == parts
+    assert [members(shard)[0] for shard in clients.shards(reversed(range(len(sizes))), most)] == parts
+
+
+@pytest.mark.parametrize("most", [2, 3, 7])
+def test_shards_are_of_about_one_size(most):
+    """Without its last client, its smallest, none has more examples than the smallest shard."""
+    sizes = np.random.default_rng(most).integers(1, 40, 20)
+    found = [members(shard) for shard in sized(*sizes).shards(range(20), most)]
+    loads = [load for _, load in found]
+    assert sum(loads) == sizes.sum()
+    for part, load in found:
+        assert (np.diff(sizes[part]) <= 0).all() and load - sizes[part[-1]] <= min(loads)
+
+
 def test_sizes_and_label_counts(clients):
     table = clients.label_counts()
     assert table.shape == (5, 10)
@@ -85,3 +151,23 @@ def test_bad_arguments_are_refused(clients):
         clients.dataset(-1)
     with pytest.raises(InvalidArgument, match="examples_per_client is 0"):
         clients.limit(0, seed=0)
+    with pytest.raises(InvalidArgument, match="A dataset needs at least one client"):
+        clients.dataset()
+    with pytest.raises(InvalidArgument, match="There is no client 9"):
+        clients.dataset(1, 9)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "most", "message"),
+    [
+        ([0, 1], 0, "most is 0, but must be an integer of at least 1"),
+        ([0, 1], -1, "most is -1"),
+        ([0, 1], 1.5, "most is 1.5"),
+        ([0, 5], 2, "There is no client 5: clients are numbered 0 to 4"),
+        ([-1], 2, "There is no client -1"),
+        ([], 2, "at least one client"),
+    ],
+)
+def test_bad_shards_are_refused(clients, chosen, most, message):
+    with pytest.raises(InvalidArgument, match=message):
+        clients.shards(chosen, most)

@@ -103,7 +103,7 @@ def test_number_of_products_and_random_draws(kind, mode, products):
     layer, inputs = make(kind)
     types = operations(layer, inputs, mode)
     assert types.count("Conv2D" if kind == "convolution" else "MatMul") == products
-    draws = [t for t in types if t.startswith("StatelessRandom")]
+    draws = [t for t in types if t.startswith(("StatelessRandomNormal", "StatelessRandomUniform"))]
     assert len(draws) == {"mean": 0, "shared": 1, "flipout": 2}[mode]
     assert not [t for t in types if t in ("RandomStandardNormal", "RandomUniform", "RandomUniformInt")]
 
@@ -277,6 +277,25 @@ def test_configuration_round_trip(layer):
     again = type(layer).from_config(config)
     assert again.get_config() == config
     assert isinstance(again.kernel_initializer, tf.keras.initializers.Zeros)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("channels", [1, 2])
+@every_mode
+def test_mixed_precision(policy, channels, mode):
+    """Weights stay float32; outputs have the type of the computation and its rounding around those of float32."""
+    for make, shape in ((lambda **o: Conv2DFlipout(3, 2, **o), (4, 4)), (lambda **o: DenseFlipout(3, **o), ())):
+        layer, exact = make(dtype=policy), make()
+        for same in (layer, exact):
+            same.build((None, *shape, channels))
+            set_posterior(same)
+        inputs = np.random.default_rng(0).normal(size=(5, *shape, channels)).astype(np.float32)
+        outputs = []
+        for same in (layer, exact):
+            with sampling(mode, [1, 2]):
+                outputs.append(same(tf.cast(inputs, same.compute_dtype)))
+        assert outputs[0].dtype == layer.compute_dtype and layer.kernel_mean.dtype == tf.float32
+        np.testing.assert_allclose(tf.cast(outputs[0], tf.float32), outputs[1], rtol=0.02, atol=0.1)
 
 
 @pytest.fixture(scope="module")

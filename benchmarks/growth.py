@@ -1,0 +1,130 @@
+"""Measures how cost grows and draws it: with clients, weights, weight samples and workers.
+
+    python benchmarks/growth.py
+
+Writes docs/images/growth.png and benchmarks/results/growth.json. About 10 minutes; nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import time
+
+import click
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+from work import make_clients, make_process
+
+import tfp_bfl as bfl
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CLIENTS, WEIGHTS, SAMPLES, WORKERS = (10, 30, 100, 300, 1000), (1e5, 3e5, 1e6, 3e6, 1e7), (1, 3, 10, 30, 100), (1, 2)
+
+
+def rounds(process, clients, workers=1, number=4):
+    """Median seconds of a round, the first left out, and the workers' peak memory in MB."""
+    with bfl.federated.local_workers(workers) as runtime:
+        result = bfl.simulate(process, clients, rounds=number, runtime=runtime)
+        memory = [worker.peak_memory_bytes() / 1e6 for worker in runtime.workers]
+    return statistics.median(row["train_seconds"] for row in result.rounds[1:]), sum(memory)
+
+
+def by_clients():
+    """LeNet, one batch a client. Memory once with each size's own data, once less those data."""
+    result = []
+    for number in CLIENTS:
+        clients = make_clients("lenet", number, 32)
+        seconds, memory = rounds(make_process("lenet", "flipout", clients), clients)
+        result.append({"clients": number, "seconds": seconds, "worker_mb": memory})
+    return result
+
+
+def by_weights():
+    """One hidden layer of the width that gives so many variational weights, two clients of one batch."""
+    clients = make_clients("lenet", 2, 32)
+    result = []
+    for number in WEIGHTS:
+        hidden = round(number / (784 + 10))
+
+        def model_fn(hidden=hidden):
+            return bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=(hidden,))
+
+        rule = bfl.rules.naive_weighted_average()
+        process = bfl.algorithms.variational(model_fn, rule, element_spec=clients.element_spec)
+        seconds, memory = rounds(process, clients)
+        result.append({"weights": hidden * 794, "seconds": seconds, "worker_mb": memory})
+    return result
+
+
+def by_samples():
+    """LeNet, 500 images."""
+    images = make_clients("lenet", 1, 500).examples(0).features
+    model = bfl.models.lenet("flipout")
+    result = []
+    for number in SAMPLES:
+        seconds = []
+        for _ in range(6):
+            start = time.perf_counter()
+            bfl.evaluation.predict(model, tf.constant(images), num_samples=number)
+            seconds.append(time.perf_counter() - start)
+        result.append({"samples": number, "seconds": statistics.median(seconds[1:])})
+    return result
+
+
+def by_workers():
+    """LeNet, 10 clients of 1,280 examples."""
+    clients = make_clients("lenet", 10, 1280)
+    process = make_process("lenet", "flipout", clients)
+    result = []
+    for number in WORKERS:
+        seconds, memory = rounds(process, clients, workers=number)
+        result.append({"workers": number, "seconds": seconds, "worker_mb": memory})
+    return result
+
+
+def draw(results, path):
+    figure, axes = plt.subplots(1, 4, figsize=(13, 3.2), layout="constrained")
+    panels = (("clients", "clients of one batch"), ("weights", "variational weights"), ("samples", "weight samples S"))
+    for axis, (key, label) in zip(axes, panels):
+        rows = results[key]
+        x, seconds = (np.array([row[name] for row in rows]) for name in (key, "seconds"))
+        axis.loglog(x, seconds, "o-", label="measured")
+        axis.loglog(x, seconds[-1] * x / x[-1], "--", color="0.6", label="in proportion")
+        axis.set(xlabel=label, ylabel="seconds a round" if key != "samples" else "seconds for 500 images")
+        axis.legend(loc="upper left", frameon=False)
+        if "worker_mb" in rows[0]:
+            memory = axis.twinx()
+            memory.semilogx(x, [row["worker_mb"] for row in rows], "s:", color="C1")
+            memory.set_ylabel("worker's peak memory, MB", color="C1")
+            memory.set_ylim(bottom=0)
+    rows = results["workers"]
+    axes[3].bar([str(row["workers"]) for row in rows], [row["seconds"] for row in rows], width=0.5)
+    axes[3].set(xlabel="workers on this machine", ylabel="seconds a round")
+    for axis in axes:
+        axis.spines["top"].set_visible(False)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+def main():
+    results = {}
+    for name, measure in (
+        ("clients", by_clients),
+        ("weights", by_weights),
+        ("samples", by_samples),
+        ("workers", by_workers),
+    ):
+        results[name] = measure()
+        click.echo(json.dumps({name: results[name]}))
+    folder = ROOT / "benchmarks" / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / "growth.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    draw(results, ROOT / "docs" / "images" / "growth.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What both peers share: the command line, the data, the clock and the line of JSON that they print."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+import time
+import zipfile
+from typing import Callable, NoReturn
+
+import numpy as np
+import psutil
+
+# Read by TensorFlow when it is imported, which the scripts do after this module.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+LEARNING_RATE = 1e-3
+SHAPES = {"lenet": (28, 28, 1), "resnet20": (32, 32, 3)}
+KINDS = ("flipout", "deterministic")
+NUM_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Clients:
+    """Every client's examples: features uint8 [K, n, H, W, C], labels int32 [K, n]."""
+
+    features: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_examples(self) -> int:
+        """Of one client; all have as many."""
+        return self.labels.shape[1]
+
+    def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """One client's features in [0, 1], float32, and labels."""
+        return self.features[client].astype(np.float32) / np.float32(255), self.labels[client]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{message[0].upper()}{message[1:].rstrip('.')}.\n")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options of every peer; a bad one ends the process with one sentence and status 2."""
+    result = _Parser(description=description, allow_abbrev=False)
+    result.add_argument(
+        "--data", required=True, metavar="FILE.npz", help="features uint8 [K, n, H, W, C], labels [K, n]"
+    )
+    result.add_argument("--model", choices=list(SHAPES), default="lenet")
+    result.add_argument("--kind", choices=list(KINDS), default="flipout")
+    result.add_argument("--batch-size", type=at_least(1), default=32, metavar="B")
+    result.add_argument(
+        "--rounds", type=at_least(2), default=4, metavar="R", help="the first is left out of the median"
+    )
+    return result
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an option that takes an integer."""
+
+    def integer(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {least}")
+        return int(text)
+
+    return integer
+
+
+def load(options: argparse.Namespace) -> Clients:
+    """The clients in the file of --data; one that can't be used ends the process with one sentence and status 2."""
+    try:
+        return read(options.data, options.model)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Ends the process as a bad argument does."""
+    print(sentence, file=sys.stderr)
+    raise SystemExit(2)
+
+
+def read(path: str, model: str) -> Clients:
+    """The clients in a file.
+
+    Raises:
+      ValueError: the file is absent, or does not hold clients that the model can learn from.
+    """
+    try:
+        with np.load(path) as arrays:
+            features, labels = arrays["features"], arrays["labels"]
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+        raise ValueError(f"{path} can't be read as an .npz file with features and labels.") from None
+    if features.dtype != np.uint8 or features.ndim != 5 or features.shape[2:] != SHAPES[model]:
+        shape = ", ".join(map(str, SHAPES[model]))
+        raise ValueError(f"{model} takes features uint8 [K, n, {shape}], not {features.dtype} {list(features.shape)}.")
+    if labels.dtype != np.int32 or labels.shape != features.shape[:2] or not labels.size:
+        raise ValueError(f"The labels are {labels.dtype} {list(labels.shape)}, but must be int32, one for each image.")
+    if labels.min() < 0 or labels.max() >= NUM_CLASSES:
+        raise ValueError(f"The labels are in [{labels.min()}, {labels.max()}], but must be in [0, {NUM_CLASSES - 1}].")
+    return Clients(features, labels)
+
+
+class Clock:
+    """Wall times of rounds: `start` before the first one, `lap` at the end of each."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._last = 0.0
+
+    def start(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self._last)
+        self._last = now
+
+
+def peak_mb() -> float:
+    """The peak resident memory of this process and of its living descendants, summed, in 10^6 bytes.
+
+    Memory that they share counts once for each, and their peaks may lie at different times: an upper bound.
+    """
+    this = psutil.Process()
+    return sum(_peak_bytes(process.pid) for process in (this, *this.children(recursive=True))) / 1e6
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/status") as lines:
+            return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    except OSError:  # gone, or no Linux
+        return 0
+
+
+def keep_stdout_clean() -> int:
+    """Sends what this process and its children print to standard error; returns where the result goes."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    return stdout
+
+
+def report(
+    stdout: int,
+    options: argparse.Namespace,
+    clients: Clients,
+    *,
+    peer: str,
+    distribution: str,
+    seconds: list[float],
+    peak: float,
+    final_nll: float | None,
+) -> None:
+    """Prints the one line of JSON."""
+    steps = len(clients) * -(-clients.num_examples // options.batch_size)
+    result = {
+        "peer": peer,
+        "version": importlib.metadata.version(distribution),
+        "model": options.model,
+        "kind": options.kind,
+        "clients": len(clients),
+        "examples": clients.num_examples,
+        "batch_size": options.batch_size,
+        "rounds": options.rounds,
+        "ms_per_step": round(1000 * statistics.median(seconds[1:]) / steps, 3),
+        "seconds_per_round": round(statistics.median(seconds[1:]), 4),
+        "seconds": [round(s, 4) for s in seconds],
+        "peak_mb": round(peak),
+        "final_nll": None if final_nll is None else round(final_nll, 4),
+    }
+    with os.fdopen(stdout, "w") as stream:
+        print(json.dumps(result), file=stream)

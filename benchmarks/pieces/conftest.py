@@ -1,0 +1,9 @@
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(BENCHMARKS))  # for work.py
+
+
+def pytest_configure(config):
+    config.option.benchmark_storage = (BENCHMARKS / "results" / "pieces").as_uri()

@@ -1,0 +1,67 @@
+"""The hot pieces, each alone, by pytest-benchmark; run by hand, its results kept in benchmarks/results/pieces:
+
+python -m pytest benchmarks/pieces --benchmark-autosave --benchmark-compare
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from work import make_clients
+
+import tfp_bfl as bfl
+from tfp_bfl.layers import noise
+
+BATCH = 32
+
+
+@pytest.mark.parametrize("kind", bfl.models.KINDS)
+@pytest.mark.parametrize(("model", "steps"), [("lenet", 20), ("resnet20", 2)])
+def test_local_training(benchmark, model, steps, kind):
+    """One client's work of so many steps, without TFF."""
+    shape = (28, 28, 1) if model == "lenet" else (32, 32, 3)
+    model_fn = lambda: bfl.models.MODELS[model](kind=kind, input_shape=shape)
+    message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
+    examples = tf.nest.map_structure(tf.constant, make_clients(model, 1, steps * BATCH).examples(0))
+    work = bfl.clients.variational(model_fn, batch_size=BATCH)()
+    benchmark.extra_info["steps"] = steps
+    benchmark(lambda: work(message, examples, tf.constant([0, 1])).metrics.nll.numpy())
+
+
+@pytest.mark.parametrize("draw", ["box_muller", "stateless_normal"])
+def test_noise_of_a_resnet(benchmark, draw):
+    size = 270_896
+    functions = {
+        "box_muller": lambda seed: noise.standard_normal(size, seed),
+        "stateless_normal": lambda seed: tf.random.stateless_normal([size], seed),
+    }
+    function = tf.function(functions[draw])
+    benchmark(lambda: function(tf.constant([0, 1])).numpy())
+
+
+@pytest.mark.parametrize("rule", bfl.rules.RULES)
+@pytest.mark.parametrize("num_weights", [100_000, 10_000_000])
+def test_pooling_of_ten_clients(benchmark, rule, num_weights):
+    rng = np.random.default_rng(0)
+    mean, variance = (rng.uniform(0.5, 1, (10, num_weights)).astype(np.float32) for _ in range(2))
+    stacked = bfl.posterior.MeanField(tf.constant(mean), tf.constant(variance))
+    anchor = bfl.posterior.MeanField(tf.zeros([num_weights]), tf.ones([num_weights]))
+    benchmark(lambda: bfl.rules.aggregate(bfl.rules.RULES[rule](), stacked, anchor=anchor).mean.numpy())
+
+
+@pytest.mark.parametrize("num_samples", [1, 20])
+def test_prediction_of_500_images(benchmark, num_samples):
+    images = make_clients("lenet", 1, 500).examples(0).features
+    model = bfl.models.lenet("flipout")
+    benchmark(lambda: bfl.evaluation.predict(model, images, num_samples=num_samples))
+
+
+@pytest.mark.parametrize("num_clients", [2, 20])
+def test_fixed_cost_of_a_round(benchmark, num_clients):
+    """Clients of one batch on a model of 330 weights: nearly all of it is the loop's own cost."""
+    clients = make_clients("lenet", num_clients, BATCH)
+    model_fn = lambda: bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=())
+    process = bfl.algorithms.variational(model_fn, bfl.rules.log_linear_pool(), element_spec=clients.element_spec)
+    with bfl.federated.local_workers() as runtime:
+        state = process.initialize()
+        datasets = clients.shards(range(num_clients), runtime.concurrent_calls)
+        benchmark(lambda: process.next(state, datasets))

@@ -1,0 +1,208 @@
+"""Measures the table: this library against its peers, and pairs within it, on this machine.
+
+    python benchmarks/table.py
+
+Makes a virtual environment for each peer under benchmarks/.peers on first use, runs the sides in turn, each in a
+process of its own, and writes benchmarks/results/table.md and table.jsonl. Under 30 minutes; nothing else should run
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+
+import click
+import numpy as np
+from ratios import SAMPLES
+from work import make_clients
+
+import tfp_bfl as bfl
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEERS, RESULTS = HERE / ".peers", HERE / "results"
+PACKAGES = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated")
+
+# (model, clients, examples of each, rounds, repetitions, sides); the first side is ours in float32.
+OURS, PLAIN = "ours", "ours --kind deterministic"
+NOISE, HALF = "ours --precision bfloat16_noise", "ours --precision bfloat16"
+PFL, PFL_2, FLOWER, FLOWER_REUSED = "pfl", "pfl --workers 2", "flower", "flower --reuse-model"
+SETTINGS = (
+    ("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2, PLAIN)),
+    ("lenet", 10, 1280, 4, 1, (OURS, FLOWER_REUSED, FLOWER)),
+    ("lenet", 10, 32, 12, 3, (OURS, PFL, PFL_2)),
+    ("lenet", 1000, 32, 4, 1, (OURS, PFL, PFL_2)),
+    ("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF)),
+    ("resnet20", 10, 640, 2, 1, (OURS, FLOWER_REUSED, FLOWER)),
+    ("resnet20", 10, 32, 6, 2, (OURS, PFL, PFL_2, HALF)),
+)
+# ratio of (ours, a reference): goal
+GOALS = {
+    ("lenet", 10, 1280, OURS, PLAIN): 1.8,
+    ("resnet20", 10, 640, OURS, PLAIN): 1.7,
+    ("lenet", 10, 1280, OURS, PFL): 0.65,
+    ("resnet20", 10, 640, OURS, PFL): 0.80,
+    ("resnet20", 10, 640, HALF, PFL): 0.60,
+    ("lenet", 10, 32, OURS, PFL): 0.45,
+    ("lenet", 1000, 32, OURS, PFL): 0.45,
+    ("resnet20", 10, 32, OURS, PFL): 0.75,
+    ("lenet", 10, 1280, OURS, FLOWER): 0.15,
+    ("resnet20", 10, 640, OURS, FLOWER): 0.25,
+}
+
+
+def interpreter(peer: str) -> str:
+    """The Python of the peer's virtual environment, which is made if it is not there."""
+    folder = PEERS / peer
+    done = folder / ".installed"
+    if not done.exists():
+        click.echo(f"making {folder}", err=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        requirements = HERE / "peers" / f"requirements-{peer}.txt"
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "-r", str(requirements)], check=True)
+        done.touch()
+    return str(folder / "bin" / "python")
+
+
+def command(side: str, model: str, num_clients: int, examples: int, rounds: int, data: pathlib.Path) -> list[str]:
+    name, *flags = shlex.split(side)
+    if name == "ours":
+        size = ["--clients", str(num_clients), "--examples", str(examples)]
+        return [sys.executable, str(HERE / "round.py"), "--model", model, "--rounds", str(rounds), *size, *flags]
+    script = str(HERE / "peers" / f"{name}_round.py")
+    return [interpreter(name), script, "--model", model, "--rounds", str(rounds), "--data", str(data), *flags]
+
+
+def run(arguments: list[str]) -> list[dict]:
+    """The lines of JSON that a script prints."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{shlex.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def save_clients(folder: str, model: str, num_clients: int, examples: int) -> pathlib.Path:
+    """The same clients as ours in a file that the peers read."""
+    parts = [make_clients(model, num_clients, examples).examples(k) for k in range(num_clients)]
+    path = pathlib.Path(folder) / f"{model}-{num_clients}-{examples}.npz"
+    np.savez(path, features=np.stack([p.features for p in parts]), labels=np.stack([p.labels for p in parts]))
+    return path
+
+
+def measure(log) -> list[tuple[tuple, str, list[dict]]]:
+    """For each setting and side the lines of its repetitions."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model, num_clients, examples, rounds, repetitions, sides in SETTINGS:
+            data = save_clients(folder, model, num_clients, examples)
+            lines: dict[str, list[dict]] = {side: [] for side in sides}
+            for _ in range(repetitions):
+                for side in sides:  # in turn
+                    started = time.perf_counter()
+                    (line,) = run(command(side, model, num_clients, examples, rounds, data))
+                    lines[side].append(line)
+                    log.write(json.dumps({"side": side, **line}) + "\n")
+                    log.flush()
+                    click.echo(f"{model} {num_clients} x {examples} {side}: {line['ms_per_step']} ms a client step "
+                               f"({time.perf_counter() - started:.0f} s)", err=True)  # fmt: skip
+            rows += [((model, num_clients, examples), side, lines[side], lines[sides[0]]) for side in sides]
+    return rows
+
+
+def milliseconds(lines: list[dict]) -> np.ndarray:
+    """Of every round but the first of each repetition, a client step."""
+    steps = [line["clients"] * -(-line["examples"] // line["batch_size"]) for line in lines]
+    return np.concatenate([1000 * np.array(line["seconds"][1:]) / n for line, n in zip(lines, steps)])
+
+
+def table_of_rounds(rows) -> list[str]:
+    text = [
+        "| model | clients x examples | side | ms a client step, median (lowest to highest) "
+        "| s a round | memory, MB | our float32 / it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (model, num_clients, examples), side, lines, ours in rows:
+        times, mine = milliseconds(lines), milliseconds(ours)
+        memory = max(line.get("worker_mb", line.get("peak_mb")) for line in lines)
+        typical = np.median(times)
+        seconds = typical * num_clients * -(-examples // 32) / 1000
+        spread = f"{typical:.2f} ({times.min():.2f} to {times.max():.2f})"
+        ratio = np.median(mine) / typical
+        text.append(
+            f"| {model} | {num_clients} x {examples} | {side} | {spread} | {seconds:.2f} | {memory} | {ratio:.2f} |"
+        )
+    return text
+
+
+def table_of_goals(rows) -> list[str]:
+    text = ["| ratio | measured | goal |", "|---|---|---|"]
+    for (model, num_clients, examples, mine, reference), goal in GOALS.items():
+        medians = {}
+        for setting, side, lines, _ in rows:
+            if setting == (model, num_clients, examples) and side in (mine, reference):
+                # A side that is in two settings of one size: the one that ran beside the other.
+                medians.setdefault(side, []).append(np.median(milliseconds(lines)))
+        ratio = (medians[mine][-1] if "flower" in reference else medians[mine][0]) / medians[reference][0]
+        text.append(f"| {mine} / {reference}, {model}, {num_clients} x {examples} | {ratio:.2f} | {goal:.2f} |")
+    return text
+
+
+def spread(line: dict) -> str:
+    return f"{line['lowest']:.2f} to {line['highest']:.2f}"
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+def main():
+    RESULTS.mkdir(exist_ok=True)
+    started = time.perf_counter()
+    for peer in ("pfl", "flower"):
+        interpreter(peer)
+    with open(RESULTS / "table.jsonl", "w", encoding="utf-8") as log:
+        rows = measure(log)
+        pairs = run([sys.executable, str(HERE / "ratios.py")])
+        log.writelines(json.dumps(line) + "\n" for line in pairs)
+    peers = {line["peer"].split(",")[0]: line["version"] for _, _, lines, _ in rows for line in lines[:1]}
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
+    others = ", ".join(f"{name} {version}" for name, version in peers.items() if name != "tfp_bfl")
+    text = [
+        "# Rounds beside the peers",
+        "",
+        f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Python {platform.python_version()}; {versions}; "
+        f"peers: {others}.",
+        "The sides ran in turn, each in a process of its own; the first round of each is left out. "
+        f"Written in {(time.perf_counter() - started) / 60:.0f} minutes by `python benchmarks/table.py`.",
+        "",
+        *table_of_rounds(rows),
+        "",
+        "## Against the goals",
+        "",
+        *table_of_goals(rows),
+        "",
+        f"## Within one process: {SAMPLES} samples, and pooling",
+        "",
+        "| pair | ms | reference, ms | ratio, median (lowest to highest) |",
+        "|---|---|---|---|",
+        *(f"| {p['what']} | {p['ms']} | {p['reference_ms']} | {p['ratio']:.2f} ({spread(p)}) |" for p in pairs),
+        "",
+    ]
+    (RESULTS / "table.md").write_text("\n".join(text), encoding="utf-8")
+    click.echo("\n".join(text))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except bfl.Error as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,147 @@
+"""Client work with Keras's optimizers on flat vectors: against the same optimizer by hand, and their state."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import clients, models
+from tfp_bfl.clients.adam import Adam
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models import ServerMessage, get_weights
+
+from .test_variational import assert_same, differ, examples, mlp, run, table
+
+keras = tf.keras.optimizers
+OPTIMIZERS = {
+    "Adam": Adam,
+    "Keras's Adam": keras.Adam,
+    "SGD": functools.partial(keras.SGD, momentum=0.9),
+    "Adagrad": keras.Adagrad,
+    "Nadam": keras.Nadam,
+    "global_clipnorm": functools.partial(keras.Adam, global_clipnorm=0.1),
+    "clipvalue": functools.partial(keras.RMSprop, clipvalue=0.01, momentum=0.5),
+}
+every_optimizer = pytest.mark.parametrize("optimizer_fn", OPTIMIZERS.values(), ids=OPTIMIZERS)
+OPTIONS = {"learning_rate": 0.05, "batch_size": 4, "local_epochs": 2}
+
+
+def message_of(model_fn, seed=0):
+    rng = np.random.default_rng(seed)
+    weights = get_weights(model_fn())
+    move = lambda x: x + tf.constant(0.3 * rng.normal(size=x.shape), tf.float32)
+    posterior = weights.posterior._replace(mean=tf.nest.map_structure(move, weights.posterior.mean))
+    weights = weights._replace(posterior=posterior, point=tf.nest.map_structure(move, weights.point))
+    return ServerMessage(weights, tf.constant(0))
+
+
+@every_optimizer
+def test_state_starts_anew_with_every_client(optimizer_fn):
+    """After another client's data and weights, the work gives what one that was built just now gives."""
+    model_fn = mlp(hidden=())
+    build = clients.variational(model_fn, optimizer_fn=optimizer_fn, **OPTIONS)
+    data, message, seed = table(6), message_of(model_fn), tf.constant([1, 2])
+    fresh, used = build()(message, data, seed), build()
+    other = used(message_of(model_fn, 1), data._replace(features=100 * data.features), tf.constant([3, 4]))
+    assert differ(other, fresh, atol=1e-2)
+    for _ in range(2):
+        assert_same(used(message, data, seed), fresh)
+
+
+@every_optimizer
+def test_steps_are_the_optimizers_from_its_first_state_on(optimizer_fn):
+    """Features of zero leave the kernel to the KL, whose gradient is known: m / (t^2 N) and ((s / t)^2 - 1) / N.
+
+    The second call, so that the state must have started at the optimizer's own (Adagrad's at 0.1, Nadam's at 1).
+    """
+    model_fn = mlp(hidden=(), prior_stddev=0.5, initial_stddev=0.1)
+    data, message = examples(np.zeros([6, 3], np.float32)), message_of(model_fn)
+    weights = message.weights._replace(point=(tf.zeros(2),))
+    work = clients.variational(model_fn, optimizer_fn=optimizer_fn, learning_rate=0.05, local_epochs=5)()
+    for _ in range(2):
+        result = work(ServerMessage(weights, tf.constant(0)), data, tf.constant([1, 2])).weights
+
+    mean = tf.Variable(tf.concat([tf.reshape(weights.posterior.mean[0], [-1]), tf.zeros(2)], 0))
+    log_stddev = tf.Variable(tf.math.log(tf.fill([6], 0.1)))
+    optimizer = optimizer_fn()
+    optimizer.build([mean, log_stddev])
+    optimizer.learning_rate.assign(0.05)
+
+    @tf.function
+    def step():
+        gradients = mean / 0.25 / 6, (tf.exp(2 * log_stddev) / 0.25 - 1) / 6
+        optimizer.apply_gradients(zip(gradients, (mean, log_stddev)))
+
+    for _ in range(5):
+        step()
+    np.testing.assert_allclose(tf.reshape(result.posterior.mean[0], [-1]), mean[:6], rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(tf.reshape(result.posterior.variance[0], [-1]), tf.exp(2 * log_stddev), rtol=2e-5)
+    np.testing.assert_allclose(result.point[0], np.zeros(2), atol=1e-6)
+    assert differ(result.posterior, weights.posterior, atol=1e-3)
+
+
+def test_adagrads_first_accumulator():
+    """One step by hand: g / sqrt(0.1 + g^2), where a state of 0 would give the gradient's sign."""
+    model_fn = mlp(hidden=(), prior_stddev=0.5, initial_stddev=0.5)
+    weights = message_of(model_fn).weights
+    data = examples(np.zeros([2, 3], np.float32))
+    result = run(model_fn, data, weights=weights, optimizer_fn=keras.Adagrad, learning_rate=0.05)
+    mean = np.float64(weights.posterior.mean[0])
+    gradient = mean / 0.25 / 2
+    wanted = mean - 0.05 * gradient / np.sqrt(0.1 + gradient**2)
+    np.testing.assert_allclose(result.weights.posterior.mean[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_our_adam_and_kerass_train_alike(kind):
+    model_fn = mlp(kind=kind, initial_stddev=0.1)
+    ours, theirs, default = (
+        run(model_fn, table(10), **options, **OPTIONS)
+        for options in ({"optimizer_fn": Adam}, {"optimizer_fn": keras.Adam}, {})
+    )
+    assert_same(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert_same(default, ours)
+    assert differ(ours.weights, get_weights(model_fn()), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    "optimizer_fn", [keras.Adafactor, lambda: keras.Adam(clipnorm=1.0), lambda: Adam(clipnorm=1.0)]
+)
+def test_optimizers_that_treat_each_weight_apart_are_refused(optimizer_fn):
+    message = r"treats each weight tensor apart \(Adafactor, or clipnorm\).* use global_clipnorm, clipvalue"
+    with pytest.raises(InvalidArgument, match=message):
+        clients.variational(mlp(), optimizer_fn=optimizer_fn)()
+
+
+@pytest.mark.parametrize("columns", [1, 3])
+@pytest.mark.parametrize("variational_bias", [False, True])
+def test_one_step_with_noise(columns, variational_bias):
+    """One example with one feature of 2 that isn't zero, two classes, a learning rate of 1, noise of s = 0.5.
+
+    The bias's step is g = p - onehot, so p tells the logits' difference, and with it the noise's: d. The derivatives in
+    the log s of unit j have the sum noise_j g_j: g_1 d for both units, besides the KL's. The kernel's derivative is 2 g,
+    and the KL's takes the prior's mean off it.
+    """
+    model_fn = mlp(
+        hidden=(), input_shape=(columns,), prior_stddev=1.0, initial_stddev=0.5, variational_bias=variational_bias
+    )
+    features = np.zeros([1, columns], np.float32)
+    features[0, -1] = 2.0
+    weights = get_weights(model_fn())
+    kernel, *bias = (np.float64(m) for m in weights.posterior.mean)
+    work = clients.variational(model_fn, optimizer_fn=keras.SGD, learning_rate=1.0)()
+    for seed in range(5):
+        message = ServerMessage(weights, tf.constant(0))
+        result = work(message, examples(features, [1]), tf.constant([seed, 0])).weights
+        (new_bias,) = result.posterior.mean[1:] if bias else result.point
+        g = -np.float64(new_bias)
+        np.testing.assert_allclose(g.sum(), 0, atol=1e-6)
+        p = g + [0, 1]
+        difference = np.log(p[1] / p[0]) - 2 * (kernel[-1, 1] - kernel[-1, 0])
+        assert abs(difference) > 1e-3
+        np.testing.assert_allclose(result.posterior.mean[0][-1], -2 * g, rtol=1e-4, atol=1e-5)
+        # The steps in log s without the KL's gradient, s^2 - 1, times N = 1.
+        steps = [np.log(0.5) - 0.5 * np.log(np.float64(v)) - (0.25 - 1) for v in result.posterior.variance]
+        np.testing.assert_allclose(steps[0][:-1], 0, atol=1e-5)
+        np.testing.assert_allclose(sum(s.sum() for s in steps), g[1] * difference, rtol=1e-3, atol=1e-5)

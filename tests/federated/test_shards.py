@@ -1,0 +1,175 @@
+"""Several clients in one dataset of a round: the result is that of one dataset each, and clients stay apart."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import algorithms, federated, rules, servers
+from tfp_bfl.data import Clients, load
+from tfp_bfl.federated.faults import FAULTS
+from tfp_bfl.layers import DenseFlipout
+from tfp_bfl.models import TrainingMetrics
+
+from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, plain, shift, spoil
+
+pytest.importorskip("tensorflow_federated")
+
+every_most = pytest.mark.parametrize("most", [1, 2, len(SIZES)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker():
+    with federated.local_workers(max_concurrent_calls=2):
+        yield
+
+
+def run_round(process, datasets, state=None):
+    return process.next(process.initialize() if state is None else state, datasets)
+
+
+def alone(cohort):
+    return [CLIENTS.dataset(k) for k in cohort]
+
+
+@functools.cache
+def one_dataset_each(rule):
+    return run_round(plain(rule), alone(EVERYONE))
+
+
+@pytest.mark.parametrize("rule", rules.RULES)
+@every_most
+def test_same_round_as_with_one_dataset_a_client(rule, most):
+    output, wanted = run_round(plain(rule), CLIENTS.shards(EVERYONE, most)), one_dataset_each(rule)
+    assert_same(output.state, wanted.state, rtol=1e-5)
+    assert_same(output.metrics, wanted.metrics, rtol=1e-5)
+    report = output.metrics["clients"]
+    assert report["client"].tolist() == [0, 1, 2, 3] and report["num_examples"].tolist() == list(SIZES)
+    assert_same(report["kl"], wanted.metrics["clients"]["kl"])
+
+
+@pytest.mark.parametrize(
+    "shares", [[(3, 2, 1, 0)], [(1, 3), (2, 0)], [(2,), (3, 0, 1)]], ids=lambda shares: str(len(shares[0]))
+)
+def test_which_clients_lie_together_does_not_matter(shares):
+    output = run_round(plain(), [CLIENTS.dataset(*share) for share in shares])
+    wanted = one_dataset_each("naive_weighted_average")
+    assert_same(output.state, wanted.state, rtol=1e-5)
+    assert_same(output.metrics, wanted.metrics, rtol=1e-5)
+
+
+def test_a_part_of_the_clients():
+    output, wanted = run_round(plain(), CLIENTS.shards((3, 1), 1)), run_round(plain(), alone((3, 1)))
+    assert_same(output, wanted, rtol=1e-6)
+    assert output.metrics["clients"]["client"].tolist() == [1, 3]
+    assert output.metrics["num_clients"] == 2
+
+
+@pytest.mark.parametrize(
+    ("what", "fault", "rule"),
+    [
+        ("NaN mean", "not finite", "naive_weighted_average"),
+        ("NaN mean", "not finite", "distributed_weight_consolidation"),
+        ("NaN mean", "not finite", "weighted_conflation"),
+        ("infinite point", "not finite", "naive_weighted_average"),
+        ("no variance", "variance zero or below", "weighted_conflation"),
+        ("negative variance", "variance zero or below", "distributed_weight_consolidation"),
+    ],
+)
+def test_a_faulty_client_is_left_out_alone(what, fault, rule):
+    """In a shard with all others, first, last and between them; and in one with client 0."""
+    process, without = build(spoil(what), rule=rule, seed=7), run_round(plain(rule), alone((0, 2, 3)))
+    for shares in ([(1, 0, 2, 3)], [(0, 1, 3, 2)], [(3, 2, 0, 1)], [(0, 1), (2, 3)], [(1,), (3, 0, 2)]):
+        spoiled = run_round(process, [CLIENTS.dataset(*share) for share in shares])
+        assert_same(spoiled.state.weights, without.state.weights, rtol=1e-5)
+        report = spoiled.metrics["clients"]
+        assert [FAULTS[code] for code in report["fault"]] == ["", fault, "", ""]
+        assert (spoiled.metrics["num_faulty"], spoiled.metrics["num_clients"]) == (1, 4)
+        kept = ["kept_weights"] if "kept_weights" in without.metrics else []
+        for name in ("nll", "kl", "elbo", "num_examples", *kept):
+            np.testing.assert_allclose(spoiled.metrics[name], without.metrics[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
+def test_a_client_without_a_proper_weight_is_left_out_alone(weight):
+    def weigh(local, anchor, num_examples):
+        return tf.where(tf.equal(num_examples, 1), np.float32(weight), tf.cast(num_examples, tf.float32))
+
+    output = run_round(build(weigh=weigh, seed=7), CLIENTS.shards(EVERYONE, 1))
+    assert [FAULTS[code] for code in output.metrics["clients"]["fault"]] == ["", "weight not above zero", "", ""]
+    assert_same(output.state.weights, run_round(plain(), alone((0, 2, 3))).state.weights, rtol=1e-5)
+
+
+def test_a_shard_of_faulty_clients_alone_changes_nothing():
+    def work(message, examples, seed):
+        result = shift(message, examples, seed)
+        bad = examples.client[0] < 2
+        return result._replace(
+            weights=tf.nest.map_structure(lambda x: tf.where(bad, np.float32(np.nan), x), result.weights)
+        )
+
+    process = build(work, seed=7)
+    output = run_round(process, [CLIENTS.dataset(0, 1), CLIENTS.dataset(3, 2)])
+    assert_same(output.state.weights, run_round(plain(), alone((2, 3))).state.weights, rtol=1e-6)
+    assert output.metrics["num_faulty"] == 2
+    state = process.initialize()
+    assert_same(run_round(process, [CLIENTS.dataset(0, 1)], state).state.weights, state.weights)
+
+
+def test_each_client_keeps_its_own_seed():
+    def work(message, examples, seed):
+        result = shift(message, examples, seed)
+        return result._replace(metrics=TrainingMetrics(*tf.unstack(tf.random.stateless_uniform([3], seed))))
+
+    process = build(work, seed=7)
+    wanted = run_round(process, alone(EVERYONE)).metrics["clients"]
+    assert len(set(wanted["nll"])) == 4
+    for most in (1, 2):
+        report = run_round(process, CLIENTS.shards(EVERYONE, most)).metrics["clients"]
+        assert_same([report[name] for name in ("nll", "kl", "elbo")], [wanted[name] for name in ("nll", "kl", "elbo")])
+
+
+def test_client_work_is_built_once_and_its_variables_pass_on_from_client_to_client():
+    """Work with a state shows that the clients of a shard run one after another, in the dataset's order."""
+
+    def build_work():
+        count = tf.Variable(0.0)
+
+        def work(message, examples, seed):
+            result = shift(message, examples, seed)
+            return result._replace(metrics=TrainingMetrics(count.assign_add(1.0), tf.constant(0.0), tf.constant(0.0)))
+
+        return work
+
+    process = build(client_work=build_work)
+    output = run_round(process, [CLIENTS.dataset(2, 0), CLIENTS.dataset(3, 1)])
+    assert output.metrics["clients"]["nll"].tolist() == [2, 2, 1, 1]
+    assert run_round(process, alone(EVERYONE)).metrics["clients"]["nll"].tolist() == [1, 1, 1, 1]
+
+
+def normalised():
+    inputs = tf.keras.Input((8, 8, 1))
+    x = DenseFlipout(6, activation="relu", initial_stddev=0.05)(tf.keras.layers.Flatten()(inputs))
+    return tf.keras.Model(inputs, tf.keras.layers.Dense(10)(tf.keras.layers.BatchNormalization()(x)))
+
+
+def test_training_starts_from_the_server_for_every_client_of_a_shard():
+    """Weights, BatchNorm's statistics and Adam's state; two rounds, so that the state is not the first."""
+    process = algorithms.variational(normalised, rules.log_linear_pool(), batch_size=8, learning_rate=0.01)
+    clients = Clients(load("digits"), [np.arange(0, 30), np.arange(30, 42), np.arange(42, 60)])
+    state = run_round(process, [clients.dataset(k) for k in range(3)]).state
+    wanted = run_round(process, [clients.dataset(k) for k in range(3)], state)
+    for most in (1, 2):
+        output = run_round(process, clients.shards(range(3), most), state)
+        assert_same(output.state, wanted.state, rtol=1e-5, atol=1e-7)
+        assert_same(output.metrics, wanted.metrics, rtol=1e-5)
+    (before,), (after,) = state.weights.moments.mean, wanted.state.weights.moments.mean
+    assert np.abs(after - before).max() > 1e-3
+
+
+def test_server_step_sees_one_sum():
+    step = servers.ServerStep(lambda weights: tf.constant(0), lambda count, weights, pooled: (count + 1, pooled))
+    process = build(step=step, seed=7)
+    for most in (1, 4):
+        assert run_round(process, CLIENTS.shards(EVERYONE, most)).state.step == 1
