@@ -272,3 +272,16 @@ def test_optimizer_starts_anew_each_time():
     message, data = ServerMessage(get_weights(mlp(kind="deterministic")()), tf.constant(0)), table(6)
     first, second = (work(message, data, tf.constant([1, 2])) for _ in range(2))
     assert_same(first, second)
+
+
+def test_constraints_of_point_weights_hold():
+    """A rate of 5 would take some of the kernel's ones far below zero."""
+
+    def model_fn():
+        inputs = tf.keras.Input((3,))
+        constrained = tf.keras.layers.Dense(2, kernel_constraint="non_neg", kernel_initializer="ones")
+        return tf.keras.Model(inputs, constrained(inputs))
+
+    kernel, bias = run(model_fn, table(20), optimizer_fn=SGD, learning_rate=5.0, local_epochs=5).weights.point
+    assert np.min(kernel) == 0 and np.max(kernel) > 0
+    assert np.min(bias) < 0

@@ -78,9 +78,9 @@ def test_a_part_of_the_clients():
     ],
 )
 def test_a_faulty_client_is_left_out_alone(what, fault, rule):
-    """In a shard with all others, first, last and between them; and in one with client 0."""
+    """First and last in a shard of all, and in one with client 0."""
     process, without = build(spoil(what), rule=rule, seed=7), run_round(plain(rule), alone((0, 2, 3)))
-    for shares in ([(1, 0, 2, 3)], [(0, 1, 3, 2)], [(3, 2, 0, 1)], [(0, 1), (2, 3)], [(1,), (3, 0, 2)]):
+    for shares in ([(1, 0, 2, 3)], [(3, 2, 0, 1)], [(0, 1), (2, 3)]):
         spoiled = run_round(process, [CLIENTS.dataset(*share) for share in shares])
         assert_same(spoiled.state.weights, without.state.weights, rtol=1e-5)
         report = spoiled.metrics["clients"]

@@ -123,7 +123,7 @@ def test_examples_are_uncorrelated_but_share_their_draw(case):
     """Products of two copies' noise have mean 0, its magnitudes are equal: 5 standard errors, below 1e-3 in all."""
     build, example, _ = CASES[case]
     layer = build()
-    noise = flat(layer_draws(layer, copies(example)[:2], 5000) - run(layer, copies(example)[:1], "mean"))
+    noise = flat(layer_draws(layer, copies(example)[:2], 4000) - run(layer, copies(example)[:1], "mean"))
     first, second = noise[:, 0], noise[:, 1]
     assert_within_errors(first[:, :, None] * second[:, None, :], 0)
     np.testing.assert_allclose(np.abs(first), np.abs(second), atol=1e-5)
@@ -134,7 +134,7 @@ def test_examples_are_uncorrelated_but_share_their_draw(case):
 @pytest.mark.statistical
 @pytest.mark.parametrize("case", ["convolution", "dense"])
 def test_same_distribution_as_the_general_way(case):
-    """A second channel of zeros takes the general way; 8 x 2,000 draws each, 5 standard errors: below 1e-3 in all."""
+    """A second channel of zeros takes the general way; 8 x 1,500 draws each, 5 standard errors: below 1e-3 in all."""
     build, example, _ = CASES[case]
     one = build()
     two = dense(3, 2) if case == "dense" else convolution(3, 2)
@@ -142,14 +142,14 @@ def test_same_distribution_as_the_general_way(case):
         other.assign(tf.concat([mine, other[..., 1:, :]], -2))
     two.bias.assign(one.bias)
     padded = np.concatenate([example, np.zeros_like(example)], -1)
-    a, b = (flat(layer_draws(layer, copies(x), 2000)) for layer, x in ((one, example), (two, padded)))
+    a, b = (flat(layer_draws(layer, copies(x), 1500)) for layer, x in ((one, example), (two, padded)))
     assert_same_moments(a, b)
 
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("case", ["convolution", "dense"])
 def test_same_distribution_as_tensorflow_probability(case):
-    """Means and covariances of 8 x 2,000 draws each, 5 standard errors of the difference: below 1e-3 in all."""
+    """Means and covariances of 8 x 1,500 draws each, 5 standard errors of the difference: below 1e-3 in all."""
     build, example, _ = CASES[case]
     ours = build()
 
@@ -168,8 +168,8 @@ def test_same_distribution_as_tensorflow_probability(case):
     theirs = make(3, **options) if case == "dense" else make(3, ours.kernel_size, **options)
     tf.random.set_seed(3)
     theirs(copies(example))
-    a = flat(layer_draws(ours, copies(example), 2000))
-    b = flat(draws(lambda x, seed: theirs(x), tf.constant(copies(example)), 2000))
+    a = flat(layer_draws(ours, copies(example), 1500))
+    b = flat(draws(lambda x, seed: theirs(x), tf.constant(copies(example)), 1500))
     assert_same_moments(a, b)
     assert a.std((0, 1)).min() > 0.1  # there is something to compare
 
@@ -234,6 +234,7 @@ def test_gradients_against_central_differences(case):
 @every_case
 @every_bias
 def test_unknown_batch_size(case, use_bias):
+    """In a graph: there oneDNN fuses a padded bias into a "valid" convolution, which ends the process (TF 2.14)."""
     layer, shape = CASES[case][0](use_bias=use_bias), CASES[case][1].shape
     function = tf.function(lambda x: run_symbolic(layer, x), input_signature=[tf.TensorSpec([None, *shape])])
     known = layer(np.zeros([1, *shape], np.float32)).shape[1:]

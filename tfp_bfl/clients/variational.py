@@ -116,6 +116,11 @@ def _resettable(
 
     with tf.variable_creator_scope(remember):
         optimizer = optimizer_fn()
+        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            raise InvalidArgument(
+                f"optimizer_fn gives a {type(optimizer).__module__}.{type(optimizer).__name__}: it must give an optimizer "
+                "of tf.keras.optimizers, not one of its legacy module."
+            )
         optimizer.build(variables)
     if isinstance(optimizer, tf.keras.optimizers.Adafactor) or optimizer.clipnorm:
         raise InvalidArgument(

@@ -109,15 +109,18 @@ class Clients:
             kept.append(part if few else part[np.sort(rng.choice(len(part), most, replace=False))])
         return Clients(self.source, kept)
 
+    def _checked(self, k: int) -> int:
+        if not 0 <= k < self.num_clients:
+            raise InvalidArgument(f"There is no client {k}: clients are numbered 0 to {self.num_clients - 1}.")
+        return k
+
     def examples(self, k: int) -> ClientExamples:
         """Returns the examples of client k as arrays.
 
         Raises:
           InvalidArgument: there is no client k.
         """
-        if not 0 <= k < self.num_clients:
-            raise InvalidArgument(f"There is no client {k}: clients are numbered 0 to {self.num_clients - 1}.")
-        part = self.indices[k]
+        part = self.indices[self._checked(k)]
         client = np.full(len(part), k, np.int32)
         return ClientExamples(client, self.source.features[part], self.source.labels[part])
 
@@ -145,7 +148,9 @@ class Clients:
         Raises:
           InvalidArgument: there is no such client, none is chosen, or `most` is below 1.
         """
-        chosen = [int(k) for k in chosen]
+        chosen = [self._checked(int(k)) for k in chosen]
+        if not chosen:
+            raise InvalidArgument("shards needs at least one client.")
         parts: list[list[int]] = [[] for _ in range(min(check_count(most, "most"), len(chosen)))]
         loads = [0] * len(parts)
         # The largest first, each to the least loaded.

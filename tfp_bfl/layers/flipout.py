@@ -165,7 +165,9 @@ class _Flipout(tf.keras.layers.Layer):
         """
         _, sign_out = _signs(inputs, 0, self.units, seed)
         kernels = tf.concat([tf.convert_to_tensor(self.kernel_mean, inputs.dtype), kernel_noise], -1)
-        bias = None if self._bias_mean is None else tf.pad(tf.convert_to_tensor(self.bias), [[0, self.units]])
+        bias = None
+        if self.use_bias:  # Not by tf.pad: oneDNN takes it for the convolution's padding, and ends the process.
+            bias = tf.concat([tf.convert_to_tensor(self.bias), tf.zeros([self.units], inputs.dtype)], 0)
         both = _plus(self._linear(inputs, kernels), bias)
         sign_out = tf.reshape(sign_out, [-1, self.units])
         one = tf.eye(self.units, batch_shape=[tf.shape(inputs)[0]], dtype=inputs.dtype)

@@ -32,7 +32,7 @@ class FlatWeights:
     model's own follow with `update_model`. BatchNorm's statistics stay in the model.
 
     Attributes:
-      values: means [D], then point weights [P]: [D + P].
+      values: means [D], then point weights [P]: [D + P]; the constraints of the model's variables hold here too.
       log_stddev: log s [D]; a constraint keeps s at or above its floor.
       leaves: the model's variables in which a step takes its gradient, in the order of `values`.
     """
@@ -45,18 +45,25 @@ class FlatWeights:
         self._sizes = [v.shape.num_elements() for v in self.leaves]
         self._num_means = sum(self._sizes[: len(variational)])
         self._floor = _concat([tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational])
-        self.values = tf.Variable(lambda: tf.zeros([sum(self._sizes)]))
+        constrained = any(v.constraint for v in self.leaves)
+        self.values = tf.Variable(
+            lambda: tf.zeros([sum(self._sizes)]), constraint=self._constrained if constrained else None
+        )
         self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._above_floor)
         mean, variance = (_concat(part) for part in prior(model))
         padding = [[0, sum(self._sizes) - self._num_means]]
         # Point weights have the flat prior: precision 0.
         self._prior_mean, self._prior_precision = tf.pad(mean, padding), tf.pad(1 / variance, padding)
-        self._constant = 0.5 * tf.reduce_sum(tf.math.log(variance) - 1)
+        self._prior_log_stddev = 0.5 * tf.math.log(variance)
 
     @property
     def variables(self) -> list[tf.Variable]:
         """What an optimizer steps: `values`, and `log_stddev` if there is any."""
         return [self.values, self.log_stddev] if self._means else [self.values]
+
+    def _constrained(self, values: tf.Tensor) -> tf.Tensor:
+        parts = zip(self.leaves, self._shaped(values, self.leaves))
+        return self.flatten([v.constraint(part) if v.constraint else part for v, part in parts])
 
     def _above_floor(self, log_stddev: tf.Tensor) -> tf.Tensor:
         return tf.maximum(log_stddev, self._floor)
@@ -101,9 +108,10 @@ class FlatWeights:
         """
         shift = self.values - self._prior_mean
         in_values = shift * self._prior_precision
-        ratio = tf.square(stddev) * self._prior_precision[: self._num_means]
-        kl = 0.5 * (tf.reduce_sum(ratio) + tf.tensordot(shift, in_values, 1)) - tf.reduce_sum(self.log_stddev)
-        return kl + self._constant, in_values, ratio - 1
+        in_log_stddev = tf.square(stddev) * self._prior_precision[: self._num_means] - 1
+        # Summed weight by weight: the sums of its terms are large, and cancel near the prior.
+        kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - self._prior_log_stddev))
+        return kl + 0.5 * tf.tensordot(shift, in_values, 1), in_values, in_log_stddev
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
         """Tensors shaped like `leaves` as one vector."""

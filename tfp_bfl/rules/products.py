@@ -100,9 +100,10 @@ def distributed_weight_consolidation() -> Rule:
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Consolidation:
         del weight
-        # Differences first, so that float32 keeps their digits; (u - v) / v / u is 1 / v - 1 / u without its cancellation.
+        # Differences first, so that float32 keeps their digits: (u - v) / v / u is 1 / v - 1 / u without cancellation.
         gain = each(lambda v, u: double((u - v) / v / u), local.variance, anchor.variance)
-        return _Consolidation(gain, each(lambda m, a, v: double((m - a) / v), local.mean, anchor.mean, local.variance))
+        shift = each(lambda m, a, v: double((m - a) / v), local.mean, anchor.mean, local.variance)
+        return _Consolidation(gain, shift)
 
     def precision_of(total: _Consolidation, anchor: MeanField) -> Any:
         return each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
