@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 CLIENTS, WEIGHTS, SAMPLES, WORKERS = (10, 30, 100, 300, 1000), (1e5, 3e5, 1e6, 3e6, 1e7), (1, 3, 10, 30, 100), (1, 2)
 
 
-def rounds(process, clients, workers=1, number=4):
+def rounds(process, clients, workers=1, number=3):
     """Median seconds of a round, the first left out, and the workers' peak memory in MB."""
     with bfl.federated.local_workers(workers) as runtime:
         result = bfl.simulate(process, clients, rounds=number, runtime=runtime)

@@ -43,7 +43,7 @@ SETTINGS = (
     ("lenet", 1000, 32, 4, 1, (OURS, PFL, PFL_2)),
     ("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF)),
     ("resnet20", 10, 640, 2, 1, (OURS, FLOWER_REUSED, FLOWER)),
-    ("resnet20", 10, 32, 6, 2, (OURS, PFL, PFL_2, HALF)),
+    ("resnet20", 10, 32, 5, 1, (OURS, PFL, PFL_2)),
 )
 # ratio of (ours, a reference): goal
 GOALS = {
@@ -95,14 +95,18 @@ def run(arguments: list[str]) -> list[dict]:
 
 def save_clients(folder: str, model: str, num_clients: int, examples: int) -> pathlib.Path:
     """The same clients as ours in a file that the peers read."""
-    parts = [make_clients(model, num_clients, examples).examples(k) for k in range(num_clients)]
+    clients = make_clients(model, num_clients, examples)
+    parts = [clients.examples(k) for k in range(num_clients)]
     path = pathlib.Path(folder) / f"{model}-{num_clients}-{examples}.npz"
     np.savez(path, features=np.stack([p.features for p in parts]), labels=np.stack([p.labels for p in parts]))
     return path
 
 
-def measure(log) -> list[tuple[tuple, str, list[dict]]]:
-    """For each setting and side the lines of its repetitions."""
+def measure(log, known: list[dict]) -> list[tuple]:
+    """For each setting and side: the setting, the side, the lines of its repetitions, and those of the first side.
+
+    `known` are lines of an interrupted run, in its order, which are not measured again.
+    """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for model, num_clients, examples, rounds, repetitions, sides in SETTINGS:
@@ -111,7 +115,10 @@ def measure(log) -> list[tuple[tuple, str, list[dict]]]:
             for _ in range(repetitions):
                 for side in sides:  # in turn
                     started = time.perf_counter()
-                    (line,) = run(command(side, model, num_clients, examples, rounds, data))
+                    if known:
+                        line = known.pop(0)
+                    else:
+                        (line,) = run(command(side, model, num_clients, examples, rounds, data))
                     lines[side].append(line)
                     log.write(json.dumps({"side": side, **line}) + "\n")
                     log.flush()
@@ -164,13 +171,16 @@ def spread(line: dict) -> str:
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-def main():
+@click.option("--resume", is_flag=True, help="Go on after the last line that an interrupted run has left.")
+def main(resume):
     RESULTS.mkdir(exist_ok=True)
+    left = RESULTS / "table.jsonl"
+    known = [json.loads(line) for line in left.read_text().splitlines()] if resume and left.exists() else []
     started = time.perf_counter()
     for peer in ("pfl", "flower"):
         interpreter(peer)
-    with open(RESULTS / "table.jsonl", "w", encoding="utf-8") as log:
-        rows = measure(log)
+    with open(left, "w", encoding="utf-8") as log:
+        rows = measure(log, known)
         pairs = run([sys.executable, str(HERE / "ratios.py")])
         log.writelines(json.dumps(line) + "\n" for line in pairs)
     peers = {line["peer"].split(",")[0]: line["version"] for _, _, lines, _ in rows for line in lines[:1]}
@@ -182,7 +192,7 @@ def main():
         f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Python {platform.python_version()}; {versions}; "
         f"peers: {others}.",
         "The sides ran in turn, each in a process of its own; the first round of each is left out. "
-        f"Written in {(time.perf_counter() - started) / 60:.0f} minutes by `python benchmarks/table.py`.",
+        + ("In several sittings." if resume else f"{(time.perf_counter() - started) / 60:.0f} minutes in all."),
         "",
         *table_of_rounds(rows),
         "",

@@ -7,6 +7,7 @@ import tensorflow_probability as tfp
 
 from tfp_bfl import clients, models
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout
 from tfp_bfl.models import ServerMessage, get_weights
 from tfp_bfl.posterior import kl_divergence
@@ -285,3 +286,8 @@ def test_constraints_of_point_weights_hold():
     kernel, bias = run(model_fn, table(20), optimizer_fn=SGD, learning_rate=5.0, local_epochs=5).weights.point
     assert np.min(kernel) == 0 and np.max(kernel) > 0
     assert np.min(bias) < 0
+
+
+def test_legacy_optimizers_are_named():
+    with pytest.raises(InvalidArgument, match=r"legacy\.adam\.Adam.*not of its legacy module"):
+        clients.variational(mlp(), optimizer_fn=tf.keras.optimizers.legacy.Adam)()

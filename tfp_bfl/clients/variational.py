@@ -118,8 +118,8 @@ def _resettable(
         optimizer = optimizer_fn()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
             raise InvalidArgument(
-                f"optimizer_fn gives a {type(optimizer).__module__}.{type(optimizer).__name__}: it must give an optimizer "
-                "of tf.keras.optimizers, not one of its legacy module."
+                f"optimizer_fn gives {type(optimizer)}, but must give an optimizer of tf.keras.optimizers, and not of "
+                "its legacy module."
             )
         optimizer.build(variables)
     if isinstance(optimizer, tf.keras.optimizers.Adafactor) or optimizer.clipnorm:
