@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py
 
-Writes docs/images/growth.png and benchmarks/results/growth.json. About 10 minutes; nothing else should run meanwhile.
+Writes docs/images/growth.png and benchmarks/results/growth.json. About 2 minutes; nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rounds(process, clients, workers=1, number=3):
 
 
 def by_clients():
-    """LeNet, one batch a client. Memory once with each size's own data, once less those data."""
+    """LeNet, one batch a client."""
     result = []
     for number in CLIENTS:
         clients = make_clients("lenet", number, 32)

@@ -3,8 +3,8 @@
     python benchmarks/table.py
 
 Makes a virtual environment for each peer under benchmarks/.peers on first use, runs the sides in turn, each in a
-process of its own, and writes benchmarks/results/table.md and table.jsonl. Under 30 minutes; nothing else should run
-meanwhile.
+process of its own, and writes benchmarks/results/table.md and table.jsonl. Half an hour, by the sum of
+its parts; nothing else should run meanwhile.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def test_client_work_gets_the_round_and_a_seed_of_its_own():
     assert run_round(process, (3,)).metrics["clients"]["kl"][0] == first.metrics["clients"]["kl"][3]
 
 
-@pytest.mark.parametrize(
+each_fault = pytest.mark.parametrize(
     ("what", "fault", "rule"),
     [
         ("NaN mean", "not finite", "naive_weighted_average"),
@@ -207,6 +207,9 @@ def test_client_work_gets_the_round_and_a_seed_of_its_own():
         ("negative variance", "variance zero or below", "distributed_weight_consolidation"),
     ],
 )
+
+
+@each_fault
 def test_a_faulty_client_is_left_out(what, fault, rule):
     spoiled = run_round(build(spoil(what), rule=rule))
     without = run_round(plain(rule), (0, 2, 3))

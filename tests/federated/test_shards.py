@@ -12,7 +12,7 @@ from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.layers import DenseFlipout
 from tfp_bfl.models import TrainingMetrics
 
-from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, plain, shift, spoil
+from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, each_fault, plain, shift, spoil
 
 pytest.importorskip("tensorflow_federated")
 
@@ -66,17 +66,7 @@ def test_a_part_of_the_clients():
     assert output.metrics["num_clients"] == 2
 
 
-@pytest.mark.parametrize(
-    ("what", "fault", "rule"),
-    [
-        ("NaN mean", "not finite", "naive_weighted_average"),
-        ("NaN mean", "not finite", "distributed_weight_consolidation"),
-        ("NaN mean", "not finite", "weighted_conflation"),
-        ("infinite point", "not finite", "naive_weighted_average"),
-        ("no variance", "variance zero or below", "weighted_conflation"),
-        ("negative variance", "variance zero or below", "distributed_weight_consolidation"),
-    ],
-)
+@each_fault
 def test_a_faulty_client_is_left_out_alone(what, fault, rule):
     """First and last in a shard of all, and in one with client 0."""
     process, without = build(spoil(what), rule=rule, seed=7), run_round(plain(rule), alone((0, 2, 3)))

@@ -57,6 +57,13 @@ def assert_same(actual, wanted, rtol=1e-6, atol=0.0):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
+def assert_expected(pooled, name, inputs):
+    """Against the equations in float64."""
+    mean, variance = expected(name, *inputs)
+    np.testing.assert_allclose(pooled.variance, variance, rtol=1e-5)
+    np.testing.assert_allclose(pooled.mean, mean, rtol=1e-5, atol=1e-5)
+
+
 @every_rule
 @pytest.mark.parametrize("num_clients", [1, 5])
 def test_same_as_uncompiled(monkeypatch, name, num_clients):
@@ -105,9 +112,7 @@ def test_calls_of_other_shapes_weights_and_rules_do_not_mix(compiled):
         for size, seed in ((50, 0), (3, 1), (50, 2)):
             inputs = random_case(3, size=size, seed=seed, dtype=np.float32)
             pooled = rules.aggregate(rules.RULES[name](), *inputs)
-            mean, variance = expected(name, *inputs)
-            np.testing.assert_allclose(pooled.variance, variance, rtol=1e-5)
-            np.testing.assert_allclose(pooled.mean, mean, rtol=1e-5, atol=1e-5)
+            assert_expected(pooled, name, inputs)
 
 
 def test_anchor_counts_where_the_equation_has_it(compiled):
@@ -145,9 +150,7 @@ def test_by_default_small_stacks_are_not_compiled():
 def test_many_clients_give_the_same(compiled, name):
     inputs = random_case(MODULE.COMPILED_CLIENTS + 1, dtype=np.float32)
     pooled = rules.aggregate(rules.RULES[name](), *inputs)
-    mean, variance = expected(name, *inputs)
-    np.testing.assert_allclose(pooled.variance, variance, rtol=1e-5)
-    np.testing.assert_allclose(pooled.mean, mean, rtol=1e-5, atol=1e-5)
+    assert_expected(pooled, name, inputs)
 
 
 def test_inside_a_function_nothing_is_compiled_apart(compiled):

@@ -134,8 +134,7 @@ class Clients:
         """
         if not chosen:
             raise InvalidArgument("A dataset needs at least one client.")
-        # Element by element from one array each: the datasets of any clients have one type, and TFF sends one whole
-        # array faster than many.
+        # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.
         examples = ClientExamples(*map(np.concatenate, zip(*map(self.examples, chosen))))
         ends = np.cumsum([len(self.indices[k]) for k in chosen])
         starts = np.concatenate([[0], ends[:-1]])

@@ -37,7 +37,7 @@ class Blocks:
       initial_stddev: of every variational weight before training. Means start as He et al. 2015.
       min_stddev: the floor of every standard deviation.
       kl_weight: factor of the KL in Keras' own losses (`fit`); 1 / N there, N the training examples.
-      precision: "float32", "bfloat16_noise" or "bfloat16"; the latter two are faster where the processor has bfloat16.
+      precision: "float32", "bfloat16_noise" or "bfloat16"; what the latter two gain: docs/speed.md.
       seed: of the initial weights.
     """
 
