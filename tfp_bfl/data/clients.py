@@ -135,11 +135,12 @@ class Clients:
         if not chosen:
             raise InvalidArgument("A dataset needs at least one client.")
         # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.
-        examples = ClientExamples(*map(np.concatenate, zip(*map(self.examples, chosen))))
+        # Tensors that the mapped function captures: constants within it would be held several times over.
+        examples = [tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))]
         ends = np.cumsum([len(self.indices[k]) for k in chosen])
         starts = np.concatenate([[0], ends[:-1]])
         bounds = tf.data.Dataset.from_tensor_slices((starts, ends))
-        return bounds.map(lambda start, end: ClientExamples(*(tf.convert_to_tensor(x)[start:end] for x in examples)))
+        return bounds.map(lambda start, end: ClientExamples(*(x[start:end] for x in examples)))
 
     def shards(self, chosen: Iterable[int], most: int) -> list[tf.data.Dataset]:
         """Shares the chosen clients out over at most `most` datasets with about the same number of examples.

@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from types import ModuleType
 from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.errors import InvalidArgument, WorkerError, check_count
 from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.executor import create_stub, executor_type
 from tfp_bfl.federated.workers import Worker, is_ready, open_channel
 
 _RELEASE_SECONDS = 5.0
@@ -41,6 +40,7 @@ class RemoteWorker:
 
 
 AnyWorker = Union[Worker, RemoteWorker]
+Executors = weakref.WeakSet[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ def local_workers(
       num_workers: how many processes.
       max_concurrent_calls: how many clients each worker computes at once; None for this process's cores,
         shared among the workers. More is no faster, and holds more memory.
-      intra_op_threads: a worker's threads within an operation. None for 1 where it computes several clients
-        at once (small operations run faster on one core each), else for TensorFlow's choice.
+      intra_op_threads: a worker's threads within an operation. None for the cores' share of each client where
+        several are computed at once (small operations run faster on one core each), else for TensorFlow's choice.
       inter_op_threads: a worker's threads across operations. None for `max_concurrent_calls`, likewise.
       startup_seconds: how long each worker may take to answer.
 
@@ -96,22 +96,25 @@ def local_workers(
     for name, value in counts.items():
         if value is not None:
             check_count(value, name)
+    cores = len(os.sched_getaffinity(0))
     if max_concurrent_calls is None:
-        max_concurrent_calls = max(1, len(os.sched_getaffinity(0)) // num_workers)
-    if max_concurrent_calls > 1:
+        max_concurrent_calls = max(1, cores // num_workers)
+    at_once = num_workers * max_concurrent_calls
+    if at_once > 1:
         # The environment is the user's way to set what the arguments leave open: it passes to the worker.
         if intra_op_threads is None and "TF_NUM_INTRAOP_THREADS" not in os.environ:
-            intra_op_threads = 1
+            intra_op_threads = max(1, cores // at_once)
         if inter_op_threads is None and "TF_NUM_INTEROP_THREADS" not in os.environ:
             inter_op_threads = max_concurrent_calls
     with contextlib.ExitStack() as stack:
         workers = []
+        executors: Executors = weakref.WeakSet()
+        stack.callback(_abandon, executors)
         for _ in range(num_workers):
             worker = Worker.start(max_concurrent_calls, intra_op_threads, inter_op_threads, startup_seconds)
             stack.callback(worker.stop)
             workers.append(worker)
-        # Nothing to release: a worker's values end with its process.
-        context, _ = _create_context(workers)
+        context = _create_context(workers, executors)
         with require_tff().framework.get_context_stack().install(context):
             yield Runtime(context, tuple(workers), num_workers * max_concurrent_calls)
 
@@ -149,16 +152,16 @@ def remote_workers(
             workers.append(worker)
         for worker in workers:
             worker.check()
-        context, release = _create_context(workers)
-        stack.callback(release)
+        executors: Executors = weakref.WeakSet()
+        context = _create_context(workers, executors)
+        stack.callback(_release, executors)
         with require_tff().framework.get_context_stack().install(context):
             yield Runtime(context, tuple(workers), len(workers) * max_concurrent_calls)
 
 
-def _create_context(workers: Sequence[AnyWorker]) -> tuple[Any, Callable[[], None]]:
-    """Returns a synchronous context over workers, and a function that frees what they hold for it."""
+def _create_context(workers: Sequence[AnyWorker], executors: Executors) -> Any:
+    """Returns a synchronous context over workers; adds what holds values there to `executors`."""
     tff = require_tff()
-    executors: weakref.WeakSet[Any] = weakref.WeakSet()
     contexts = [_create_async_context(worker, executors) for worker in workers]
 
     class AsyncContext(tff.framework.AsyncContext):  # type: ignore[name-defined,misc]
@@ -194,47 +197,35 @@ def _create_context(workers: Sequence[AnyWorker]) -> tuple[Any, Callable[[], Non
         [AsyncContext(context, failures) for context in contexts], compiler_fn=_compile_mergeable
     )
 
-    def release() -> None:
-        # On a thread: a worker that still computes answers late, or a dead one never.
-        thread = threading.Thread(target=lambda: [e.close() for e in list(executors)], daemon=True)
-        thread.start()
-        thread.join(_RELEASE_SECONDS)
-
-    return Context(), release
+    return Context()
 
 
-def _create_async_context(worker: AnyWorker, executors: "weakref.WeakSet[Any]") -> Any:
+def _abandon(executors: Executors) -> None:
+    for executor in executors:
+        executor.abandon()
+
+
+def _release(executors: Executors) -> None:
+    """Frees what workers hold that go on. On a thread: one that computes answers late, a dead one never."""
+    thread = threading.Thread(target=lambda: [e.close() for e in list(executors)], daemon=True)
+    thread.start()
+    thread.join(_RELEASE_SECONDS)
+
+
+def _create_async_context(worker: AnyWorker, executors: Executors) -> Any:
     """Returns TFF's asynchronous context over one worker; adds the executors that it makes to `executors`."""
     tff = require_tff()
-    from tensorflow_federated.proto.v0 import executor_pb2_grpc
     from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
 
-    # TFF's own stub watches the channel from a thread, which fails loudly once the channel closes.
-    calls = executor_pb2_grpc.ExecutorGroupStub(worker.channel)
-    stub_type = type(
-        "Stub",
-        (tff.framework.RemoteExecutorStub,),
-        {
-            "get_executor": staticmethod(functools.partial(_call, tff, calls.GetExecutor)),
-            "create_value": staticmethod(functools.partial(_call, tff, calls.CreateValue)),
-            "create_struct": staticmethod(functools.partial(_call, tff, calls.CreateStruct)),
-            "create_call": staticmethod(functools.partial(_call, tff, calls.CreateCall)),
-            "create_selection": staticmethod(functools.partial(_call, tff, calls.CreateSelection)),
-            "compute": staticmethod(functools.partial(_call, tff, calls.Compute)),
-            "dispose": staticmethod(functools.partial(_free, calls.Dispose)),
-            "dispose_executor": staticmethod(functools.partial(_free, calls.DisposeExecutor)),
-            "is_ready": True,  # TFF asks this only of workers that it starts itself.
-        },
-    )
-    stub = stub_type()
+    stub = create_stub(worker.channel)
 
     def create_executor(cardinalities: dict[Any, int]) -> Any:
         # TFF repeats a call for ever while a worker is unavailable; each attempt comes by here.
         worker.check()
         cardinalities.setdefault(tff.CLIENTS, 0)
-        # TFF frees values in batches of 20: the worker held 2.3 GB instead of 0.3 for cohorts of 1 to 30
-        # clients with 1 MB each.
-        executor = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
+        for other in executors:  # TFF drops executors without closing them, and what they keep would stay.
+            other.forget()
+        executor = executor_type()(stub)
         executor.set_cardinalities(cardinalities)
         executors.add(executor)
         return executor
@@ -282,23 +273,3 @@ def _compile_mergeable(comp: Any) -> Any:
             "This computation can't be split over several workers, because it aggregates more than once; "
             "use one worker, or aggregate everything at once."
         ) from error
-
-
-def _call(tff: ModuleType, call: Callable[[Any], Any], request: Any) -> Any:
-    import grpc
-
-    try:
-        return call(request)
-    except grpc.RpcError as error:
-        if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.FAILED_PRECONDITION):
-            # TFF repeats the call, and `create_executor` ends that if the worker is gone.
-            raise tff.framework.RetryableError(f"{error.code()}: {error.details()}") from error
-        raise
-
-
-def _free(call: Callable[..., Any], request: Any) -> None:
-    import grpc
-
-    # At a worker that is gone, or through a closed channel (ValueError), there is nothing to free.
-    with contextlib.suppress(grpc.RpcError, ValueError):
-        call(request, timeout=_RELEASE_SECONDS)
