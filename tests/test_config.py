@@ -55,6 +55,10 @@ def test_full_record_gives_the_same_config(tmp_path):
         ({"cohort_size": "11"}, "cohort_size is 11"),
         ({"min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
+        ({"weighting": "max_discrepancy", "kind": "deterministic"}, "use kind 'flipout'"),
+        ({"update_prior": True, "kind": "mc_dropout"}, "update_prior makes the posterior the prior"),
+        ({"pretrain_share": "1"}, "pretrain_share is '1'"),
+        ({"learning_rate_decay": "-1"}, "learning_rate_decay is '-1'"),
         ({"ruel": "conflation"}, "no option 'ruel': did you mean 'rule'"),
     ],
 )

@@ -106,3 +106,39 @@ def test_loop_functions_give_positive_finite_float32_scalars(name):
         weight = tf.function(weighting.WEIGHTINGS[name])(local, anchor, tf.constant(7))
         assert weight.dtype == tf.float32 and weight.shape == ()
         assert 0 < float(weight) < np.inf
+
+
+@pytest.mark.parametrize("num_clients", [2, 3, 7])
+def test_max_discrepancy_from_the_farthest(num_clients):
+    stacked = draw(num_clients)
+    every = [client(stacked, k) for k in range(num_clients)]
+    gamma = np.array([1 / max(kl(q, p) for p in every if p is not q) for q in every])
+    weights = weighting.max_discrepancy_weights(stacked, nearest=False)
+    np.testing.assert_allclose(weights, gamma / gamma.sum(), rtol=1e-10)
+    np.testing.assert_array_equal(weighting.max_discrepancy_farthest_weights(stacked), weights)
+
+
+def test_a_stranger_counts_little_by_the_farthest_and_a_pair_of_twins_much_by_the_nearest():
+    # Unit variances, means 0, 1, 3: from the farthest 3, 2 and 3 away: gamma = 2/9, 1/2, 2/9, whose sum is 17/18.
+    stacked = MeanField(np.array([[0.0], [1.0], [3.0]]), np.ones((3, 1)))
+    weights = weighting.max_discrepancy_weights(stacked, nearest=False)
+    np.testing.assert_allclose(weights, [4 / 17, 9 / 17, 4 / 17], rtol=1e-12)
+    twins = MeanField(np.array([[0.0], [0.0], [1.0]]), np.ones((3, 1)))
+    np.testing.assert_allclose(weighting.max_discrepancy_weights(twins), [0.5, 0.5, 0.0], atol=1e-11)
+    # All are equally far from somebody.
+    np.testing.assert_allclose(weighting.max_discrepancy_weights(twins, nearest=False), np.full(3, 1 / 3), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
+def test_stacked_weightings_are_positive_and_serve_any_number_of_clients(name):
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), draw(2, 0, np.float32))
+    weigh = tf.function(weighting.STACKED_WEIGHTINGS[name], input_signature=[spec])
+    for num_clients in (1, 2, 6):
+        stacked = draw(num_clients, num_clients, np.float32)
+        weights = weigh(stacked)
+        assert weights.shape == (num_clients,) and np.all(weights.numpy() > 0)
+        np.testing.assert_allclose(weights, weighting.STACKED_WEIGHTINGS[name](stacked), rtol=1e-9)
+        np.testing.assert_allclose(tf.reduce_sum(weights), 1, rtol=1e-12)
+    one = draw(None, 0, np.float32)
+    same = MeanField(*(tuple(np.repeat(x[None], 3, 0) for x in part) for part in one))
+    np.testing.assert_allclose(weigh(same), np.full(3, 1 / 3), rtol=1e-12)

@@ -85,7 +85,7 @@ def list_choices() -> None:
         ("models", models.MODELS),
         ("kinds", models.KINDS),
         ("rules", rules.RULES),
-        ("weightings", weighting.WEIGHTINGS),
+        ("weightings", weighting.ALL_WEIGHTINGS),
         ("partitions", ["iid", "label_skew:CLASSES", "dirichlet:ALPHA", "lda:ALPHA"]),
     ):
         click.echo(f"{title}: {', '.join(names)}")

@@ -24,7 +24,7 @@ class RunConfig(pydantic.BaseModel):
     model: str = _option("lenet", "lenet, resnet20 or mlp.")
     kind: str = _option("flipout", "deterministic, mc_dropout or flipout.")
     rule: str = _option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.")
-    weighting: str = _option("train_size", "How much each client counts: equal, train_size or distance.")
+    weighting: str = _option("train_size", "How much each client counts: see `tfp-bfl list`.")
     partition: str = _option("dirichlet:0.5", "iid, label_skew:CLASSES, dirichlet:ALPHA or lda:ALPHA.")
     clients: int = _option(10, "Number of clients.", ge=1)
     cohort_size: Optional[int] = _option(None, "Clients drawn each round; all of them if not given.", ge=1)
@@ -32,6 +32,12 @@ class RunConfig(pydantic.BaseModel):
     local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1)
     batch_size: int = _option(32, "Examples in a training step.", ge=1)
     learning_rate: float = _option(1e-3, "Of the clients' Adam.", gt=0, allow_inf_nan=False)
+    learning_rate_decay: float = _option(0.0, "Exponential, a round.", ge=0, allow_inf_nan=False)
+    silent_rounds: int = _option(0, "Rounds before that decay begins.", ge=0)
+    update_prior: bool = _option(False, "After each round the pooled posterior becomes the prior.")
+    pretrain_share: Optional[float] = _option(
+        None, "Share of the data on which the server trains first, until its accuracy stands still.", gt=0, lt=1
+    )
     examples_per_client: Optional[int] = _option(None, "A seeded subset of each client's examples.", ge=1)
     prior_stddev: float = _option(10.0, "Standard deviation of the prior on each weight.", gt=0, allow_inf_nan=False)
     initial_stddev: float = _option(0.003, "Posterior standard deviation before training.", gt=0, allow_inf_nan=False)
@@ -56,7 +62,7 @@ class RunConfig(pydantic.BaseModel):
         lookup(models.MODELS, self.model, "model")
         lookup(models.KINDS, self.kind, "kind of model")
         lookup(rules.RULES, self.rule, "rule")
-        lookup(weighting.WEIGHTINGS, self.weighting, "weighting")
+        lookup(weighting.ALL_WEIGHTINGS, self.weighting, "weighting")
         lookup(PRECISIONS, self.precision, "precision")
         if self.normalization is not None:
             lookup(NORMALIZATIONS, self.normalization, "normalization")
@@ -66,9 +72,13 @@ class RunConfig(pydantic.BaseModel):
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
             )
-        if self.weighting == "distance" and self.kind != "flipout":
+        if self.weighting in weighting.COMPARE_POSTERIORS and self.kind != "flipout":
             raise InvalidArgument(
-                f"Weighting by distance compares posteriors and kind {self.kind!r} has none: use kind 'flipout'."
+                f"Weighting by {self.weighting} compares posteriors, kind {self.kind!r} has none: use kind 'flipout'."
+            )
+        if self.update_prior and self.kind != "flipout":
+            raise InvalidArgument(
+                f"update_prior makes the posterior the prior, and kind {self.kind!r} has none: use kind 'flipout'."
             )
         return self
 

@@ -13,6 +13,8 @@ from tfp_bfl.posterior import MeanField, kl_divergence
 
 # Below this KL (nats) two posteriors count as identical, so that identical clients get equal weight, not infinity.
 _SMALLEST_KL = 1e-12
+# That of a client to others where there are none.
+_LARGEST_KL = 1e300
 
 
 def equal(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
@@ -55,25 +57,48 @@ def distance_weights(stacked: MeanField, anchor: MeanField) -> tf.Tensor:
     return _normalise(1 / tf.maximum(kl, _SMALLEST_KL))
 
 
-def max_discrepancy_weights(stacked: MeanField) -> tf.Tensor:
-    """Weights by maximum discrepancy as printed (eq. 20), normalised: [K].
+def max_discrepancy_weights(stacked: MeanField, nearest: bool = True) -> tf.Tensor:
+    """Weights by maximum discrepancy, normalised: [K].
 
-    gamma_k = max_{j != k} 1 / KL[q_k || q_j],   w_k = gamma_k / sum_j gamma_j: one near neighbour is enough. It sees
-    all posteriors at once: memory clients x weights. A single client has weight 1.
+    gamma_k = max_{j != k} 1 / KL[q_k || q_j]   as printed (eq. 20): one near neighbour is enough
+    gamma_k = 1 / max_{j != k} KL[q_k || q_j]   with nearest=False, as the paper's words have it: a client far from any
+                                                other counts little
+    w_k = gamma_k / sum_j gamma_j
+
+    It sees all posteriors at once: memory clients x weights. A single client has weight 1.
 
     Args:
       stacked: the K clients' posteriors, leaves [K, ...].
+      nearest: which of the two.
     """
     stacked = _double(stacked)
-    num_clients = tf.nest.flatten(stacked.mean)[0].shape[0]
-    if num_clients == 1:
-        return tf.ones([1], tf.float64)
-    gammas = []
-    for k in range(num_clients):
-        others = [j for j in range(num_clients) if j != k]
-        mine, theirs = (tf.nest.map_structure(lambda x, i=i: tf.gather(x, i), stacked) for i in (k, others))
-        gammas.append(tf.reduce_max(1 / tf.maximum(kl_divergence(mine, theirs), _SMALLEST_KL)))
-    return _normalise(tf.stack(gammas))
+    num_clients = tf.shape(tf.nest.flatten(stacked.mean)[0])[0]
+
+    def to_all(k: tf.Tensor) -> tf.Tensor:
+        return kl_divergence(tf.nest.map_structure(lambda x: x[k], stacked), stacked)
+
+    kl = tf.map_fn(to_all, tf.range(num_clients), fn_output_signature=tf.float64)
+    itself = tf.eye(num_clients) > 0
+    if nearest:
+        kl = tf.reduce_min(tf.where(itself, tf.constant(_LARGEST_KL, tf.float64), kl), 1)
+    else:
+        kl = tf.reduce_max(tf.where(itself, tf.zeros([], tf.float64), kl), 1)
+    return _normalise(1 / tf.maximum(kl, _SMALLEST_KL))
+
+
+def max_discrepancy_farthest_weights(stacked: MeanField) -> tf.Tensor:
+    """`max_discrepancy_weights` with nearest=False: [K]."""
+    return max_discrepancy_weights(stacked, nearest=False)
+
+
+# Weights that no client can tell alone: of all posteriors, stacked, to [K].
+STACKED_WEIGHTINGS: dict[str, Callable[[MeanField], tf.Tensor]] = {
+    "max_discrepancy": max_discrepancy_weights,
+    "max_discrepancy_farthest": max_discrepancy_farthest_weights,
+}
+
+ALL_WEIGHTINGS = {**WEIGHTINGS, **STACKED_WEIGHTINGS}
+COMPARE_POSTERIORS = ("distance", *STACKED_WEIGHTINGS)
 
 
 def _double(q: MeanField) -> MeanField:

@@ -28,10 +28,12 @@ def variational(
     Args:
       model_fn: builds a Keras model that returns logits.
       rule: of `tfp_bfl.rules`.
-      weighting: "equal", "train_size" or "distance".
+      weighting: "equal", "train_size", "distance", "max_discrepancy" or "max_discrepancy_farthest"; for the last two
+        the server holds all clients' posteriors at once.
       element_spec: of the clients' datasets; None as in `federated.build_process`.
       seed: of the noise; `simulate` has its own.
-      **client_options: of `tfp_bfl.clients.variational`: local_epochs, batch_size, learning_rate, optimizer_fn.
+      **client_options: of `tfp_bfl.clients.variational`: local_epochs, batch_size, learning_rate, optimizer_fn,
+        update_prior.
 
     Returns:
       A `tff.learning.templates.LearningProcess`.
@@ -39,14 +41,20 @@ def variational(
     Raises:
       InvalidArgument: there is no such weighting, or it can't serve the model.
     """
-    weigh = lookup(weightings.WEIGHTINGS, weighting, "weighting")
-    if weighting == "distance" and not models.layout(model_fn()).variational:
-        raise InvalidArgument("Weighting by distance compares posteriors and this model has none: use 'train_size'.")
+    lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
+    if weighting in weightings.COMPARE_POSTERIORS and not models.layout(model_fn()).variational:
+        raise InvalidArgument(
+            f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
+        )
+    whole = rules.whole_model(rule)
+    if weighting in weightings.STACKED_WEIGHTINGS:
+        weigh = weightings.STACKED_WEIGHTINGS[weighting]
+        whole = rules.gathered(rules.reweighted(whole, lambda stacked: weigh(stacked.posterior)))
     return federated.build_process(
         model_fn,
         client_work=clients.variational(model_fn, **client_options),
-        weigh=weigh,
-        rule=rules.whole_model(rule),
+        weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
+        rule=whole,
         server_step=servers.replace(),
         element_spec=element_spec,
         seed=seed,

@@ -207,8 +207,9 @@ def _sum_over(
     """The sum of what `train` gives for each element."""
     once = tf.function(train, input_signature=[element_spec], autograph=False)
     add = tf.autograph.experimental.do_not_convert(add)
-    specs = once.get_concrete_function().structured_outputs
-    specs = specs._replace(report=tf.nest.map_structure(lambda x: tf.TensorSpec([None], x.dtype), specs.report))
+    one = once.get_concrete_function().structured_outputs
+    two = tf.function(add, autograph=False).get_concrete_function(one, one).structured_outputs
+    specs = tf.nest.map_structure(_growing, one, two)
 
     @tf.function
     def loop() -> _Contribution:
@@ -237,6 +238,11 @@ def _without_autotuning() -> tf.data.Options:
 def _add(rule: Any, a: _Contribution, b: _Contribution) -> _Contribution:
     report = tf.nest.map_structure(lambda x, y: tf.concat([x, y], 0), a.report, b.report)
     return _Contribution(rule.merge(a.statistics, b.statistics), report)
+
+
+def _growing(one: tf.TensorSpec, two: tf.TensorSpec) -> tf.TensorSpec:
+    """The type of a sum over any number of clients, from those over one and two: an axis that grew has no size."""
+    return tf.TensorSpec([m if m == n else None for m, n in zip(one.shape, two.shape)], one.dtype)
 
 
 def _zeros(specs: Any) -> Any:

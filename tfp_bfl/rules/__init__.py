@@ -5,10 +5,12 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 `pool(total, anchor)` runs on the server. Statistics are centred on the anchor, the posterior that the server
 broadcast, so that float32 keeps its digits where clients lie close together.
 
-A new rule is one function in a file of this folder and one entry in `RULES`.
+A new rule is one function in a file of this folder and one entry in `RULES`. A rule that must see every client's
+posterior at once is a `GatherRule`.
 """
 
 from tfp_bfl.rules.aggregate import aggregate
+from tfp_bfl.rules.gather import GatherRule, gathered, reweighted
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average, weighted_sum
 from tfp_bfl.rules.products import (
     conflation,
@@ -32,4 +34,4 @@ RULES = {
     )
 }
 
-__all__ = ["RULES", "Rule", "aggregate", "whole_model", *RULES]
+__all__ = ["RULES", "GatherRule", "Rule", "aggregate", "gathered", "reweighted", "whole_model", *RULES]

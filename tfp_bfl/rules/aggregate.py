@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules.gather import GatherRule, gathered
 from tfp_bfl.rules.rule import Rule, check_rule
 
 # Stacks of so many numbers are pooled in one compiled pass over memory: it pays for the 0.3 s of compilation.
@@ -18,7 +19,9 @@ COMPILED_FROM = 2**25
 COMPILED_CLIENTS = 32
 
 
-def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanField | None = None) -> MeanField:
+def aggregate(
+    rule: Rule | GatherRule, stacked: MeanField, weights: Any = None, anchor: MeanField | None = None
+) -> MeanField:
     """Pools K posteriors by `rule`.
 
     Args:
@@ -36,6 +39,8 @@ def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanF
       InvalidArgument: not a rule; weights zero, negative or not finite, or not K of them; variances zero, negative or
         not finite; means not finite; leaves that do not share K; no anchor for a rule that needs one.
     """
+    gathers = isinstance(rule, GatherRule)
+    rule = gathered(rule) if isinstance(rule, GatherRule) else rule
     check_rule(rule)
     stacked = MeanField(*stacked)
     means, variances = ([tf.convert_to_tensor(x) for x in tf.nest.flatten(part)] for part in stacked)
@@ -51,6 +56,7 @@ def aggregate(rule: Rule, stacked: MeanField, weights: Any = None, anchor: MeanF
         raise InvalidArgument(f"{rule.name} subtracts the posterior that the clients started from: pass it as anchor.")
     compiled = (
         tf.executing_eagerly()
+        and not gathers  # XLA can't leave clients out.
         and num_clients <= COMPILED_CLIENTS
         and sum(x.shape.num_elements() for x in means + variances) >= COMPILED_FROM
     )

@@ -1,0 +1,87 @@
+"""Every weighting with every rule: the round is client work, the weights, and the rule."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import algorithms, federated, models, rules, weighting
+from tfp_bfl.data import Clients, Source
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior import stack
+
+from .test_contract import CLIENTS, OPTIONS, SEED, SOURCE, assert_same, local, model_fn
+
+every_rule = pytest.mark.parametrize("rule", rules.RULES)
+every_weighting = pytest.mark.parametrize("name", weighting.ALL_WEIGHTINGS)
+make = functools.partial(model_fn, "flipout")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime():
+    with federated.local_workers(max_concurrent_calls=1) as running:
+        yield running
+
+
+@functools.cache
+def build(rule, name):
+    return algorithms.variational(make, rules.RULES[rule](), name, seed=SEED, **OPTIONS)
+
+
+def weights_by_hand(name, results, anchor):
+    if name in weighting.STACKED_WEIGHTINGS:
+        return weighting.STACKED_WEIGHTINGS[name](stack([r.weights.posterior for r in results]))
+    weigh = weighting.WEIGHTINGS[name]
+    return [weigh(r.weights.posterior, anchor.posterior, r.num_examples) for r in results]
+
+
+def pool_by_hand(rule, name, results):
+    whole, anchor = rules.whole_model(rules.RULES[rule]()), models.get_weights(make())
+    weights = weights_by_hand(name, results, anchor)
+    parts = [whole.summarise(r.weights, anchor, tf.cast(w, tf.float32)) for r, w in zip(results, weights)]
+    return whole.pool(functools.reduce(whole.merge, parts), anchor)
+
+
+@every_rule
+@every_weighting
+def test_round_is_client_work_the_weights_and_the_rule(rule, name):
+    process = build(rule, name)
+    state = process.initialize()
+    wanted = pool_by_hand(rule, name, [local("flipout", k) for k in range(3)])
+    for most in (1, 3):
+        output = process.next(state, CLIENTS.shards(range(3), most))
+        assert_same(output.state.weights, wanted, rtol=1e-4)
+    if name in weighting.STACKED_WEIGHTINGS:
+        assert 1 / 3 < output.metrics["largest_share"] < 1
+
+
+@every_rule
+@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
+def test_a_faulty_client_is_left_out(rule, name):
+    features = SOURCE.features.copy()
+    features[CLIENTS.indices[1][0]] = np.nan
+    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+    process = build(rule, name)
+    output = process.next(process.initialize(), spoiled.shards(range(3), 2))
+    assert output.metrics["num_faulty"] == 1
+    wanted = pool_by_hand(rule, name, [local("flipout", k) for k in (0, 2)])
+    assert_same(output.state.weights, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
+def test_all_clients_faulty_changes_nothing(name):
+    features = np.full_like(SOURCE.features, np.nan)
+    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+    process = build("conflation", name)
+    state = process.initialize()
+    output = process.next(state, spoiled.shards(range(3), 2))
+    assert output.metrics["num_faulty"] == 3
+    assert_same(output.state.weights, state.weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", weighting.COMPARE_POSTERIORS)
+@pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
+def test_a_weighting_for_a_kind_that_it_cannot_serve(name, kind):
+    with pytest.raises(InvalidArgument, match=f"Weighting by '{name}' compares posteriors and this model has none"):
+        algorithms.variational(functools.partial(model_fn, kind), rules.conflation(), name)

@@ -1,0 +1,85 @@
+"""Rules over the stack of all posteriors: joined by merging, weighted by what only all of them together tell."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import rules, weighting
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules import GatherRule
+
+from .reference import expected, random_case
+from .test_contract import assert_same, summaries
+
+every_rule = pytest.mark.parametrize("name", rules.RULES)
+every_weighting = pytest.mark.parametrize("weigh", weighting.STACKED_WEIGHTINGS.values(), ids=lambda f: f.__name__)
+
+
+def first(stacked, weights, anchor):
+    """A rule whose result tells what it was given: the first posterior that is left, and the weights' sum."""
+    return MeanField(stacked.mean[0], tf.ones_like(stacked.variance[0]) * tf.reduce_sum(weights))
+
+
+@every_rule
+@every_weighting
+def test_reweighted_is_the_rule_with_these_weights(name, weigh):
+    stacked, _, anchor = random_case(5)
+    wanted = expected(name, stacked, weigh(stacked).numpy(), anchor)
+    rule = rules.reweighted(rules.RULES[name](), weigh)
+    assert_same(rules.aggregate(rule, stacked, anchor=anchor), MeanField(*wanted), rtol=1e-9)
+    # Whatever weights come with the clients.
+    assert_same(rules.aggregate(rule, stacked, np.arange(1.0, 6), anchor), MeanField(*wanted), rtol=1e-9)
+
+
+@every_rule
+def test_order_and_pairing_do_not_matter(name):
+    stacked, _, anchor = random_case(6)
+    rule = rules.gathered(rules.reweighted(rules.RULES[name](), weighting.max_discrepancy_weights))
+    anchor = tf.nest.map_structure(tf.constant, anchor)
+    clients = [MeanField(*(tf.constant(part[k]) for part in stacked)) for k in range(6)]
+    parts = [rule.summarise(q, anchor, tf.constant(1.0)) for q in clients]
+    whole = rule.pool(functools.reduce(rule.merge, parts), anchor)
+    pairs = [rule.merge(parts[i], parts[j]) for i, j in ((5, 2), (0, 4), (3, 1))]
+    assert_same(rule.pool(functools.reduce(rule.merge, pairs), anchor), whole, rtol=1e-9)
+
+
+def test_clients_of_weight_zero_are_left_out_and_none_add_nothing():
+    rule = rules.gathered(GatherRule(first))
+    stacked, _, anchor = random_case(3, dtype=np.float32)
+    clients = [MeanField(*(tf.constant(part[k]) for part in stacked)) for k in range(3)]
+    zero = tf.nest.map_structure(tf.zeros_like, rule.summarise(clients[0], anchor, tf.constant(1.0)))
+    parts = [rule.summarise(q, anchor, tf.constant(w)) for q, w in zip(clients[1:], (2.0, 3.0))]
+    nobody = tf.nest.map_structure(lambda x: x[:0], zero)
+    total = functools.reduce(rule.merge, [nobody, zero, *parts, nobody])
+    pooled = rule.pool(total, anchor)
+    np.testing.assert_array_equal(pooled.mean, clients[1].mean)
+    np.testing.assert_array_equal(pooled.variance, np.full(50, 5.0))
+
+
+def test_number_of_clients_need_not_be_known():
+    rule = rules.gathered(rules.reweighted(rules.conflation(), weighting.max_discrepancy_weights))
+    _, anchor, parts = summaries("conflation", *random_case(4, dtype=np.float32))
+    del parts
+    spec = MeanField(*(tf.TensorSpec([None, 50], tf.float32) for _ in range(2)))
+
+    @tf.function(input_signature=[spec, tf.TensorSpec([None])])
+    def pool(stacked, weights):
+        total = rule.summarise(anchor, anchor, tf.constant(1.0))
+        return rule.pool(type(total)(stacked, weights), anchor)
+
+    for num_clients in (1, 2, 4):
+        stacked, _, _ = random_case(num_clients, dtype=np.float32)
+        wanted = expected("conflation", stacked, np.ones(num_clients), anchor)
+        assert_same(pool(stacked, np.ones(num_clients, np.float32)), MeanField(*wanted), rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_tell_the_largest_share_and_the_rules_own():
+    stacked, _, anchor = random_case(4)
+    for name in ("naive_weighted_average", "distributed_weight_consolidation"):
+        rule = rules.reweighted(rules.RULES[name](), weighting.max_discrepancy_weights)
+        metrics = rule.metrics(tf.nest.map_structure(tf.constant, stacked), tf.ones([4]), anchor)
+        share = weighting.max_discrepancy_weights(stacked).numpy().max()
+        np.testing.assert_allclose(metrics.pop("largest_share"), share, rtol=1e-6)
+        assert list(metrics) == ["kept_weights"] * (name != "naive_weighted_average")

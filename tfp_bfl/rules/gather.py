@@ -1,0 +1,90 @@
+"""Rules that must see every client's posterior at once."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.rules.rule import Rule, each
+
+
+class GatherRule(NamedTuple):
+    """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
+
+    Fields:
+      pool: (stacked, weights [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a graph.
+      name: as users spell it.
+      uses_anchor: the equation itself holds the anchor.
+      metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
+    """
+
+    pool: Callable[[Any, tf.Tensor, Any], Any]
+    name: str = "custom"
+    uses_anchor: bool = False
+    metrics: Callable[[Any, tf.Tensor, Any], dict[str, tf.Tensor]] = lambda stacked, weights, anchor: {}
+
+
+class _Gathered(NamedTuple):
+    locals: Any
+    weights: tf.Tensor
+
+
+def gathered(rule: GatherRule) -> Rule:
+    """The `Rule` whose statistics are the clients' posteriors themselves: to merge is to join the stacks.
+
+    Clients of weight zero, whom the round has found faulty, are left out; if none is left, the anchor stands for one.
+    """
+
+    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Gathered:
+        del anchor
+        return _Gathered(each(lambda x: x[tf.newaxis], local), tf.reshape(weight, [1]))
+
+    def merge(a: _Gathered, b: _Gathered) -> _Gathered:
+        return each(lambda x, y: tf.concat([x, y], 0), a, b)
+
+    def sound(total: _Gathered, anchor: Any) -> _Gathered:
+        keep = total.weights > 0
+        return tf.cond(
+            tf.reduce_any(keep),
+            lambda: each(lambda x: tf.boolean_mask(x, keep), total),
+            lambda: summarise(anchor, anchor, tf.ones([], total.weights.dtype)),
+        )
+
+    return Rule(
+        summarise,
+        merge,
+        lambda total, anchor: rule.pool(*sound(total, anchor), anchor),
+        rule.name,
+        rule.uses_anchor,
+        lambda total, anchor: rule.metrics(*sound(total, anchor), anchor),
+    )
+
+
+def reweighted(rule: Rule, weigh: Callable[[Any], tf.Tensor]) -> GatherRule:
+    """`rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
+
+    Memory clients x weights. Reports the largest client's share of the weights.
+
+    Args:
+      rule: of `tfp_bfl.rules`, or of `whole_model`.
+      weigh: stacked -> weights [K], positive.
+    """
+
+    def total(stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
+        like = rule.summarise(anchor, anchor, tf.ones([], weights.dtype))
+        return tf.foldl(
+            lambda sums, client: rule.merge(sums, rule.summarise(client[0], anchor, client[1])),
+            (stacked, weights),
+            initializer=each(tf.zeros_like, like),
+        )
+
+    def pool(stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
+        return rule.pool(total(stacked, tf.cast(weigh(stacked), weights.dtype), anchor), anchor)
+
+    def metrics(stacked: Any, weights: tf.Tensor, anchor: Any) -> dict[str, tf.Tensor]:
+        new = tf.cast(weigh(stacked), weights.dtype)
+        own = rule.metrics(total(stacked, new, anchor), anchor)
+        return {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
+
+    return GatherRule(pool, rule.name, rule.uses_anchor, metrics)
