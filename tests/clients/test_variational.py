@@ -291,3 +291,41 @@ def test_constraints_of_point_weights_hold():
 def test_legacy_optimizers_are_named():
     with pytest.raises(InvalidArgument, match=r"legacy\.adam\.Adam.*not of its legacy module"):
         clients.variational(mlp(), optimizer_fn=tf.keras.optimizers.legacy.Adam)()
+
+
+@pytest.mark.parametrize("round_number", [0, 1, 7])
+def test_an_updated_prior_is_the_servers_posterior_from_the_second_round_on(round_number):
+    """Features of zero leave the kernel to the KL alone, which is zero at the prior and pulls nowhere."""
+    model_fn = mlp(hidden=(), prior_stddev=0.5, initial_stddev=0.1)
+    data = examples(np.zeros([6, 3], np.float32))
+    options = {"optimizer_fn": SGD, "round_number": round_number}
+    own = run(model_fn, data, learning_rate=0.3, **options)
+    updated = run(model_fn, data, learning_rate=0.3, update_prior=True, **options)
+    if round_number == 0:
+        assert_same(updated, own)
+    else:
+        np.testing.assert_allclose(updated.metrics.kl, 0, atol=1e-5)
+        assert_same(updated.weights.posterior, get_weights(model_fn()).posterior, rtol=1e-5)
+        assert differ(own.weights.posterior.mean, updated.weights.posterior.mean)
+
+
+def test_kl_is_to_the_updated_prior():
+    """One batch: the KL is zero in the first step, which starts at the prior, and above in the second."""
+    model_fn, data = mlp(prior_stddev=0.5, initial_stddev=0.2), table(4)
+    start = get_weights(model_fn()).posterior
+    options = {"learning_rate": 0.05, "update_prior": True, "round_number": 1}
+    after_one = run(model_fn, data, **options).weights.posterior
+    metrics = run(model_fn, data, local_epochs=2, **options).metrics
+    assert metrics.kl > 0.1
+    np.testing.assert_allclose(metrics.kl, kl_divergence(after_one, start) / 2, rtol=1e-4)
+    np.testing.assert_allclose(metrics.elbo, -(metrics.nll + metrics.kl / 4), rtol=1e-6)
+
+
+def test_exponential_decay_after_silent_rounds():
+    rate = clients.exponential_decay(1e-3, 0.04, 50)
+    for number, wanted in ((0, 1e-3), (50, 1e-3), (51, 1e-3 * np.exp(-0.04)), (100, 1e-3 * np.exp(-2))):
+        np.testing.assert_allclose(rate(tf.constant(number)), wanted, rtol=1e-6)
+    np.testing.assert_allclose(clients.exponential_decay(0.5, 0.0, 0)(tf.constant(999)), 0.5)
+    for arguments in ({"learning_rate": 0.0}, {"decay": -0.1}, {"silent_rounds": -1}, {"learning_rate": float("nan")}):
+        with pytest.raises(InvalidArgument, match="above zero"):
+            clients.exponential_decay(**arguments)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_bfl import models
+from tfp_bfl import models, posterior
 from tfp_bfl.layers import DenseFlipout, MCDropout, sampling
 from tfp_bfl.models import FlatWeights, get_weights
 
@@ -174,7 +174,7 @@ def test_kl_and_its_gradients_are_those_of_tfp(build_model):
     with tf.GradientTape() as tape:
         wanted = kl_of_tfp(model, means, log_stddevs)
     in_means, in_log_stddevs = tape.gradient(wanted, (means, log_stddevs))
-    kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev))
+    kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), flat.prior)
     np.testing.assert_allclose(kl, wanted, rtol=1e-5)
     number = len(vector(in_means))
     np.testing.assert_allclose(in_values[:number], vector(in_means), rtol=1e-5, atol=1e-6)
@@ -188,17 +188,32 @@ def test_kl_and_its_gradients_by_automatic_differentiation():
     flat = FlatWeights(model := mixed())
     flat.load(random_like(get_weights(model)))
     with tf.GradientTape() as tape:
-        kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev))
+        kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), flat.prior)
     for ours, automatic in zip((in_values, in_log_stddev), tape.gradient(kl, [flat.values, flat.log_stddev])):
         np.testing.assert_allclose(ours, automatic, rtol=1e-5, atol=1e-6)
         assert np.abs(ours).max() > 0.1
+
+
+def test_a_posterior_as_the_prior():
+    flat = FlatWeights(model := mixed())
+    weights, other = random_like(get_weights(model)), random_like(get_weights(model), 1)
+    flat.load(weights)
+    prior = flat.as_prior(other.posterior)
+    with tf.GradientTape() as tape:
+        kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), prior)
+    q = flat.store().posterior
+    np.testing.assert_allclose(kl, posterior.kl_divergence(q, other.posterior), rtol=1e-5)
+    for ours, automatic in zip((in_values, in_log_stddev), tape.gradient(kl, [flat.values, flat.log_stddev])):
+        np.testing.assert_allclose(ours, automatic, rtol=1e-5, atol=1e-5)
+    points = flat.values.shape[0] - flat.log_stddev.shape[0]
+    np.testing.assert_array_equal(in_values[-points:], np.zeros(points))
 
 
 def test_kl_of_the_prior_is_zero_and_has_no_gradient():
     flat = FlatWeights(model := mixed())
     weights = get_weights(model)
     flat.load(weights._replace(posterior=models.prior(model)))
-    kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev))
+    kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), flat.prior)
     np.testing.assert_allclose(kl, 0, atol=1e-4)
     for gradient in (in_values, in_log_stddev):
         np.testing.assert_allclose(gradient, np.zeros(gradient.shape), atol=1e-5)
@@ -208,7 +223,7 @@ def test_kl_of_the_prior_is_zero_and_has_no_gradient():
 def test_without_a_posterior_there_is_no_kl(case):
     flat = FlatWeights(model := make(case))
     flat.load(random_like(get_weights(model)))
-    kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev))
+    kl, in_values, in_log_stddev = flat.kl_divergence(tf.exp(flat.log_stddev), flat.prior)
     assert kl == 0 and in_log_stddev.shape == (0,)
     np.testing.assert_array_equal(in_values, np.zeros(flat.values.shape))
     stddev, noise = flat.draw(tf.constant([1, 2]))

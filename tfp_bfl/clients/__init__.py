@@ -3,6 +3,7 @@
 Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism.
 """
 
+from tfp_bfl.clients.schedules import exponential_decay
 from tfp_bfl.clients.variational import variational
 
-__all__ = ["variational"]
+__all__ = ["exponential_decay", "variational"]

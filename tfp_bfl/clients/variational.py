@@ -22,6 +22,7 @@ def variational(
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer] = Adam,
+    update_prior: bool = False,
 ) -> ClientWork:
     """Client work that fits the posterior to the client's data from the server's posterior on.
 
@@ -38,6 +39,8 @@ def variational(
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar.
       optimizer_fn: builds a Keras optimizer, whose learning rate is then set to that; its state starts anew each round.
         It sees all means and point weights as one vector, all log s as another.
+      update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
+        layers' own (Fischer et al. 2024, Table 5).
 
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
@@ -56,7 +59,9 @@ def variational(
         optimizer, reset = _resettable(optimizer_fn, weights.variables)
 
         @without_autograph
-        def step(features: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, seed: tf.Tensor) -> tuple[Any, Any]:
+        def step(
+            features: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, prior: Any
+        ) -> tuple[Any, Any]:
             stddev, noise = weights.draw(seed)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*weights.leaves, noise])
@@ -66,7 +71,7 @@ def variational(
                 loss = tf.reduce_mean(losses)
             zero = tf.UnconnectedGradients.ZERO
             in_leaves, in_noise = tape.gradient(loss, (weights.leaves, noise), unconnected_gradients=zero)
-            kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(stddev)
+            kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(stddev, prior)
             # noise = s eps, so that its derivative in log s is itself.
             in_values = weights.flatten(in_leaves) + kl_in_values / count
             in_log_stddev = in_noise * noise + kl_in_log_stddev / count
@@ -74,12 +79,20 @@ def variational(
             weights.update_model()
             return tf.reduce_sum(losses), kl
 
+        @without_autograph
+        def prior_of(message: ServerMessage) -> Any:
+            if not update_prior:
+                return weights.prior
+            pooled = weights.as_prior(message.weights.posterior)
+            return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
+
         load, store = without_autograph(weights.load), without_autograph(weights.store)
 
         @tf.function
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             reset()
             load(message.weights)
+            prior = prior_of(message)
             optimizer.learning_rate.assign(learning_rate(message.round) if callable(learning_rate) else learning_rate)
             num_examples = tf.shape(examples.labels)[0]
             count = tf.cast(num_examples, tf.float32)
@@ -92,7 +105,7 @@ def variational(
                     step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
                     rows = order[i * batch_size : (i + 1) * batch_size]
                     features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
-                    nll, kl = step(features, tf.gather(examples.labels, rows), count, step_seed)
+                    nll, kl = step(features, tf.gather(examples.labels, rows), count, step_seed, prior)
                     total_nll += nll
                     total_kl += kl
             nll, kl = total_nll / (count * local_epochs), total_kl / tf.cast(steps * local_epochs, tf.float32)

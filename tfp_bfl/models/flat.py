@@ -25,6 +25,20 @@ class Draw(NamedTuple):
     noise: tf.Tensor
 
 
+class Prior(NamedTuple):
+    """A Gaussian prior N(m, t^2) on each weight.
+
+    Fields:
+      mean: m [D + P].
+      precision: 1 / t^2 [D + P]; 0 for point weights, whose prior is flat.
+      log_stddev: log t [D].
+    """
+
+    mean: tf.Tensor
+    precision: tf.Tensor
+    log_stddev: tf.Tensor
+
+
 class FlatWeights:
     """The trainable weights of a Keras model in two variables.
 
@@ -34,6 +48,7 @@ class FlatWeights:
     Attributes:
       values: means [D], then point weights [P]: [D + P]; the constraints of the model's variables hold here too.
       log_stddev: log s [D]; a constraint keeps s at or above its floor.
+      prior: the layers' own.
       leaves: the model's variables in which a step takes its gradient, in the order of `values`.
     """
 
@@ -50,11 +65,7 @@ class FlatWeights:
             lambda: tf.zeros([sum(self._sizes)]), constraint=self._constrained if constrained else None
         )
         self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._above_floor)
-        mean, variance = (_concat(part) for part in prior(model))
-        padding = [[0, sum(self._sizes) - self._num_means]]
-        # Point weights have the flat prior: precision 0.
-        self._prior_mean, self._prior_precision = tf.pad(mean, padding), tf.pad(1 / variance, padding)
-        self._prior_log_stddev = 0.5 * tf.math.log(variance)
+        self.prior = self.as_prior(prior(model))
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -100,17 +111,23 @@ class FlatWeights:
         """The noise [D] as `tfp_bfl.layers.sampling` takes it."""
         return {mean.ref(): part for mean, part in zip(self._means, self._shaped(noise, self._means))}
 
-    def kl_divergence(self, stddev: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def as_prior(self, posterior: MeanField) -> Prior:
+        """A posterior over the variational weights as the prior of the next."""
+        mean, variance = (_concat(part) for part in posterior)
+        padding = [[0, sum(self._sizes) - self._num_means]]
+        return Prior(tf.pad(mean, padding), tf.pad(1 / variance, padding), 0.5 * tf.math.log(variance))
+
+    def kl_divergence(self, stddev: tf.Tensor, prior: Prior) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """KL[q || prior] in nats, and its gradient in `values` and in `log_stddev`; `stddev` is exp(log_stddev).
 
         KL = sum_d log(t_d / s_d) + (s_d^2 + (mean_d - m_d)^2) / (2 t_d^2) - 1 / 2   for the prior N(m, t^2)
         d KL / d mean = (mean - m) / t^2,   d KL / d log s = s^2 / t^2 - 1
         """
-        shift = self.values - self._prior_mean
-        in_values = shift * self._prior_precision
-        in_log_stddev = tf.square(stddev) * self._prior_precision[: self._num_means] - 1
+        shift = self.values - prior.mean
+        in_values = shift * prior.precision
+        in_log_stddev = tf.square(stddev) * prior.precision[: self._num_means] - 1
         # Summed weight by weight: the sums of its terms are large, and cancel near the prior.
-        kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - self._prior_log_stddev))
+        kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - prior.log_stddev))
         return kl + 0.5 * tf.tensordot(shift, in_values, 1), in_values, in_log_stddev
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
