@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Callable, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 import yaml
 from rich.console import Console
@@ -25,6 +26,9 @@ from tfp_bfl.errors import InvalidArgument
 _VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")
 _Row = dict[str, Any]
 
+# Of what the server sets aside for pre-training, on which it sees when to stop.
+VALIDATION_SHARE = 0.2
+
 
 def execute(
     config: RunConfig, output: Union[str, pathlib.Path, None] = None, *, console: Optional[Console] = None
@@ -32,7 +36,8 @@ def execute(
     """Runs a configuration and returns its folder.
 
     The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
-    round), summary.json, figures/, report.html and saved_model/; with the option tensorboard also event files.
+    round), summary.json, predictions.npz (of the test set), figures/, report.html and saved_model/; with the option
+    tensorboard also event files.
 
     Args:
       config: what to run.
@@ -59,6 +64,9 @@ def execute(
     clients = train.partition(partition, seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
+    server = None
+    if config.pretrain_share:
+        server, clients = clients.set_aside(config.pretrain_share, seed=config.seed)
 
     try:
         folder.mkdir(parents=True)
@@ -70,6 +78,7 @@ def execute(
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = {"num_samples": config.num_samples, "seed": config.seed}
     with bfl.federated.local_workers() as runtime, _recorder(folder, config, console) as on_round:
+        pretrained = _pretrain(config, sample, server, runtime) if server else None
         result = bfl.federated.simulate(
             process,
             clients,
@@ -79,6 +88,7 @@ def execute(
             evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, **options),
             evaluate_every=config.evaluate_every,
             on_round=on_round,
+            start=pretrained and pretrained.weights,
             runtime=runtime,
         )
         worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
@@ -89,6 +99,7 @@ def execute(
         **_renamed(final.metrics),
         "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
         "collapsed_in_round": result.collapsed,
+        **({"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy} if pretrained else {}),
         "train_seconds": sum(row["train_seconds"] for row in result.rounds),
         "ms_per_step": _ms_per_step(config, clients, result.rounds),
         "worker_mb": round(worker_mb),
@@ -119,6 +130,18 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
     return folder
 
 
+def _pretrain(
+    config: RunConfig, sample: bfl.data.Source, server: bfl.data.Clients, runtime: Any
+) -> bfl.federated.Pretrained:
+    """The server's weights, trained on most of its share and chosen by the accuracy on the rest."""
+    held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
+    _, features, labels = held_out.examples(0)
+    alone = {"rule": "naive_weighted_average", "weighting": "equal", "local_epochs": 1, "update_prior": False}
+    process = _process(config.model_copy(update={**alone, "learning_rate_decay": 0.0}), sample)
+    evaluate = bfl.evaluation.evaluator(features, labels, num_samples=config.num_samples, seed=config.seed)
+    return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, runtime=runtime)
+
+
 def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
     options = {"normalization": config.normalization} if config.normalization else {}
 
@@ -143,7 +166,10 @@ def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bayesi
         element_spec=source.element_spec,
         local_epochs=config.local_epochs,
         batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
+        learning_rate=bfl.clients.exponential_decay(
+            config.learning_rate, config.learning_rate_decay, config.silent_rounds
+        ),
+        update_prior=config.update_prior,
     )
 
 
@@ -201,9 +227,12 @@ def _write_results(
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
 ) -> None:
-    """summary.json, the figures and the report that shows them."""
+    """summary.json, predictions.npz, the figures and the report that shows them."""
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     uncertainties = {"entropy": final.entropy, "aleatoric": final.aleatoric, "epistemic": final.epistemic}
+    np.savez_compressed(
+        folder / "predictions.npz", probabilities=final.probabilities, labels=test.labels, **uncertainties
+    )
     figures = {
         "learning_curve": bfl.plots.learning_curve(result.rounds),
         "reliability_diagram": bfl.plots.reliability_diagram(final.probabilities, test.labels),

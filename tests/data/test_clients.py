@@ -171,3 +171,31 @@ def test_bad_arguments_are_refused(clients):
 def test_bad_shards_are_refused(clients, chosen, most, message):
     with pytest.raises(InvalidArgument, match=message):
         clients.shards(chosen, most)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_set_aside_takes_a_share_of_all_examples_and_leaves_the_clients_the_rest(clients, share):
+    server, rest = clients.set_aside(share, seed=3)
+    everything = np.concatenate(clients.indices)
+    assert server.num_clients == 1 and rest.num_clients == clients.num_clients
+    assert len(server.indices[0]) == round(share * len(everything))
+    parts = [server.indices[0], *rest.indices]
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.sort(everything))
+    for before, after in zip(clients.indices, rest.indices):
+        np.testing.assert_array_equal(after, before[np.isin(before, after)])
+    again, other = clients.set_aside(share, seed=3)[0], clients.set_aside(share, seed=4)[0]
+    np.testing.assert_array_equal(again.indices[0], server.indices[0])
+    assert not np.array_equal(other.indices[0], server.indices[0])
+
+
+def test_set_aside_refuses_what_leaves_nothing():
+    few = data.Clients(data.load("digits"), [np.arange(100), np.arange(100, 102)])
+    with pytest.raises(
+        InvalidArgument, match=r"Setting aside 0\.9 of the examples leaves client 1 none of its 2: set less"
+    ):
+        few.set_aside(0.9, seed=0)
+    for share in (0, 1, -0.1, float("nan")):
+        with pytest.raises(InvalidArgument, match="share must be above 0 and below 1"):
+            few.set_aside(share, seed=0)
+    with pytest.raises(InvalidArgument, match="is none: set more aside"):
+        few.set_aside(0.001, seed=0)

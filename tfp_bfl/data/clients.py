@@ -109,6 +109,29 @@ class Clients:
             kept.append(part if few else part[np.sort(rng.choice(len(part), most, replace=False))])
         return Clients(self.source, kept)
 
+    def set_aside(self, share: float, seed: int) -> tuple[Clients, Clients]:
+        """Takes a share of all examples for the server: that share as one client, and the clients with the rest.
+
+        The examples are drawn uniformly from those of all clients, round(share n) of n.
+
+        Raises:
+          InvalidArgument: the share is not between 0 and 1, takes nothing, or leaves a client empty.
+        """
+        if not 0 < share < 1:
+            raise InvalidArgument(f"share must be above 0 and below 1, but is {share}.")
+        held = np.unique(np.concatenate(self.indices))
+        taken = generator(seed, "set_aside").permutation(held)[: round(share * len(held))]
+        if not len(taken):
+            raise InvalidArgument(f"A share of {share} of {len(held)} examples is none: set more aside.")
+        rest = [part[~np.isin(part, taken)] for part in self.indices]
+        empty = [k for k, part in enumerate(rest) if not len(part)]
+        if empty:
+            raise InvalidArgument(
+                f"Setting aside {share} of the examples leaves client {empty[0]} none of its "
+                f"{len(self.indices[empty[0]])}: set less aside, or give the clients more."
+            )
+        return Clients(self.source, [np.sort(taken)]), Clients(self.source, rest)
+
     def _checked(self, k: int) -> int:
         if not 0 <= k < self.num_clients:
             raise InvalidArgument(f"There is no client {k}: clients are numbered 0 to {self.num_clients - 1}.")

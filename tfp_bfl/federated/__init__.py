@@ -5,16 +5,19 @@ The only package that imports TFF.
 
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.context import local_workers, remote_workers
+from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, ServerState, build_process
 from tfp_bfl.federated.simulation import SimulationResult, collapse_warning, simulate
 
 __all__ = [
     "BayesianProcess",
+    "Pretrained",
     "ServerState",
     "SimulationResult",
     "build_process",
     "collapse_warning",
     "local_workers",
+    "pretrain",
     "remote_workers",
     "require_tff",
     "simulate",

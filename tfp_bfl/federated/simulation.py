@@ -20,7 +20,7 @@ from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.context import Runtime, local_workers
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.federated.process import BayesianProcess, ServerState
-from tfp_bfl.models import assign_weights
+from tfp_bfl.models import ModelWeights, assign_weights
 from tfp_bfl.posterior import Spread, spread
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ def simulate(
     evaluate: Optional[Callable[[tf.keras.Model], dict[str, float]]] = None,
     evaluate_every: int = 1,
     on_round: Optional[Callable[[dict[str, Any]], None]] = None,
+    start: Optional[ModelWeights] = None,
+    stop: Optional[Callable[[dict[str, Any]], bool]] = None,
     runtime: Optional[Runtime] = None,
 ) -> SimulationResult:
     """Runs a process for a number of rounds.
@@ -72,6 +74,8 @@ def simulate(
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
       evaluate_every: rounds between evaluations; the last round is always evaluated.
       on_round: is given each round's metrics.
+      start: the weights before the first round, such as pre-trained ones; None for the process's own.
+      stop: a round's metrics -> whether it was the last, whatever `rounds` says.
       runtime: what `federated.local_workers` or `remote_workers` gave; None starts a worker here and stops it.
 
     Returns:
@@ -94,6 +98,8 @@ def simulate(
     checkpoints = Checkpoints(checkpoint_dir) if checkpoint_dir else None
     with _running(runtime) as runtime:
         state = process.initialize()._replace(seed=np.int32(seed))
+        if start is not None:
+            state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, start))
         first_spread = spread(state.weights.posterior)
         state = (checkpoints.latest(state) if checkpoints else None) or state
         if int(state.round) > rounds:
@@ -125,6 +131,8 @@ def simulate(
             if collapsed is None and _has_collapsed(row, first_spread):
                 collapsed = number
                 logger.warning(collapse_warning(number))
+            if stop and stop(row):
+                break
     model = model or process.model_fn()
     assign_weights(model, state.weights)
     return SimulationResult(model, state, history, collapsed)
