@@ -1,0 +1,111 @@
+"""The settings of the aggregation study: data only.
+
+Fischer et al. 2024 (arXiv:2403.15263). A *size* says on which data and for how long; a *table* says which options of
+`tfp_bfl.config.RunConfig` vary. A cell is one of a table's combinations with one seed.
+"""
+
+RULES = (
+    "naive_weighted_average",
+    "weighted_sum",
+    "linear_pool",
+    "conflation",
+    "weighted_conflation",
+    "distributed_weight_consolidation",
+    "log_linear_pool",
+)
+PARTITIONS = ("iid", "label_skew:2", "dirichlet:0.5", "dirichlet:5.0")
+WEIGHTINGS = ("equal", "train_size", "max_discrepancy", "max_discrepancy_farthest", "distance")
+
+# What the paper fixes for all its runs.
+COMMON = {
+    "kind": "flipout",
+    "clients": 10,
+    "partition": "iid",
+    "rule": "naive_weighted_average",
+    "weighting": "train_size",
+    "local_epochs": 1,
+    "batch_size": 32,
+    "learning_rate": 1e-3,
+    "learning_rate_decay": 0.04,
+    "silent_rounds": 50,
+    "prior_stddev": 10.0,
+    "dropout_rate": 0.2,
+}
+
+# Table -> blocks of options that vary together; the values of a block are combined. A length names rounds and local
+# epochs of the size: "short" is E = 1, "long" E = 5, "once" a single round, "alone" one client with all data.
+TABLES = {
+    "centralised": ({"kind": ("deterministic", "mc_dropout", "flipout"), "clients": (1,), "length": ("alone",)},),
+    "rules": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",)},),
+    "rules_5_epochs": ({"rule": RULES, "partition": ("iid", "dirichlet:0.5"), "length": ("long",)},),
+    "baselines": ({"kind": ("deterministic", "mc_dropout"), "partition": PARTITIONS, "length": ("short",)},),
+    "weightings": (
+        {
+            "rule": ("naive_weighted_average", "linear_pool", "weighted_conflation", "log_linear_pool"),
+            "weighting": WEIGHTINGS,
+            "partition": ("dirichlet:0.5",),
+            "length": ("short",),
+        },
+        {"rule": ("conflation",), "weighting": ("equal",), "partition": ("dirichlet:0.5",), "length": ("short",)},
+    ),
+    "pretraining": (
+        {
+            "rule": ("distributed_weight_consolidation", "weighted_sum"),
+            "pretrain_share": (None, 0.1),
+            "length": ("once",),
+        },
+    ),
+    "prior": (
+        {
+            "rule": ("naive_weighted_average", "weighted_sum", "linear_pool", "weighted_conflation", "log_linear_pool"),
+            "update_prior": (False, True),
+            "length": ("short",),
+        },
+    ),
+}
+
+# Size -> options of every cell, rounds and local epochs of each length, seeds of each table.
+SIZES = {
+    # As in the paper, for whoever has the machine; rounds are ours where the paper's are not known here.
+    "paper": {
+        "options": {"dataset": "cifar10", "model": "resnet20", "evaluate_every": 5, "num_samples": 50},
+        "lengths": {"short": (400, 1), "long": (80, 5), "once": (1, 400), "alone": (200, 1)},
+        "seeds": dict.fromkeys(TABLES, (0, 1, 2)),
+    },
+    # Real CIFAR-10, a subset: an hour on two cores.
+    "cifar10": {
+        "options": {
+            "dataset": "cifar10",
+            "model": "resnet20",
+            "examples_per_client": 320,
+            "evaluation_examples": 500,
+            "evaluate_every": 3,
+        },
+        "lengths": {"short": (12, 1), "long": (3, 5), "once": (1, 12), "alone": (12, 1)},
+        "seeds": {"rules": (0,), "centralised": (0,)},
+        "partitions": ("iid", "dirichlet:0.5"),
+    },
+    "fashion_mnist": {
+        "options": {
+            "dataset": "fashion_mnist",
+            "model": "lenet",
+            "examples_per_client": 640,
+            "evaluation_examples": 2000,
+        },
+        "lengths": {"short": (15, 1), "long": (3, 5), "once": (1, 40), "alone": (15, 1)},
+        "seeds": {table: (0, 1, 2) if table == "rules" else (0, 1) for table in TABLES},
+    },
+    # The demo's federation, on which the defaults were chosen.
+    "digits": {
+        "options": {
+            "dataset": "digits",
+            "model": "lenet",
+            "partition": "dirichlet:0.5",
+            "learning_rate_decay": 0.0,
+            "evaluate_every": 10,
+        },
+        "lengths": {"short": (150, 1), "long": (60, 5)},
+        "seeds": {"rules": (0, 1), "rules_5_epochs": (0, 1)},
+        "partitions": ("dirichlet:0.5",),
+    },
+}

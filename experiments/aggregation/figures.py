@@ -1,0 +1,90 @@
+"""The figures of the study: retention curves and learning curves, a line for each setting."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.aggregation.tables import KEYS, Run, grouped, spread_of
+from tfp_bfl.evaluation import retention_curve
+from tfp_bfl.plots import style
+
+UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+
+
+def _lines(runs: list[Run]) -> dict[str, list[Run]]:
+    """The runs of each line of a figure, by its label: what differs between the lines."""
+    groups = grouped(runs)
+    differing = [name for name in NAMES if len({values[KEYS.index(name)] for values in groups}) > 1]
+    label = lambda values: ", ".join(_word(name, values[KEYS.index(name)]) for name in differing or ["rule"])
+    return {label(values): same for values, same in groups.items()}
+
+
+def _word(name: str, value: object) -> str:
+    if name == "pretrain_share":
+        return "pre-trained" if value else "not pre-trained"
+    if name == "update_prior":
+        return "prior updated" if value else "prior fixed"
+    return str(value).replace("_", " ")
+
+
+def retention_figure(runs: list[Run]) -> Figure:
+    """Accuracy on the surest examples, by each uncertainty, averaged over seeds."""
+    figure = style.new_figure(height=4.4, width=11)
+    panels = figure.subplots(1, len(UNCERTAINTIES), sharey=True)
+    lines = _lines(runs)
+    for axes, uncertainty in zip(panels, UNCERTAINTIES):
+        for i, (label, same) in enumerate(lines.items()):
+            curves = []
+            for run in same:
+                with np.load(run["folder"] / "predictions.npz") as arrays:
+                    curves.append(retention_curve(arrays["probabilities"], arrays["labels"], arrays[uncertainty]))
+            accuracy = np.mean([curve.accuracy for curve in curves], 0)
+            axes.plot(100 * curves[0].retained, accuracy, **_look(i), label=label)
+        style.tidy(axes, uncertainty, x="surest examples kept, in %", y="accuracy" if axes is panels[0] else "")
+    _legend(figure, panels[0])
+    return figure
+
+
+def learning_figure(runs: list[Run]) -> Figure:
+    """Test accuracy, test negative log-likelihood and the posterior's median sd after each round."""
+    figure = style.new_figure(height=4.4, width=11)
+    accuracy, loss, spread = panels = figure.subplots(1, 3)
+    for i, (label, same) in enumerate(_lines(runs).items()):
+        for axes, key in ((accuracy, "accuracy"), (loss, "test_nll")):
+            rounds = [row["round"] for row in same[0]["per_round"] if key in row]
+            values = np.mean([[row[key] for row in run["per_round"] if key in row] for run in same], 0)
+            axes.plot(rounds, values, **_look(i), label=label, marker="." if len(rounds) < 2 else "")
+        sds = spread_of(same)
+        if sds:
+            spread.plot(range(1, len(sds) + 1), sds, **_look(i), marker="." if len(sds) < 2 else "")
+    loss.set_ylim(top=min(loss.get_ylim()[1], 3.0))  # A rule that fails would hide the others.
+    spread.set_yscale("log")
+    for axes, title in zip(panels, ("Accuracy", "Negative log-likelihood", "Median standard deviation")):
+        style.tidy(axes, title, x="round")
+    _legend(figure, accuracy)
+    return figure
+
+
+def _look(i: int) -> dict[str, object]:
+    return {"color": style.PALETTE[i % len(style.PALETTE)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 1.8}
+
+
+def _legend(figure: Figure, axes: object) -> None:
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=style.SIZE - 1
+    )
+
+
+def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
+    """Writes both figures of a table for each of its partitions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for partition in dict.fromkeys(run["partition"] for run in runs):
+        same = [run for run in runs if run["partition"] == partition]
+        name = f"{table}-{partition}".replace(":", "_")
+        retention_figure(same).savefig(folder / f"{name}-retention.png", dpi=120)
+        learning_figure(same).savefig(folder / f"{name}-learning.png", dpi=120)

@@ -1,0 +1,168 @@
+"""The paper's findings as questions to our numbers; the answers are reported as found."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Callable
+
+import numpy as np
+
+from experiments.aggregation.tables import Run, write
+
+PRODUCTS = ("weighted_sum", "weighted_conflation", "conflation")
+AVERAGES = ("naive_weighted_average", "linear_pool")
+DWC = "distributed_weight_consolidation"
+# A finding about levels counts as met within this difference of accuracies.
+NEAR = 0.02
+
+Answer = tuple[bool, str]
+
+
+def _select(runs: list[Run], **wanted: object) -> list[Run]:
+    return [run for run in runs if all(run[name] == value for name, value in wanted.items())]
+
+
+def _federated(runs: list[Run], **wanted: object) -> list[Run]:
+    """Runs of the main comparison: weighted by size, the prior fixed, nothing pre-trained, several rounds."""
+    plain = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
+    return [run for run in _select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
+
+
+def _accuracy(runs: list[Run]) -> float:
+    return float(np.mean([run["accuracy"] for run in runs]))
+
+
+def _by_rule(runs: list[Run], rules: tuple[str, ...]) -> dict[str, float]:
+    return {rule: _accuracy(same) for rule in rules if (same := _select(runs, rule=rule))}
+
+
+def _partitions(runs: list[Run]) -> list[str]:
+    return list(dict.fromkeys(run["partition"] for run in runs))
+
+
+def _rounds_to(runs: list[Run], threshold: float) -> float:
+    """The mean round in which a run's test accuracy first reaches the threshold; one past the last if it never does."""
+    reached = [
+        next((row["round"] for row in run["per_round"] if row.get("accuracy", 0) >= threshold), run["rounds"] + 1)
+        for run in runs
+    ]
+    return float(np.mean(reached))
+
+
+def products_end_above_averages(runs: list[Run]) -> Answer | None:
+    runs = _federated(runs, local_epochs=1)
+    answers, words = [], []
+    for partition in _partitions(runs):
+        same = _select(runs, partition=partition)
+        high, low = _by_rule(same, PRODUCTS), _by_rule(same, AVERAGES)
+        if len(high) + len(low) == len(PRODUCTS) + len(AVERAGES):
+            answers.append(min(high.values()) > max(low.values()))
+            words.append(f"{partition}: {min(high.values()):.3f} to {max(high.values()):.3f} against "
+                         f"{min(low.values()):.3f} to {max(low.values()):.3f}")  # fmt: skip
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def products_converge_faster(runs: list[Run]) -> Answer | None:
+    runs = _federated(runs, local_epochs=1)
+    answers, words = [], []
+    for partition in _partitions(runs):
+        same = _select(runs, partition=partition)
+        if len(_by_rule(same, PRODUCTS + AVERAGES)) == len(PRODUCTS + AVERAGES):
+            threshold = 0.9 * min(_by_rule(same, PRODUCTS + AVERAGES).values())
+            fast, slow = ([_rounds_to(_select(same, rule=r), threshold) for r in g] for g in (PRODUCTS, AVERAGES))
+            answers.append(max(fast) < min(slow))
+            words.append(f"{partition}: accuracy {threshold:.2f} by round {max(fast):.1f} against {min(slow):.1f}")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def linear_pool_is_last(runs: list[Run]) -> Answer | None:
+    runs = _federated(runs, local_epochs=1)
+    answers, words = [], []
+    for partition in _partitions(runs):
+        scores = _by_rule(_select(runs, partition=partition), PRODUCTS + AVERAGES)
+        if "linear_pool" in scores and len(scores) > 1:
+            last = min(scores, key=lambda rule: scores[rule])
+            answers.append(last == "linear_pool")
+            words.append(f"{partition}: {last} {scores[last]:.3f}, linear_pool {scores['linear_pool']:.3f}")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def five_epochs_draw_level(runs: list[Run]) -> Answer | None:
+    answers, words = [], []
+    for partition in _partitions(runs):
+        ranges = []
+        for epochs in (1, 5):
+            scores = _by_rule(_federated(runs, local_epochs=epochs, partition=partition), PRODUCTS + AVERAGES)
+            if len(scores) == len(PRODUCTS + AVERAGES):
+                ranges.append(max(scores.values()) - min(scores.values()))
+        if len(ranges) == 2:
+            answers.append(ranges[1] < min(ranges[0], NEAR))
+            words.append(f"{partition}: rules apart by {ranges[0]:.3f} at E = 1, {ranges[1]:.3f} at E = 5")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def equal_weighted_conflation_is_conflation(runs: list[Run]) -> Answer | None:
+    differences = []
+    for run in _select(runs, rule="weighted_conflation", weighting="equal"):
+        same = {name: run[name] for name in ("kind", "partition", "clients", "local_epochs", "rounds", "seed")}
+        differences += [
+            max(abs(run[score] - other[score]) for score in ("accuracy", "nll"))
+            for other in _select(runs, rule="conflation", weighting="equal", **same)
+        ]
+    return (max(differences) == 0, f"largest difference {max(differences):.2g}") if differences else None
+
+
+def consolidation_needs_pretraining(runs: list[Run]) -> Answer | None:
+    once = [run for run in runs if run["rounds"] == 1 and run["clients"] > 1]
+    scores = {
+        (rule, bool(share)): _accuracy(same)
+        for rule in (DWC, "weighted_sum")
+        for share in {run["pretrain_share"] for run in once}
+        if (same := _select(once, rule=rule, pretrain_share=share))
+    }
+    if len(scores) < 4:
+        return None
+    fails = scores[DWC, False] < scores["weighted_sum", False] - 10 * NEAR
+    near = abs(scores[DWC, True] - scores["weighted_sum", True]) < NEAR
+    return fails and near, (
+        f"without: DWC {scores[DWC, False]:.3f}, weighted sum {scores['weighted_sum', False]:.3f}; "
+        f"with: {scores[DWC, True]:.3f}, {scores['weighted_sum', True]:.3f}"
+    )
+
+
+def updating_the_prior_hurts(runs: list[Run]) -> Answer | None:
+    answers, words = [], []
+    for rule in dict.fromkeys(run["rule"] for run in runs):
+        updated = [run for run in runs if run["update_prior"] and run["rule"] == rule]
+        fixed = [
+            other
+            for run in updated
+            for other in _federated(runs, rule=rule, partition=run["partition"], seed=run["seed"])
+            if other["local_epochs"] == run["local_epochs"]
+        ]
+        if updated and fixed:
+            answers.append(_accuracy(updated) < _accuracy(fixed))
+            words.append(f"{rule}: {_accuracy(fixed):.3f} fixed, {_accuracy(updated):.3f} updated")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+FINDINGS: dict[str, Callable[[list[Run]], Answer | None]] = {
+    "E = 1: WS, WC and conflation converge faster than NWA and LP": products_converge_faster,
+    "E = 1: WS, WC and conflation end above NWA and LP": products_end_above_averages,
+    "E = 1: LP is last": linear_pool_is_last,
+    "E = 5: the rules draw level": five_epochs_draw_level,
+    "WC with equal weights is conflation exactly": equal_weighted_conflation_is_conflation,
+    "One round: DWC fails without pre-training, is near WS with it": consolidation_needs_pretraining,
+    "Updating the prior hurts": updating_the_prior_hurts,
+}
+
+
+def write_findings(runs: list[Run], output: pathlib.Path) -> None:
+    """Writes what the cells that are done say of each finding."""
+    rows = [["finding", "here", "figures"]]
+    for name, question in FINDINGS.items():
+        answer = question(runs)
+        rows.append(
+            [name, *(("holds" if answer[0] else "does not hold", answer[1]) if answer else ("not measured", ""))]
+        )
+    write(rows, output / "findings")

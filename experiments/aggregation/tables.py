@@ -1,0 +1,88 @@
+"""The tables of the study: mean and standard deviation over seeds, as Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tfp_bfl.config import make_config
+
+Run = dict[str, Any]
+
+SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share")
+# What tells the rows of a table apart; those that are the same in all of its rows are left out.
+KEYS = ("partition", "kind", "clients", "rule", "weighting", "pretrain_share", "update_prior", "local_epochs", "rounds")
+
+
+def read_cell(folder: pathlib.Path) -> Run:
+    """What one run left: its options, final scores, each round's metrics, and its folder."""
+    summary = json.loads((folder / "summary.json").read_text())
+    rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {**make_config(folder / "config.yaml", {}).model_dump(), **summary, "per_round": rounds, "folder": folder}
+
+
+def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:
+    """The runs that differ by their seed alone, by their values of `KEYS`."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(run[key] for key in KEYS), []).append(run)
+    return groups
+
+
+def spread_of(runs: list[Run]) -> list[float]:
+    """The median standard deviation after each round, averaged over seeds; empty without a posterior."""
+    rows = [[row["stddev_median"] for row in run["per_round"] if "stddev_median" in row] for run in runs]
+    return np.mean(rows, 0).tolist() if all(rows) else []
+
+
+def _mean_and_sd(values: list[float]) -> str:
+    mean = f"{np.mean(values):.4f}"
+    return f"{mean} +- {np.std(values, ddof=1):.4f}" if len(values) > 1 else mean
+
+
+def scores_table(runs: list[Run]) -> list[list[str]]:
+    """A row for each setting, its scores over seeds, and the seconds of a run."""
+    groups = grouped(runs)
+    shown = [i for i, key in enumerate(KEYS) if len({values[i] for values in groups}) > 1 or key == "rule"]
+    rows = [[*(KEYS[i] for i in shown), *SCORES, "seeds", "median sd, first and last round", "s a run"]]
+    for values, same in groups.items():
+        spread = spread_of(same)
+        scores = [_mean_and_sd([run[score] for run in same]) for score in SCORES]
+        ends = f"{spread[0]:.2g} -> {spread[-1]:.2g}" if spread else ""
+        seconds = f"{np.median([run['seconds'] for run in same]):.0f}"
+        rows.append([*(str(values[i]) for i in shown), *scores, str(len(same)), ends, seconds])
+    return rows
+
+
+def spread_table(runs: list[Run]) -> list[list[str]]:
+    """Accuracy and the median standard deviation after each evaluated round, averaged over seeds."""
+    groups = grouped(runs)
+    shown = [i for i, key in enumerate(KEYS) if len({values[i] for values in groups}) > 1 or key == "rule"]
+    rows = [[*(KEYS[i] for i in shown), "round", "accuracy", "median sd"]]
+    for values, same in groups.items():
+        spread = spread_of(same)
+        for i, row in enumerate(same[0]["per_round"]):
+            if "accuracy" in row:
+                accuracy = np.mean([run["per_round"][i]["accuracy"] for run in same])
+                sd = f"{spread[i]:.3g}" if spread else ""
+                rows.append([*(str(values[j]) for j in shown), str(row["round"]), f"{accuracy:.4f}", sd])
+    return rows
+
+
+def write(rows: list[list[str]], path: pathlib.Path) -> None:
+    """Writes a table as .csv and .md."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".csv"), "w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
+    write(scores_table(runs), output / table)
+    write(spread_table(runs), output / f"{table}_rounds")

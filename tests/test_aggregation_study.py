@@ -1,0 +1,157 @@
+"""The aggregation study: its cells, how it goes on after an interruption, its tables, figures and findings."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from experiments.aggregation import findings, run, tables
+from experiments.aggregation.config import RULES, SIZES, TABLES
+from tfp_bfl import rules
+
+ALL = [(size, table) for size in SIZES for table in SIZES[size]["seeds"]]
+
+
+def test_rules_are_all_rules():
+    assert tuple(rules.RULES) == RULES
+
+
+@pytest.mark.parametrize(("size", "table"), ALL)
+def test_every_cell_is_a_valid_run_with_a_name_of_its_own(size, table):
+    cells = list(run.cells(table, size))
+    assert len({run.cell_name(options) for options in cells}) == len(cells) > 0
+    for options in cells:
+        assert run.config_of(options).seed == options["seed"]
+
+
+def test_tables_share_cells():
+    names = lambda table: {run.cell_name(options) for options in run.cells(table, "fashion_mnist")}
+    assert len(names("rules") & names("prior")) == 5 * 2
+
+
+class Fake:
+    """Stands for `execute`: writes what a run leaves, and counts."""
+
+    def __init__(self):
+        self.runs, self.fails_at = [], None
+
+    def __call__(self, config, folder):
+        if len(self.runs) == self.fails_at:
+            folder.mkdir(parents=True)
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+        self.runs.append(folder.name)
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(len(self.runs))
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(exclude={"output"})))
+        spread = {"stddev_median": 0.003} if config.kind == "flipout" else {}
+        rows = [
+            {"round": i + 1, "accuracy": 0.1 + 0.8 * (i + 1) / config.rounds, "test_nll": 1.0, **spread}
+            for i in range(config.rounds)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        scores = {"accuracy": 0.9 + 0.01 * config.seed, "nll": 0.3, "ece": 0.02, "brier": 0.1, "epistemic_share": 0.2}
+        (folder / "summary.json").write_text(json.dumps({**scores, "seconds": 12.0}))
+        probabilities = rng.dirichlet(np.ones(10), 40)
+        uncertainty = {name: rng.uniform(size=40) for name in ("entropy", "aleatoric", "epistemic")}
+        labels = rng.integers(0, 10, 40)
+        np.savez(folder / "predictions.npz", probabilities=probabilities, labels=labels, **uncertainty)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    fake = Fake()
+    monkeypatch.setattr(run, "execute", fake)
+    return fake
+
+
+def invoke(output, *arguments):
+    return CliRunner().invoke(run.main, [*arguments, "--output", str(output)])
+
+
+def test_a_table_killed_half_way_goes_on_where_it_was(tmp_path, fake):
+    fake.fails_at = 3
+    assert invoke(tmp_path, "rules", "--size", "digits").exit_code != 0
+    assert len(fake.runs) == 3 and not (tmp_path / "digits" / "rules.md").exists()
+    fake.fails_at = None
+    result = invoke(tmp_path, "rules", "--size", "digits")
+    assert result.exit_code == 0, result.output
+    assert len(fake.runs) == len(set(fake.runs)) == 14
+    assert result.output.count("(done before)") == 3
+    assert not list(tmp_path.rglob("half"))
+    rows = list(csv.reader((tmp_path / "digits" / "rules.csv").read_text().splitlines()))
+    assert len(rows) == 1 + len(RULES) and rows[0][0] == "rule"
+    assert rows[1][rows[0].index("accuracy")] == "0.9050 +- 0.0071"
+    figures = sorted(path.name for path in (tmp_path / "digits" / "figures").iterdir())
+    assert figures == ["rules-dirichlet_0.5-learning.png", "rules-dirichlet_0.5-retention.png"]
+    assert "not measured" in (tmp_path / "digits" / "findings.md").read_text()
+
+
+def test_a_folder_of_another_config_is_refused_and_left_alone(tmp_path, fake):
+    assert invoke(tmp_path, "rules", "--size", "digits", "--cell", "rule=conflation").exit_code == 0
+    (path,) = tmp_path.glob("digits/cells/*seed=0/config.yaml")
+    path.write_text(path.read_text().replace("batch_size: 32", "batch_size: 64"))
+    before, number = path.read_text(), len(fake.runs)
+    result = invoke(tmp_path, "rules", "--size", "digits")
+    assert result.exit_code == 2 and "another version of the config (batch_size 64, now 32)" in result.output
+    assert path.read_text() == before and len(fake.runs) == number
+
+
+def test_wrong_arguments_are_refused(tmp_path, fake):
+    for arguments in (["ruls"], ["rules", "--size", "small"], ["prior", "--size", "digits"], ["--cell", "rule=x"]):
+        result = invoke(tmp_path, *arguments)
+        assert result.exit_code == 2 and "Traceback" not in result.output
+    assert fake.runs == [] and not list(tmp_path.iterdir())
+
+
+def test_list_runs_nothing(tmp_path, fake):
+    invoke(tmp_path, "rules", "--size", "digits", "--cell", "rule=conflation")
+    number = len(fake.runs)
+    lines = invoke(tmp_path, "rules", "--size", "digits", "--list").output.splitlines()
+    assert len(lines) == 14 and sum(line.startswith("done") for line in lines) == 2 == number == len(fake.runs)
+
+
+def made(rule, accuracy, **options):
+    defaults = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
+    defaults |= {"clients": 10, "rounds": 4, "local_epochs": 1, "partition": "iid", "seed": 0, "nll": 1.0}
+    per_round = [{"round": i + 1, "accuracy": accuracy * (i + 1) / 4} for i in range(4)]
+    return {**defaults, "rule": rule, "accuracy": accuracy, "per_round": per_round, **options}
+
+
+def answers(runs):
+    return {name: (answer := question(runs)) and answer[0] for name, question in findings.FINDINGS.items()}
+
+
+def test_findings_can_hold_and_fail():
+    good = dict(zip(findings.PRODUCTS + findings.AVERAGES, (0.9, 0.91, 0.92, 0.6, 0.5)))
+    runs = [made(rule, a) for rule, a in good.items()]
+    runs += [made(rule, 0.9 + 0.001 * i, local_epochs=5) for i, rule in enumerate(good)]
+    runs += [made(rule, 0.7, weighting="equal") for rule in ("conflation", "weighted_conflation")]
+    runs += [made(findings.DWC, a, rounds=1, pretrain_share=s) for a, s in ((0.1, None), (0.8, 0.1))]
+    runs += [made("weighted_sum", a, rounds=1, pretrain_share=s) for a, s in ((0.7, None), (0.81, 0.1))]
+    runs += [made("linear_pool", 0.4, update_prior=True)]
+    assert set(answers(runs).values()) == {True}
+    turned = [{**r, "accuracy": 1 - r["accuracy"], "nll": r["accuracy"] * (r["rule"] == "conflation")} for r in runs]
+    for row in turned:
+        row["per_round"] = [{"round": i + 1, "accuracy": row["accuracy"] * (i + 1) / 4} for i in range(4)]
+    got = answers(turned)
+    assert not any(value for name, value in got.items() if not name.startswith("E = 5"))
+    assert set(answers([]).values()) == {None}
+
+
+def test_mean_and_sd_are_over_seeds_only():
+    rows = tables.scores_table(
+        [
+            {**made(rule, a), "seed": s, "ece": 0.1, "brier": 0.2, "epistemic_share": 0.3, "seconds": 9.0}
+            for rule, s, a in (("conflation", 0, 0.5), ("conflation", 1, 0.7), ("weighted_sum", 0, 0.2))
+        ]
+    )
+    assert [row[:2] for row in rows] == [
+        ["rule", "accuracy"],
+        ["conflation", "0.6000 +- 0.1414"],
+        ["weighted_sum", "0.2000"],
+    ]
+    assert len(TABLES) == 7
