@@ -32,7 +32,7 @@ at_least_one = click.IntRange(min=1)
 def main(model, kind, num_clients, examples, batch_size, rounds, precision, workers):
     try:
         clients = make_clients(model, num_clients, examples)
-    except bfl.InvalidArgument as error:
+    except bfl.errors.InvalidArgument as error:
         raise click.UsageError(str(error)) from None
     process = make_process(model, kind, clients, batch_size, precision)
     with bfl.federated.local_workers(workers) as runtime:

@@ -214,5 +214,5 @@ def main(resume):
 if __name__ == "__main__":
     try:
         main()
-    except bfl.Error as error:
+    except bfl.errors.Error as error:
         raise SystemExit(str(error)) from None

@@ -33,6 +33,13 @@ def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:
     return groups
 
 
+def labelled(runs: list[Run]) -> tuple[list[str], list[tuple[list[str], list[Run]]]]:
+    """The keys that tell the settings of a table apart, and each setting's values of them with its runs."""
+    groups = grouped(runs)
+    shown = [i for i, key in enumerate(KEYS) if len({values[i] for values in groups}) > 1 or key == "rule"]
+    return [KEYS[i] for i in shown], [([str(values[i]) for i in shown], same) for values, same in groups.items()]
+
+
 def spread_of(runs: list[Run]) -> list[float]:
     """The median standard deviation after each round, averaged over seeds; empty without a posterior."""
     rows = [[row["stddev_median"] for row in run["per_round"] if "stddev_median" in row] for run in runs]
@@ -46,30 +53,28 @@ def _mean_and_sd(values: list[float]) -> str:
 
 def scores_table(runs: list[Run]) -> list[list[str]]:
     """A row for each setting, its scores over seeds, and the seconds of a run."""
-    groups = grouped(runs)
-    shown = [i for i, key in enumerate(KEYS) if len({values[i] for values in groups}) > 1 or key == "rule"]
-    rows = [[*(KEYS[i] for i in shown), *SCORES, "seeds", "median sd, first and last round", "s a run"]]
-    for values, same in groups.items():
+    keys, settings = labelled(runs)
+    rows = [[*keys, *SCORES, "seeds", "median sd, first and last round", "s a run"]]
+    for values, same in settings:
         spread = spread_of(same)
         scores = [_mean_and_sd([run[score] for run in same]) for score in SCORES]
         ends = f"{spread[0]:.2g} -> {spread[-1]:.2g}" if spread else ""
         seconds = f"{np.median([run['seconds'] for run in same]):.0f}"
-        rows.append([*(str(values[i]) for i in shown), *scores, str(len(same)), ends, seconds])
+        rows.append([*values, *scores, str(len(same)), ends, seconds])
     return rows
 
 
 def spread_table(runs: list[Run]) -> list[list[str]]:
     """Accuracy and the median standard deviation after each evaluated round, averaged over seeds."""
-    groups = grouped(runs)
-    shown = [i for i, key in enumerate(KEYS) if len({values[i] for values in groups}) > 1 or key == "rule"]
-    rows = [[*(KEYS[i] for i in shown), "round", "accuracy", "median sd"]]
-    for values, same in groups.items():
+    keys, settings = labelled(runs)
+    rows = [[*keys, "round", "accuracy", "median sd"]]
+    for values, same in settings:
         spread = spread_of(same)
         for i, row in enumerate(same[0]["per_round"]):
             if "accuracy" in row:
                 accuracy = np.mean([run["per_round"][i]["accuracy"] for run in same])
                 sd = f"{spread[i]:.3g}" if spread else ""
-                rows.append([*(str(values[j]) for j in shown), str(row["round"]), f"{accuracy:.4f}", sd])
+                rows.append([*values, str(row["round"]), f"{accuracy:.4f}", sd])
     return rows
 
 
