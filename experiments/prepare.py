@@ -96,13 +96,16 @@ def read_cifar10(root: pathlib.Path) -> Splits:
     """Sheets of one image a row, and their labels."""
     Image.MAX_IMAGE_PIXELS = None
 
-    def read(*names: str) -> Examples:
-        sheets = [np.asarray(Image.open(root / f"{name}.png").convert("RGB")) for name in names]
-        labels = [json.loads((root / f"{name}_lables.json").read_text()) for name in names]
-        images = np.concatenate(sheets).reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3)
-        return Examples(images, np.concatenate(labels))
+    def read(split: str, *sheets: str) -> Examples:
+        pixels = [np.asarray(Image.open(root / f"{sheet}.png").convert("RGB")) for sheet in sheets]
+        images = np.concatenate(pixels).reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3)
+        labels = json.loads((root / f"{split}_lables.json").read_text())  # as the package spells it
+        return Examples(images, np.asarray(labels))
 
-    return {"train": read(*(f"data_batch_{i}" for i in range(1, 6))), "test": read("test_batch")}
+    return {
+        "train": read("train", *(f"data_batch_{i}" for i in range(1, 6))),
+        "test": read("test", "test_batch"),
+    }
 
 
 READERS: dict[str, Callable[[pathlib.Path], Splits]] = {
@@ -125,7 +128,7 @@ def write(name: str, splits: Splits, data_dir: Optional[str] = None) -> None:
 
     with tfds.core.registered.skip_registration():
 
-        class Builder(tfds.core.GeneratorBasedBuilder):
+        class FromPackage(tfds.core.GeneratorBasedBuilder):
             """The same name, version and features; other examples."""
 
             VERSION = own.version
@@ -142,8 +145,8 @@ def write(name: str, splits: Splits, data_dir: Optional[str] = None) -> None:
             def _generate_examples(self, *args: Any) -> Any:
                 raise NotImplementedError
 
-    Builder.name = name
-    Builder(data_dir=data_dir).download_and_prepare()
+    FromPackage.name = name
+    FromPackage(data_dir=data_dir).download_and_prepare()
 
 
 @click.command(help=__doc__.split("\n\n")[0])
