@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from experiments.aggregation.tables import KEYS, Run, grouped, spread_of
 from tfp_bfl.evaluation import retention_curve
@@ -58,14 +59,15 @@ def learning_figure(runs: list[Run]) -> Figure:
         for axes, key in ((accuracy, "accuracy"), (loss, "test_nll")):
             rounds = [row["round"] for row in same[0]["per_round"] if key in row]
             values = np.mean([[row[key] for row in run["per_round"] if key in row] for run in same], 0)
-            axes.plot(rounds, values, **_look(i), label=label, marker="." if len(rounds) < 2 else "")
+            axes.plot(rounds, values, **_look(i), label=label)
         sds = spread_of(same)
         if sds:
-            spread.plot(range(1, len(sds) + 1), sds, **_look(i), marker="." if len(sds) < 2 else "")
+            spread.plot(range(1, len(sds) + 1), sds, **_look(i))
     loss.set_ylim(top=min(loss.get_ylim()[1], 3.0))  # A rule that fails would hide the others.
     spread.set_yscale("log")
     for axes, title in zip(panels, ("Accuracy", "Negative log-likelihood", "Median standard deviation")):
         style.tidy(axes, title, x="round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, accuracy)
     return figure
 
@@ -81,10 +83,11 @@ def _legend(figure: Figure, axes: object) -> None:
 
 
 def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
-    """Writes both figures of a table for each of its partitions."""
+    """Writes both figures of a table for each of its partitions; a single round has no learning curve."""
     folder.mkdir(parents=True, exist_ok=True)
     for partition in dict.fromkeys(run["partition"] for run in runs):
         same = [run for run in runs if run["partition"] == partition]
         name = f"{table}-{partition}".replace(":", "_")
         retention_figure(same).savefig(folder / f"{name}-retention.png", dpi=120)
-        learning_figure(same).savefig(folder / f"{name}-learning.png", dpi=120)
+        if max(run["rounds"] for run in same) > 1:
+            learning_figure(same).savefig(folder / f"{name}-learning.png", dpi=120)
