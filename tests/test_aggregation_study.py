@@ -2,6 +2,7 @@
 
 import csv
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -88,6 +89,30 @@ def test_a_table_killed_half_way_goes_on_where_it_was(tmp_path, fake):
     figures = sorted(path.name for path in (tmp_path / "digits" / "figures").iterdir())
     assert figures == ["rules-dirichlet_0.5-learning.png", "rules-dirichlet_0.5-retention.png"]
     assert "not measured" in (tmp_path / "digits" / "findings.md").read_text()
+
+
+def test_of_two_processes_at_a_cell_one_runs_it_and_the_other_waits(tmp_path, fake):
+    options = next(run.cells("rules", "digits"))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(config, folder):
+        begun.set()
+        assert go_on.wait(60)
+        fake(config, folder)
+
+    folder = tmp_path / "cells" / "one"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "execute", slowly)
+        first, second = (threading.Thread(target=run.run_cell, args=(folder, options)) for _ in range(2))
+        first.start()
+        assert begun.wait(60)
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        go_on.set()
+        first.join(60)
+        second.join(60)
+    assert fake.runs == ["one"] and not second.is_alive()
 
 
 def test_a_folder_of_another_config_is_refused_and_left_alone(tmp_path, fake):

@@ -6,6 +6,7 @@ figures and findings are written for what is there.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import pathlib
 import shutil
@@ -74,10 +75,14 @@ def check_folder(folder: pathlib.Path, options: Options) -> None:
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
-    """Runs a cell that is not done."""
-    if not (folder / "summary.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)  # Half a cell, from a run that was killed.
-        execute(config_of(options), folder)
+    """Runs a cell that is not done. Of several processes at one cell the first runs it, and the others wait."""
+    locks = folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / folder.name, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "summary.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # Half a cell, from a run that was killed.
+            execute(config_of(options), folder)
 
 
 @click.command()
