@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
@@ -92,6 +93,9 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         (["run", "--rule", "conflaton"], "did you mean 'conflation'"),
         (["run", "--clients", "2000", "--partition", "iid"], "2000 clients can't share"),
         (["run", "--config", "absent.yaml"], "can't be read"),
+        (["run", "--pretrain-share", "0.99"], "leaves client"),
+        (["run", "--pretrain-share", "0.001"], "set more aside"),
+        (["run", "--weighting", "max_discrepancy", "--kind", "mc_dropout"], "compares posteriors"),
         (["run", "--ruel", "x"], "--rule"),
         (["runn"], "Did you mean 'run'"),
     ],
@@ -126,6 +130,24 @@ def test_list_and_no_arguments(capsys):
     assert "log_linear_pool" in capsys.readouterr().out
     assert run_command_line([]) == 0
     assert "Usage" in capsys.readouterr().out
+
+
+def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
+    """With pre-training one round of distributed weight consolidation classifies; without, its accuracy is chance's."""
+    options = "--rule distributed_weight_consolidation --weighting max_discrepancy --rounds 2 --num-samples 4"
+    options += " --partition iid --pretrain-share 0.3 --update-prior --learning-rate-decay 0.5 --silent-rounds 1"
+    assert run_command_line(["run", *options.split(), "--output", str(tmp_path / "run")]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85
+    assert summary["accuracy"] > 0.4
+    lines = rows(tmp_path / "run")
+    assert all(0.1 <= row["largest_share"] < 1 for row in lines)
+    assert lines[1]["kl"] < lines[0]["kl"] / 10  # the prior is the last posterior
+    with np.load(tmp_path / "run" / "predictions.npz") as arrays:
+        right = arrays["probabilities"].argmax(1) == arrays["labels"]
+        assert right.mean() == pytest.approx(summary["accuracy"])
+        for name in ("entropy", "aleatoric", "epistemic"):
+            assert arrays[name].mean() == pytest.approx(summary[name], rel=1e-4)
 
 
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):

@@ -32,8 +32,8 @@ class RunConfig(pydantic.BaseModel):
     local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1)
     batch_size: int = _option(32, "Examples in a training step.", ge=1)
     learning_rate: float = _option(1e-3, "Of the clients' Adam.", gt=0, allow_inf_nan=False)
-    learning_rate_decay: float = _option(0.0, "Exponential, a round.", ge=0, allow_inf_nan=False)
-    silent_rounds: int = _option(0, "Rounds before that decay begins.", ge=0)
+    learning_rate_decay: float = _option(0.0, "Rate of its exponential decay, a round.", ge=0, allow_inf_nan=False)
+    silent_rounds: int = _option(0, "Rounds before the decay begins.", ge=0)
     update_prior: bool = _option(False, "After each round the pooled posterior becomes the prior.")
     pretrain_share: Optional[float] = _option(
         None, "Share of the data on which the server trains first, until its accuracy stands still.", gt=0, lt=1

@@ -64,9 +64,10 @@ def execute(
     clients = train.partition(partition, seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
-    server = None
+    server = held_out = None
     if config.pretrain_share:
         server, clients = clients.set_aside(config.pretrain_share, seed=config.seed)
+        held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
 
     try:
         folder.mkdir(parents=True)
@@ -78,7 +79,7 @@ def execute(
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = {"num_samples": config.num_samples, "seed": config.seed}
     with bfl.federated.local_workers() as runtime, _recorder(folder, config, console) as on_round:
-        pretrained = _pretrain(config, sample, server, runtime) if server else None
+        pretrained = _pretrain(config, sample, server, held_out, runtime) if server and held_out else None
         result = bfl.federated.simulate(
             process,
             clients,
@@ -131,10 +132,9 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
 
 
 def _pretrain(
-    config: RunConfig, sample: bfl.data.Source, server: bfl.data.Clients, runtime: Any
+    config: RunConfig, sample: bfl.data.Source, server: bfl.data.Clients, held_out: bfl.data.Clients, runtime: Any
 ) -> bfl.federated.Pretrained:
-    """The server's weights, trained on most of its share and chosen by the accuracy on the rest."""
-    held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
+    """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
     alone = {"rule": "naive_weighted_average", "weighting": "equal", "local_epochs": 1, "update_prior": False}
     process = _process(config.model_copy(update={**alone, "learning_rate_decay": 0.0}), sample)
