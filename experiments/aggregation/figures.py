@@ -47,6 +47,7 @@ def retention_figure(runs: list[Run]) -> Figure:
             accuracy = np.mean([curve.accuracy for curve in curves], 0)
             axes.plot(100 * curves[0].retained, accuracy, **_look(i), label=label)
         style.tidy(axes, uncertainty, x="surest examples kept, in %", y="accuracy" if axes is panels[0] else "")
+    panels[0].set_ylim(bottom=max(panels[0].get_ylim()[0], 0.3))  # A rule that fails would flatten the others.
     _legend(figure, panels[0])
     return figure
 

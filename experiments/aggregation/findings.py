@@ -83,7 +83,7 @@ def linear_pool_is_last(runs: list[Run]) -> Answer | None:
         if "linear_pool" in scores and len(scores) > 1:
             last = min(scores, key=lambda rule: scores[rule])
             answers.append(last == "linear_pool")
-            words.append(f"{partition}: {last} {scores[last]:.3f}, linear_pool {scores['linear_pool']:.3f}")
+            words.append(f"{partition}: last {last}, {scores[last]:.3f}; linear_pool {scores['linear_pool']:.3f}")
     return (all(answers), "; ".join(words)) if answers else None
 
 
