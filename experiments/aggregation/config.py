@@ -16,7 +16,7 @@ RULES = (
 PARTITIONS = ("iid", "label_skew:2", "dirichlet:0.5", "dirichlet:5.0")
 WEIGHTINGS = ("equal", "train_size", "max_discrepancy", "max_discrepancy_farthest", "distance")
 
-# What the paper fixes for all its runs.
+# Of all cells, unless a table or size says otherwise; numbers as in the paper, the weighting is ours.
 COMMON = {
     "kind": "flipout",
     "clients": 10,
@@ -72,7 +72,7 @@ SIZES = {
         "lengths": {"short": (400, 1), "long": (80, 5), "once": (1, 400), "alone": (200, 1)},
         "seeds": dict.fromkeys(TABLES, (0, 1, 2)),
     },
-    # Real CIFAR-10, a subset: an hour on two cores.
+    # Real CIFAR-10, a subset: meant for an hour on two cores.
     "cifar10": {
         "options": {
             "dataset": "cifar10",
