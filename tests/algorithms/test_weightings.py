@@ -85,3 +85,14 @@ def test_all_clients_faulty_changes_nothing(name):
 def test_a_weighting_for_a_kind_that_it_cannot_serve(name, kind):
     with pytest.raises(InvalidArgument, match=f"Weighting by '{name}' compares posteriors and this model has none"):
         algorithms.variational(functools.partial(model_fn, kind), rules.conflation(), name)
+
+
+def test_conflation_with_equal_weights_is_conflation_bit_for_bit():
+    states = []
+    for rule in ("conflation", "weighted_conflation"):
+        process = build(rule, "equal")
+        state = process.initialize()
+        for _ in range(3):
+            state = process.next(state, CLIENTS.shards(range(3), 2)).state
+        states.append(state.weights)
+    assert_same(*states, rtol=0, atol=0)

@@ -22,7 +22,8 @@ class _Precisions(NamedTuple):
 
 
 def _weighted_precisions(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Precisions:
-    precision = each(lambda v: scale(weight, v) / v, local.variance)
+    # Times the reciprocal, so that a weight of one changes no bit.
+    precision = each(lambda v: scale(weight, v) * tf.math.reciprocal(v), local.variance)
     shift = each(lambda p, m, a: p * (m - a), precision, local.mean, anchor.mean)
     return _Precisions(weight, precision, shift)
 
@@ -32,7 +33,7 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
 
     def pool(total: _Precisions, anchor: MeanField) -> MeanField:
         mean = each(lambda m, shift, p: m + shift / p, anchor.mean, total.shift, total.precision)
-        return MeanField(mean, each(lambda p: scale(numerator(total), p) / p, total.precision))
+        return MeanField(mean, each(lambda p: scale(numerator(total), p) * tf.math.reciprocal(p), total.precision))
 
     return pool
 
