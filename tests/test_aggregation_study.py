@@ -141,7 +141,15 @@ def test_list_runs_nothing(tmp_path, fake):
 
 def made(rule, accuracy, **options):
     defaults = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
-    defaults |= {"clients": 10, "rounds": 4, "local_epochs": 1, "partition": "iid", "seed": 0, "nll": 1.0}
+    defaults |= {
+        "initial_stddev": 0.003,
+        "clients": 10,
+        "rounds": 4,
+        "local_epochs": 1,
+        "partition": "iid",
+        "seed": 0,
+        "nll": 1.0,
+    }
     per_round = [{"round": i + 1, "accuracy": accuracy * (i + 1) / 4} for i in range(4)]
     return {**defaults, "rule": rule, "accuracy": accuracy, "per_round": per_round, **options}
 
@@ -158,6 +166,7 @@ def test_findings_can_hold_and_fail():
     runs += [made(findings.DWC, a, rounds=1, pretrain_share=s) for a, s in ((0.1, None), (0.8, 0.1))]
     runs += [made("weighted_sum", a, rounds=1, pretrain_share=s) for a, s in ((0.7, None), (0.81, 0.1))]
     runs += [made("linear_pool", 0.4, update_prior=True)]
+    runs += [made(rule, a, initial_stddev=0.05) for rule, a in good.items()]
     assert set(answers(runs).values()) == {True}
     turned = [{**r, "accuracy": 1 - r["accuracy"], "nll": r["accuracy"] * (r["rule"] == "conflation")} for r in runs]
     for row in turned:
@@ -179,4 +188,4 @@ def test_mean_and_sd_are_over_seeds_only():
         ["conflation", "0.6000 +- 0.1414"],
         ["weighted_sum", "0.2000"],
     ]
-    assert len(TABLES) == 7
+    assert len(TABLES) == 8

@@ -170,6 +170,7 @@ def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bayesi
             config.learning_rate, config.learning_rate_decay, config.silent_rounds
         ),
         update_prior=config.update_prior,
+        pretrained=bool(config.pretrain_share),
     )
 
 

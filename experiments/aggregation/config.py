@@ -16,6 +16,9 @@ RULES = (
 PARTITIONS = ("iid", "label_skew:2", "dirichlet:0.5", "dirichlet:5.0")
 WEIGHTINGS = ("equal", "train_size", "max_discrepancy", "max_discrepancy_farthest", "distance")
 
+# Near softplus(-3), where the variational layers of TensorFlow Probability start.
+WIDE_STDDEV = 0.05
+
 # Of all cells, unless a table or size says otherwise; numbers as in the paper, the weighting is ours.
 COMMON = {
     "kind": "flipout",
@@ -29,6 +32,7 @@ COMMON = {
     "learning_rate_decay": 0.04,
     "silent_rounds": 50,
     "prior_stddev": 10.0,
+    "initial_stddev": 0.003,
     "dropout_rate": 0.2,
 }
 
@@ -54,6 +58,17 @@ TABLES = {
             "pretrain_share": (None, 0.1),
             "length": ("once",),
         },
+        # McClure et al. 2018: what DWC subtracts is the clients' prior, the pre-trained posterior.
+        {
+            "rule": ("distributed_weight_consolidation", "weighted_sum"),
+            "pretrain_share": (0.1,),
+            "update_prior": (True,),
+            "length": ("once",),
+        },
+    ),
+    # Beyond the paper: noise that training feels, so that rules which shrink it can tell themselves apart.
+    "wide_start": (
+        {"rule": RULES, "partition": ("iid", "dirichlet:0.5"), "initial_stddev": (WIDE_STDDEV,), "length": ("short",)},
     ),
     "prior": (
         {

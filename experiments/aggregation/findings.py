@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Callable
 
 import numpy as np
 
+from experiments.aggregation.config import COMMON, WIDE_STDDEV
 from experiments.aggregation.tables import Run, write
 
 PRODUCTS = ("weighted_sum", "weighted_conflation", "conflation")
@@ -25,6 +27,7 @@ def _select(runs: list[Run], **wanted: object) -> list[Run]:
 def _federated(runs: list[Run], **wanted: object) -> list[Run]:
     """Runs of the main comparison: weighted by size, the prior fixed, nothing pre-trained, several rounds."""
     plain = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
+    plain["initial_stddev"] = COMMON["initial_stddev"]
     return [run for run in _select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
 
 
@@ -49,8 +52,8 @@ def _rounds_to(runs: list[Run], threshold: float) -> float:
     return float(np.mean(reached))
 
 
-def products_end_above_averages(runs: list[Run]) -> Answer | None:
-    runs = _federated(runs, local_epochs=1)
+def products_end_above_averages(runs: list[Run], **options: object) -> Answer | None:
+    runs = _federated(runs, local_epochs=1, **options)
     answers, words = [], []
     for partition in _partitions(runs):
         same = _select(runs, partition=partition)
@@ -62,8 +65,8 @@ def products_end_above_averages(runs: list[Run]) -> Answer | None:
     return (all(answers), "; ".join(words)) if answers else None
 
 
-def products_converge_faster(runs: list[Run]) -> Answer | None:
-    runs = _federated(runs, local_epochs=1)
+def products_converge_faster(runs: list[Run], **options: object) -> Answer | None:
+    runs = _federated(runs, local_epochs=1, **options)
     answers, words = [], []
     for partition in _partitions(runs):
         same = _select(runs, partition=partition)
@@ -75,8 +78,8 @@ def products_converge_faster(runs: list[Run]) -> Answer | None:
     return (all(answers), "; ".join(words)) if answers else None
 
 
-def linear_pool_is_last(runs: list[Run]) -> Answer | None:
-    runs = _federated(runs, local_epochs=1)
+def linear_pool_is_last(runs: list[Run], **options: object) -> Answer | None:
+    runs = _federated(runs, local_epochs=1, **options)
     answers, words = [], []
     for partition in _partitions(runs):
         scores = _by_rule(_select(runs, partition=partition), PRODUCTS + AVERAGES)
@@ -114,26 +117,31 @@ def equal_weighted_conflation_is_conflation(runs: list[Run]) -> Answer | None:
 
 def consolidation_needs_pretraining(runs: list[Run]) -> Answer | None:
     once = [run for run in runs if run["rounds"] == 1 and run["clients"] > 1]
-    scores = {
-        (rule, bool(share)): _accuracy(same)
-        for rule in (DWC, "weighted_sum")
-        for share in {run["pretrain_share"] for run in once}
-        if (same := _select(once, rule=rule, pretrain_share=share))
+    settings = {
+        "without": (False, False),
+        "with": (True, False),
+        "with, its posterior the clients' prior": (True, True),
     }
-    if len(scores) < 4:
+    scores: dict[str, list[float]] = {}
+    for name, (pretrained, updated) in settings.items():
+        same = [run for run in once if bool(run["pretrain_share"]) == pretrained and run["update_prior"] == updated]
+        both = [_select(same, rule=rule) for rule in (DWC, "weighted_sum")]
+        if all(both):
+            scores[name] = [_accuracy(rule) for rule in both]
+    if not {"without", "with"} <= scores.keys():
         return None
-    fails = scores[DWC, False] < scores["weighted_sum", False] - 10 * NEAR
-    near = abs(scores[DWC, True] - scores["weighted_sum", True]) < NEAR
-    return fails and near, (
-        f"without: DWC {scores[DWC, False]:.3f}, weighted sum {scores['weighted_sum', False]:.3f}; "
-        f"with: {scores[DWC, True]:.3f}, {scores['weighted_sum', True]:.3f}"
+    consolidated, summed = scores["without"]
+    fails = consolidated < summed - 10 * NEAR
+    near = any(abs(dwc - ws) < NEAR for name, (dwc, ws) in scores.items() if name != "without")
+    return fails and near, "; ".join(
+        f"{name}: DWC {dwc:.3f}, weighted sum {ws:.3f}" for name, (dwc, ws) in scores.items()
     )
 
 
 def updating_the_prior_hurts(runs: list[Run]) -> Answer | None:
     answers, words = [], []
     for rule in dict.fromkeys(run["rule"] for run in runs):
-        updated = [run for run in runs if run["update_prior"] and run["rule"] == rule]
+        updated = [run for run in runs if run["update_prior"] and run["rule"] == rule and run["rounds"] > 1]
         fixed = [
             other
             for run in updated
@@ -146,10 +154,19 @@ def updating_the_prior_hurts(runs: list[Run]) -> Answer | None:
     return (all(answers), "; ".join(words)) if answers else None
 
 
+def _from_wide(question: Callable[..., Answer | None]) -> Callable[[list[Run]], Answer | None]:
+    return functools.partial(question, initial_stddev=WIDE_STDDEV)
+
+
+_WIDE = f"E = 1, initial sd {WIDE_STDDEV}"
+
 FINDINGS: dict[str, Callable[[list[Run]], Answer | None]] = {
     "E = 1: WS, WC and conflation converge faster than NWA and LP": products_converge_faster,
     "E = 1: WS, WC and conflation end above NWA and LP": products_end_above_averages,
     "E = 1: LP is last": linear_pool_is_last,
+    f"{_WIDE}: WS, WC and conflation converge faster than NWA and LP": _from_wide(products_converge_faster),
+    f"{_WIDE}: WS, WC and conflation end above NWA and LP": _from_wide(products_end_above_averages),
+    f"{_WIDE}: LP is last": _from_wide(linear_pool_is_last),
     "E = 5: the rules draw level": five_epochs_draw_level,
     "WC with equal weights is conflation exactly": equal_weighted_conflation_is_conflation,
     "One round: DWC fails without pre-training, is near WS with it": consolidation_needs_pretraining,

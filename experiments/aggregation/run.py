@@ -53,6 +53,8 @@ def cell_name(options: Options) -> str:
         parts.append(f"pretrained={options['pretrain_share']}")
     if options.get("update_prior"):
         parts.append("updated_prior")
+    if options["initial_stddev"] != COMMON["initial_stddev"]:
+        parts.append(f"initial_stddev={options['initial_stddev']}")
     return ",".join(parts).replace(":", "_")
 
 

@@ -15,7 +15,18 @@ Run = dict[str, Any]
 
 SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share")
 # What tells the rows of a table apart; those that are the same in all of its rows are left out.
-KEYS = ("partition", "kind", "clients", "rule", "weighting", "pretrain_share", "update_prior", "local_epochs", "rounds")
+KEYS = (
+    "partition",
+    "kind",
+    "clients",
+    "rule",
+    "weighting",
+    "initial_stddev",
+    "pretrain_share",
+    "update_prior",
+    "local_epochs",
+    "rounds",
+)
 
 
 def read_cell(folder: pathlib.Path) -> Run:

@@ -309,6 +309,14 @@ def test_an_updated_prior_is_the_servers_posterior_from_the_second_round_on(roun
         assert differ(own.weights.posterior.mean, updated.weights.posterior.mean)
 
 
+def test_a_pretrained_posterior_is_the_prior_from_the_first_round_on():
+    model_fn = mlp(hidden=(), prior_stddev=0.5, initial_stddev=0.1)
+    data = examples(np.zeros([6, 3], np.float32))
+    options = {"optimizer_fn": SGD, "learning_rate": 0.3, "pretrained": True}
+    assert run(model_fn, data, **options).metrics.kl > 0.1
+    np.testing.assert_allclose(run(model_fn, data, update_prior=True, **options).metrics.kl, 0, atol=1e-5)
+
+
 def test_kl_is_to_the_updated_prior():
     """One batch: the KL is zero in the first step, which starts at the prior, and above in the second."""
     model_fn, data = mlp(prior_stddev=0.5, initial_stddev=0.2), table(4)

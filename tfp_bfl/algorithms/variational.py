@@ -33,7 +33,7 @@ def variational(
       element_spec: of the clients' datasets; None as in `federated.build_process`.
       seed: of the noise; `simulate` has its own.
       **client_options: of `tfp_bfl.clients.variational`: local_epochs, batch_size, learning_rate, optimizer_fn,
-        update_prior.
+        update_prior, pretrained.
 
     Returns:
       A `tff.learning.templates.LearningProcess`.

@@ -23,6 +23,7 @@ def variational(
     learning_rate: Schedule = 1e-3,
     optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer] = Adam,
     update_prior: bool = False,
+    pretrained: bool = False,
 ) -> ClientWork:
     """Client work that fits the posterior to the client's data from the server's posterior on.
 
@@ -41,6 +42,7 @@ def variational(
         It sees all means and point weights as one vector, all log s as another.
       update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
         layers' own (Fischer et al. 2024, Table 5).
+      pretrained: the first round's posterior has been learnt too, so that with update_prior it is a prior already.
 
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
@@ -84,6 +86,8 @@ def variational(
             if not update_prior:
                 return weights.prior
             pooled = weights.as_prior(message.weights.posterior)
+            if pretrained:
+                return pooled
             return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
 
         load, store = without_autograph(weights.load), without_autograph(weights.store)
