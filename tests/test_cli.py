@@ -139,10 +139,10 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     assert run_command_line(["run", *options.split(), "--output", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85
-    assert summary["accuracy"] > 0.4
+    assert summary["accuracy"] > 0.8
     lines = rows(tmp_path / "run")
     assert all(0.1 <= row["largest_share"] < 1 for row in lines)
-    assert lines[1]["kl"] < lines[0]["kl"] / 10  # the prior is the last posterior
+    assert all(row["kl"] < 1000 for row in lines)  # to the last posterior; to the layers' own prior some 400,000
     with np.load(tmp_path / "run" / "predictions.npz") as arrays:
         right = arrays["probabilities"].argmax(1) == arrays["labels"]
         assert right.mean() == pytest.approx(summary["accuracy"])

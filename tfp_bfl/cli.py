@@ -20,6 +20,7 @@ Examples:
   tfp-bfl run
   tfp-bfl run --rule linear_pool --rounds 20 --output my_run
   tfp-bfl run --config my_run/config.yaml --seed 1
+  tfp-bfl run --resume my_run
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
@@ -50,14 +51,21 @@ def _config_options(command: Any) -> Any:
 
 @cli.command(epilog=EXAMPLES)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
+@click.option("--resume", "resumed", metavar="RUN", help="Go on with a run folder that broke off; takes no option.")
 @_config_options
-def run(config_file: Optional[str], **given: Any) -> None:
+def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.config import make_config
-    from tfp_bfl.run import execute
+    from tfp_bfl.run import execute, resume
 
-    config = make_config(config_file, {name: value for name, value in given.items() if value is not None})
-    folder = execute(config, console=Console(stderr=True))
+    given = {name: value for name, value in given.items() if value is not None}
+    if resumed and (config_file or given):
+        other = "config" if config_file else next(iter(given)).replace("_", "-")
+        raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
+    if resumed:
+        folder = resume(resumed, console=Console(stderr=True))
+    else:
+        folder = execute(make_config(config_file, given), console=Console(stderr=True))
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(
         f"accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  ECE {summary['ece']:.4f}  "

@@ -28,6 +28,11 @@ class RunConfig(pydantic.BaseModel):
     partition: str = _option("dirichlet:0.5", "iid, label_skew:CLASSES, dirichlet:ALPHA or lda:ALPHA.")
     clients: int = _option(10, "Number of clients.", ge=1)
     cohort_size: Optional[int] = _option(None, "Clients drawn each round; all of them if not given.", ge=1)
+    dropout: float = _option(0.0, "Probability that a client of a round does not answer.", ge=0, lt=1)
+    max_update_norm: Optional[float] = _option(
+        None, "A client whose weights move further than this is left out of its round.", gt=0
+    )
+    max_retries: int = _option(3, "New cohorts for a round in which no client was sound.", ge=0)
     rounds: int = _option(60, "Number of rounds.", ge=1)
     local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1)
     batch_size: int = _option(32, "Examples in a training step.", ge=1)
@@ -48,6 +53,8 @@ class RunConfig(pydantic.BaseModel):
     num_samples: int = _option(20, "Weight samples of a prediction.", ge=1)
     evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1)
     evaluation_examples: int = _option(1000, "Test examples of those evaluations; the last one takes all.", ge=1)
+    checkpoint_every: int = _option(1, "Rounds between checkpoints, from which --resume goes on.", ge=1)
+    keep_checkpoints: int = _option(3, "Checkpoints that stay.", ge=1)
     seed: int = _option(0, "Of everything random.", ge=0, lt=2**31)
     data_dir: Optional[str] = _option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
     tensorboard: bool = _option(False, "Write TensorBoard event files into the run folder.")

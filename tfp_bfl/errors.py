@@ -23,6 +23,10 @@ class WorkerError(Error, RuntimeError):
     """A worker process did not start, did not answer or died."""
 
 
+class ComputationError(Error, RuntimeError):
+    """A computation failed at a worker that goes on: an operation of it raised."""
+
+
 def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     """Returns `table[name]`.
 

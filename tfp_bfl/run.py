@@ -5,13 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import pathlib
+import shutil
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, TextIO, Union
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.config import RunConfig
+from tfp_bfl.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 
 _VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")
@@ -36,8 +38,8 @@ def execute(
     """Runs a configuration and returns its folder.
 
     The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
-    round), summary.json, predictions.npz (of the test set), figures/, report.html and saved_model/; with the option
-    tensorboard also event files.
+    round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
+    saved_model/; with the option tensorboard also event files; and summary.json, once the run is complete.
 
     Args:
       config: what to run.
@@ -48,9 +50,32 @@ def execute(
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
         left without any. Nothing has been written then.
     """
-    console = console or Console(quiet=True)
+    return _run(config, _free_folder(config, output), console or Console(quiet=True))
+
+
+def resume(folder: Union[str, pathlib.Path], *, console: Optional[Console] = None) -> pathlib.Path:
+    """Goes on with a run that broke off, from its last checkpoint, and returns its folder.
+
+    Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
+
+    Args:
+      folder: of the run.
+      console: as in `execute`.
+
+    Raises:
+      InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
+        another version of this library, or all damaged. Nothing has been changed then.
+    """
+    folder = pathlib.Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
+    if (folder / "summary.json").exists():
+        raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
+    return _run(make_config(folder / "config.yaml", {}), folder, console or Console(quiet=True))
+
+
+def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.Path:
     started = time.perf_counter()
-    folder = _free_folder(config, output)
     partition = bfl.data.parse_partition(config.partition, config.clients)
     sample = bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
@@ -69,46 +94,68 @@ def execute(
         server, clients = clients.set_aside(config.pretrain_share, seed=config.seed)
         held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
 
+    shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
+    options = {"num_samples": config.num_samples, "seed": config.seed}
+    with _owned(folder, config), bfl.federated.local_workers() as runtime:
+        pretrained = None
+        if server and held_out and not any((folder / "checkpoints").glob("*")):
+            pretrained = _pretrain(config, sample, server, held_out, runtime)
+            words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
+            (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
+        with _recorder(folder, config, console) as on_round:
+            result = bfl.federated.simulate(
+                process,
+                clients,
+                rounds=config.rounds,
+                cohort_size=config.cohort_size,
+                seed=config.seed,
+                checkpoint_dir=folder / "checkpoints",
+                evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, **options),
+                evaluate_every=config.evaluate_every,
+                on_round=on_round,
+                start=pretrained and pretrained.weights,
+                runtime=runtime,
+                checkpoint_every=config.checkpoint_every,
+                keep_checkpoints=config.keep_checkpoints,
+                dropout=config.dropout,
+                max_retries=config.max_retries,
+            )
+        worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
+        final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
+        uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
+        summary = {
+            **_renamed(final.metrics),
+            "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
+            "collapsed_in_round": result.collapsed,
+            **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
+            "train_seconds": sum(row["train_seconds"] for row in result.rounds),
+            "ms_per_step": _ms_per_step(config, clients, result.rounds),
+            "worker_mb": round(worker_mb),
+            "seconds": time.perf_counter() - started,
+            "versions": {name: metadata.version(name) for name in _VERSIONED},
+        }
+        _write_results(folder, config, clients, test, final, result, summary)
+    return folder
+
+
+@contextlib.contextmanager
+def _owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
+    """Makes the folder if it is new, and keeps other processes out of it."""
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgument(
             f"The run folder {folder} can't be made ({error.strerror}): give --output another one."
         ) from None
-    (folder / "config.yaml").write_text(yaml.safe_dump(_record(config), sort_keys=False))
-    shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options = {"num_samples": config.num_samples, "seed": config.seed}
-    with bfl.federated.local_workers() as runtime, _recorder(folder, config, console) as on_round:
-        pretrained = _pretrain(config, sample, server, held_out, runtime) if server and held_out else None
-        result = bfl.federated.simulate(
-            process,
-            clients,
-            rounds=config.rounds,
-            cohort_size=config.cohort_size,
-            seed=config.seed,
-            evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, **options),
-            evaluate_every=config.evaluate_every,
-            on_round=on_round,
-            start=pretrained and pretrained.weights,
-            runtime=runtime,
-        )
-        worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
-    final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
-    bfl.export.save(result.model, folder / "saved_model")
-    uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
-    summary = {
-        **_renamed(final.metrics),
-        "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
-        "collapsed_in_round": result.collapsed,
-        **({"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy} if pretrained else {}),
-        "train_seconds": sum(row["train_seconds"] for row in result.rounds),
-        "ms_per_step": _ms_per_step(config, clients, result.rounds),
-        "worker_mb": round(worker_mb),
-        "seconds": time.perf_counter() - started,
-        "versions": {name: metadata.version(name) for name in _VERSIONED},
-    }
-    _write_results(folder, config, clients, test, final, result, summary)
-    return folder
+    with open(folder / "config.yaml", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidArgument(f"The run in {folder} is still going on in another process: wait for it.") from None
+        if not file.tell():
+            file.write(yaml.safe_dump(_record(config), sort_keys=False))
+            file.flush()
+        yield
 
 
 def _record(config: RunConfig) -> dict[str, Any]:
@@ -171,6 +218,7 @@ def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bayesi
         ),
         update_prior=config.update_prior,
         pretrained=bool(config.pretrain_share),
+        max_update_norm=config.max_update_norm,
     )
 
 
@@ -187,15 +235,17 @@ def _recorder(folder: pathlib.Path, config: RunConfig, console: Console) -> Iter
         disable=not console.is_terminal,
     )
     writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
-    with progress, open(folder / "metrics.jsonl", "w", encoding="utf-8") as lines:
+    with progress, open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
         task = progress.add_task("rounds", total=config.rounds, scores="")
 
         def on_round(row: _Row) -> None:
+            if not progress.tasks[task].completed:
+                _cut_before(lines, row["round"])
             lines.write(json.dumps(row) + "\n")
             lines.flush()
             if "accuracy" in row:
                 progress.update(task, scores=f"accuracy {row['accuracy']:.3f}  NLL {row['test_nll']:.3f}")
-            progress.advance(task)
+            progress.update(task, completed=row["round"])
             if writer:
                 with writer.as_default(step=row["round"]):
                     for name, value in row.items():
@@ -205,6 +255,14 @@ def _recorder(folder: pathlib.Path, config: RunConfig, console: Console) -> Iter
         yield on_round
     if writer:
         writer.close()
+
+
+def _cut_before(lines: TextIO, number: int) -> None:
+    """Leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
+    lines.seek(0)
+    kept = lines.readlines()[: number - 1]
+    lines.truncate(0)
+    lines.writelines(kept)
 
 
 def _renamed(metrics: dict[str, float]) -> dict[str, float]:
@@ -228,8 +286,13 @@ def _write_results(
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
 ) -> None:
-    """summary.json, predictions.npz, the figures and the report that shows them."""
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    # Of a run that broke off while it wrote them.
+    for half in ("figures", "saved_model"):
+        shutil.rmtree(folder / half, ignore_errors=True)
+    rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
+    (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
+    bfl.export.save(result.model, folder / "saved_model")
     uncertainties = {"entropy": final.entropy, "aleatoric": final.aleatoric, "epistemic": final.epistemic}
     np.savez_compressed(
         folder / "predictions.npz", probabilities=final.probabilities, labels=test.labels, **uncertainties
@@ -256,3 +319,7 @@ def _write_results(
         figures=figures,
         warnings=[bfl.federated.collapse_warning(result.collapsed)] if result.collapsed else [],
     )
+    # Last, and at once: that it is there says that the run is complete.
+    draft = folder / "summary.json.draft"
+    draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    draft.replace(folder / "summary.json")

@@ -20,7 +20,7 @@ from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import read_cell, write_tables
 from tfp_bfl import errors
-from tfp_bfl.config import RunConfig, make_config, read_yaml
+from tfp_bfl.config import RunConfig, make_config
 from tfp_bfl.run import execute
 
 Options = dict[str, Any]
@@ -66,12 +66,14 @@ def check_folder(folder: pathlib.Path, options: Options) -> None:
     """Raises InvalidArgument if a cell's folder holds a run of other options."""
     if not (folder / "config.yaml").exists():
         return
-    wanted, held = config_of(options).model_dump(exclude={"output"}), read_yaml(folder / "config.yaml")
-    differing = [name for name in {**wanted, **held} if wanted.get(name) != held.get(name)]
+    wanted, held = (
+        c.model_dump(exclude={"output"}) for c in (config_of(options), make_config(folder / "config.yaml", {}))
+    )
+    differing = [name for name in wanted if wanted[name] != held[name]]
     if differing:
         name = differing[0]
         raise errors.InvalidArgument(
-            f"{folder} is of another version of the config ({name} {held.get(name)!r}, now {wanted.get(name)!r}): "
+            f"{folder} is of another version of the config ({name} {held[name]!r}, now {wanted[name]!r}): "
             "give another --output, or delete that folder."
         )
 

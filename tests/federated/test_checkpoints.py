@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import subprocess
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated.checkpoints import Checkpoints
+from tfp_bfl.federated.checkpoints import Checkpoints, Record
 
 pytest.importorskip("tensorflow_federated")
 
@@ -43,46 +44,137 @@ def without_times(rows):
     return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
 
 
+RECORD = Record(rows=[{"round": 3, "nll": 0.1 + 0.2, "none": None, "faulty_clients": {"1": "x"}}], first_stddev=0.1)
+
+
+def files(*rounds):
+    return sorted(f"round_{n}{end}" for n in rounds for end in (".data-00000-of-00001", ".index", ".sha256"))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def saved(folder, state, *rounds, description=None):
+    checkpoints = Checkpoints(folder, description or {"rule": "conflation"})
+    for number in rounds:
+        checkpoints.save(state._replace(round=np.int32(number)), RECORD)
+    return checkpoints
+
+
 def test_states_come_back_as_they_were(tmp_path, state):
-    checkpoints = Checkpoints(tmp_path / "states")
-    assert checkpoints.latest(state) is None
+    assert Checkpoints(tmp_path / "states", {}).latest(state) is None
     later = state._replace(round=np.int32(3))
-    checkpoints.save(later)
-    found = Checkpoints(tmp_path / "states").latest(state)
-    assert type(found) is type(state)
-    tf.nest.assert_same_structure(found, state)
-    assert_identical(found, later)
+    saved(tmp_path / "states", state, 3)
+    found = Checkpoints(tmp_path / "states", {"rule": "conflation"}).latest(state)
+    assert type(found.state) is type(state)
+    tf.nest.assert_same_structure(found.state, state)
+    assert_identical(found.state, later)
+    assert found.record == RECORD
 
 
 def test_the_last_states_are_kept(tmp_path, state):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path, {}, keep=2)
     for number in (1, 2, 9, 10):
-        checkpoints.save(state._replace(round=np.int32(number)))
-        assert checkpoints.latest(state).round == number
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["round_10", "round_9"]
+        checkpoints.save(state._replace(round=np.int32(number)), RECORD)
+        assert checkpoints.latest(state).state.round == number
+    assert names(tmp_path) == files(9, 10)
+
+
+def test_sums_are_those_of_sha256sum(tmp_path, state):
+    saved(tmp_path, state, 1)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "round_1.sha256"], cwd=tmp_path, check=True, capture_output=True
+    )
+
+
+@pytest.mark.parametrize("part", [".data-00000-of-00001", ".index", ".sha256"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "gone"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, state, caplog, part, damage):
+    checkpoints = saved(tmp_path, state, 1, 2)
+    path = tmp_path / f"round_2{part}"
+    content = path.read_bytes()
+    middle = len(content) // 2
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    path.write_bytes({"truncated": content[:middle], "flipped": flipped, "emptied": b"", "gone": b""}[damage])
+    if damage == "gone":
+        path.unlink()
+    assert checkpoints.latest(state).state.round == 1
+    told = [record.getMessage() for record in caplog.records]
+    if (part, damage) == (".sha256", "gone"):  # As after a kill in the middle of writing.
+        assert told == []
+    else:
+        assert len(told) == 1 and "round_2 is damaged (" in told[0]
+
+
+def test_all_damaged_is_an_error(tmp_path, state):
+    checkpoints = saved(tmp_path, state, 1, 2)
+    before = names(tmp_path)
+    for path in tmp_path.glob("*.index"):
+        path.write_bytes(b"no index")
+    with pytest.raises(InvalidArgument, match=r"Every checkpoint in .* is damaged"):
+        checkpoints.latest(state)
+    assert names(tmp_path) == before
+
+
+def test_what_a_killed_writer_leaves_is_overwritten(tmp_path, state):
+    checkpoints = saved(tmp_path, state, 1)
+    (tmp_path / "round_2.data-00000-of-00001").write_bytes(b"half")
+    (tmp_path / "round_2.sha256.draft").write_bytes(b"half")
+    assert checkpoints.latest(state).state.round == 1
+    checkpoints.save(state._replace(round=np.int32(2)), RECORD)
+    assert checkpoints.latest(state).state.round == 2
+    assert names(tmp_path) == files(1, 2)
+
+
+@pytest.mark.parametrize("name", ["library", "model", "rule", "clients"])
+def test_checkpoints_of_another_run_are_refused_unchanged(tmp_path, state, name):
+    words = {"library": "tfp_bfl 1", "model": "lenet", "rule": "conflation", "clients": "10"}
+    saved(tmp_path, state, 1, description=words)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    other = Checkpoints(tmp_path, {**words, name: "another"})
+    with pytest.raises(InvalidArgument, match=f"are of another {name}, {words[name]}, and this run's is another"):
+        other.latest(state)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_run_goes_on_as_if_it_had_never_stopped(simulate, tmp_path):
     whole = simulate(4)
     simulate(2, checkpoint_dir=tmp_path)
-    rest = simulate(4, checkpoint_dir=tmp_path)
+    seen = []
+    rest = simulate(4, checkpoint_dir=tmp_path, on_round=seen.append)
     assert_identical(rest.state, whole.state)
-    assert [row["round"] for row in rest.rounds] == [3, 4]
-    assert without_times(rest.rounds) == without_times(whole.rounds[2:])
+    assert [row["round"] for row in seen] == [3, 4]
+    assert without_times(rest.rounds) == without_times(whole.rounds)
     assert_identical(models.get_weights(rest.model), models.get_weights(whole.model))
 
 
+def test_metrics_come_back_bit_for_bit(simulate, tmp_path):
+    """Among them NumPy's numbers and what JSON has no words for."""
+    values = iter([np.float32(0.1), float("nan"), 1 / 3])
+    first = simulate(3, checkpoint_dir=tmp_path, evaluate=lambda model: {"score": next(values)}).rounds
+    again = simulate(3, checkpoint_dir=tmp_path).rounds
+    np.testing.assert_array_equal([row.pop("score") for row in again], [row.pop("score") for row in first])
+    assert again == first
+
+
 def test_each_round_is_saved_and_the_last_few_stay(simulate, tmp_path):
-    folders = []
+    folder = tmp_path / "a" / "b"
+    numbers = []
     result = simulate(
         5,
-        checkpoint_dir=tmp_path / "a" / "b",
-        on_round=lambda row: folders.append(len([*(tmp_path / "a" / "b").iterdir()])),
+        checkpoint_dir=folder,
+        on_round=lambda row: numbers.append(len([*folder.glob("*.sha256")])),
+        keep_checkpoints=2,
     )
-    assert folders == [1, 2, 3, 3, 3]
-    names = sorted(path.name for path in (tmp_path / "a" / "b").iterdir())
-    assert names == ["round_3", "round_4", "round_5"]
-    assert_identical(Checkpoints(tmp_path / "a" / "b").latest(result.state), result.state)
+    assert numbers == [1, 2, 2, 2, 2]
+    assert names(folder) == files(4, 5)
+    assert simulate(5, checkpoint_dir=folder).rounds == result.rounds
+
+
+def test_rounds_between_checkpoints(simulate, tmp_path):
+    simulate(5, checkpoint_dir=tmp_path, checkpoint_every=2)
+    assert names(tmp_path) == files(2, 4, 5)
 
 
 def test_a_run_that_broke_off_goes_on(simulate, tmp_path):
@@ -92,15 +184,16 @@ def test_a_run_that_broke_off_goes_on(simulate, tmp_path):
 
     with pytest.raises(RuntimeError, match="this is expected"):
         simulate(4, checkpoint_dir=tmp_path, on_round=fail_in_round_3)
-    rest = simulate(4, checkpoint_dir=tmp_path)
-    assert [row["round"] for row in rest.rounds] == [4]
+    seen = []
+    rest = simulate(4, checkpoint_dir=tmp_path, on_round=seen.append)
+    assert [row["round"] for row in seen] == [4]
     assert_identical(rest.state, simulate(4).state)
 
 
 def test_a_finished_run_runs_no_round(simulate, tmp_path):
     first = simulate(2, checkpoint_dir=tmp_path)
-    again = simulate(2, checkpoint_dir=tmp_path)
-    assert again.rounds == []
+    again = simulate(2, checkpoint_dir=tmp_path, on_round=lambda row: pytest.fail("a round"))
+    assert again.rounds == first.rounds
     assert_identical(again.state, first.state)
     assert_identical(models.get_weights(again.model), models.get_weights(first.model))
 
@@ -108,15 +201,27 @@ def test_a_finished_run_runs_no_round(simulate, tmp_path):
 def test_another_seed_does_not_mix_with_the_old_one(simulate, tmp_path):
     """Cohorts of one seed with noise of another would be a run that no seed repeats."""
     simulate(1, checkpoint_dir=tmp_path)
-    with pytest.raises(InvalidArgument, match="of a run with another seed or model"):
+    with pytest.raises(InvalidArgument, match="are of seed 6, and this run's is 7"):
         simulate(2, checkpoint_dir=tmp_path, seed=7)
 
 
-def test_another_model_is_refused(simulate, runtime, tmp_path):
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [("model", {"hidden": (4,)}), ("model", {"prior_stddev": 0.5}), ("rule", {"rule": "conflation"}), ("clients", {})],
+)
+def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     simulate(1, checkpoint_dir=tmp_path)
-    other = algorithms.variational(lambda: models.mlp("flipout", hidden=(4,)), rules.conflation())
-    with pytest.raises(InvalidArgument, match="of a run with another seed or model"):
-        federated.simulate(other, CLIENTS, 2, cohort_size=3, seed=6, runtime=runtime, checkpoint_dir=tmp_path)
+    clients = Clients(CLIENTS.source, CLIENTS.indices[:4]) if what == "clients" else CLIENTS
+    options = {"hidden": (3,), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
+    rule = rules.RULES[options.pop("rule")]()
+    other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8)
+    with pytest.raises(InvalidArgument, match=f"are of another {what}, "):
+        federated.simulate(other, clients, 2, cohort_size=3, seed=6, runtime=runtime, checkpoint_dir=tmp_path)
+    assert names(tmp_path) == files(1)
+
+
+def test_the_same_model_built_again_has_the_same_words():
+    assert build.__wrapped__().description == build().description
 
 
 def test_without_a_directory_nothing_is_written(simulate, tmp_path, monkeypatch):

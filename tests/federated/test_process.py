@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
-from tfp_bfl.federated.faults import FAULTS, find_fault, is_sound
+from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
 
@@ -253,44 +253,3 @@ def test_a_round_of_faulty_clients_alone_changes_nothing_but_its_number():
     assert_same(output.state.weights, state.weights)
     assert (output.state.round, output.state.step) == (1, 10)
     assert (output.metrics["num_faulty"], output.metrics["num_clients"]) == (1, 1)
-
-
-def weights(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,)):
-    leaf = lambda values: (tf.constant(values),)
-    return ModelWeights(MeanField(leaf(mean), leaf(variance)), leaf(point), MeanField(leaf(moment), leaf((1.0,))))
-
-
-@pytest.mark.parametrize(
-    ("local", "weight", "fault"),
-    [
-        (weights(), 1.0, ""),
-        (weights(mean=(0.0, np.nan)), 1.0, "not finite"),
-        (weights(variance=(1.0, np.inf)), 1.0, "not finite"),
-        (weights(point=(-np.inf,)), 1.0, "not finite"),
-        (weights(moment=(np.nan,)), 1.0, "not finite"),
-        (weights(variance=(1.0, 0.0)), 1.0, "variance zero or below"),
-        (weights(variance=(-1e-9,)), 1.0, "variance zero or below"),
-        (weights(), 0.0, "weight not above zero"),
-        (weights(), np.nan, "weight not above zero"),
-        (weights(mean=(np.nan,), variance=(0.0,)), -1.0, "not finite"),
-    ],
-)
-@pytest.mark.parametrize("how", ["eager", "function", "graph"])
-def test_faults(local, weight, fault, how):
-    def check():
-        code = find_fault(local, tf.constant(weight))
-        return code, is_sound(code)
-
-    if how == "graph":  # As TFF traces: `==` on tensors is Python's identity here.
-        values = tf.nest.map_structure(lambda x: x.numpy(), local)
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            code = find_fault(tf.nest.map_structure(tf.constant, values), tf.constant(weight))
-            code, sound = session.run([code, is_sound(code)])
-    else:
-        code, sound = (tf.function(check) if how == "function" else check)()
-    assert FAULTS[int(code)] == fault and bool(sound) is (fault == "")
-
-
-def test_a_model_without_a_posterior_has_no_variance_to_check():
-    none = MeanField((), ())
-    assert find_fault(ModelWeights(none, (tf.constant([1.0]),), none), tf.constant(1.0)) == 0

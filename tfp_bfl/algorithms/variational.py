@@ -18,6 +18,7 @@ def variational(
     *,
     element_spec: Any = None,
     seed: int = 0,
+    max_update_norm: float | None = None,
     **client_options: Any,
 ) -> federated.BayesianProcess:
     """Clients fit the broadcast posterior to their data by the negative ELBO; the server pools them by `rule`.
@@ -32,6 +33,7 @@ def variational(
         the server holds all clients' posteriors at once.
       element_spec: of the clients' datasets; None as in `federated.build_process`.
       seed: of the noise; `simulate` has its own.
+      max_update_norm: clients whose weights move further are faulty, as in `federated.build_process`.
       **client_options: of `tfp_bfl.clients.variational`: local_epochs, batch_size, learning_rate, optimizer_fn,
         update_prior, pretrained.
 
@@ -58,4 +60,5 @@ def variational(
         server_step=servers.replace(),
         element_spec=element_spec,
         seed=seed,
+        max_update_norm=max_update_norm,
     )

@@ -6,7 +6,7 @@ cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 """
 
 from tfp_bfl.data.clients import ClientExamples, Clients
-from tfp_bfl.data.cohorts import cohort
+from tfp_bfl.data.cohorts import answering, cohort
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda
 from tfp_bfl.data.partitions import parse as parse_partition
 from tfp_bfl.data.sources import Source, list_sources, load, peek
@@ -16,6 +16,7 @@ __all__ = [
     "Clients",
     "Partition",
     "Source",
+    "answering",
     "cohort",
     "dirichlet",
     "iid",

@@ -8,10 +8,10 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument, check_count
 
 
-def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: int) -> np.ndarray:
+def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: int, attempt: int = 0) -> np.ndarray:
     """Draws the clients of one round uniformly, without replacement (McMahan et al. 2017, algorithm 1).
 
-        S_t ~ Uniform({S subset of {0..K-1} : |S| = cohort_size}),  a function of (seed, t) alone
+        S_t ~ Uniform({S subset of {0..K-1} : |S| = cohort_size}),  a function of (seed, t, attempt) alone
 
     so that a resumed run sees the same clients in the same rounds as one that was never stopped.
 
@@ -20,6 +20,7 @@ def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: i
       cohort_size: clients per round; None or K takes all of them.
       round_number: t; `tfp_bfl.simulate` counts from 1.
       seed: of the run.
+      attempt: of the round, from 0: a round that failed is tried again with other clients.
 
     Returns:
       Sorted client indices, int64 [cohort_size].
@@ -29,7 +30,7 @@ def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: i
     """
     num_clients = check_count(num_clients, "num_clients")
     round_number = check_count(round_number, "round_number", least=0)
-    rng = generator(seed, "cohort", round_number)
+    rng = generator(seed, "cohort", round_number, *_again(attempt))
     if cohort_size is None:
         return np.arange(num_clients, dtype=np.int64)
     cohort_size = check_count(cohort_size, "cohort_size")
@@ -40,3 +41,29 @@ def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: i
     if cohort_size == num_clients:
         return np.arange(num_clients, dtype=np.int64)
     return np.sort(rng.choice(num_clients, size=cohort_size, replace=False)).astype(np.int64)
+
+
+def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, attempt: int = 0) -> np.ndarray:
+    """The clients of a cohort that answer: each stays away with probability `dropout`, for itself.
+
+    A function of (seed, round_number, attempt, client) alone.
+
+    Args:
+      chosen: client indices, int64 [n].
+      dropout: in [0, 1).
+      round_number, seed, attempt: as in `cohort`.
+
+    Returns:
+      Those who answer, int64 [at most n].
+
+    Raises:
+      InvalidArgument: `dropout` is below 0, or 1 and above.
+    """
+    if not 0 <= dropout < 1:
+        raise InvalidArgument(f"dropout is {dropout}, but must be a probability of at least 0 and below 1.")
+    rng = generator(seed, "dropout", round_number, *_again(attempt))
+    return chosen[rng.random(1 + max(chosen, default=0))[chosen] >= dropout]  # The k-th draw is client k's.
+
+
+def _again(attempt: int) -> tuple[int, ...]:
+    return (attempt,) if attempt else ()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import weakref
@@ -10,7 +11,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Callable, Optional, Union
 
-from tfp_bfl.errors import InvalidArgument, WorkerError, check_count
+from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.executor import create_stub, executor_type
 from tfp_bfl.federated.workers import Worker, is_ready, open_channel
@@ -40,7 +41,6 @@ class RemoteWorker:
 
 
 AnyWorker = Union[Worker, RemoteWorker]
-Executors = weakref.WeakSet[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +52,13 @@ class Runtime:
         with-block (TFF's contexts are per thread: another thread has to install it for itself).
       workers: the workers behind it.
       concurrent_calls: how many client computations all of them run at once.
+      replace_dead_workers: starts a worker for each that has died and returns how many; none if they are not ours.
     """
 
     context: Any
     workers: Sequence[Any]
     concurrent_calls: int
+    replace_dead_workers: Callable[[], int] = lambda: 0
 
 
 @contextlib.contextmanager
@@ -106,17 +108,28 @@ def local_workers(
             intra_op_threads = max(1, cores // at_once)
         if inter_op_threads is None and "TF_NUM_INTEROP_THREADS" not in os.environ:
             inter_op_threads = max_concurrent_calls
+    start = functools.partial(Worker.start, max_concurrent_calls, intra_op_threads, inter_op_threads, startup_seconds)
     with contextlib.ExitStack() as stack:
-        workers = []
-        executors: Executors = weakref.WeakSet()
-        stack.callback(_abandon, executors)
+        connections: list[_Connection] = []
+        workers: list[Any] = []
         for _ in range(num_workers):
-            worker = Worker.start(max_concurrent_calls, intra_op_threads, inter_op_threads, startup_seconds)
-            stack.callback(worker.stop)
-            workers.append(worker)
-        context = _create_context(workers, executors)
+            workers.append(start())
+            stack.callback(_stop_at, workers, len(workers) - 1)
+        connections += map(_Connection, workers)
+        stack.callback(_abandon, connections)
+
+        def replace_dead_workers() -> int:
+            dead = [i for i, worker in enumerate(workers) if not worker.is_alive]
+            for i in dead:
+                connections[i].abandon()
+                workers[i].stop()
+                workers[i] = start()
+                connections[i] = _Connection(workers[i])
+            return len(dead)
+
+        context = _create_context(connections)
         with require_tff().framework.get_context_stack().install(context):
-            yield Runtime(context, tuple(workers), num_workers * max_concurrent_calls)
+            yield Runtime(context, workers, num_workers * max_concurrent_calls, replace_dead_workers)
 
 
 @contextlib.contextmanager
@@ -152,67 +165,107 @@ def remote_workers(
             workers.append(worker)
         for worker in workers:
             worker.check()
-        executors: Executors = weakref.WeakSet()
-        context = _create_context(workers, executors)
-        stack.callback(_release, executors)
+        connections = [_Connection(worker) for worker in workers]
+        context = _create_context(connections)
+        stack.callback(_release, connections)
         with require_tff().framework.get_context_stack().install(context):
             yield Runtime(context, tuple(workers), len(workers) * max_concurrent_calls)
 
 
-def _create_context(workers: Sequence[AnyWorker], executors: Executors) -> Any:
-    """Returns a synchronous context over workers; adds what holds values there to `executors`."""
+class _Connection:
+    """A worker and TFF's asynchronous context over it."""
+
+    def __init__(self, worker: AnyWorker) -> None:
+        self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.context = _create_async_context(worker, self._executors)
+
+    def abandon(self) -> None:
+        """Forgets what the worker holds, which is about to end or has ended."""
+        for executor in self._executors:
+            executor.abandon()
+
+    def close(self) -> None:
+        """Frees what the worker holds."""
+        for executor in list(self._executors):
+            executor.close()
+
+
+def _stop_at(workers: list[Any], i: int) -> None:
+    workers[i].stop()
+
+
+def _create_context(connections: list[_Connection]) -> Any:
+    """Returns a synchronous context over the workers of these connections, which may be replaced in their list."""
     tff = require_tff()
-    contexts = [_create_async_context(worker, executors) for worker in workers]
 
     class AsyncContext(tff.framework.AsyncContext):  # type: ignore[name-defined,misc]
         """One worker's context; calls to it block a thread of their own, so that workers run side by side."""
 
-        def __init__(self, context: Any, failures: list[Exception]) -> None:
-            self._context = context
-            self._failures = failures
+        def __init__(self, i: int) -> None:
+            self._i = i
 
         async def invoke(self, comp: Any, arg: Any) -> Any:
+            context = connections[self._i].context
             try:
-                return await asyncio.wrap_future(_start(lambda: self._context.invoke(comp, arg)))
+                return await asyncio.wrap_future(_start(lambda: context.invoke(comp, arg)))
             except Exception as error:
-                self._failures.append(error)
+                failures.append(error)
                 # TFF reads one failure; asyncio would print each of the others, but no cancellation.
                 raise asyncio.CancelledError from error
 
     class Context(tff.framework.SyncContext):  # type: ignore[name-defined,misc]
         def invoke(self, comp: Any, arg: Any) -> Any:
-            if len(contexts) == 1 or not _has_clients(comp.type_signature.parameter):
-                return _start(lambda: contexts[0].invoke(comp, arg)).result()
-            try:
-                return split.invoke(comp, arg)
-            except CancelledError:
-                if failures:
-                    raise failures[0] from None
-                raise
-            finally:
-                failures.clear()
+            with _explained():
+                if len(connections) == 1 or not _has_clients(comp.type_signature.parameter):
+                    return _start(lambda: connections[0].context.invoke(comp, arg)).result()
+                try:
+                    return split.invoke(comp, arg)
+                except CancelledError:
+                    # A worker that died explains more than the calls that this has ended.
+                    for error in sorted(failures, key=lambda error: not isinstance(error, WorkerError)):
+                        raise error from None
+                    raise
+                finally:
+                    failures.clear()
 
     failures: list[Exception] = []
     split = tff.framework.MergeableCompExecutionContext(
-        [AsyncContext(context, failures) for context in contexts], compiler_fn=_compile_mergeable
+        [AsyncContext(i) for i in range(len(connections))], compiler_fn=_compile_mergeable
     )
-
     return Context()
 
 
-def _abandon(executors: Executors) -> None:
-    for executor in executors:
-        executor.abandon()
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turns gRPC's error for a computation that failed into one sentence."""
+    import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        text = error.details() if isinstance(error, grpc.Call) else str(error)
+        reason = (text or "no reason given").removeprefix("Failed to run computation: ").splitlines()[0].strip()
+        raise ComputationError(f"A computation failed at a worker: {reason}") from error
 
 
-def _release(executors: Executors) -> None:
+def _abandon(connections: list[_Connection]) -> None:
+    for connection in connections:
+        connection.abandon()
+
+
+def _release(connections: list[_Connection]) -> None:
     """Frees what workers hold that go on. On a thread: one that computes answers late, a dead one never."""
-    thread = threading.Thread(target=lambda: [e.close() for e in list(executors)], daemon=True)
+
+    def close_all() -> None:
+        for connection in connections:
+            connection.close()
+
+    thread = threading.Thread(target=close_all, daemon=True)
     thread.start()
     thread.join(_RELEASE_SECONDS)
 
 
-def _create_async_context(worker: AnyWorker, executors: Executors) -> Any:
+def _create_async_context(worker: AnyWorker, executors: "weakref.WeakSet[Any]") -> Any:
     """Returns TFF's asynchronous context over one worker; adds the executors that it makes to `executors`."""
     tff = require_tff()
     from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation

@@ -12,13 +12,14 @@ import collections
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated._installation import require_tff
-from tfp_bfl.federated.faults import find_fault, is_sound
+from tfp_bfl.federated.description import describe
+from tfp_bfl.federated.faults import check_max_update_norm, find_fault, is_sound
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, check_layers, get_weights, min_stddev
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
@@ -65,10 +66,19 @@ class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[n
       model_fn: builds the Keras model.
       num_outputs: of the model: C.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
+      description: what a checkpoint must agree with: the library, the model and the rule, in words.
     """
 
-    def __init__(self, model_fn: Callable[[], tf.keras.Model], num_outputs: int, element_spec: Any, *computations: Any):
+    def __init__(
+        self,
+        model_fn: Callable[[], tf.keras.Model],
+        num_outputs: int,
+        element_spec: Any,
+        description: dict[str, str],
+        *computations: Any,
+    ):
         super().__init__(*computations)
+        self.description = description
         self.model_fn = model_fn
         self.num_outputs = num_outputs
         self.element_spec = element_spec
@@ -83,6 +93,7 @@ def build_process(
     server_step: Any,
     element_spec: Any = None,
     seed: int = 0,
+    max_update_norm: Optional[float] = None,
 ) -> BayesianProcess:
     """Builds the process; its round runs in any TFF context, over any number of clients in constant server memory.
 
@@ -98,15 +109,29 @@ def build_process(
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
         for uint8 images or float32 tables in the model's input shape.
       seed: of the first state.
+      max_update_norm: a client whose means and point weights moved further than this, in the Euclidean norm over all
+        of them, is faulty; None for any distance.
+
+    Faulty clients are left out of the sums, counted and named (`federated.faults`).
     """
+    check_max_update_norm(max_update_norm)
     model = model_fn()
     check_layers(model)
+    fault_of = functools.partial(find_fault, max_update_norm=max_update_norm)
     with _keras_classes_kept(model):
-        return _build(model_fn, model, client_work, weigh, rule, server_step, element_spec, seed)
+        return _build(model_fn, model, client_work, weigh, rule, server_step, element_spec, seed, fault_of)
 
 
 def _build(
-    model_fn: Any, model: Any, client_work: Any, weigh: Any, rule: Any, server_step: Any, element_spec: Any, seed: int
+    model_fn: Any,
+    model: Any,
+    client_work: Any,
+    weigh: Any,
+    rule: Any,
+    server_step: Any,
+    element_spec: Any,
+    seed: int,
+    fault_of: Any,
 ) -> BayesianProcess:
     element_spec = element_spec or _client_spec(model)
     floor = min_stddev(model)
@@ -124,10 +149,10 @@ def _build(
         work = client_work()
 
         def train(examples: Any) -> _Contribution:
-            client = examples.client[0]
+            client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has neither examples nor number.
             result = work(ServerMessage(state.weights, state.round), examples, _fold(state.seed, state.round, client))
             weight = weigh(result.weights.posterior, state.weights.posterior, result.num_examples)
-            fault = find_fault(result.weights, weight)
+            fault = fault_of(result, state.weights, weight)
             statistics = rule.summarise(result.weights, state.weights, weight)
             sound = is_sound(fault)
             statistics = tf.nest.map_structure(lambda x: tf.where(sound, x, tf.zeros_like(x)), statistics)
@@ -177,7 +202,7 @@ def _build(
         lambda state, weights: state._replace(weights=weights), [state_type, weights_of.type_signature.result]
     )
     computations = initialize, next_round, weights_of, with_weights
-    return BayesianProcess(model_fn, model.output_shape[-1], element_spec, *computations)
+    return BayesianProcess(model_fn, model.output_shape[-1], element_spec, describe(model, rule.name), *computations)
 
 
 @contextlib.contextmanager

@@ -13,12 +13,13 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.data import Clients, cohort
-from tfp_bfl.errors import Error, InvalidArgument, check_count
+from tfp_bfl.data import Clients, answering, cohort
+from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated._installation import require_tff
-from tfp_bfl.federated.checkpoints import Checkpoints
+from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
+from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.context import Runtime, local_workers
-from tfp_bfl.federated.faults import FAULTS
+from tfp_bfl.federated.description import describe_clients
 from tfp_bfl.federated.process import BayesianProcess, ServerState
 from tfp_bfl.models import ModelWeights, assign_weights
 from tfp_bfl.posterior import Spread, spread
@@ -59,10 +60,17 @@ def simulate(
     start: Optional[ModelWeights] = None,
     stop: Optional[Callable[[dict[str, Any]], bool]] = None,
     runtime: Optional[Runtime] = None,
+    *,
+    checkpoint_every: int = 1,
+    keep_checkpoints: int = 3,
+    dropout: float = 0.0,
+    max_retries: int = 3,
+    max_restarts: int = 3,
 ) -> SimulationResult:
     """Runs a process for a number of rounds.
 
-    Everything random is a function of the seed, the round, the client and the step: not of the number of workers.
+    Everything random is a function of the seed, the round, the client and the step: not of the number of workers, nor
+    of where a run was stopped. Faulty clients are left out of their round, and named in its metrics and the log.
 
     Args:
       process: of `tfp_bfl.algorithms`.
@@ -70,72 +78,89 @@ def simulate(
       rounds: how many in all.
       cohort_size: clients a round, drawn by the seed; None for all of them.
       seed: of the cohorts and of the clients' noise.
-      checkpoint_dir: each round's state is saved here; a run of the same process and seed goes on from the last.
+      checkpoint_dir: the run is saved here: state and metrics. A run of the same process, clients and seed goes on from
+        the last checkpoint, and ends with the same numbers, bit for bit, as one that was never stopped.
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
       evaluate_every: rounds between evaluations; the last round is always evaluated.
-      on_round: is given each round's metrics.
+      on_round: is given each round's metrics, of this call's rounds only.
       start: the weights before the first round, such as pre-trained ones; None for the process's own.
       stop: a round's metrics -> whether it was the last, whatever `rounds` says.
       runtime: what `federated.local_workers` or `remote_workers` gave; None starts a worker here and stops it.
+      checkpoint_every: rounds between checkpoints; the last round is always saved, also if the next one fails.
+      keep_checkpoints: how many of the last checkpoints stay.
+      dropout: the probability that a client of a cohort does not answer, drawn by the seed.
+      max_retries: new cohorts that are tried in a round in which no client was sound, where clients are drawn.
+      max_restarts: in a round, of local workers that died; the round is then run again.
 
     Returns:
-      The model with the pooled posterior, the last state and the metrics.
+      The model with the pooled posterior, the last state and all rounds' metrics.
 
     Raises:
       InvalidArgument: rounds or evaluate_every below 1, a cohort larger than the clients, clients whose data do not fit
-        the model, checkpoints of another seed or model, or of more rounds.
-      Error: every client of a round was faulty.
+        the model, checkpoints of another run, or of more rounds, or all damaged.
+      Error: every client of a round was faulty, in every attempt.
+      WorkerError: a worker died, and could not be replaced.
     """
-    check_count(rounds, "rounds")
-    check_count(evaluate_every, "evaluate_every")
-    cohort(clients.num_clients, cohort_size, 0, seed)
+    for name, count in {
+        "rounds": rounds,
+        "evaluate_every": evaluate_every,
+        "checkpoint_every": checkpoint_every,
+    }.items():
+        check_count(count, name)
+    for name, count in {"max_retries": max_retries, "max_restarts": max_restarts}.items():
+        check_count(count, name, least=0)
+    answering(cohort(clients.num_clients, cohort_size, 0, seed), dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
     _check_data(process, clients)
+    checkpoints = None
+    if checkpoint_dir:
+        description = {**process.description, "clients": describe_clients(clients)}
+        checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
-    history: list[dict[str, Any]] = []
-    collapsed = None
-    checkpoints = Checkpoints(checkpoint_dir) if checkpoint_dir else None
     with _running(runtime) as runtime:
         state = process.initialize()._replace(seed=np.int32(seed))
         if start is not None:
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, start))
-        first_spread = spread(state.weights.posterior)
-        state = (checkpoints.latest(state) if checkpoints else None) or state
+        first_stddev = float(spread(state.weights.posterior).stddev_median)
+        found = checkpoints.latest(state) if checkpoints else None
+        state, record = found or (state, Record(first_stddev=first_stddev))
         if int(state.round) > rounds:
             raise InvalidArgument(
                 f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
             )
-        datasets, model = None, None
-        for number in range(int(state.round) + 1, rounds + 1):
-            started = time.perf_counter()
-            if cohort_size is not None or datasets is None:
-                chosen = cohort(clients.num_clients, cohort_size, number, seed)
-                datasets = clients.shards(chosen, runtime.concurrent_calls)
-            output = process.next(state, datasets)
-            state = output.state
-            row = {"round": number, **_row(output.metrics), "train_seconds": time.perf_counter() - started}
-            learnt = row["num_faulty"] < row["num_clients"]
-            if checkpoints and learnt:
-                checkpoints.save(state)
-            if number == rounds or (evaluate and number % evaluate_every == 0):
-                model = model or process.model_fn()
-                assign_weights(model, state.weights)
-                row.update(evaluate(model) if evaluate else {})
-            row["seconds"] = time.perf_counter() - started
-            history.append(row)
-            if on_round:
-                on_round(row)
-            if not learnt:
-                raise Error(f"Every client of round {number} was faulty ({row['faulty_clients']}): nothing was learnt.")
-            if collapsed is None and _has_collapsed(row, first_spread):
-                collapsed = number
-                logger.warning(collapse_warning(number))
-            if stop and stop(row):
-                break
+        attempts = Attempts(process, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts), runtime)
+        saved, model = int(state.round) if found else 0, None
+        try:
+            for number in range(int(state.round) + 1, rounds + 1):
+                started = time.perf_counter()
+                outcome = attempts.run(state)
+                row = {"round": number, **_row(outcome), "train_seconds": time.perf_counter() - started}
+                if number == rounds or (evaluate and number % evaluate_every == 0):
+                    model = model or process.model_fn()
+                    assign_weights(model, outcome.state.weights)
+                    row.update(
+                        {name: np.asarray(x).item() for name, x in (evaluate(model) if evaluate else {}).items()}
+                    )
+                row["seconds"] = time.perf_counter() - started
+                if record.collapsed is None and _has_collapsed(row, record.first_stddev):
+                    record.collapsed = number
+                    logger.warning(collapse_warning(number))
+                record.rows.append(row)
+                state = outcome.state
+                if checkpoints and (number % checkpoint_every == 0 or number == rounds):
+                    checkpoints.save(state, record)
+                    saved = number
+                if on_round:
+                    on_round(row)
+                if stop and stop(row):
+                    break
+        finally:
+            if checkpoints and int(state.round) > saved:
+                checkpoints.save(state, record)
     model = model or process.model_fn()
     assign_weights(model, state.weights)
-    return SimulationResult(model, state, history, collapsed)
+    return SimulationResult(model, state, record.rows, record.collapsed)
 
 
 @contextlib.contextmanager
@@ -158,11 +183,11 @@ def collapse_warning(number: int) -> str:
     )
 
 
-def _has_collapsed(row: dict[str, Any], first: Spread) -> bool:
+def _has_collapsed(row: dict[str, Any], first_stddev: float) -> bool:
     if "stddev_median" not in row:
         return False
-    shrunk = row["stddev_median"] < COLLAPSED_SHARE * float(first.stddev_median)
-    return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < float(first.stddev_median))
+    shrunk = row["stddev_median"] < COLLAPSED_SHARE * first_stddev
+    return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < first_stddev)
 
 
 def _check_data(process: BayesianProcess, clients: Clients) -> None:
@@ -180,17 +205,13 @@ def _check_data(process: BayesianProcess, clients: Clients) -> None:
         )
 
 
-def _row(metrics: Any) -> dict[str, Any]:
+def _row(outcome: Outcome) -> dict[str, Any]:
     """A round's metrics as plain numbers; faulty clients by their number with the reason."""
-    metrics = dict(metrics)
-    report = metrics.pop("clients")
-    row = {name: np.asarray(value).item() for name, value in metrics.items()}
+    row = {name: np.asarray(x).item() for name, x in outcome.metrics.items() if name != "clients"}
     # JSON has no NaN: a model without a posterior has no spread, and any other metric has no value.
     row = {name: value if math.isfinite(value) else None for name, value in row.items()}
     row = {name: value for name, value in row.items() if value is not None or name not in Spread._fields}
-    row["faulty_clients"] = {
-        str(client): FAULTS[fault]
-        for client, fault in zip(report["client"].tolist(), report["fault"].tolist())
-        if fault
-    }
-    return row
+    row["num_clients"] += len(outcome.raised)
+    row["num_faulty"] += len(outcome.raised)
+    row["faulty_clients"] = {str(client): reason for client, reason in outcome.faulty.items()}
+    return {**row, "num_dropped": outcome.num_dropped, "retries": outcome.retries, "restarts": outcome.restarts}
