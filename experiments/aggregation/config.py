@@ -95,6 +95,7 @@ SIZES = {
             "examples_per_client": 320,
             "evaluation_examples": 500,
             "evaluate_every": 3,
+            "num_samples": 8,  # 20 would take as long as the training.
         },
         "lengths": {"short": (12, 1), "long": (3, 5), "once": (1, 12), "alone": (12, 1)},
         "seeds": {"rules": (0,), "centralised": (0,)},
