@@ -121,10 +121,12 @@ def test_what_a_killed_writer_leaves_is_overwritten(tmp_path, state):
     checkpoints = saved(tmp_path, state, 1)
     (tmp_path / "round_2.data-00000-of-00001").write_bytes(b"half")
     (tmp_path / "round_2.sha256.draft").write_bytes(b"half")
+    (tmp_path / "round_7.data-00000-of-00001.tempstate12").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("not ours")
     assert checkpoints.latest(state).state.round == 1
     checkpoints.save(state._replace(round=np.int32(2)), RECORD)
     assert checkpoints.latest(state).state.round == 2
-    assert names(tmp_path) == files(1, 2)
+    assert names(tmp_path) == sorted([*files(1, 2), "notes.txt"])
 
 
 @pytest.mark.parametrize("name", ["library", "model", "rule", "clients"])

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _PARTS = (".data-00000-of-00001", ".index")
 _SUMS = ".sha256"
 _RECORD = "record"
+_OURS = re.compile(r"round_(\d{1,9})(\.data-00000-of-00001|\.index|\.sha256)(\.draft|\.tempstate\d+)?")
 # A manifest has two lines; what is longer is none.
 _LONGEST_SUMS = 1000
 
@@ -92,15 +93,13 @@ class Checkpoints:
         _to_disk(draft)
         draft.replace(_with(prefix, _SUMS))
         _to_disk(self.directory)
-        for number in self.rounds()[: -self._keep]:
-            for end in (_SUMS, *_PARTS):
-                _with(self._prefix(number), end).unlink(missing_ok=True)
+        self._tidy()
 
     def rounds(self) -> list[int]:
         """The rounds of which there is a checkpoint, in order."""
-        pattern = re.compile(r"round_(\d{1,9})" + re.escape(_SUMS))
         names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
-        return sorted(int(match[1]) for name in names if (match := pattern.fullmatch(name)))
+        found = [match for name in names if (match := _OURS.fullmatch(name))]
+        return sorted(int(match[1]) for match in found if match[2] == _SUMS and not match[3])
 
     def latest(self, first: ServerState) -> Optional[Found]:
         """The newest checkpoint that is whole, of the run that began with `first`; None if there is no checkpoint.
@@ -124,6 +123,16 @@ class Checkpoints:
                 f"Every checkpoint in {self.directory} is damaged: choose another folder, or delete them to start anew."
             )
         return None
+
+    def _tidy(self) -> None:
+        """Deletes what is before the last `keep`, and what a writer that was killed has left."""
+        rounds = self.rounds()
+        for number in rounds[: -self._keep]:
+            _with(self._prefix(number), _SUMS).unlink()  # First: half a checkpoint is none.
+        kept = {_with(self._prefix(n), end).name for n in rounds[-self._keep :] for end in (_SUMS, *_PARTS)}
+        for path in self.directory.iterdir():
+            if _OURS.fullmatch(path.name) and path.name not in kept:
+                path.unlink(missing_ok=True)
 
     def _prefix(self, number: int) -> pathlib.Path:
         return self.directory / f"round_{number}"
