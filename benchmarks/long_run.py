@@ -67,15 +67,18 @@ def draw(result: dict, path: pathlib.Path) -> None:
 @click.option("--model", default="lenet", show_default=True)
 @click.option("--rounds", default=300, show_default=True)
 @click.option("--checkpoints", type=click.Path(), help="Save each round here.")
-@click.option("--output", type=click.Path(path_type=pathlib.Path), help="Only write the figures' numbers, to this file.")
+@click.option(
+    "--output", type=click.Path(path_type=pathlib.Path), help="Only write the figures' numbers, to this file."
+)
 def main(model, rounds, checkpoints, output):
     result = measure(model, rounds, checkpoints)
     path = output or ROOT / "benchmarks" / "results" / "long_run.json"
     path.write_text(json.dumps(result) + "\n", encoding="utf-8")
     if output is None:
         draw(result, ROOT / "docs" / "images" / "long_run.png")
+    sizes = f"{min(result['clients'])} to {max(result['clients'])}"
     click.echo(
-        f"{rounds} rounds of {min(result['clients'])} to {max(result['clients'])} clients: driver {result['driver_growth']:+.1%}, "
+        f"{rounds} rounds of {sizes} clients: driver {result['driver_growth']:+.1%}, "
         f"worker {result['worker_growth']:+.1%} from round 50 on; models built after the first round: "
         f"{result['models_built_later']}"
     )

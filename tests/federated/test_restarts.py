@@ -91,9 +91,10 @@ def test_workers_that_die_again_and_again_end_the_run_with_its_state_saved(tmp_p
 
 
 def test_workers_that_are_not_ours_are_not_replaced():
-    with federated.local_workers() as runtime, federated.remote_workers(
-        [runtime.workers[0].address], connect_seconds=2
-    ) as remote:
+    with (
+        federated.local_workers() as runtime,
+        federated.remote_workers([runtime.workers[0].address], connect_seconds=2) as remote,
+    ):
         assert remote.replace_dead_workers() == 0
         os.kill(runtime.workers[0].pid, signal.SIGKILL)
         time.sleep(0.2)
