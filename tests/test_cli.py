@@ -96,6 +96,7 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         (["run", "--pretrain-share", "0.99"], "leaves client"),
         (["run", "--pretrain-share", "0.001"], "set more aside"),
         (["run", "--weighting", "max_discrepancy", "--kind", "mc_dropout"], "compares posteriors"),
+        (["run", "--robust", "median", "--weighting", "max_discrepancy"], "use 'equal', or the defence clip"),
         (["run", "--ruel", "x"], "--rule"),
         (["runn"], "Did you mean 'run'"),
     ],
@@ -127,7 +128,8 @@ def test_help_lists_every_option(capsys):
 
 def test_list_and_no_arguments(capsys):
     assert run_command_line(["list"]) == 0
-    assert "log_linear_pool" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "log_linear_pool" in listed and "defences: clip:MAX_NORM, trimmed:SHARE, median" in listed
     assert run_command_line([]) == 0
     assert "Usage" in capsys.readouterr().out
 
@@ -153,9 +155,11 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     folder = tmp_path / "tables"
     arguments = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "mc_dropout", "--clients", "3"]
+    arguments += ["--robust", "trimmed:0.34"]
     assert run_command_line(["run", *SMALL, *arguments, "--output", str(folder)]) == 0
     assert not (folder / "figures" / "uncertain_examples.png").exists()
     assert "stddev_median" not in rows(folder)[0]
+    assert [row["trimmed_clients"] for row in rows(folder)] == [2, 2, 2]
 
 
 def test_doctor_passes_here(capsys):

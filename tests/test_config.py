@@ -56,6 +56,10 @@ def test_full_record_gives_the_same_config(tmp_path):
         ({"min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
         ({"weighting": "max_discrepancy", "kind": "deterministic"}, "use kind 'flipout'"),
+        ({"robust": "trimed:0.2"}, "no defence 'trimed': did you mean 'trimmed'"),
+        ({"robust": "clip:0"}, "max_norm is 0.0"),
+        ({"robust": "trimmed"}, "lacks its share: write trimmed:SHARE"),
+        ({"robust": "median", "weighting": "max_discrepancy"}, "weighting by max_discrepancy can't serve it"),
         ({"update_prior": True, "kind": "mc_dropout"}, "update_prior makes the posterior the prior"),
         ({"pretrain_share": "1"}, "pretrain_share is '1'"),
         ({"learning_rate_decay": "-1"}, "learning_rate_decay is '-1'"),
@@ -89,6 +93,19 @@ def test_none_resets_what_a_file_sets(tmp_path):
     assert make_config(path, {}).cohort_size == 3
     assert make_config(path, {"cohort_size": "none"}).cohort_size is None
     assert make_config(None, {"normalization": "none"}).normalization == "none"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"robust": "clip:2.5", "weighting": "max_discrepancy"},
+        {"robust": "trimmed:0.2", "weighting": "distance"},
+        {"robust": "median", "kind": "deterministic"},
+        {"robust": "none", "weighting": "max_discrepancy"},
+    ],
+)
+def test_defences_that_fit(options):
+    assert make_config(None, options).robust == (None if options["robust"] == "none" else options["robust"])
 
 
 def test_absent_file(tmp_path):

@@ -85,7 +85,7 @@ def doctor() -> None:
 
 @cli.command("list")
 def list_choices() -> None:
-    """List the datasets, models, kinds, rules, weightings and partitions."""
+    """List the datasets, models, kinds, rules, weightings, defences and partitions."""
     from tfp_bfl import data, models, rules, weighting
 
     for title, names in (
@@ -94,6 +94,7 @@ def list_choices() -> None:
         ("kinds", models.KINDS),
         ("rules", rules.RULES),
         ("weightings", weighting.ALL_WEIGHTINGS),
+        ("defences", [entry.form(name) for name, entry in rules.ROBUST.items()]),
         ("partitions", ["iid", "label_skew:CLASSES", "dirichlet:ALPHA", "lda:ALPHA"]),
     ):
         click.echo(f"{title}: {', '.join(names)}")

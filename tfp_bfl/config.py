@@ -25,6 +25,9 @@ class RunConfig(pydantic.BaseModel):
     kind: str = _option("flipout", "deterministic, mc_dropout or flipout.")
     rule: str = _option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.")
     weighting: str = _option("train_size", "How much each client counts: see `tfp-bfl list`.")
+    robust: Optional[str] = _option(
+        None, "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given."
+    )
     partition: str = _option("dirichlet:0.5", "iid, label_skew:CLASSES, dirichlet:ALPHA or lda:ALPHA.")
     clients: int = _option(10, "Number of clients.", ge=1)
     cohort_size: Optional[int] = _option(None, "Clients drawn each round; all of them if not given.", ge=1)
@@ -83,6 +86,13 @@ class RunConfig(pydantic.BaseModel):
             raise InvalidArgument(
                 f"Weighting by {self.weighting} compares posteriors, kind {self.kind!r} has none: use kind 'flipout'."
             )
+        if self.robust is not None:
+            defended = rules.parse_robust(self.robust)(rules.RULES[self.rule]())
+            if self.weighting in weighting.STACKED_WEIGHTINGS and isinstance(defended, rules.GatherRule):
+                raise InvalidArgument(
+                    f"The defence {self.robust} counts all clients the same, so that weighting by {self.weighting} "
+                    "can't serve it: use 'equal', or the defence clip."
+                )
         if self.update_prior and self.kind != "flipout":
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {self.kind!r} has none: use kind 'flipout'."

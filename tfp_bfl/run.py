@@ -183,8 +183,8 @@ def _pretrain(
 ) -> bfl.federated.Pretrained:
     """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
-    alone = {"rule": "naive_weighted_average", "weighting": "equal", "local_epochs": 1, "update_prior": False}
-    process = _process(config.model_copy(update={**alone, "learning_rate_decay": 0.0}), sample)
+    alone = {"rule": "naive_weighted_average", "weighting": "equal", "robust": None, "local_epochs": 1}
+    process = _process(config.model_copy(update={**alone, "update_prior": False, "learning_rate_decay": 0.0}), sample)
     evaluate = bfl.evaluation.evaluator(features, labels, num_samples=config.num_samples, seed=config.seed)
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, runtime=runtime)
 
@@ -210,6 +210,7 @@ def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bayesi
         model_fn,
         rule=bfl.rules.RULES[config.rule](),
         weighting=config.weighting,
+        robust=config.robust,
         element_spec=source.element_spec,
         local_epochs=config.local_epochs,
         batch_size=config.batch_size,

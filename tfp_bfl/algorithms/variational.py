@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ def variational(
     rule: rules.Rule,
     weighting: str = "train_size",
     *,
+    robust: Optional[str] = None,
     element_spec: Any = None,
     seed: int = 0,
     max_update_norm: float | None = None,
@@ -31,6 +32,8 @@ def variational(
       rule: of `tfp_bfl.rules`.
       weighting: "equal", "train_size", "distance", "max_discrepancy" or "max_discrepancy_farthest"; for the last two
         the server holds all clients' posteriors at once.
+      robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE" or "median"
+        (`rules.parse_robust`); for the last two the server holds all posteriors at once, and all count the same.
       element_spec: of the clients' datasets; None as in `federated.build_process`.
       seed: of the noise; `simulate` has its own.
       max_update_norm: clients whose weights move further are faulty, as in `federated.build_process`.
@@ -41,17 +44,26 @@ def variational(
       A `tff.learning.templates.LearningProcess`.
 
     Raises:
-      InvalidArgument: there is no such weighting, or it can't serve the model.
+      InvalidArgument: there is no such weighting or defence, or the weighting can't serve the model or the defence.
     """
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     if weighting in weightings.COMPARE_POSTERIORS and not models.layout(model_fn()).variational:
         raise InvalidArgument(
             f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
         )
-    whole = rules.whole_model(rule)
+    whole: Any = rules.whole_model(rule)
+    if robust is not None:
+        whole = rules.parse_robust(robust)(whole)
     if weighting in weightings.STACKED_WEIGHTINGS:
+        if isinstance(whole, rules.GatherRule):
+            raise InvalidArgument(
+                f"The defence {robust!r} counts all clients the same, so that weighting by {weighting!r} can't serve "
+                "it: use 'equal', or the defence clip."
+            )
         weigh = weightings.STACKED_WEIGHTINGS[weighting]
-        whole = rules.gathered(rules.reweighted(whole, lambda stacked: weigh(stacked.posterior)))
+        whole = rules.reweighted(whole, lambda stacked: weigh(stacked.posterior))
+    if isinstance(whole, rules.GatherRule):
+        whole = rules.gathered(whole)
     return federated.build_process(
         model_fn,
         client_work=clients.variational(model_fn, **client_options),

@@ -6,7 +6,7 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 broadcast, so that float32 keeps its digits where clients lie close together.
 
 A new rule is one function in a file of this folder and one entry in `RULES`. A rule that must see every client's
-posterior at once is a `GatherRule`.
+posterior at once is a `GatherRule`. `clipped`, `trimmed` and `median` make a rule withstand adversarial clients.
 """
 
 from tfp_bfl.rules.aggregate import aggregate
@@ -18,6 +18,7 @@ from tfp_bfl.rules.products import (
     log_linear_pool,
     weighted_conflation,
 )
+from tfp_bfl.rules.robust import ROBUST, change_norm, clipped, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import Rule
 from tfp_bfl.rules.whole_model import whole_model
 
@@ -34,4 +35,19 @@ RULES = {
     )
 }
 
-__all__ = ["RULES", "GatherRule", "Rule", "aggregate", "gathered", "reweighted", "whole_model", *RULES]
+__all__ = [
+    "ROBUST",
+    "RULES",
+    "GatherRule",
+    "Rule",
+    "aggregate",
+    "change_norm",
+    "clipped",
+    "gathered",
+    "median",
+    "parse_robust",
+    "reweighted",
+    "trimmed",
+    "whole_model",
+    *RULES,
+]

@@ -61,6 +61,16 @@ def gathered(rule: GatherRule) -> Rule:
     )
 
 
+def summarise_stack(rule: Rule, stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
+    """The merged statistics of a stack (leaves [K, ...], weights [K]); K may be unknown in a graph."""
+    like = rule.summarise(anchor, anchor, tf.ones([], weights.dtype))
+    return tf.foldl(
+        lambda sums, client: rule.merge(sums, rule.summarise(client[0], anchor, client[1])),
+        (stacked, weights),
+        initializer=each(tf.zeros_like, like),
+    )
+
+
 def reweighted(rule: Rule, weigh: Callable[[Any], tf.Tensor]) -> GatherRule:
     """`rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
 
@@ -71,20 +81,12 @@ def reweighted(rule: Rule, weigh: Callable[[Any], tf.Tensor]) -> GatherRule:
       weigh: stacked -> weights [K], positive.
     """
 
-    def total(stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
-        like = rule.summarise(anchor, anchor, tf.ones([], weights.dtype))
-        return tf.foldl(
-            lambda sums, client: rule.merge(sums, rule.summarise(client[0], anchor, client[1])),
-            (stacked, weights),
-            initializer=each(tf.zeros_like, like),
-        )
-
     def pool(stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
-        return rule.pool(total(stacked, tf.cast(weigh(stacked), weights.dtype), anchor), anchor)
+        return rule.pool(summarise_stack(rule, stacked, tf.cast(weigh(stacked), weights.dtype), anchor), anchor)
 
     def metrics(stacked: Any, weights: tf.Tensor, anchor: Any) -> dict[str, tf.Tensor]:
         new = tf.cast(weigh(stacked), weights.dtype)
-        own = rule.metrics(total(stacked, new, anchor), anchor)
+        own = rule.metrics(summarise_stack(rule, stacked, new, anchor), anchor)
         return {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
 
     return GatherRule(pool, rule.name, rule.uses_anchor, metrics)

@@ -1,0 +1,33 @@
+"""The settings of the robustness study: data only."""
+
+RULES = (
+    "naive_weighted_average",
+    "weighted_sum",
+    "linear_pool",
+    "conflation",
+    "weighted_conflation",
+    "distributed_weight_consolidation",
+    "log_linear_pool",
+)
+
+CLIENTS = 10
+HOSTILE = 2  # the clients 0 and 1
+
+# What a hostile client makes of its honest work: its change from the anchor and its variances, each times a factor.
+ATTACKS = {
+    "none": (1.0, 1.0),
+    "flipped": (-5.0, 1.0),
+    "scaled": (100.0, 100.0),
+    "overconfident": (-1.0, 0.01),
+}
+
+# Clipped to somewhat below the median honest norm (`norms`), 6.2 to 6.8.
+DEFENCES = ("none", "clip:6", "trimmed:0.2", "median")
+
+DATASET = "digits"
+PARTITION = "iid"
+MODEL = {"kind": "flipout", "num_classes": 10, "initial_stddev": 0.003}
+TRAINING = {"local_epochs": 5, "batch_size": 32, "learning_rate": 3e-3}
+ROUNDS = 10
+NUM_SAMPLES = 20
+SEEDS = (0, 1)

@@ -1,0 +1,110 @@
+"""The defences in the whole round: client work, the weights, and the robust rule."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import algorithms, federated, models, rules, weighting
+from tfp_bfl.data import Clients, Source
+from tfp_bfl.errors import InvalidArgument
+
+from .test_contract import CLIENTS, METRICS, OPTIONS, SEED, SOURCE, assert_same, local, model_fn
+
+# Of three clients trimmed keeps one and median the same; clip's bound is between their norms.
+DEFENCES = ("clip:1.0", "trimmed:0.34", "median")
+every_defence = pytest.mark.parametrize("defence", DEFENCES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime():
+    with federated.local_workers(max_concurrent_calls=1) as running:
+        yield running
+
+
+@functools.cache
+def build(rule, defence, kind="flipout", weights="train_size"):
+    make = functools.partial(model_fn, kind)
+    return algorithms.variational(make, rules.RULES[rule](), weights, robust=defence, seed=SEED, **OPTIONS)
+
+
+def pool_by_hand(rule, defence, kind="flipout", cohort=(0, 1, 2)):
+    whole = rules.parse_robust(defence)(rules.whole_model(rules.RULES[rule]()))
+    whole = rules.gathered(whole) if isinstance(whole, rules.GatherRule) else whole
+    anchor = models.get_weights(model_fn(kind))
+    results = [local(kind, k) for k in cohort]
+    parts = [whole.summarise(r.weights, anchor, tf.cast(r.num_examples, tf.float32)) for r in results]
+    total = functools.reduce(whole.merge, parts)
+    return whole.pool(total, anchor), whole.metrics(total, anchor)
+
+
+def spoil(client):
+    features = SOURCE.features.copy()
+    features[CLIENTS.indices[client][0]] = np.nan
+    return Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+
+
+@pytest.mark.parametrize(
+    ("rule", "defence", "kind"),
+    [
+        *((rule, DEFENCES[i % 2], "flipout") for i, rule in enumerate(rules.RULES)),
+        ("distributed_weight_consolidation", "median", "flipout"),
+        *(("conflation", defence, kind) for defence in DEFENCES for kind in ("deterministic", "mc_dropout")),
+    ],
+)
+def test_round_is_client_work_and_the_robust_rule(rule, defence, kind):
+    process = build(rule, defence, kind)
+    state = process.initialize()
+    wanted, metrics = pool_by_hand(rule, defence, kind)
+    for most in (1, 3):
+        output = process.next(state, CLIENTS.shards(range(3), most))
+        assert_same(output.state.weights, wanted, rtol=1e-4)
+        assert set(output.metrics) == METRICS | set(metrics)
+        for name, value in metrics.items():
+            assert output.metrics[name] == value
+    if kind == "flipout":
+        assert 0 < metrics.get("clipped_clients", 1) < 3
+
+
+@every_defence
+def test_a_faulty_client_is_left_out(defence):
+    process = build("naive_weighted_average", defence)
+    output = process.next(process.initialize(), spoil(1).shards(range(3), 2))
+    assert output.metrics["num_faulty"] == 1
+    wanted, metrics = pool_by_hand("naive_weighted_average", defence, cohort=(0, 2))
+    assert_same(output.state.weights, wanted, rtol=1e-4)
+    for name, value in metrics.items():
+        assert output.metrics[name] == value
+
+
+@every_defence
+def test_all_clients_faulty_changes_nothing(defence):
+    features = np.full_like(SOURCE.features, np.nan)
+    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+    process = build("naive_weighted_average", defence)
+    state = process.initialize()
+    output = process.next(state, spoiled.shards(range(3), 2))
+    assert output.metrics["num_faulty"] == 3
+    assert_same(output.state.weights, state.weights, rtol=0, atol=0)
+
+
+def test_a_stacked_weighting_of_clipped_clients():
+    process = build("naive_weighted_average", "clip:1.0", weights="max_discrepancy")
+    metrics = process.next(process.initialize(), CLIENTS.shards(range(3), 2)).metrics
+    assert {"largest_share", "clipped_clients"} <= set(metrics) and metrics["num_faulty"] == 0
+
+
+@pytest.mark.parametrize("defence", ["trimmed:0.2", "median"])
+@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
+def test_weights_that_only_all_clients_tell_have_no_place_in_trimming(defence, name):
+    with pytest.raises(
+        InvalidArgument, match=f"weighting by '{name}' can't serve it: use 'equal', or the defence clip"
+    ):
+        build("conflation", defence, weights=name)
+
+
+@pytest.mark.parametrize("defence", ["clip", "trimmed:0.5", "krum"])
+def test_a_defence_that_there_is_not(defence):
+    with pytest.raises(InvalidArgument):
+        build("conflation", defence)

@@ -1,0 +1,77 @@
+"""The robustness study: its attacks, its cells, how it goes on after an interruption, its tables."""
+
+import csv
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from click.testing import CliRunner
+
+from experiments.robustness import attacks, config, run
+from tfp_bfl import rules
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
+from tfp_bfl.posterior import MeanField
+
+
+def weights(mean, variance, point):
+    none = MeanField((), ())
+    return ModelWeights(MeanField((tf.constant([mean]),), (tf.constant([variance]),)), (tf.constant([point]),), none)
+
+
+def values(w):
+    return [float(x[0]) for x in tf.nest.flatten(w)]
+
+
+@pytest.mark.parametrize(
+    ("attack", "wanted"),
+    [
+        ("none", [3.0, 0.5, 4.0]),
+        ("flipped", [1.0 - 10.0, 0.5, 2.0 - 10.0]),
+        ("scaled", [201.0, 50.0, 202.0]),
+        ("overconfident", [-1.0, 0.005, 0.0]),
+    ],
+)
+def test_hostile_clients_send_what_the_attack_says_and_the_others_what_they_learnt(attack, wanted):
+    """Anchor mean 1 and point 2, honest mean 3, variance 0.5 and point 4: changes of 2."""
+    honest, anchor = weights(3.0, 0.5, 4.0), weights(1.0, 1.0, 2.0)
+
+    class Examples:
+        client: tf.Tensor
+
+    work = attacks.attacked(lambda: lambda *_: ClientResult(honest, 7, None), 2, *config.ATTACKS[attack])()
+    for client in range(4):
+        Examples.client = tf.constant([client])
+        result = work(ServerMessage(anchor, 0), Examples, None)
+        np.testing.assert_allclose(values(result.weights), wanted if client < 2 else [3.0, 0.5, 4.0], rtol=1e-6)
+        assert result.num_examples == 7
+
+
+def test_every_cell_can_be_built():
+    assert tuple(rules.RULES) == config.RULES
+    assert len(set(run.cells())) == 7 * 4 * 4
+    for defence in config.DEFENCES[1:]:
+        rules.parse_robust(defence)
+
+
+def test_goes_on_where_it_was_and_writes_what_is_there(tmp_path, monkeypatch):
+    ran = []
+
+    def fake(*cell):
+        if len(ran) == 5:
+            raise KeyboardInterrupt
+        ran.append(cell)
+        score = None if cell[1] == "scaled" else 0.9
+        return {name: [score, 0.8] for name in run.SCORES}
+
+    monkeypatch.setattr(run, "run_cell", fake)
+    options = ["--output", str(tmp_path), "--cell", "conflation,"]
+    assert CliRunner().invoke(run.main, options).exit_code != 0
+    first, ran[:] = list(ran), []
+    while CliRunner().invoke(run.main, options).exit_code != 0:
+        first, ran[:] = first + ran, []
+    done = first + ran
+    assert len(done) == len(set(done)) == 2 * 16  # conflation and weighted conflation
+    rows = list(csv.reader((tmp_path / "accuracy.csv").read_text().splitlines()))
+    (row,) = (dict(zip(rows[0], row)) for row in rows if row[:2] == ["conflation", "median"])
+    assert (row["attack: none"], row["attack: scaled"]) == ("0.85 +- 0.071", "not finite")
+    assert rows[1][2:] == [""] * 4  # another rule's, not run
