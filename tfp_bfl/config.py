@@ -32,7 +32,7 @@ class RunConfig(pydantic.BaseModel):
     clients: int = _option(10, "Number of clients.", ge=1)
     cohort_size: Optional[int] = _option(None, "Clients drawn each round; all of them if not given.", ge=1)
     dropout: float = _option(0.0, "Probability that a client of a round does not answer.", ge=0, lt=1)
-    max_update_norm: Optional[float] = _option(
+    max_change_norm: Optional[float] = _option(
         None, "A client whose weights move further than this is left out of its round.", gt=0
     )
     max_retries: int = _option(3, "New cohorts for a round in which no client was sound.", ge=0)

@@ -219,7 +219,7 @@ def _process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bayesi
         ),
         update_prior=config.update_prior,
         pretrained=bool(config.pretrain_share),
-        max_update_norm=config.max_update_norm,
+        max_change_norm=config.max_change_norm,
     )
 
 

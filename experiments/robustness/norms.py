@@ -24,7 +24,7 @@ def norms(rule: str, seed: int = 0) -> list[np.ndarray]:
         message = bfl.models.ServerMessage(weights, tf.constant(number))
         examples = [tf.nest.map_structure(tf.constant, clients.examples(k)) for k in range(CLIENTS)]
         local = [work(message, e, tf.constant([number, k])).weights for k, e in enumerate(examples)]
-        moved.append(np.array([bfl.rules.change_norm(q, weights) for q in local]))
+        moved.append(np.array([bfl.models.change_norm(q, weights) for q in local]))
         total = functools.reduce(whole.merge, [whole.summarise(q, weights, tf.constant(1.0)) for q in local])
         weights = whole.pool(total, weights)
         weights = weights._replace(posterior=bfl.posterior.floor_variance(weights.posterior, floor))

@@ -26,7 +26,7 @@ POISON = {
     2: (np.inf, "not finite"),
     3: (0.0, "variance zero or below"),
     4: (-1.0, "variance zero or below"),
-    5: (1e6, "change beyond max_update_norm"),
+    5: (1e6, "change beyond max_change_norm"),
     6: (None, "no examples"),
     7: (None, "client raises on purpose"),
 }
@@ -68,7 +68,7 @@ def build(rule="naive_weighted_average", raising=(7,), **options):
         weigh=lambda local, anchor, num_examples: tf.constant(1.0),
         rule=rules.whole_model(rules.RULES[rule]()),
         server_step=servers.replace(),
-        max_update_norm=100.0,
+        max_change_norm=100.0,
     )
 
 
@@ -218,8 +218,8 @@ def test_bad_arguments(runtime, options, message):
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
 def test_the_bound_must_be_above_zero(bound):
     options = {"client_work": None, "weigh": None, "rule": None, "server_step": None}
-    with pytest.raises(InvalidArgument, match=r"max_update_norm is .* but must be above zero"):
-        federated.build_process(model_fn, max_update_norm=bound, **options)
+    with pytest.raises(InvalidArgument, match=r"max_change_norm is .* but must be above zero"):
+        federated.build_process(model_fn, max_change_norm=bound, **options)
 
 
 def result(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,), count=1):
@@ -243,13 +243,13 @@ def result(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,), count=1):
         (result(mean=(np.nan,), variance=(0.0,)), -1.0, "not finite"),
         (result(mean=(np.nan,), count=0), 1.0, "no examples"),
         (result(mean=(3.0,), point=(4.0,)), 1.0, ""),
-        (result(mean=(3.0,), point=(4.1,)), 1.0, "change beyond max_update_norm"),
+        (result(mean=(3.0,), point=(4.1,)), 1.0, "change beyond max_change_norm"),
     ],
 )
 @pytest.mark.parametrize("how", ["eager", "function", "graph"])
 def test_faults(local, weight, fault, how):
     def check():
-        code = find_fault(local, result().weights, tf.constant(weight), max_update_norm=5.0)
+        code = find_fault(local, result().weights, tf.constant(weight), max_change_norm=5.0)
         return code, is_sound(code)
 
     if how == "graph":  # As TFF traces: `==` on tensors is Python's identity here.
@@ -257,7 +257,7 @@ def test_faults(local, weight, fault, how):
         values[1] = tf.nest.map_structure(lambda x: x.numpy(), values[1])
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             (weights, count), anchor = tf.nest.map_structure(tf.constant, values)
-            code = find_fault(ClientResult(weights, count, None), anchor, tf.constant(weight), max_update_norm=5.0)
+            code = find_fault(ClientResult(weights, count, None), anchor, tf.constant(weight), max_change_norm=5.0)
             code, sound = session.run([code, is_sound(code)])
     else:
         code, sound = (tf.function(check) if how == "function" else check)()

@@ -19,7 +19,7 @@ def variational(
     robust: Optional[str] = None,
     element_spec: Any = None,
     seed: int = 0,
-    max_update_norm: float | None = None,
+    max_change_norm: float | None = None,
     **client_options: Any,
 ) -> federated.BayesianProcess:
     """Clients fit the broadcast posterior to their data by the negative ELBO; the server pools them by `rule`.
@@ -36,7 +36,7 @@ def variational(
         (`rules.parse_robust`); for the last two the server holds all posteriors at once, and all count the same.
       element_spec: of the clients' datasets; None as in `federated.build_process`.
       seed: of the noise; `simulate` has its own.
-      max_update_norm: clients whose weights move further are faulty, as in `federated.build_process`.
+      max_change_norm: clients whose weights move further are faulty, as in `federated.build_process`.
       **client_options: of `tfp_bfl.clients.variational`: local_epochs, batch_size, learning_rate, optimizer_fn,
         update_prior, pretrained.
 
@@ -72,5 +72,5 @@ def variational(
         server_step=servers.replace(),
         element_spec=element_spec,
         seed=seed,
-        max_update_norm=max_update_norm,
+        max_change_norm=max_change_norm,
     )

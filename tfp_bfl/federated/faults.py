@@ -7,7 +7,7 @@ from typing import Optional
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientResult, ModelWeights
+from tfp_bfl.models import ClientResult, ModelWeights, change_norm
 
 # A contribution's code is its place here; the first is none.
 FAULTS = (
@@ -16,20 +16,20 @@ FAULTS = (
     "not finite",
     "variance zero or below",
     "weight not above zero",
-    "change beyond max_update_norm",
+    "change beyond max_change_norm",
 )
 
 
-def check_max_update_norm(max_update_norm: Optional[float]) -> None:
+def check_max_change_norm(max_change_norm: Optional[float]) -> None:
     """Raises InvalidArgument for a bound that is not above zero."""
-    if max_update_norm is not None and not max_update_norm > 0:
+    if max_change_norm is not None and not max_change_norm > 0:
         raise InvalidArgument(
-            f"max_update_norm is {max_update_norm}, but must be above zero, or None for changes of any size."
+            f"max_change_norm is {max_change_norm}, but must be above zero, or None for changes of any size."
         )
 
 
 def find_fault(
-    result: ClientResult, anchor: ModelWeights, weight: tf.Tensor, max_update_norm: Optional[float] = None
+    result: ClientResult, anchor: ModelWeights, weight: tf.Tensor, max_change_norm: Optional[float] = None
 ) -> tf.Tensor:
     """The code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 
@@ -37,7 +37,7 @@ def find_fault(
       result: of the client's work.
       anchor: the weights that the client started from.
       weight: with which the client would be pooled.
-      max_update_norm: the largest Euclidean norm of the change of all means and point weights; None for any.
+      max_change_norm: the largest `models.change_norm` of a sound client; None for any.
     """
     leaves = [tf.reshape(x, [-1]) for x in tf.nest.flatten(result.weights)]
     variances = [tf.reshape(v, [-1]) for v in tf.nest.flatten(result.weights.posterior.variance)]
@@ -46,7 +46,7 @@ def find_fault(
         tf.reduce_all(tf.math.is_finite(tf.concat(leaves, 0))),
         tf.reduce_all(tf.concat(variances, 0) > 0) if variances else tf.constant(True),
         tf.math.is_finite(weight) & (weight > 0),
-        _update_norm(result.weights, anchor) <= max_update_norm if max_update_norm else tf.constant(True),
+        change_norm(result.weights, anchor) <= max_change_norm if max_change_norm else tf.constant(True),
     ]
     first = tf.argmin(tf.cast(tf.stack([*sound, tf.constant(False)]), tf.int32), output_type=tf.int32)
     return tf.math.floormod(first + 1, len(FAULTS))
@@ -56,8 +56,3 @@ def is_sound(fault: tf.Tensor) -> tf.Tensor:
     """Whether a code says that there is no fault, elementwise."""
     # Not `fault == 0`: in the graphs that TFF traces, `==` compares tensors as Python objects.
     return tf.equal(fault, 0)
-
-
-def _update_norm(weights: ModelWeights, anchor: ModelWeights) -> tf.Tensor:
-    of = lambda w: tf.nest.flatten((w.posterior.mean, w.point))
-    return tf.linalg.global_norm([new - old for new, old in zip(of(weights), of(anchor))])

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.description import describe
-from tfp_bfl.federated.faults import check_max_update_norm, find_fault, is_sound
+from tfp_bfl.federated.faults import check_max_change_norm, find_fault, is_sound
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, check_layers, get_weights, min_stddev
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
@@ -93,7 +93,7 @@ def build_process(
     server_step: Any,
     element_spec: Any = None,
     seed: int = 0,
-    max_update_norm: Optional[float] = None,
+    max_change_norm: Optional[float] = None,
 ) -> BayesianProcess:
     """Builds the process; its round runs in any TFF context, over any number of clients in constant server memory.
 
@@ -109,15 +109,15 @@ def build_process(
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
         for uint8 images or float32 tables in the model's input shape.
       seed: of the first state.
-      max_update_norm: a client whose means and point weights moved further than this, in the Euclidean norm over all
-        of them, is faulty; None for any distance.
+      max_change_norm: a client whose weights moved further than this, by `models.change_norm`, is faulty; None for
+        any distance.
 
     Faulty clients are left out of the sums, counted and named (`federated.faults`).
     """
-    check_max_update_norm(max_update_norm)
+    check_max_change_norm(max_change_norm)
     model = model_fn()
     check_layers(model)
-    fault_of = functools.partial(find_fault, max_update_norm=max_update_norm)
+    fault_of = functools.partial(find_fault, max_change_norm=max_change_norm)
     with _keras_classes_kept(model):
         return _build(model_fn, model, client_work, weigh, rule, server_step, element_spec, seed, fault_of)
 

@@ -7,6 +7,7 @@ from typing import Callable
 
 import tensorflow as tf
 
+from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.models.exchange import ClientResult, ServerMessage, TrainingMetrics
 from tfp_bfl.models.flat import FlatWeights
 from tfp_bfl.models.kinds import KINDS, PRECISIONS
@@ -27,7 +28,11 @@ __all__ = [
     "ServerMessage",
     "TrainingMetrics",
     "assign_weights",
+    "by_part",
+    "change_norm",
     "check_layers",
+    "coordinates",
+    "from_coordinates",
     "get_weights",
     "layout",
     "min_stddev",

@@ -18,7 +18,7 @@ from tfp_bfl.rules.products import (
     log_linear_pool,
     weighted_conflation,
 )
-from tfp_bfl.rules.robust import ROBUST, change_norm, clipped, median, parse_robust, trimmed
+from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import Rule
 from tfp_bfl.rules.whole_model import whole_model
 
@@ -41,7 +41,6 @@ __all__ = [
     "GatherRule",
     "Rule",
     "aggregate",
-    "change_norm",
     "clipped",
     "gathered",
     "median",

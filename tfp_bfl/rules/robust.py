@@ -14,26 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.models import by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import GatherRule, summarise_stack
 from tfp_bfl.rules.rule import Rule, check_rule, each
-
-
-def change_norm(local: Any, anchor: Any) -> tf.Tensor:
-    """||x_k - x_0||, how far a client moved from the anchor in all coordinates together: a scalar, float64.
-
-    x_k are means, log standard deviations and point weights, and BatchNorm's moments in the first two, as one vector.
-
-    Args:
-      local: a `MeanField` or `ModelWeights`.
-      anchor: what the client started from, of the same structure.
-    """
-    return _norm(each(tf.subtract, _coordinates(local), _coordinates(anchor)))
-
-
-def _norm(change: Any) -> tf.Tensor:
-    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(x)) for x in tf.nest.flatten(change)]))
 
 
 class _Clipped(NamedTuple):
@@ -66,11 +50,11 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
     max_norm = _check_max_norm(max_norm)
 
     def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Clipped:
-        start = _coordinates(anchor)
-        change = each(tf.subtract, _coordinates(local), start)
-        norm = _norm(change)
+        start = coordinates(anchor)
+        change = each(tf.subtract, coordinates(local), start)
+        norm = change_norm(local, anchor)
         factor = max_norm / tf.maximum(norm, max_norm)
-        moved = _from_coordinates(each(lambda a, d: a + factor * d, start, change))
+        moved = from_coordinates(each(lambda a, d: a + factor * d, start, change))
         local = each(lambda own, new: tf.where(norm <= max_norm, own, tf.cast(new, own.dtype)), local, moved)
         return _Clipped(rule.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
 
@@ -142,7 +126,7 @@ def _trimmed(rule: Rule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what: st
     def total(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, Any]:
         """The statistics of what is left, and the anchor for them."""
         k, num_clients = dropped(weights), tf.shape(weights)[0]
-        left = _by_part(
+        left = by_part(
             functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
         )
         # An anchor that only centres the sums may itself be the mean of honest and other clients.
@@ -182,30 +166,6 @@ def _middle(k: tf.Tensor, stacked: MeanField) -> MeanField:
 def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     """x [K, ...] without the first and the last k."""
     return x[k : tf.shape(x)[0] - k]
-
-
-def _by_part(pairs: Callable[[MeanField], Any], point: Callable[[Any], Any], weights: Any) -> Any:
-    """The parts of a model's weights, or a posterior alone, each through its function."""
-    if isinstance(weights, ModelWeights):
-        return ModelWeights(pairs(weights.posterior), point(weights.point), pairs(weights.moments))
-    return pairs(weights)
-
-
-def _coordinates(weights: Any) -> Any:
-    """In float64, where no square of a finite change overflows."""
-    double = functools.partial(each, lambda x: tf.cast(x, tf.float64))
-
-    def log_stddev(variance: tf.Tensor) -> tf.Tensor:
-        # A feature that is constant at a client gives BatchNorm a moving variance of zero.
-        smallest = np.finfo(variance.dtype.as_numpy_dtype).tiny
-        return 0.5 * tf.math.log(tf.cast(tf.maximum(variance, smallest), tf.float64))
-
-    return _by_part(lambda q: MeanField(double(q.mean), each(log_stddev, q.variance)), double, weights)
-
-
-def _from_coordinates(coordinates: Any) -> Any:
-    variance = lambda log_stddev: tf.exp(2 * log_stddev)
-    return _by_part(lambda q: q._replace(variance=each(variance, q.variance)), lambda x: x, coordinates)
 
 
 def _check_max_norm(max_norm: Any) -> float:
