@@ -338,7 +338,7 @@ def test_index_cut_anywhere(valid):
 
 
 def test_an_entry_that_ends_tensorflow_s_process(saved):
-    """Its reader holds each entry for a protocol buffer, and aborts where one is not."""
+    """Its reader takes each entry of a block whose checksum fits for a protocol buffer, and aborts where one is not."""
     change_file(
         saved, INDEX, lambda content: content.replace(b"\x08\x01\x12\x08\x12\x02", b"\xff\xff\xff\xff\xff\xff", 1)
     )
@@ -353,10 +353,20 @@ def test_values_that_are_shorter_or_longer(saved):
 
 
 def test_a_text_that_claims_any_length(saved):
-    objects = (saved / VALUES).read_bytes().rfind(b"\n")
-    assert objects > 0
-    with pytest.raises(InvalidArgument):
-        checkpoint_index.check_strings(b"\xff" * 9 + b"\x01" + b"\0" * 4 + b"x")
-    with pytest.raises(InvalidArgument):
-        checkpoint_index.check_strings(b"")
+    """With a checksum of that length that fits, TensorFlow's reader takes memory for it, and the process ends."""
+
+    entries = dict(checkpoint_index._entries((saved / INDEX).read_bytes()))
+    start = tensor_bundle_pb2.BundleEntryProto.FromString(entries[OBJECTS[0]]).offset
+    length = b"\xff\xff\xff\xff\xff\x1f"
+    lengthen = lambda content: content[:start] + length + content[start + len(length) :]
+    change_file(saved, VALUES, lengthen)
+    refused(saved, "the table of its objects is not as long as it says")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x80", b"\xff" * 9 + b"\x01" + b"\0" * 4 + b"x", b"\x02" + b"\0" * 4 + b"x"]
+)
+def test_texts_of_other_lengths(content):
     checkpoint_index.check_strings(b"\x02" + b"\0" * 4 + b"xy")
+    with pytest.raises(InvalidArgument):
+        checkpoint_index.check_strings(content)
