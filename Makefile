@@ -4,11 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help demo test lint format clean
+INPUTS ?= 10000
+
+.PHONY: help demo test fuzz lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    formatting, lint, types and tests"
+	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
 
@@ -26,6 +29,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+fuzz: $(INSTALLED)
+	TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

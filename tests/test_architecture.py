@@ -31,8 +31,9 @@ MAY_IMPORT = {
     "posterior": set(),
     "data": set(),
     "errors": set(),
+    "files": set(),
 }
-FOR_EVERYONE = {"errors"}
+FOR_EVERYONE = {"errors", "files"}
 ONLY_IMPORTER_OF_TFF = "federated"
 MAX_LINES_OF_A_FILE = 400
 MAX_LINES_OF_A_RECIPE = 40

@@ -52,6 +52,8 @@ def test_full_record_gives_the_same_config(tmp_path):
         ({"learning_rate": "nan"}, "learning_rate is 'nan'"),
         ({"dropout_rate": "1"}, "dropout_rate is '1'"),
         ({"seed": "-1"}, "seed is '-1'"),
+        ({"clients": str(2**31)}, "clients is '2147483648'"),
+        ({"data_dir": "a\0b"}, "data_dir is 'a.x00b', but must be at most 4096 printable characters"),
         ({"cohort_size": "11"}, "cohort_size is 11"),
         ({"min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
@@ -111,3 +113,14 @@ def test_defences_that_fit(options):
 def test_absent_file(tmp_path):
     with pytest.raises(InvalidArgument, match="can't be read: No such file"):
         make_config(tmp_path / "none.yaml", {})
+
+
+def test_many_clients_cost_nothing():
+    assert make_config(None, {"clients": str(2**31 - 1)}).clients == 2**31 - 1
+
+
+def test_a_file_must_be_small_and_without_aliases(tmp_path):
+    with pytest.raises(InvalidArgument, match="too large: it may have at most 65536 bytes"):
+        make_config(write(tmp_path, "rounds: 3\n" + "#" * 65536), {})
+    with pytest.raises(InvalidArgument, match="is not YAML"):
+        make_config(write(tmp_path, "rounds: &a 3\nclients: *a\n"), {})

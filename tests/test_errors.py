@@ -29,3 +29,23 @@ def test_lookup_names_all_if_none_is_near(name):
 )
 def test_errors_are_the_librarys_and_the_builtin_that_callers_expect(error, builtin):
     assert issubclass(error, errors.Error) and issubclass(error, builtin)
+
+
+LONG = {
+    "int": 10**5000,
+    "str": "a" * 10**6,
+    "list": ["b"] * 10**6,
+    "dict": {i: i for i in range(10**5)},
+    "lines": "\n\0",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_values_are_shown_on_one_short_line(name):
+    text = errors.shown(LONG[name])
+    assert text.isprintable() and 0 < len(text) < 200
+
+
+@pytest.mark.parametrize("value", ["resnet", 0, None, 1.5, ["a", 1]])
+def test_short_values_are_shown_as_they_are(value):
+    assert errors.shown(value) == repr(value)

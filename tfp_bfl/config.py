@@ -8,7 +8,14 @@ from typing import Any, Optional, Union
 import pydantic
 import yaml
 
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files import read_regular
+
+# A full record of a run has 1.5 kB.
+MOST_BYTES = 64 * 1024
+MOST_LETTERS = 4096
+_INT32_MAX = 2**31 - 1
 
 
 def _option(default: Any, description: str, **limits: Any) -> Any:
@@ -29,36 +36,42 @@ class RunConfig(pydantic.BaseModel):
         None, "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given."
     )
     partition: str = _option("dirichlet:0.5", "iid, label_skew:CLASSES, dirichlet:ALPHA or lda:ALPHA.")
-    clients: int = _option(10, "Number of clients.", ge=1)
-    cohort_size: Optional[int] = _option(None, "Clients drawn each round; all of them if not given.", ge=1)
+    clients: int = _option(10, "Number of clients.", ge=1, le=_INT32_MAX)
+    cohort_size: Optional[int] = _option(
+        None, "Clients drawn each round; all of them if not given.", ge=1, le=_INT32_MAX
+    )
     dropout: float = _option(0.0, "Probability that a client of a round does not answer.", ge=0, lt=1)
     max_change_norm: Optional[float] = _option(
         None, "A client whose weights move further than this is left out of its round.", gt=0
     )
-    max_retries: int = _option(3, "New cohorts for a round in which no client was sound.", ge=0)
-    rounds: int = _option(60, "Number of rounds.", ge=1)
-    local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1)
-    batch_size: int = _option(32, "Examples in a training step.", ge=1)
+    max_retries: int = _option(3, "New cohorts for a round in which no client was sound.", ge=0, le=_INT32_MAX)
+    rounds: int = _option(60, "Number of rounds.", ge=1, le=_INT32_MAX)
+    local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1, le=_INT32_MAX)
+    batch_size: int = _option(32, "Examples in a training step.", ge=1, le=_INT32_MAX)
     learning_rate: float = _option(1e-3, "Of the clients' Adam.", gt=0, allow_inf_nan=False)
     learning_rate_decay: float = _option(0.0, "Rate of its exponential decay, a round.", ge=0, allow_inf_nan=False)
-    silent_rounds: int = _option(0, "Rounds before the decay begins.", ge=0)
+    silent_rounds: int = _option(0, "Rounds before the decay begins.", ge=0, le=_INT32_MAX)
     update_prior: bool = _option(False, "After each round the pooled posterior becomes the prior.")
     pretrain_share: Optional[float] = _option(
         None, "Share of the data on which the server trains first, until its accuracy stands still.", gt=0, lt=1
     )
-    examples_per_client: Optional[int] = _option(None, "A seeded subset of each client's examples.", ge=1)
+    examples_per_client: Optional[int] = _option(
+        None, "A seeded subset of each client's examples.", ge=1, le=_INT32_MAX
+    )
     prior_stddev: float = _option(10.0, "Standard deviation of the prior on each weight.", gt=0, allow_inf_nan=False)
     initial_stddev: float = _option(0.003, "Posterior standard deviation before training.", gt=0, allow_inf_nan=False)
     min_stddev: float = _option(1e-5, "Floor of the posterior standard deviations.", gt=0, allow_inf_nan=False)
     dropout_rate: float = _option(0.2, "For kind mc_dropout.", ge=0, lt=1)
     normalization: Optional[str] = _option(None, "batch, group or none; the model's own if not given.")
     precision: str = _option("float32", "float32, bfloat16_noise or bfloat16: the latter two for processors with it.")
-    num_samples: int = _option(20, "Weight samples of a prediction.", ge=1)
-    evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1)
-    evaluation_examples: int = _option(1000, "Test examples of those evaluations; the last one takes all.", ge=1)
-    checkpoint_every: int = _option(1, "Rounds between checkpoints, from which --resume goes on.", ge=1)
-    keep_checkpoints: int = _option(3, "Checkpoints that stay.", ge=1)
-    seed: int = _option(0, "Of everything random.", ge=0, lt=2**31)
+    num_samples: int = _option(20, "Weight samples of a prediction.", ge=1, le=_INT32_MAX)
+    evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1, le=_INT32_MAX)
+    evaluation_examples: int = _option(
+        1000, "Test examples of those evaluations; the last one takes all.", ge=1, le=_INT32_MAX
+    )
+    checkpoint_every: int = _option(1, "Rounds between checkpoints, from which --resume goes on.", ge=1, le=_INT32_MAX)
+    keep_checkpoints: int = _option(3, "Checkpoints that stay.", ge=1, le=_INT32_MAX)
+    seed: int = _option(0, "Of everything random.", ge=0, le=_INT32_MAX)
     data_dir: Optional[str] = _option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
     tensorboard: bool = _option(False, "Write TensorBoard event files into the run folder.")
     output: Optional[str] = _option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
@@ -67,8 +80,14 @@ class RunConfig(pydantic.BaseModel):
     def _names_exist(self) -> RunConfig:
         # Late, so that `--help` does without TensorFlow.
         from tfp_bfl import data, models, rules, weighting
+        from tfp_bfl.data.cohorts import check_cohort_size
         from tfp_bfl.models.kinds import NORMALIZATIONS, PRECISIONS
 
+        for name, value in self:
+            if isinstance(value, str) and not (value.isprintable() and len(value) <= MOST_LETTERS):
+                raise InvalidArgument(
+                    f"{name} is {shown(value)}, but must be at most {MOST_LETTERS} printable characters."
+                )
         lookup(models.MODELS, self.model, "model")
         lookup(models.KINDS, self.kind, "kind of model")
         lookup(rules.RULES, self.rule, "rule")
@@ -77,7 +96,7 @@ class RunConfig(pydantic.BaseModel):
         if self.normalization is not None:
             lookup(NORMALIZATIONS, self.normalization, "normalization")
         data.parse_partition(self.partition, self.clients)
-        data.cohort(self.clients, self.cohort_size, 0, 0)
+        check_cohort_size(self.clients, self.cohort_size)
         if self.min_stddev > self.initial_stddev:
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
@@ -122,22 +141,36 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
         where = ".".join(str(part) for part in first["loc"])
         problem = first["msg"][0].lower() + first["msg"][1:]
         raise InvalidArgument(
-            f"{where} is {first['input']!r}, but {problem.replace('input should', 'it must')}."
+            f"{where} is {shown(first['input'])}, but {problem.replace('input should', 'it must')}."
         ) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: a few lines of them stand for more values than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases")
+        return super().compose_node(parent, index)
 
 
 def read_yaml(file: Union[str, pathlib.Path]) -> dict[str, Any]:
     """The mapping in a YAML file.
 
     Raises:
-      InvalidArgument: the file can't be read, is not YAML, or is not a mapping of names to values.
+      InvalidArgument: the file can't be read, is not a regular one, is larger than 64 KiB, is not YAML (or uses its
+        aliases), or is not a mapping of names to values.
     """
+    text = read_regular(file, "config", MOST_BYTES)
     try:
-        values = yaml.safe_load(pathlib.Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(f"The config {file} can't be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError):
-        raise InvalidArgument(f"The config {file} is not YAML: it must hold lines like 'rounds: 40'.") from None
+        values = yaml.load(text.decode("utf-8"), _Loader)
+    # What a tag such as !!timestamp makes of a text that is none can be any error.
+    except Exception:
+        raise InvalidArgument(
+            f"The config {path_name(file)} is not YAML: it must hold lines like 'rounds: 40'."
+        ) from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise InvalidArgument(f"The config {file} must be a mapping of options to values, such as 'rounds: 40'.")
+        raise InvalidArgument(
+            f"The config {path_name(file)} must be a mapping of options to values, such as 'rounds: 40'."
+        )
     return values

@@ -2,6 +2,7 @@
 
 import difflib
 import numbers
+import reprlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -27,20 +28,32 @@ class ComputationError(Error, RuntimeError):
     """A computation failed at a worker that goes on: an operation of it raised."""
 
 
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = _brief.maxlong = 80
+
+
+def shown(value: Any) -> str:
+    """A value as errors show it: its `repr` on one line, cut in the middle if it is long."""
+    try:
+        return _brief.repr(value)
+    except Exception:  # Of what a file made, such as a number with too many digits to print.
+        return f"a value of type {type(value).__name__}"
+
+
 def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     """Returns `table[name]`.
 
     Raises:
       InvalidArgument: there is no such name; the message gives the near ones, or all of them if none is near.
     """
-    if name in table:
+    if isinstance(name, str) and name in table:
         return table[name]
     near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.5)
     if near:
         advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
     else:
         advice = "choose one of " + ", ".join(repr(n) for n in sorted(table)) + "."
-    raise InvalidArgument(f"There is no {what} {name!r}: {advice}")
+    raise InvalidArgument(f"There is no {what} {shown(name)}: {advice}")
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
@@ -50,7 +63,7 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
       InvalidArgument: it is not an integer of at least `least`.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise InvalidArgument(f"{name} is {value!r}, but must be an integer of at least {least}.")
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be an integer of at least {least}.")
     return int(value)
 
 

@@ -70,6 +70,8 @@ def test_list_sources_names_what_load_takes():
     ("name", "split", "message"),
     [
         ("digits", "validation", "digits has no split 'validation': its splits are 'test', 'train'."),
+        ("owner:name", "train", "has a namespace, but must be one of TFDS's own"),
+        ("huggingface:mnist/a:1.0.0", "train", "has a namespace"),
         ("digitz", "train", "There is no data source 'digitz': did you mean 'digits'"),
         ("fasion_mnist", "train", "did you mean 'fashion_mnist'"),
         ("CIFAR10", "train", "did you mean 'cifar10'"),

@@ -7,6 +7,7 @@ cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort
+from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda
 from tfp_bfl.data.partitions import parse as parse_partition
 from tfp_bfl.data.sources import Source, list_sources, load, peek
@@ -14,6 +15,7 @@ from tfp_bfl.data.sources import Source, list_sources, load, peek
 __all__ = [
     "ClientExamples",
     "Clients",
+    "Images",
     "Partition",
     "Source",
     "answering",
@@ -26,4 +28,5 @@ __all__ = [
     "load",
     "parse_partition",
     "peek",
+    "read_images",
 ]

@@ -36,7 +36,14 @@ def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | No
         data_dir = pathlib.Path(data_dir).expanduser()
     with _quiet():
         try:
+            # TFDS downloads the code of these datasets and runs it; a config names what dataset it likes.
+            if tfds.core.naming.parse_builder_name_kwargs(name)[0].namespace:
+                raise InvalidArgument(
+                    f"The data source {name!r} has a namespace, but must be one of TFDS's own: its code would be run."
+                )
             builder = tfds.builder(name, data_dir=data_dir)
+        except InvalidArgument:
+            raise
         except tfds.core.DatasetNotFoundError:
             raise InvalidArgument(_unknown(name, known, tfds.list_builders())) from None
         except Exception as e:

@@ -28,19 +28,29 @@ def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: i
     Raises:
       InvalidArgument: `cohort_size` is below 1 or above `num_clients`, or another argument is negative.
     """
-    num_clients = check_count(num_clients, "num_clients")
+    cohort_size = check_cohort_size(num_clients, cohort_size)
     round_number = check_count(round_number, "round_number", least=0)
     rng = generator(seed, "cohort", round_number, *_again(attempt))
-    if cohort_size is None:
+    if cohort_size == num_clients:
         return np.arange(num_clients, dtype=np.int64)
+    return np.sort(rng.choice(num_clients, size=cohort_size, replace=False)).astype(np.int64)
+
+
+def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
+    """Returns the number of clients a round, which is K for None, and draws none.
+
+    Raises:
+      InvalidArgument: one is below 1, or `cohort_size` is above `num_clients`.
+    """
+    num_clients = check_count(num_clients, "num_clients")
+    if cohort_size is None:
+        return num_clients
     cohort_size = check_count(cohort_size, "cohort_size")
     if cohort_size > num_clients:
         raise InvalidArgument(
             f"cohort_size is {cohort_size}, but must be at most the number of clients, {num_clients}."
         )
-    if cohort_size == num_clients:
-        return np.arange(num_clients, dtype=np.int64)
-    return np.sort(rng.choice(num_clients, size=cohort_size, replace=False)).astype(np.int64)
+    return cohort_size
 
 
 def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, attempt: int = 0) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_bfl.data._random import generator
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
+from tfp_bfl.errors import InvalidArgument, check_count, lookup, shown
 
 MAX_DRAWS = 100
 
@@ -229,7 +229,7 @@ def _draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Gener
 def _check_alpha(alpha: float) -> float:
     # Beyond 1e100 the gamma draws behind a Dirichlet sample overflow or lose all their digits.
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.number)) or not 0.0 < alpha < 1e100:
-        raise InvalidArgument(f"alpha is {alpha!r}, but must be a finite number above 0.")
+        raise InvalidArgument(f"alpha is {shown(alpha)}, but must be a finite number above 0.")
     return float(alpha)
 
 
@@ -258,16 +258,16 @@ def parse(text: str, num_clients: int) -> Partition:
     entry = lookup(PARTITIONS, name, "partition")
     if entry.argument is None:
         if colon:
-            raise InvalidArgument(f"The partition {text!r} has an argument, but {name} takes none.")
+            raise InvalidArgument(f"The partition {shown(text)} has an argument, but {name} takes none.")
         return entry.make(num_clients)
     form = f"{name}:{entry.argument.upper()}"
     if not value:
-        raise InvalidArgument(f"The partition {text!r} lacks its {entry.argument}: write {form}.")
+        raise InvalidArgument(f"The partition {shown(text)} lacks its {entry.argument}: write {form}.")
     try:
         argument = entry.kind(value)
     except ValueError:
         number = "a whole number" if entry.kind is int else "a number"
         raise InvalidArgument(
-            f"The partition {text!r} has the {entry.argument} {value!r}, but must be {form} with {number}."
+            f"The partition {shown(text)} has the {entry.argument} {shown(value)}, but must be {form} with {number}."
         ) from None
     return entry.make(num_clients, **{entry.argument: argument})

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import decompose, is_stochastic, sample_probabilities, sample_seeds, scalars
+from tfp_bfl.export.manifest import write_manifest
 
 
 def _predictor(model: tf.keras.Model) -> tuple[tf.Module, dict[str, Any]]:
@@ -62,7 +63,8 @@ def save(model: tf.keras.Model, path: Union[str, os.PathLike]) -> None:
     Inputs: images [B, ...], floats in [0, 1] or uint8; num_samples and seed, int32 scalars; the same seed gives the
     same answer. Outputs: probabilities [B, C] (also as `mean`, their name in `tfp_bfl.evaluation.decompose`);
     entropy [B], normalised to [0, 1]; aleatoric and epistemic [B], the traces of its matrices. The serving signatures
-    are "predict" (float32) and, for images, "predict_uint8".
+    are "predict" (float32) and, for images, "predict_uint8". The file sha256sums.txt has the checksums of all others,
+    by which `tfp_bfl.export.load` and `sha256sum --check` find what was changed.
 
     Args:
       model: a Keras model that returns logits.
@@ -76,3 +78,4 @@ def save(model: tf.keras.Model, path: Union[str, os.PathLike]) -> None:
         raise InvalidArgument(f"{folder} exists already: choose a new folder for the SavedModel.")
     module, signatures = _predictor(model)
     tf.saved_model.save(module, str(folder), signatures=signatures)
+    write_manifest(folder)

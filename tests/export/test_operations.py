@@ -1,0 +1,32 @@
+"""The operations on the list are those that the exports of every model and kind are made of."""
+
+from tfp_bfl import models
+from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
+from tfp_bfl.export.saved_model import _predictor
+
+SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1)}
+CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
+CASES += [("lenet", "flipout", {"normalization": "group"}), ("lenet", "deterministic", {"precision": "bfloat16"})]
+# Of the graph around the functions, in which variables are made and saved.
+AROUND = {"Select", "StatefulPartitionedCall", "VarHandleOp"}
+
+
+def operations(function):
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return {node.op for node in nodes}
+
+
+def test_the_list_is_what_exports_use():
+    found = set()
+    for name, kind, options in CASES:
+        model = models.MODELS[name](kind=kind, input_shape=SHAPES[name], num_classes=3, **options)
+        _, signatures = _predictor(model)
+        used = set().union(*map(operations, signatures.values()))
+        assert used <= EXPORTED, (name, kind, options)
+        found |= used
+    assert EXPORTED - found == AROUND
+
+
+def test_the_lists_have_nothing_in_common():
+    assert not EXPORTED & ARITHMETIC and not EXPORTED & SAVING and not ARITHMETIC & SAVING

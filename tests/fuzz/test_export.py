@@ -1,0 +1,87 @@
+"""Broken SavedModels: one that predicts, or one sentence. Most have checksums that match what was broken."""
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import tensorflow as tf
+
+from tests.export.tampering import copy, parse
+from tests.fuzz.harness import attempt, inputs, tally
+from tests.fuzz.mutations import mutated, mutated_message
+from tfp_bfl import export, models
+from tfp_bfl.export.graph_checks import IMAGES, OUTPUTS
+from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, MANIFEST, VALUES, write_manifest
+
+WORDS = [
+    *[
+        "PyFunc",
+        "EagerPyFunc",
+        "ReadFile",
+        "WriteFile",
+        "MatchingFiles",
+        "SaveV2",
+        "RestoreV2",
+        "Const",
+        "While",
+        "Fill",
+    ],
+    *["predict", "predict_uint8", "weights", "signatures", "trace_0", "images", "num_samples", "seed", "mean"],
+    *["_generic_user_object", "trackable_list_wrapper", "signature_map", "_tf_keras_model", "__call__", "dtype"],
+    *["weights/0/.ATTRIBUTES/VARIABLE_VALUE", "_CHECKPOINTABLE_OBJECT_GRAPH", "added:output:0", "^added", "tfp_bfl"],
+]
+BYTES = {
+    GRAPH: [word.encode() for word in WORDS],
+    "fingerprint.pb": [],
+    INDEX: [b"weights/", b"0/.ATTRIBUTES/VARIABLE_VALUE", b"\x08\x01\x12", b"\0\0\0\0"],
+    VALUES: [],
+    MANIFEST: [b"  ", b"\n", b"../", b"/etc/passwd", b"saved_model.pb", b"sha256sums.txt", b"assets/x", b"*", b"\0"],
+}
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("valid") / "saved"
+    export.save(models.mlp("flipout", input_shape=(2, 2, 1), num_classes=2, hidden=()), folder)
+    return folder
+
+
+def assert_valid(loaded):
+    assert set(loaded.signatures) <= set(IMAGES) and "predict" in loaded.signatures
+    for name, signature in loaded.signatures.items():
+        assert signature.structured_input_signature[1]["images"].dtype == IMAGES[name]
+        assert set(signature.structured_outputs) == set(OUTPUTS)
+    assert all(tf.reduce_all(tf.math.is_finite(weight)) for weight in loaded.weights)
+
+
+def fuzz(valid, folder, name, share, strategy):
+    with tally(name) as counts:
+
+        @inputs(share)
+        @hypothesis.given(strategy)
+        def run(drawn):
+            file, content, forged = drawn
+            broken = copy(valid, folder / "saved")
+            (broken / file).write_bytes(content)
+            if forged:
+                write_manifest(broken)
+            result = attempt(folder, export.load, broken)
+            if counts.add(result):
+                assert_valid(result)
+
+        run()
+
+
+def test_mutated_files(valid, tmp_path):
+    contents = {name: (valid / name).read_bytes() for name in (*FILES, MANIFEST)}
+
+    def broken(name):
+        # Checksums that match, but for one in five: all that follows would never run otherwise.
+        forged = st.just(False) if name == MANIFEST else st.integers(0, 4).map(bool)
+        return st.tuples(st.just(name), mutated(contents[name], list(contents.values()), BYTES[name]), forged)
+
+    fuzz(valid, tmp_path, "SavedModel", 0.1, st.sampled_from([*contents, GRAPH, INDEX, VALUES]).flatmap(broken))
+
+
+def test_mutated_graphs(valid, tmp_path):
+    serialized = mutated_message(parse(valid), WORDS).map(lambda m: m.SerializeToString())
+    fuzz(valid, tmp_path, "SavedModel's graph", 0.06, st.tuples(st.just(GRAPH), serialized, st.just(True)))

@@ -1,0 +1,237 @@
+"""Image files and .npz archives from anywhere, checked against the shape that a model takes before they are decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pathlib
+import warnings
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, Union
+
+import numpy as np
+
+from tfp_bfl import files
+from tfp_bfl.errors import InvalidArgument, check_count, shown
+
+# Pillow rather than TensorFlow decodes: it tells an image's size before it decodes anything.
+FORMATS = {".bmp": "BMP", ".gif": "GIF", ".jpeg": "JPEG", ".jpg": "JPEG", ".png": "PNG"}
+CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "RGBA": 4}
+# Beyond its pixels an image file holds profiles, previews and text.
+MOST_EXTRA_BYTES = 16 * 2**20
+MOST_ARRAY_BYTES = 2**29
+_BLOCK = 2**20
+
+
+class Images(NamedTuple):
+    """Images to predict, and those that could not be read.
+
+    Fields:
+      names: N; the path of a file, or path[i] for the i-th image of an archive.
+      pixels: [N, height, width, channels]; uint8, or float32 in [0, 1] if an archive with floats is among them.
+      failures: (name, reason) of each image that could not be read.
+    """
+
+    names: tuple[str, ...]
+    pixels: np.ndarray
+    failures: tuple[tuple[str, str], ...]
+
+
+class _Unreadable(Exception):
+    """Why one file can't be read."""
+
+
+def read_images(
+    paths: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]], shape: tuple[int, int, int]
+) -> Images:
+    """Reads images of one shape; one that can't be read does not stop the others.
+
+    A path is an image file (.png, .jpg, .jpeg, .bmp, or .gif, of which the first frame counts), a folder (the image
+    files in it, sorted by name), or an .npz archive with one array or one called "images": uint8, or floating-point
+    numbers in [0, 1], [N, height, width, channels] or [N, height, width]. Nothing is unpickled. What a file says of
+    its size is checked before memory is taken for it: pixels must be as many as `shape` has, an array may have 512 MiB.
+
+    Args:
+      paths: one path or several.
+      shape: (height, width, channels), such as a model's `input_shape[1:]`.
+
+    Raises:
+      InvalidArgument: a path does not exist, a folder has no image files, none of the images can be read, or `shape`
+        is not three positive integers.
+    """
+    shape = _check_shape(shape)
+    names: list[str] = []
+    parts: list[np.ndarray] = []
+    failures: list[tuple[str, str]] = []
+    for path in _expand(paths):
+        name = files.name(path)
+        try:
+            with files.open_regular(path, "image file") as file:
+                if path.suffix.lower() == ".npz":
+                    pixels, bad = _read_archive(file, shape)
+                    names += [f"{name}[{i}]" for i in np.flatnonzero(~bad)]
+                    failures += [(f"{name}[{i}]", "has values that are not in [0, 1]") for i in np.flatnonzero(bad)]
+                    parts.append(pixels[~bad])
+                else:
+                    parts.append(_read_image(file, path.suffix.lower(), shape)[np.newaxis])
+                    names.append(name)
+        except (_Unreadable, InvalidArgument) as error:
+            failures.append((name, str(error).split(f"{name} ", 1)[-1].rstrip(".")))
+    if not names:
+        rest = f", and {len(failures) - 1} more can't be read either" if len(failures) > 1 else ""
+        raise InvalidArgument(f"No image can be read: {failures[0][0]} {failures[0][1]}{rest}.")
+    if len({part.dtype for part in parts}) > 1:
+        parts = [part / np.float32(255) if part.dtype == np.uint8 else part for part in parts]
+    return Images(tuple(names), np.concatenate(parts), tuple(failures))
+
+
+def _check_shape(shape: Any) -> tuple[int, int, int]:
+    if not isinstance(shape, (tuple, list)) or len(shape) != 3:
+        raise InvalidArgument(f"shape is {shown(shape)}, but must be (height, width, channels).")
+    height, width, channels = (check_count(n, "each of shape's sizes") for n in shape)
+    return height, width, channels
+
+
+def _expand(paths: Any) -> list[pathlib.Path]:
+    """The files that paths mean, folders opened up."""
+    found = []
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    if not isinstance(paths, (list, tuple)) or not paths:
+        raise InvalidArgument(f"paths is {shown(paths)}, but must be a path or a list of paths.")
+    for path in paths:
+        try:
+            path = pathlib.Path(path)
+            is_folder = path.is_dir()
+            # Sorted by name, so that the order does not depend on the file system.
+            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in FORMATS) if is_folder else [path]
+            path.stat()
+        except OSError as error:
+            raise InvalidArgument(f"The images {files.name(path)} can't be read: {error.strerror}.") from None
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"The images {shown(path)} can't be read: that is not a path.") from None
+        if not inside:
+            raise InvalidArgument(f"The folder {files.name(path)} has no image files: {_kinds()}.")
+        found += inside
+    return found
+
+
+def _kinds() -> str:
+    return f"their names must end in {', '.join(sorted(FORMATS))}"
+
+
+def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.ndarray:
+    """Pixels, uint8 [height, width, channels]."""
+    from PIL import Image
+
+    if suffix not in FORMATS:
+        raise _Unreadable(f"is not an image file: {_kinds()}, or in .npz")
+    most = shape[0] * shape[1] * 8 + MOST_EXTRA_BYTES
+    with _errors_as(f"is not a readable {FORMATS[suffix]} image"), warnings.catch_warnings():
+        content = file.read(most + 1)
+        if len(content) > most:
+            raise _Unreadable(f"has more than {most} bytes, too many for such an image")
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(content), formats=[FORMATS[suffix]]) as image:
+            gray = shape[2] == 1 and _has_gray_palette(image)
+            found = (image.height, image.width, 1 if gray else CHANNELS.get(image.mode))
+            if found[2] is None:
+                raise _Unreadable(
+                    f"has pixels of the kind {image.mode}, but must be gray, RGB, RGBA or palette of 8 bits"
+                )
+            if found != shape:
+                raise _Unreadable(f"is {_size(*found)}, but must be {_size(*shape)}")
+            image.load()
+            direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
+            return np.array(image.convert(direct), np.uint8).reshape(shape)
+
+
+def _has_gray_palette(image: Any) -> bool:
+    """GIF has palettes only; that of a gray image may stand for one channel."""
+    palette = np.array(image.getpalette() or [0, 1, 2]).reshape(-1, 3)
+    return image.mode == "P" and bool((palette == palette[:, :1]).all())
+
+
+def _size(height: Any, width: Any, channels: Any) -> str:
+    return f"{height} x {width} with {channels} channel" + ("s" if channels != 1 else "")
+
+
+@contextlib.contextmanager
+def _errors_as(reason: str) -> Iterator[None]:
+    """What decoders raise for a broken file can be anything."""
+    try:
+        yield
+    except _Unreadable:
+        raise
+    except Exception:
+        raise _Unreadable(reason) from None
+
+
+class _Reluctant(io.BufferedIOBase):
+    """A file that is read in small blocks: an archive's list of members is read at once, however long it says it is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: Any = -1) -> bytes:
+        content = self._file.read(min(size, _BLOCK + 1) if size is not None and size >= 0 else _BLOCK + 1)
+        if len(content) > _BLOCK:
+            raise _Unreadable("has more members than an archive of images needs")
+        return content
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _read_archive(file: BinaryIO, shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels, uint8 or float32 [N, height, width, channels], and whether each image has values out of [0, 1], [N]."""
+    with _errors_as("is not a readable .npz archive"), zipfile.ZipFile(_Reluctant(file)) as archive:  # type: ignore[arg-type]
+        members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+        if len(members) != 1:
+            members = [m for m in members if m.filename == "images.npy"]
+        if len(members) != 1:
+            raise _Unreadable("must have one array, or one called 'images'")
+        # NumPy writes these two. Others take memory that the file itself sets.
+        if members[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _Unreadable("is compressed in a way that NumPy's savez_compressed isn't")
+        with archive.open(members[0]) as stream:
+            array = _read_array(stream, shape)
+    if array.dtype == np.uint8:
+        return array, np.zeros(len(array), bool)
+    with np.errstate(invalid="ignore"):
+        inside = (array >= 0) & (array <= 1)
+    return array.astype(np.float32), ~inside.all(axis=(1, 2, 3))
+
+
+def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
+    # The only version that NumPy writes for numbers, and the one whose header has a limit.
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise _Unreadable("has an array that is not in version 1.0 of NumPy's format")
+    found, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype != np.uint8 and not (dtype.kind == "f" and dtype.itemsize <= 8):
+        raise _Unreadable(f"has values of type {shown(str(dtype))}, but they must be uint8 or floating-point")
+    full = (*found, 1) if len(found) == 3 else found
+    if full[1:] != shape or full[0] < 1:
+        raise _Unreadable(
+            f"has an array of shape {shown(list(found))}, but it must be {['N', *shape]}".replace("'", "")
+        )
+    num_bytes = int(np.prod(found, dtype=object)) * dtype.itemsize
+    if num_bytes > MOST_ARRAY_BYTES:
+        raise _Unreadable(f"has {num_bytes} bytes of images, but at most {MOST_ARRAY_BYTES} are read at once")
+    # In blocks: memory is taken for what is there, not for what the header promises.
+    content = bytearray()
+    while block := stream.read(min(num_bytes + 1 - len(content), _BLOCK)):
+        content += block
+    if len(content) != num_bytes:
+        raise _Unreadable("has an array that is shorter or longer than it says")
+    array = np.frombuffer(content, dtype)
+    array = array.reshape(found[::-1]).T if by_columns else array.reshape(found)
+    return array.reshape(full)

@@ -1,0 +1,199 @@
+"""What the graph of a SavedModel may hold: arithmetic, variables, and the functions that predict.
+
+Every check raises InvalidArgument with what is wrong, as half a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
+
+INIT = "__saved_model_init_op"
+IMAGES = {"predict": tf.float32, "predict_uint8": tf.uint8}
+# Each output and its rank.
+OUTPUTS = {"probabilities": 2, "mean": 2, "entropy": 1, "aleatoric": 1, "epistemic": 1}
+MOST_CONSTANT_BYTES = 2**26
+MOST_CALLS_DEEP = 32
+MOST_NODES = 5_000_000
+_NODE_ATTRIBUTES = {
+    "_class",
+    "_collective_manager_ids",
+    "_has_manual_control_dependencies",
+    "_lower_using_switch_merge",
+    "_num_original_outputs",
+    "_output_shapes",
+    "_read_only_resource_inputs",
+}
+_FUNCTION_ATTRIBUTES = {"_construction_context", "_input_shapes"}
+_VARIABLE_TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64)
+
+
+def check_graph(meta: Any) -> None:
+    """Operations, their constants, and who calls whom in a MetaGraphDef."""
+    library = meta.graph_def.library
+    if library.gradient or library.registered_gradients or meta.asset_file_def:
+        raise InvalidArgument("it brings gradients or assets")
+    functions = {function.signature.name: function for function in library.function}
+    if len(functions) < len(library.function):
+        raise InvalidArgument("two of its functions have one name")
+    saving: set[str] = set()
+    called: set[str] = set(meta.object_graph_def.concrete_functions)
+    _check_nodes(meta.graph_def.node, frozenset())
+    for name, function in functions.items():
+        if set(function.attr) - _FUNCTION_ATTRIBUTES:
+            raise InvalidArgument(f"its function {shown(name)} has attributes that an export has not")
+        if _check_nodes(function.node_def, SAVING):
+            saving.add(name)
+        called.update(_callees(function))
+    if called & saving:
+        raise InvalidArgument("it reads or writes files when it predicts")
+    if called - functions.keys():
+        raise InvalidArgument("it calls a function that it does not have")
+    _check_calls(functions)
+
+
+def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
+    """Whether one of the operations is in `also`."""
+    found = False
+    for node in nodes:
+        if node.op in SAVING and node.op in also:
+            found = True
+        elif node.op not in EXPORTED and node.op not in ARITHMETIC:
+            raise InvalidArgument(f"it uses the operation {shown(node.op)}, which is not among those allowed")
+        for name, value in node.attr.items():
+            if name.startswith("_") and name not in _NODE_ATTRIBUTES:
+                raise InvalidArgument(f"it uses the attribute {shown(name)}, which is not among those allowed")
+            for tensor in [value.tensor] if value.HasField("tensor") else value.list.tensor:
+                _check_constant(tensor)
+    return found
+
+
+def _check_constant(tensor: Any) -> None:
+    """A few bytes can declare a constant of any size."""
+    try:
+        num_bytes = num_elements(tensor.tensor_shape) * tf.as_dtype(tensor.dtype).size
+    except (TypeError, ValueError):
+        raise InvalidArgument("it has a constant without a shape or type") from None
+    if num_bytes > MOST_CONSTANT_BYTES or tensor.dtype in (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum):
+        raise InvalidArgument(f"it has a constant that is not a tensor of at most {MOST_CONSTANT_BYTES} bytes")
+
+
+def num_elements(shape: Any) -> int:
+    """Of a TensorShapeProto; ValueError if it is not fully known."""
+    sizes = [dim.size for dim in shape.dim]
+    if shape.unknown_rank or min(sizes, default=0) < 0:
+        raise ValueError
+    return math.prod(sizes)
+
+
+def _callees(function: Any) -> list[str]:
+    attributes = [value for node in function.node_def for value in node.attr.values()]
+    return [f.name for v in attributes for f in ([v.func] if v.HasField("func") else v.list.func)]
+
+
+def _check_calls(functions: dict[str, Any]) -> None:
+    """No function calls itself, and calls written out are neither very deep nor very many."""
+    sizes: dict[str, int] = {}
+
+    def size(name: str, depth: int) -> int:
+        if depth > MOST_CALLS_DEEP:
+            raise InvalidArgument(f"its functions call each other more than {MOST_CALLS_DEEP} deep")
+        if name not in sizes:
+            callees = _callees(functions[name])
+            sizes[name] = len(functions[name].node_def) + sum(size(callee, depth + 1) for callee in callees)
+        if sizes[name] > MOST_NODES:
+            raise InvalidArgument(f"its functions stand for more than {MOST_NODES} operations")
+        return sizes[name]
+
+    for name in functions:
+        size(name, 0)
+
+
+def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """The tree of objects: a list of variables, the function `predict` and its signatures.
+
+    Returns:
+      For the name of each variable in the checkpoint its data type and shape.
+    """
+    nodes = meta.object_graph_def.nodes
+    for node in nodes:
+        # Types that other packages register, with code of their own.
+        if node.registered_name or node.registered_saver or node.saveable_objects or node.slot_variables:
+            raise InvalidArgument("it has objects of types that an export has not")
+    root = _user_object(nodes, 0, "_generic_user_object")
+    if root.keys() != {"weights", "predict", "signatures"}:
+        raise InvalidArgument("it must have weights, predict and signatures, and nothing else")
+    weights = _user_object(nodes, root["weights"], "trackable_list_wrapper")
+    if list(weights) != [str(i) for i in range(len(weights))]:
+        raise InvalidArgument("its weights are not a list")
+    variables: dict[int, str] = {}
+    for position, node_id in weights.items():
+        variables.setdefault(node_id, f"weights/{position}/.ATTRIBUTES/VARIABLE_VALUE")
+    traces = _children(nodes, root["predict"], "function")
+    signatures = _user_object(nodes, root["signatures"], "signature_map")
+    if not signatures.keys() <= IMAGES.keys() or "predict" not in signatures:
+        raise InvalidArgument(f"its signatures must be {' and '.join(IMAGES)}")
+    for node_id in (*traces.values(), *signatures.values()):
+        _children(nodes, node_id, "bare_concrete_function")
+    reached = {0, *root.values(), *variables, *traces.values(), *signatures.values()}
+    if reached != set(range(len(nodes))):
+        raise InvalidArgument("it has objects that an export has not")
+    for concrete in meta.object_graph_def.concrete_functions.values():
+        if not set(concrete.bound_inputs) <= variables.keys():
+            raise InvalidArgument("its functions use something that is not one of its weights")
+    return {name: _variable(nodes[node_id]) for node_id, name in variables.items()}
+
+
+def _children(nodes: Any, node_id: int, kind: str) -> dict[str, int]:
+    if not 0 <= node_id < len(nodes) or nodes[node_id].WhichOneof("kind") != kind:
+        raise InvalidArgument(f"one of its objects is not a {kind}")
+    children = {child.local_name: child.node_id for child in nodes[node_id].children}
+    if len(children) < len(nodes[node_id].children):
+        raise InvalidArgument("two of its objects have one name")
+    return children
+
+
+def _user_object(nodes: Any, node_id: int, identifier: str) -> dict[str, int]:
+    children = _children(nodes, node_id, "user_object")
+    if nodes[node_id].user_object.identifier != identifier:
+        raise InvalidArgument(f"one of its objects is not a {identifier}")
+    return children
+
+
+def _variable(node: Any) -> tuple[Any, tuple[int, ...]]:
+    if node.WhichOneof("kind") != "variable" or node.variable.experimental_distributed_variable_components:
+        raise InvalidArgument("one of its weights is not a variable")
+    try:
+        dtype = tf.as_dtype(node.variable.dtype)
+        num_elements(node.variable.shape)
+    except (TypeError, ValueError):
+        raise InvalidArgument("one of its weights has no shape or type") from None
+    if dtype not in _VARIABLE_TYPES:
+        raise InvalidArgument(f"one of its weights is of type {dtype.name}")
+    return dtype, tuple(dim.size for dim in node.variable.shape.dim)
+
+
+def check_signatures(meta: Any) -> None:
+    """Names and data types of what goes in and out, as other loaders read them."""
+    for name, signature in meta.signature_def.items():
+        if name == INIT:
+            continue
+        images = IMAGES.get(name)
+        wanted = {"images": images, "num_samples": tf.int32, "seed": tf.int32}
+        if images is None or _types(signature.inputs) != wanted:
+            raise InvalidArgument(f"its signature {shown(name)} does not take images, num_samples and seed")
+        if _types(signature.outputs) != dict.fromkeys(OUTPUTS, tf.float32):
+            raise InvalidArgument(f"its signature {shown(name)} does not give {', '.join(OUTPUTS)}")
+
+
+def _types(tensors: Any) -> dict[str, Any]:
+    try:
+        return {name: tf.as_dtype(info.dtype) for name, info in tensors.items()}
+    except TypeError:
+        return {}

@@ -1,0 +1,36 @@
+"""The operations that a SavedModel may use. None of them runs Python, reads or writes a file, or reaches a network."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What the exports of every model and kind are made of; a test holds this against them.
+EXPORTED = _words(
+    """
+    AddV2 All Assert AvgPool BatchMatMulV2 BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp FloorDiv
+    FusedBatchNormV3 GreaterEqual Identity Less Log LogicalAnd MatMul MatrixDiagPartV3 MatrixSetDiagV3 MaxPool Maximum
+    Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp RealDiv Relu Reshape RightShift Rsqrt
+    Select SelectV2 Shape Sin Softmax Sqrt SquaredDifference StatefulPartitionedCall StatelessRandomGetKeyCounter
+    StatelessRandomUniformFullIntV2 StatelessRandomUniformV2 StatelessWhile StridedSlice Sub Sum TensorListFromTensor
+    TensorListGetItem TensorListReserve TensorListSetItem TensorListStack Transpose VarHandleOp While Xlogy ZerosLike
+    """
+)
+
+# What other layers and activations of Keras add: arithmetic on tensors, all of it.
+ARITHMETIC = _words(
+    """
+    Abs Add AddN ArgMax BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf ExpandDims Expm1 Fill
+    Floor FloorMod GatherV2 Greater LeakyRelu LessEqual Log1p LogSoftmax LogicalNot LogicalOr Max Min NotEqual
+    PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign SpaceToBatchND
+    Split SplitV Square Squeeze StopGradient Tanh Tile Unpack
+    """
+)
+
+# TensorFlow saves and restores variables with these: only in functions that nothing else in the file calls.
+SAVING = _words(
+    """
+    AssignVariableOp DisableCopyOnRead MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch
+    StringJoin
+    """
+)

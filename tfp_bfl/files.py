@@ -1,0 +1,56 @@
+"""Files from elsewhere, opened so that none of them can hang the program or fill its memory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import BinaryIO, Union
+
+from tfp_bfl.errors import InvalidArgument, shown
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+def open_regular(path: Path, what: str) -> BinaryIO:
+    """Opens a regular file for reading; a pipe, a device or a folder is refused.
+
+    Args:
+      path: of the file.
+      what: what it is called in errors, such as "config".
+
+    Raises:
+      InvalidArgument: it can't be opened or is not a regular file.
+    """
+    try:
+        # Not blocking: a named pipe that nobody writes to would wait for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidArgument(f"The {what} {name(path)} can't be read: {error.strerror}.") from None
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"The {what} {shown(path)} can't be read: that is not a path.") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidArgument(f"The {what} {name(path)} can't be read: it must be a regular file.")
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path, what: str, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+      InvalidArgument: as `open_regular`, or the file is larger.
+    """
+    with open_regular(path, what) as file:
+        try:
+            content = file.read(most + 1)
+        except OSError as error:
+            raise InvalidArgument(f"The {what} {name(path)} can't be read: {error.strerror}.") from None
+    if len(content) > most:
+        raise InvalidArgument(f"The {what} {name(path)} is too large: it may have at most {most} bytes.")
+    return content
+
+
+def name(path: object) -> str:
+    """A path as errors show it: plainly, or quoted where it would break the line."""
+    text = str(path)
+    return text if text.isprintable() and text else shown(text)
