@@ -1,7 +1,6 @@
 """SavedModels read back: what `save` wrote as it was, and everything else as one sentence."""
 
 import os
-import struct
 import subprocess
 
 import numpy as np
@@ -13,9 +12,9 @@ from tests.export.tampering import add_node, change_file, change_graph, copy, fu
 from tests.fuzz.harness import attempt
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export import checkpoint_index
 from tfp_bfl.export.graph_checks import OUTPUTS
 from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, MANIFEST, VALUES, write_manifest
+from tfp_bfl.files import tensor_bundle
 
 PIXELS = np.random.default_rng(0).integers(256, size=[3, 4, 4, 1]).astype(np.uint8)
 
@@ -267,76 +266,6 @@ def test_weights_that_are_not_finite(tmp_path):
     refused(tmp_path / "saved", "not all finite")
 
 
-def table(entries):
-    """An index of one block, each key in full."""
-
-    def varint(n):
-        return bytes([n & 127 | 128]) + varint(n >> 7) if n > 127 else bytes([n])
-
-    def block(pairs):
-        body = b"".join(b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs)
-        return body + struct.pack("<II", 0, 1)
-
-    data = block(entries)
-    index = block([(b"z", varint(0) + varint(len(data)))])
-    start = len(data) + 5
-    footer = varint(start) + varint(0) + varint(start) + varint(len(index))
-    footer = footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
-    return data + b"\0" * 5 + index + b"\0" * 5 + footer
-
-
-HEADER = tensor_bundle_pb2.BundleHeaderProto(num_shards=1).SerializeToString()
-VARIABLES = {"w": (tf.float32, (2, 3))}
-
-
-def entry(dtype=tf.float32, shape=(2, 3), size=24, offset=10, **more):
-    proto = tensor_bundle_pb2.BundleEntryProto(dtype=dtype.as_datatype_enum, size=size, offset=offset, **more)
-    for n in shape:
-        proto.shape.dim.add(size=n)
-    return proto.SerializeToString()
-
-
-OBJECTS = (b"_CHECKPOINTABLE_OBJECT_GRAPH", entry(tf.string, (), 10, 0))
-
-
-def test_index_of_valid_entries():
-    spans = checkpoint_index.check_index(table([(b"", HEADER), OBJECTS, (b"w", entry())]), VARIABLES)
-    assert spans["w"] == (10, 24) and spans[OBJECTS[0].decode()] == (0, 10)
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [],
-        [(b"", HEADER), OBJECTS],
-        [(b"", HEADER), OBJECTS, (b"w", b"\xff\xff\xff")],
-        [(b"", b"\xff"), OBJECTS, (b"w", entry())],
-        [(b"", tensor_bundle_pb2.BundleHeaderProto(num_shards=2).SerializeToString()), OBJECTS, (b"w", entry())],
-        [(b"", HEADER), OBJECTS, (b"w", entry(shape=(2**40, 2**40)))],
-        [(b"", HEADER), OBJECTS, (b"w", entry(shape=(2**40, 2**40), size=2**62))],
-        [(b"", HEADER), OBJECTS, (b"w", entry(shape=(-1, -6)))],
-        [(b"", HEADER), OBJECTS, (b"w", entry(size=2**60))],
-        [(b"", HEADER), OBJECTS, (b"w", entry(offset=-1))],
-        [(b"", HEADER), OBJECTS, (b"w", entry(shard_id=1))],
-        [(b"", HEADER), OBJECTS, (b"w", entry(tf.string))],
-        [(b"", HEADER), OBJECTS, (b"w", entry()), (b"x", entry())],
-        [(b"", HEADER), OBJECTS, (b"w", entry()), (b"w", entry())],
-        [(b"", HEADER), (OBJECTS[0], entry(tf.string, (), 2**40, 0)), (b"w", entry())],
-        [(b"", HEADER), OBJECTS, (b"\xff", entry())],
-    ],
-)
-def test_index_of_hostile_entries(entries):
-    with pytest.raises(InvalidArgument):
-        checkpoint_index.check_index(table(entries), VARIABLES)
-
-
-def test_index_cut_anywhere(valid):
-    whole = (valid / INDEX).read_bytes()
-    for length in range(len(whole)):
-        with pytest.raises(InvalidArgument):
-            checkpoint_index.check_index(whole[:length], {})
-
-
 def test_an_entry_that_ends_tensorflow_s_process(saved):
     """Its reader takes each entry of a block whose checksum fits for a protocol buffer, and aborts where one is not."""
     change_file(
@@ -355,18 +284,9 @@ def test_values_that_are_shorter_or_longer(saved):
 def test_a_text_that_claims_any_length(saved):
     """With a checksum of that length that fits, TensorFlow's reader takes memory for it, and the process ends."""
 
-    entries = dict(checkpoint_index._entries((saved / INDEX).read_bytes()))
-    start = tensor_bundle_pb2.BundleEntryProto.FromString(entries[OBJECTS[0]]).offset
+    entries = dict(tensor_bundle._entries((saved / INDEX).read_bytes()))
+    start = tensor_bundle_pb2.BundleEntryProto.FromString(entries[tensor_bundle.OBJECTS.encode()]).offset
     length = b"\xff\xff\xff\xff\xff\x1f"
     lengthen = lambda content: content[:start] + length + content[start + len(length) :]
     change_file(saved, VALUES, lengthen)
     refused(saved, "the table of its objects is not as long as it says")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\x80", b"\xff" * 9 + b"\x01" + b"\0" * 4 + b"x", b"\x02" + b"\0" * 4 + b"x"]
-)
-def test_texts_of_other_lengths(content):
-    checkpoint_index.check_strings(b"\x02" + b"\0" * 4 + b"xy")
-    with pytest.raises(InvalidArgument):
-        checkpoint_index.check_strings(content)

@@ -48,7 +48,7 @@ RECORD = Record(rows=[{"round": 3, "nll": 0.1 + 0.2, "none": None, "faulty_clien
 
 
 def files(*rounds):
-    return sorted(f"round_{n}{end}" for n in rounds for end in (".data-00000-of-00001", ".index", ".sha256"))
+    return sorted(f"round_{n}{end}" for n in rounds for end in (".data-00000-of-00001", ".index", ".json", ".sha256"))
 
 
 def names(folder):
@@ -88,7 +88,7 @@ def test_sums_are_those_of_sha256sum(tmp_path, state):
     )
 
 
-@pytest.mark.parametrize("part", [".data-00000-of-00001", ".index", ".sha256"])
+@pytest.mark.parametrize("part", [".data-00000-of-00001", ".index", ".json", ".sha256"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "emptied", "gone"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path, state, caplog, part, damage):
     checkpoints = saved(tmp_path, state, 1, 2)
@@ -135,7 +135,7 @@ def test_checkpoints_of_another_run_are_refused_unchanged(tmp_path, state, name)
     saved(tmp_path, state, 1, description=words)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = Checkpoints(tmp_path, {**words, name: "another"})
-    with pytest.raises(InvalidArgument, match=f"are of another {name}, {words[name]}, and this run's is another"):
+    with pytest.raises(InvalidArgument, match=f"are of another {name}, '{words[name]}', and this run's is another"):
         other.latest(state)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

@@ -57,7 +57,7 @@ def test_nothing_is_left(runs):
     folder, _, mark = runs
     states = folder / "killed" / "states"
     assert sorted(path.stem for path in states.glob("*.sha256")) == ["round_28", "round_29", "round_30"]
-    assert len(list(states.iterdir())) == 9
+    assert len(list(states.iterdir())) == 12
     assert not [p for p in psutil.process_iter() if marked(p, mark)]
 
 

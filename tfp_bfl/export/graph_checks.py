@@ -5,7 +5,6 @@ Every check raises InvalidArgument with what is wrong, as half a sentence.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
+from tfp_bfl.files.tensor_bundle import num_elements
 
 INIT = "__saved_model_init_op"
 IMAGES = {"predict": tf.float32, "predict_uint8": tf.uint8}
@@ -82,14 +82,6 @@ def _check_constant(tensor: Any) -> None:
         raise InvalidArgument("it has a constant without a shape or type") from None
     if num_bytes > MOST_CONSTANT_BYTES or tensor.dtype in (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum):
         raise InvalidArgument(f"it has a constant that is not a tensor of at most {MOST_CONSTANT_BYTES} bytes")
-
-
-def num_elements(shape: Any) -> int:
-    """Of a TensorShapeProto; ValueError if it is not fully known."""
-    sizes = [dim.size for dim in shape.dim]
-    if shape.unknown_rank or min(sizes, default=0) < 0:
-        raise ValueError
-    return math.prod(sizes)
 
 
 def _callees(function: Any) -> list[str]:

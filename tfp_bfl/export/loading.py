@@ -14,8 +14,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import manifest
-from tfp_bfl.export.checkpoint_index import OBJECTS, check_index, check_strings
 from tfp_bfl.export.graph_checks import IMAGES, OUTPUTS, check_graph, check_objects, check_signatures
+from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
 MOST_GRAPH_BYTES = 2**28
 MOST_INDEX_BYTES = 2**24
@@ -74,7 +74,7 @@ def _load(folder: pathlib.Path) -> Any:
         if hashlib.sha256(content).hexdigest() != digests[name]:
             raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
     variables = _check(contents[manifest.GRAPH])
-    spans = check_index(contents[manifest.INDEX], variables)
+    spans = check_index(contents[manifest.INDEX], variables, [OBJECTS])
     with files.open_regular(folder / manifest.VALUES, "file") as values:
         if os.fstat(values.fileno()).st_size != max(span.offset + span.size for span in spans.values()):
             raise InvalidArgument("the values of its variables are more or fewer than its index says")

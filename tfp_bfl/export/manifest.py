@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import BinaryIO
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files import open_regular, read_regular
+from tfp_bfl.files import digest, read_regular
 
 MANIFEST = "sha256sums.txt"
 GRAPH = "saved_model.pb"
@@ -26,10 +24,7 @@ _MOST_BYTES = 4096
 def write_manifest(folder: pathlib.Path) -> None:
     """Writes the checksums of all files in `folder`."""
     names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    lines = []
-    for name in sorted(names - {MANIFEST}):
-        with open(folder / name, "rb") as file:
-            lines.append(f"{_digest(file)}  {name}\n")
+    lines = [f"{digest(folder / name)}  {name}\n" for name in sorted(names - {MANIFEST})]
     (folder / MANIFEST).write_text("".join(lines), encoding="ascii")
 
 
@@ -57,9 +52,8 @@ def read_manifest(folder: pathlib.Path) -> dict[str, str]:
 
 def check_digest(folder: pathlib.Path, name: str, wanted: str) -> None:
     """Raises InvalidArgument unless a file has this checksum."""
-    with open_regular(folder / name, "file") as file:
-        if _digest(file) != wanted:
-            raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
+    if digest(folder / name) != wanted:
+        raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
 
 
 def _walk(folder: pathlib.Path) -> Sequence[str]:
@@ -74,10 +68,3 @@ def _walk(folder: pathlib.Path) -> Sequence[str]:
     return [name for name in names if not (folder / name).is_symlink()] + [
         f"{name} (a link)" for name in names if (folder / name).is_symlink()
     ]
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(2**20):
-        digest.update(block)
-    return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Runs on disk: the server's state and the metrics so far, as TensorFlow checkpoints with SHA-256 sums.
 
-    round_12.data-00000-of-00001, round_12.index    TensorFlow's: tensors, and a JSON record as one of them
+    round_12.data-00000-of-00001, round_12.index    the state's tensors, as TensorFlow writes them
+    round_12.json                                   what the run is of, and its metrics so far
     round_12.sha256                                 as of `sha256sum`; written last: without it there is no checkpoint
 
 Tensors and JSON only: nothing is unpickled, and no file is read as a program.
@@ -9,7 +10,6 @@ Tensors and JSON only: nothing is unpickled, and no file is read as a program.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -22,17 +22,18 @@ import numpy as np
 import pydantic
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl import files
+from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.process import ServerState
+from tfp_bfl.files.tensor_bundle import check_index
 
 logger = logging.getLogger(__name__)
 
-_PARTS = (".data-00000-of-00001", ".index")
-_SUMS = ".sha256"
-_RECORD = "record"
-_OURS = re.compile(r"round_(\d{1,9})(\.data-00000-of-00001|\.index|\.sha256)(\.draft|\.tempstate\d+)?")
-# A manifest has two lines; what is longer is none.
-_LONGEST_SUMS = 1000
+_VALUES, _INDEX, _RECORD, _SUMS = ".data-00000-of-00001", ".index", ".json", ".sha256"
+_PARTS = (_VALUES, _INDEX, _RECORD)
+_OURS = re.compile(r"round_(\d{1,9})(\.data-00000-of-00001|\.index|\.json|\.sha256)(\.draft|\.tempstate\d+)?")
+# In bytes: three lines; an entry for each tensor; a few kilobytes a round.
+_LONGEST = {_SUMS: 1000, _INDEX: 2**24, _RECORD: 2**30}
 
 
 class Record(pydantic.BaseModel):
@@ -80,16 +81,18 @@ class Checkpoints:
         """Writes the checkpoint of the state's round, atomically, and deletes those before the last `keep`."""
         self.directory.mkdir(parents=True, exist_ok=True)
         prefix = self._prefix(int(state.round))
-        text = json.dumps({"description": self._description, "record": record.model_dump()})
-        tensors = [*tf.nest.flatten(state), tf.constant(text)]
-        names = [*_names(state), _RECORD]
+        leaves = tf.nest.flatten(state)
         # The operation instead of tf.train.Checkpoint, which would keep the state in variables as well.
-        tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix), tensor_names=_names(state), shape_and_slices=[""] * len(leaves), tensors=leaves
+        )
+        content = {"description": self._description, "record": record.model_dump()}
+        _with(prefix, _RECORD).write_text(json.dumps(content), encoding="utf-8")
         parts = [_with(prefix, part) for part in _PARTS]
         for part in parts:
             _to_disk(part)
         draft = _with(prefix, _SUMS + ".draft")
-        draft.write_text("".join(f"{_sha256(part)}  {part.name}\n" for part in parts))
+        draft.write_text("".join(f"{files.digest(part)}  {part.name}\n" for part in parts))
         _to_disk(draft)
         draft.replace(_with(prefix, _SUMS))
         _to_disk(self.directory)
@@ -112,12 +115,9 @@ class Checkpoints:
         numbers = self.rounds()
         for number in reversed(numbers):
             try:
-                description, record, tensors = self._read(number)
+                return self._read(number, first)
             except _Damaged as damage:
                 logger.warning("The checkpoint %s is damaged (%s): going back.", self._prefix(number), damage)
-                continue
-            self._check_description(description)
-            return Found(self._state(tensors, first), record)
         if numbers:
             raise InvalidArgument(
                 f"Every checkpoint in {self.directory} is damaged: choose another folder, or delete them to start anew."
@@ -137,48 +137,52 @@ class Checkpoints:
     def _prefix(self, number: int) -> pathlib.Path:
         return self.directory / f"round_{number}"
 
-    def _read(self, number: int) -> tuple[dict[str, str], Record, dict[str, Any]]:
+    def _read(self, number: int, first: ServerState) -> Found:
         prefix = self._prefix(number)
         try:
-            sums = _with(prefix, _SUMS)
-            told = sums.read_text(encoding="ascii").split() if sums.stat().st_size <= _LONGEST_SUMS else []
-            real = [word for part in _PARTS for word in (_sha256(_with(prefix, part)), _with(prefix, part).name)]
-            if told != real:
+            told = files.read_regular(_with(prefix, _SUMS), "file of sums", _LONGEST[_SUMS]).decode("ascii").split()
+            sums = {_with(prefix, part).name: files.digest(_with(prefix, part)) for part in _PARTS}
+            if told != [word for name, digest in sums.items() for word in (digest, name)]:
                 raise _Damaged("its SHA-256 sums do not fit")
+            content = json.loads(files.read_regular(_with(prefix, _RECORD), "record", _LONGEST[_RECORD]))
+            description, record = dict(content["description"]), Record(**content["record"])
+        except InvalidArgument as error:
+            raise _Damaged(str(error).rstrip(".")) from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise _Damaged("its record is not as it is written") from None
+        self._check_description(description)
+        return Found(self._tensors(number, first), record)
+
+    def _tensors(self, number: int, first: ServerState) -> ServerState:
+        prefix, arrays = self._prefix(number), [np.asarray(x) for x in tf.nest.flatten(first)]
+        wanted = {name: (tf.as_dtype(x.dtype), x.shape) for name, x in zip(_names(first), arrays)}
+        try:
+            spans = check_index(files.read_regular(_with(prefix, _INDEX), "index", _LONGEST[_INDEX]), wanted)
+            if _with(prefix, _VALUES).stat().st_size != max(span.offset + span.size for span in spans.values()):
+                raise InvalidArgument("its values are more or fewer than its index says")
             reader = tf.train.load_checkpoint(str(prefix))
-            tensors = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-            values = json.loads(tensors.pop(_RECORD).decode())
-            description, record = values["description"], Record(**values["record"])
-            if not all(isinstance(words, str) for words in description.values()):
-                raise _Damaged("its description holds more than words")
-        except OSError as error:
-            raise _Damaged(error.strerror or "it can't be read") from None
-        except (tf.errors.OpError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise _Damaged(f"{type(error).__name__} in reading it") from None
-        return description, record, tensors
-
-    def _check_description(self, description: dict[str, str]) -> None:
-        for name, words in self._description.items():
-            if description.get(name) != words:
-                raise InvalidArgument(
-                    f"The checkpoints in {self.directory} are of another {name}, {description.get(name)}, and this "
-                    f"run's is {words}: choose another folder, or run what they are of."
-                )
-
-    def _state(self, tensors: dict[str, Any], first: ServerState) -> ServerState:
-        wanted = dict(zip(_names(first), map(np.asarray, tf.nest.flatten(first))))
-        type_of = lambda arrays: {name: (np.shape(x), np.asarray(x).dtype) for name, x in arrays.items()}
-        if type_of(tensors) != type_of(wanted):
-            raise InvalidArgument(
-                f"The checkpoints in {self.directory} hold other tensors than this run's state: choose another folder."
-            )
-        state = tf.nest.pack_sequence_as(first, [tensors[name] for name in wanted])
+            state = tf.nest.pack_sequence_as(first, [reader.get_tensor(name) for name in wanted])
+        except InvalidArgument as error:
+            raise _Damaged(str(error).rstrip(".")) from None
+        except (tf.errors.OpError, ValueError, RuntimeError) as error:
+            raise _Damaged(f"{type(error).__name__} in reading its values") from None
+        if int(state.round) != number:
+            raise _Damaged(f"it is of round {int(state.round)}")
         if int(state.seed) != int(first.seed):
             raise InvalidArgument(
                 f"The checkpoints in {self.directory} are of seed {int(state.seed)}, and this run's is "
                 f"{int(first.seed)}: choose another folder, or that seed."
             )
         return state
+
+    def _check_description(self, description: dict[str, str]) -> None:
+        for name, words in self._description.items():
+            other = description.get(name)
+            if other != words:
+                raise InvalidArgument(
+                    f"The checkpoints in {self.directory} are of another {name}, {shown(other)}, and this run's is "
+                    f"{words}: choose another folder, or run what they are of."
+                )
 
 
 def _names(state: ServerState) -> list[str]:
@@ -187,10 +191,6 @@ def _names(state: ServerState) -> list[str]:
 
 def _with(prefix: pathlib.Path, end: str) -> pathlib.Path:
     return prefix.with_name(prefix.name + end)
-
-
-def _sha256(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _to_disk(path: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""The index of a SavedModel's variables, read in Python: TensorFlow's own reader ends the process at some broken ones.
+"""The index of TensorFlow's checkpoints, read in Python: TensorFlow's own reader ends the process at some broken ones.
 
 The file is a sorted table as of LevelDB, without compression. Its blocks hold entries (length of the prefix shared with
 the last key, length of the rest, length of the value, rest, value), then the offsets of the entries that share nothing,
@@ -7,8 +7,9 @@ then their number; the footer tells where the block is that tells where the bloc
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,10 +17,9 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import tensor_bundle_pb2
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export.graph_checks import num_elements
 
 OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-MOST_OBJECTS_BYTES = 2**24
+MOST_TEXT_BYTES = 2**24
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 
@@ -31,12 +31,15 @@ class Span(NamedTuple):
     size: int
 
 
-def check_index(table: bytes, variables: dict[str, tuple[Any, tuple[int, ...]]]) -> dict[str, Span]:
-    """Where each variable and the table of objects lie in the file of values, by name in the checkpoint.
+def check_index(
+    table: bytes, variables: dict[str, tuple[Any, tuple[int, ...]]], texts: Sequence[str] = ()
+) -> dict[str, Span]:
+    """Where each variable and each text lies in the file of values, by name in the checkpoint.
 
     Args:
       table: the index.
       variables: data type and shape of each variable.
+      texts: names of scalar strings besides, such as `OBJECTS`, the table of objects of a SavedModel.
 
     Raises:
       InvalidArgument: the index is broken, or lists other variables, types, shapes or sizes.
@@ -50,21 +53,29 @@ def check_index(table: bytes, variables: dict[str, tuple[Any, tuple[int, ...]]])
         raise InvalidArgument("the index of its variables can't be read") from None
     if header.num_shards != 1 or header.endianness != tensor_bundle_pb2.BundleHeaderProto.LITTLE:
         raise InvalidArgument("its variables are not in one file of little-endian values")
-    if found.keys() != {*variables, OBJECTS}:
-        raise InvalidArgument("the index of its variables has other variables than its graph")
+    if found.keys() != {*variables, *texts}:
+        raise InvalidArgument("the index of its variables has other variables than belong to it")
     spans = {}
     for name, entry in found.items():
         dtype, shape = variables.get(name, (tf.string, ()))
         wrong = entry.slices or entry.shard_id or entry.offset < 0 or entry.dtype != dtype.as_datatype_enum
         wrong = wrong or tuple(dim.size for dim in entry.shape.dim) != shape
-        if name == OBJECTS:
-            wrong = wrong or not 0 < entry.size <= MOST_OBJECTS_BYTES
+        if name in texts:
+            wrong = wrong or not 0 < entry.size <= MOST_TEXT_BYTES
         else:
             wrong = wrong or entry.size != shapes[name][1] * dtype.size
         if wrong:
-            raise InvalidArgument("the index of its variables has other types or shapes than its graph")
+            raise InvalidArgument("the index of its variables has other types or shapes than belong to it")
         spans[name] = Span(entry.offset, entry.size)
     return spans
+
+
+def num_elements(shape: Any) -> int:
+    """Of a TensorShapeProto; ValueError if it is not fully known."""
+    sizes = [dim.size for dim in shape.dim]
+    if shape.unknown_rank or min(sizes, default=0) < 0:
+        raise ValueError
+    return math.prod(sizes)
 
 
 def check_strings(content: bytes) -> None:

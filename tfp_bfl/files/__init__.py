@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from typing import BinaryIO, Union
@@ -48,6 +49,19 @@ def read_regular(path: Path, what: str, most: int) -> bytes:
     if len(content) > most:
         raise InvalidArgument(f"The {what} {name(path)} is too large: it may have at most {most} bytes.")
     return content
+
+
+def digest(path: Path, what: str = "file") -> str:
+    """The SHA-256 sum of a regular file, as `sha256sum` prints it.
+
+    Raises:
+      InvalidArgument: as `open_regular`.
+    """
+    total = hashlib.sha256()
+    with open_regular(path, what) as file:
+        while block := file.read(2**20):
+            total.update(block)
+    return total.hexdigest()
 
 
 def name(path: object) -> str:

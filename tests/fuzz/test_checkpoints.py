@@ -1,0 +1,112 @@
+"""Broken checkpoints: the state and the record as written, or one sentence. Of half of them the sums fit."""
+
+import json
+import logging
+import shutil
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.fuzz.harness import attempt, inputs, tally
+from tests.fuzz.mutations import mutated
+from tfp_bfl import files
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField
+
+pytest.importorskip("tensorflow_federated")
+
+from tfp_bfl.federated.checkpoints import Checkpoints, Record
+from tfp_bfl.federated.process import ServerState
+
+WORDS = {"library": "tfp_bfl 1", "model": "lenet", "rule": "conflation", "clients": "10"}
+RECORD = Record(rows=[{"round": 1, "nll": 0.5, "faulty_clients": {}}] * 2, first_stddev=0.1)
+PARTS = (".data-00000-of-00001", ".index", ".json")
+TOKENS = {
+    ".json": [
+        *[b"NaN", b"Infinity", b"1e999", b"null", b"[]", b"{}", b'"rows"', b"[" * 2000, b"9" * 5000, b"\xff"],
+        *[b'{"py/object": "os.system"}', b'"conflation"', b'"collapsed"'],
+    ],
+    ".index": [b"state/0", b"\x08\x01\x12", b"\0\0\0\0"],
+    ".sha256": [b"  ", b"\n", b"../", b"/etc/passwd", b"round_1.json", b"*", b"\0"],
+}
+
+
+def state_of_round(number):
+    leaf = lambda *shape: (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1,)
+    weights = ModelWeights(MeanField(leaf(3, 2), leaf(3, 2)), leaf(2), MeanField((), ()))
+    return ServerState(np.int32(number), np.int32(0), weights, ())
+
+
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("valid") / "states"
+    Checkpoints(folder, WORDS).save(state_of_round(2), RECORD)
+    return folder
+
+
+def resum(folder):
+    names = [f"round_2{part}" for part in PARTS]
+    (folder / "round_2.sha256").write_text("".join(f"{files.digest(folder / name)}  {name}\n" for name in names))
+
+
+def assert_valid(found, part, summed):
+    assert all(isinstance(row, dict) for row in found.record.rows) and json.dumps(found.record.model_dump())
+    leaves, wanted = (tf.nest.flatten(state) for state in (found.state, state_of_round(2)))
+    for x, y in zip(leaves, wanted, strict=True):
+        assert (x.dtype, np.shape(x)) == (y.dtype, np.shape(y))
+        np.testing.assert_array_equal(x, y)
+    if part != ".json" or not summed:
+        assert found.record == RECORD
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["accident", "forged sums"])
+@pytest.mark.parametrize("part", [*PARTS, ".sha256"])
+def test_mutated(valid, tmp_path, part, summed, caplog):
+    if part == ".sha256" and summed:
+        pytest.skip("the sums themselves")
+    caplog.set_level(logging.ERROR, "tfp_bfl")
+    folder = tmp_path / "states"
+    shutil.copytree(valid, folder)
+    content = (valid / f"round_2{part}").read_bytes()
+    others = [path.read_bytes() for path in valid.iterdir()]
+    with tally(f"checkpoint{part}{' with forged sums' if summed else ''}") as counts:
+
+        @inputs(0.15)
+        @hypothesis.given(st.data())
+        def run(data):
+            (folder / f"round_2{part}").write_bytes(data.draw(mutated(content, others, TOKENS.get(part, ()))))
+            shutil.copyfile(valid / "round_2.sha256", folder / "round_2.sha256") if part != ".sha256" else None
+            if summed:
+                resum(folder)
+            found = attempt(tmp_path, Checkpoints(folder, WORDS).latest, state_of_round(0))
+            if counts.add(found):
+                assert_valid(found, part, summed)
+
+        run()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"", b"null", b"[]", b"{}", b'{"description": 1, "record": {}}', b'{"description": {}, "record": {"rows": 3}}',
+     b'{"description": [[1, 2]], "record": {}}', b'{"description": {}, "record": {"colour": 1}}', b"[" * 100_000],
+)  # fmt: skip
+def test_records_that_are_none(valid, tmp_path, record):
+    folder = tmp_path / "states"
+    shutil.copytree(valid, folder)
+    (folder / "round_2.json").write_bytes(record)
+    resum(folder)
+    attempt(tmp_path, Checkpoints(folder, WORDS).latest, state_of_round(0))
+
+
+def test_values_of_another_round(valid, tmp_path):
+    folder = tmp_path / "states"
+    shutil.copytree(valid, folder)
+    for path in list(folder.iterdir()):
+        path.rename(folder / path.name.replace("round_2", "round_3"))
+    sums = folder / "round_3.sha256"
+    sums.write_text(sums.read_text().replace("round_2", "round_3"))
+    result = attempt(tmp_path, Checkpoints(folder, WORDS).latest, state_of_round(0))
+    assert "Every checkpoint in" in str(result)
