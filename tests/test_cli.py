@@ -152,6 +152,15 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
             assert arrays[name].mean() == pytest.approx(summary[name], rel=1e-4)
 
 
+def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
+    folder = tmp_path / "run"
+    options = [*SMALL, "--max-change-norm", "1e-9", "--cohort-size", "2", "--max-retries", "1", "--output", str(folder)]
+    assert run_command_line(["run", *options]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("tfp-bfl: Nothing was learnt in round 1, in 2 attempts: every client was faulty: client ")
+    assert "change beyond max_change_norm" in error and not (folder / "summary.json").exists()
+
+
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     folder = tmp_path / "tables"
     arguments = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "mc_dropout", "--clients", "3"]

@@ -1,14 +1,6 @@
 """The settings of the robustness study: data only."""
 
-RULES = (
-    "naive_weighted_average",
-    "weighted_sum",
-    "linear_pool",
-    "conflation",
-    "weighted_conflation",
-    "distributed_weight_consolidation",
-    "log_linear_pool",
-)
+from experiments.aggregation.config import RULES as RULES
 
 CLIENTS = 10
 HOSTILE = 2  # the clients 0 and 1

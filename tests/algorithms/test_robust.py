@@ -39,9 +39,10 @@ def pool_by_hand(rule, defence, kind="flipout", cohort=(0, 1, 2)):
     return whole.pool(total, anchor), whole.metrics(total, anchor)
 
 
-def spoil(client):
+def spoil(*clients):
     features = SOURCE.features.copy()
-    features[CLIENTS.indices[client][0]] = np.nan
+    for client in clients:
+        features[CLIENTS.indices[client][0]] = np.nan
     return Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
 
 
@@ -80,11 +81,9 @@ def test_a_faulty_client_is_left_out(defence):
 
 @every_defence
 def test_all_clients_faulty_changes_nothing(defence):
-    features = np.full_like(SOURCE.features, np.nan)
-    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
     process = build("naive_weighted_average", defence)
     state = process.initialize()
-    output = process.next(state, spoiled.shards(range(3), 2))
+    output = process.next(state, spoil(0, 1, 2).shards(range(3), 2))
     assert output.metrics["num_faulty"] == 3
     assert_same(output.state.weights, state.weights, rtol=0, atol=0)
 
