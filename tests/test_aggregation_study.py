@@ -167,6 +167,7 @@ def test_findings_can_hold_and_fail():
     runs += [made("weighted_sum", a, rounds=1, pretrain_share=s) for a, s in ((0.7, None), (0.81, 0.1))]
     runs += [made("linear_pool", 0.4, update_prior=True)]
     runs += [made(rule, a, initial_stddev=0.05) for rule, a in good.items()]
+    runs += [made(rule, 0.9 + 0.001 * i, local_epochs=5, initial_stddev=0.05) for i, rule in enumerate(good)]
     assert set(answers(runs).values()) == {True}
     turned = [{**r, "accuracy": 1 - r["accuracy"], "nll": r["accuracy"] * (r["rule"] == "conflation")} for r in runs]
     for row in turned:
@@ -188,4 +189,4 @@ def test_mean_and_sd_are_over_seeds_only():
         ["conflation", "0.6000 +- 0.1414"],
         ["weighted_sum", "0.2000"],
     ]
-    assert len(TABLES) == 8
+    assert len(TABLES) == 9

@@ -70,6 +70,7 @@ TABLES = {
     "wide_start": (
         {"rule": RULES, "partition": ("iid", "dirichlet:0.5"), "initial_stddev": (WIDE_STDDEV,), "length": ("short",)},
     ),
+    "wide_start_5_epochs": ({"rule": RULES, "initial_stddev": (WIDE_STDDEV,), "length": ("long",)},),
     "prior": (
         {
             "rule": ("naive_weighted_average", "weighted_sum", "linear_pool", "weighted_conflation", "log_linear_pool"),

@@ -14,6 +14,7 @@ from tfp_bfl.plots import style
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior")
+COLORS = (*style.PALETTE, style.INK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 
 
@@ -47,7 +48,9 @@ def retention_figure(runs: list[Run]) -> Figure:
             accuracy = np.mean([curve.accuracy for curve in curves], 0)
             axes.plot(100 * curves[0].retained, accuracy, **_look(i), label=label)
         style.tidy(axes, uncertainty, x="surest examples kept, in %", y="accuracy" if axes is panels[0] else "")
-    panels[0].set_ylim(bottom=max(panels[0].get_ylim()[0], 0.3))  # A rule that fails would flatten the others.
+    # A rule that fails would flatten the others.
+    lowest = min((run["accuracy"] for run in runs if run["accuracy"] > 0.3), default=0.0)
+    panels[0].set_ylim(bottom=max(panels[0].get_ylim()[0], lowest - 0.05))
     _legend(figure, panels[0])
     return figure
 
@@ -64,7 +67,7 @@ def learning_figure(runs: list[Run]) -> Figure:
         sds = spread_of(same)
         if sds:
             spread.plot(range(1, len(sds) + 1), sds, **_look(i))
-    loss.set_ylim(top=min(loss.get_ylim()[1], 3.0))  # A rule that fails would hide the others.
+    loss.set_ylim(bottom=0, top=min(loss.get_ylim()[1], 3.0))  # A rule that fails would hide the others.
     spread.set_yscale("log")
     for axes, title in zip(panels, ("Accuracy", "Negative log-likelihood", "Median standard deviation")):
         style.tidy(axes, title, x="round")
@@ -74,7 +77,7 @@ def learning_figure(runs: list[Run]) -> Figure:
 
 
 def _look(i: int) -> dict[str, object]:
-    return {"color": style.PALETTE[i % len(style.PALETTE)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 1.8}
+    return {"color": COLORS[i % len(COLORS)], "linestyle": DASHES[i % len(DASHES)], "linewidth": 1.8}
 
 
 def _legend(figure: Figure, axes: object) -> None:
