@@ -10,6 +10,7 @@ from tfp_bfl.posterior.mean_field import (
     spread,
     stack,
 )
+from tfp_bfl.posterior.products import gaussian_product
 
 __all__ = [
     "LowRank",
@@ -19,6 +20,7 @@ __all__ = [
     "covariance",
     "floor_variance",
     "gaussian_kl",
+    "gaussian_product",
     "kl_divergence",
     "log_prob",
     "marginals",
