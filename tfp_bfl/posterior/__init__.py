@@ -10,12 +10,24 @@ from tfp_bfl.posterior.mean_field import (
     spread,
     stack,
 )
+from tfp_bfl.posterior.online import (
+    Product,
+    add_client,
+    pooled,
+    product_from_arrays,
+    product_of,
+    product_to_arrays,
+    remove_client,
+    replace_client,
+)
 from tfp_bfl.posterior.products import gaussian_product
 
 __all__ = [
     "LowRank",
     "MeanField",
+    "Product",
     "Spread",
+    "add_client",
     "as_low_rank",
     "covariance",
     "floor_variance",
@@ -24,6 +36,12 @@ __all__ = [
     "kl_divergence",
     "log_prob",
     "marginals",
+    "pooled",
+    "product_from_arrays",
+    "product_of",
+    "product_to_arrays",
+    "remove_client",
+    "replace_client",
     "sample",
     "spread",
     "stack",
