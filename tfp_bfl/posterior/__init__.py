@@ -1,5 +1,6 @@
 """Posteriors over a model's weights: structures of tensors, and what can be computed from them."""
 
+from tfp_bfl.posterior import swag_moments
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob, marginals, sample
 from tfp_bfl.posterior.mean_field import (
     MeanField,
@@ -45,4 +46,5 @@ __all__ = [
     "sample",
     "spread",
     "stack",
+    "swag_moments",
 ]
