@@ -48,6 +48,13 @@ def test_pooling_of_ten_clients(benchmark, rule, num_weights):
     benchmark(lambda: bfl.rules.aggregate(bfl.rules.RULES[rule](), stacked, anchor=anchor).mean.numpy())
 
 
+def test_product_of_ten_low_rank_posteriors(benchmark):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: tf.constant(rng.uniform(0.5, 1, shape).astype(np.float32))
+    clients = [bfl.posterior.LowRank(draw(100_000), draw(100_000), draw(20, 100_000)) for _ in range(10)]
+    benchmark(lambda: bfl.posterior.gaussian_product(clients).mean.numpy())
+
+
 @pytest.mark.parametrize("num_samples", [1, 20])
 def test_prediction_of_500_images(benchmark, num_samples):
     images = make_clients("lenet", 1, 500).examples(0).features

@@ -1,23 +1,50 @@
 """Posteriors over a model's weights: structures of tensors, and what can be computed from them."""
 
+from tfp_bfl.posterior import swag_moments
+from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob, marginals, sample
 from tfp_bfl.posterior.mean_field import (
     MeanField,
     Spread,
     floor_variance,
     gaussian_kl,
     kl_divergence,
-    sample,
     spread,
     stack,
 )
+from tfp_bfl.posterior.online import (
+    Product,
+    add_client,
+    pooled,
+    product_from_arrays,
+    product_of,
+    product_to_arrays,
+    remove_client,
+    replace_client,
+)
+from tfp_bfl.posterior.products import gaussian_product
 
 __all__ = [
+    "LowRank",
     "MeanField",
+    "Product",
     "Spread",
+    "add_client",
+    "as_low_rank",
+    "covariance",
     "floor_variance",
     "gaussian_kl",
+    "gaussian_product",
     "kl_divergence",
+    "log_prob",
+    "marginals",
+    "pooled",
+    "product_from_arrays",
+    "product_of",
+    "product_to_arrays",
+    "remove_client",
+    "replace_client",
     "sample",
     "spread",
     "stack",
+    "swag_moments",
 ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count
 
 
 class MeanField(NamedTuple):
@@ -78,12 +78,19 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
     return tf.convert_to_tensor(total)
 
 
-def sample(q: MeanField, seed: tf.Tensor) -> Any:
-    """One draw w ~ q: a structure like `q.mean`. The same `seed` ([2], integer) gives the same draw."""
+def sample(q: MeanField, seed: tf.Tensor, num_samples: int | None = None) -> Any:
+    """Draws w ~ q: a structure like `q.mean`, one draw, or S = `num_samples` of them with leaves [S, ...].
+
+    The same `seed` ([2], integer) gives the same draws.
+
+    Raises:
+      InvalidArgument: num_samples below 1.
+    """
+    lead = tf.constant([] if num_samples is None else [check_count(num_samples, "num_samples")], tf.int32)
     leaves = tf.nest.flatten(q.mean)
     seeds = tf.random.experimental.stateless_split(seed, max(len(leaves), 1))
     draws = [
-        m + tf.sqrt(v) * tf.random.stateless_normal(tf.shape(m), seeds[i], dtype=m.dtype)
+        m + tf.sqrt(v) * tf.random.stateless_normal(tf.concat([lead, tf.shape(m)], 0), seeds[i], dtype=m.dtype)
         for i, (m, v) in enumerate(zip(leaves, tf.nest.flatten(q.variance)))
     ]
     return tf.nest.pack_sequence_as(q.mean, draws)
