@@ -139,9 +139,8 @@ def simulate(
                 if number == rounds or (evaluate and number % evaluate_every == 0):
                     model = model or process.model_fn()
                     assign_weights(model, outcome.state.weights)
-                    row.update(
-                        {name: np.asarray(x).item() for name, x in (evaluate(model) if evaluate else {}).items()}
-                    )
+                    scores = evaluate(model) if evaluate else {}
+                    row.update({name: np.asarray(x).tolist() for name, x in scores.items()})
                 row["seconds"] = time.perf_counter() - started
                 if record.collapsed is None and _has_collapsed(row, record.first_stddev):
                     record.collapsed = number
