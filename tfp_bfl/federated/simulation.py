@@ -115,7 +115,8 @@ def simulate(
     _check_data(process, clients)
     checkpoints = None
     if checkpoint_dir:
-        description = {**process.description, "clients": describe_clients(clients)}
+        sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}"
+        description = {**process.description, "clients": describe_clients(clients), "sampling": sampling}
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
     with _running(runtime) as runtime:
