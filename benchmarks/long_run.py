@@ -59,7 +59,7 @@ def draw(result: dict, path: pathlib.Path) -> None:
         axes.plot(numbers, result[f"{side}_mb"], color=f"C{i}", label=label)
     style.tidy(axes, "Memory of a long run", x="round", y="resident megabytes")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="center right")
     figure.savefig(path, dpi=110)
 
 

@@ -110,7 +110,7 @@ SIZES = {
             "evaluation_examples": 2000,
         },
         "lengths": {"short": (15, 1), "long": (3, 5), "once": (1, 40), "alone": (15, 1)},
-        "seeds": {table: (0, 1, 2) if table == "rules" else (0, 1) for table in TABLES},
+        "seeds": {**dict.fromkeys(TABLES, (0, 1)), "rules": (0, 1, 2), "wide_start_5_epochs": (0,)},
     },
     # The demo's federation, on which the defaults were chosen.
     "digits": {
