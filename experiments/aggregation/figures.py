@@ -14,6 +14,7 @@ from tfp_bfl.plots import style
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior")
+MOST_LINES = 10
 COLORS = (*style.PALETTE, style.INK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
 
@@ -87,11 +88,21 @@ def _legend(figure: Figure, axes: object) -> None:
 
 
 def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
-    """Writes both figures of a table for each of its partitions; a single round has no learning curve."""
+    """Writes both figures of a table for each of its partitions; a single round has no learning curve.
+
+    What would have more lines than can be told apart has figures of its own for each rule.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for partition in dict.fromkeys(run["partition"] for run in runs):
         same = [run for run in runs if run["partition"] == partition]
-        name = f"{table}-{partition}".replace(":", "_")
-        retention_figure(same).savefig(folder / f"{name}-retention.png", dpi=120)
-        if max(run["rounds"] for run in same) > 1:
-            learning_figure(same).savefig(folder / f"{name}-learning.png", dpi=120)
+        parts = {"": same}
+        if len(_lines(same)) > MOST_LINES:
+            rules = dict.fromkeys(run["rule"] for run in same)
+            parts = {f"-{rule}": [run for run in same if run["rule"] == rule] for rule in rules}
+        for which, part in parts.items():
+            if which and len(_lines(part)) == 1:
+                continue
+            name = f"{table}-{partition}{which}".replace(":", "_")
+            retention_figure(part).savefig(folder / f"{name}-retention.png", dpi=120)
+            if max(run["rounds"] for run in part) > 1:
+                learning_figure(part).savefig(folder / f"{name}-learning.png", dpi=120)
