@@ -155,10 +155,12 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
 def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
     folder = tmp_path / "run"
     options = [*SMALL, "--max-change-norm", "1e-9", "--cohort-size", "2", "--max-retries", "1", "--output", str(folder)]
+    options += ["--kind", "deterministic", "--pretrain-share", "0.1"]
     assert run_command_line(["run", *options]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("tfp-bfl: Nothing was learnt in round 1, in 2 attempts: every client was faulty: client ")
     assert "change beyond max_change_norm" in error and not (folder / "summary.json").exists()
+    assert (folder / "pretraining.json").exists()  # The bound is on clients, not on the server.
 
 
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):

@@ -97,7 +97,14 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="this is expected"):
         run_command_line(["run", *options, "--output", str(folder)])
     monkeypatch.undo()
-    monkeypatch.setattr(bfl.federated, "pretrain", fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(bfl.federated, "pretrain", fail)
+        assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert_same_run(folder, whole)
+    # As after a kill while the first checkpoint was being written: what was pre-trained is gone.
+    (folder / "summary.json").unlink()
+    for path in (folder / "checkpoints").glob("*.sha256"):
+        path.unlink()
     assert run_command_line(["run", "--resume", str(folder)]) == 0
     assert_same_run(folder, whole)
 

@@ -39,7 +39,8 @@ def execute(
 
     The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
-    saved_model/; with the option tensorboard also event files; and summary.json, once the run is complete.
+    saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
+    complete.
 
     Args:
       config: what to run.
@@ -98,7 +99,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
     options = {"num_samples": config.num_samples, "seed": config.seed}
     with _owned(folder, config), bfl.federated.local_workers() as runtime:
         pretrained = None
-        if server and held_out and not any((folder / "checkpoints").glob("*")):
+        if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             pretrained = _pretrain(config, sample, server, held_out, runtime)
             words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
@@ -183,8 +184,9 @@ def _pretrain(
 ) -> bfl.federated.Pretrained:
     """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
-    alone = {"rule": "naive_weighted_average", "weighting": "equal", "robust": None, "local_epochs": 1}
-    process = _process(config.model_copy(update={**alone, "update_prior": False, "learning_rate_decay": 0.0}), sample)
+    alone = {"rule": "naive_weighted_average", "weighting": "equal", "robust": None, "max_change_norm": None}
+    epoch = {"local_epochs": 1, "update_prior": False, "learning_rate_decay": 0.0}
+    process = _process(config.model_copy(update={**alone, **epoch}), sample)
     evaluate = bfl.evaluation.evaluator(features, labels, num_samples=config.num_samples, seed=config.seed)
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, runtime=runtime)
 

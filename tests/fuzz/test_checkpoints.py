@@ -62,11 +62,10 @@ def assert_valid(found, part, summed):
         assert found.record == RECORD
 
 
-@pytest.mark.parametrize("summed", [False, True], ids=["accident", "forged sums"])
-@pytest.mark.parametrize("part", [*PARTS, ".sha256"])
+@pytest.mark.parametrize(
+    ("part", "summed"), [*((part, summed) for part in PARTS for summed in (False, True)), (".sha256", False)]
+)
 def test_mutated(valid, tmp_path, part, summed, caplog):
-    if part == ".sha256" and summed:
-        pytest.skip("the sums themselves")
     caplog.set_level(logging.ERROR, "tfp_bfl")
     folder = tmp_path / "states"
     shutil.copytree(valid, folder)

@@ -4,6 +4,7 @@ The only package that imports TFF.
 """
 
 from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.context import local_workers, remote_workers
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, ServerState, build_process
@@ -11,6 +12,7 @@ from tfp_bfl.federated.simulation import SimulationResult, collapse_warning, sim
 
 __all__ = [
     "BayesianProcess",
+    "Checkpoints",
     "Pretrained",
     "ServerState",
     "SimulationResult",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -50,10 +51,10 @@ class Outcome(NamedTuple):
 
     state: ServerState
     metrics: Any
-    raised: dict[int, str]
-    num_dropped: int
-    retries: int
-    restarts: int
+    raised: Mapping[int, str] = MappingProxyType({})
+    num_dropped: int = 0
+    retries: int = 0
+    restarts: int = 0
 
     @property
     def faulty(self) -> dict[int, str]:
@@ -110,13 +111,13 @@ class Attempts:
         left = [k for k in present if k not in raised]
         if left:
             return self._next(state, left)._replace(raised=raised)
-        return Outcome(state, _no_metrics(), raised, 0, 0, 0)
+        return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, raised)
 
     def _next(self, state: ServerState, present: Sequence[int]) -> Outcome:
         while True:
             try:
                 output = self._process.next(state, self._datasets(present))
-                return Outcome(output.state, output.metrics, {}, 0, 0, 0)
+                return Outcome(output.state, output.metrics)
             except WorkerError as error:
                 started = self._runtime.replace_dead_workers() if self._restarts < self._sampling.max_restarts else 0
                 if not started:
@@ -143,11 +144,6 @@ class Attempts:
         if self._shards[0] != key:
             self._shards = key, self._clients.shards(key, self._runtime.concurrent_calls)
         return self._shards[1]
-
-
-def _no_metrics() -> dict[str, Any]:
-    nobody = np.zeros(0, np.int32)
-    return {"clients": {"client": nobody, "fault": nobody}}
 
 
 def _listed(faulty: dict[int, str], most: int = 5) -> str:

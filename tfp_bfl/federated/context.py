@@ -244,8 +244,8 @@ def _explained() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         text = error.details() if isinstance(error, grpc.Call) else str(error)
-        reason = (text or "no reason given").removeprefix("Failed to run computation: ").splitlines()[0].strip()
-        raise ComputationError(f"A computation failed at a worker: {reason}") from error
+        reason = (text or "").removeprefix("Failed to run computation: ").strip().partition("\n")[0]
+        raise ComputationError(f"A computation failed at a worker: {reason or 'it gives no reason'}") from error
 
 
 def _abandon(connections: list[_Connection]) -> None:
