@@ -66,7 +66,7 @@ def test_a_run_returns_draws_and_what_they_predict(monkeypatch):
     for row, odds in ((0, result.log_odds[0, 0]), (7, result.log_odds[7, 0]), (8, result.log_odds[0, 1])):
         logits = models.functional_call(hmc.model(), [w[row] for w in result.samples.values], features).numpy()
         np.testing.assert_allclose(logits[:, 1] - logits[:, 0], odds, rtol=1e-3, atol=1e-3)
-    model = models.predictive_model(hmc.model, weights._replace(posterior=result.samples, point=()))
+    model = models.predictive_model(hmc.model(), weights._replace(posterior=result.samples, point=()))
     assert model(features[:3]).shape == (3, 2)
 
 

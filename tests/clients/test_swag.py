@@ -249,14 +249,18 @@ def test_smallest_client_is_the_first_that_collects_two():
                 assert smallest_client(**options) == smallest_client(burn_in_epochs=None, **options) == wanted
 
 
-def test_a_client_that_is_too_small_is_an_error_where_it_runs():
+def test_a_client_that_is_too_small_sends_what_its_round_leaves_out():
+    """An assertion in its graph would end the round of all."""
     options = {"local_epochs": 2, "burn_in_epochs": 1, "collect_every": 2, "batch_size": 3}
     least = smallest_client(**options)
     assert least == 10
     train = trainer(mlp(), **options)
-    assert train(table(least)).num_examples == least
-    with pytest.raises(tf.errors.InvalidArgumentError, match="at least two columns"):
-        train(table(least - 1))
+    sound, small, empty = (train(table(n)) for n in (least, least - 1, 0))
+    means = lambda result: np.concatenate([np.ravel(x) for x in result.weights.posterior.mean])
+    assert (sound.num_examples, small.num_examples, empty.num_examples) == (least, least - 1, 0)
+    assert np.all(np.isfinite(means(sound)))
+    assert np.all(np.isnan(means(small))) and np.all(np.isnan(means(empty)))
+    assert empty.weights.client == -1
 
 
 @pytest.mark.parametrize(

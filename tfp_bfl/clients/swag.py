@@ -121,7 +121,11 @@ def swag(
 
         @without_autograph
         def posterior_of(moments: swag_moments.SwagMoments) -> LowRank:
+            enough = moments.num_collected >= 2
+            moments = moments._replace(num_collected=tf.maximum(moments.num_collected, 2))
             q = swag_moments.posterior_of(moments, min_variance)
+            # The round leaves out what is not finite, and names whose it is; an assertion would end it.
+            q = q._replace(mean=tf.where(enough, q.mean, float("nan")))
             return LowRank(*map(weights.unflatten, q))
 
         @without_autograph
@@ -157,7 +161,8 @@ def swag(
             progress = over_batches(examples, seed, local_epochs, batch_size, step, progress)
             q = posterior_of(progress.moments)
             nll = progress.nll / tf.cast(num_examples * local_epochs, tf.float32)
-            local = ClientPosterior(examples.client[0], num_examples, q, statistics(q, examples.features, seed))
+            client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
+            local = ClientPosterior(client, num_examples, q, statistics(q, examples.features, seed))
             return ClientResult(local, num_examples, TrainingMetrics(nll, tf.zeros_like(nll), -nll))
 
         return work
