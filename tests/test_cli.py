@@ -141,7 +141,7 @@ def test_list_and_no_arguments(capsys):
     listed = capsys.readouterr().out
     assert listed.startswith("algorithms: variational, fl_swag")
     assert "log_linear_pool" in listed and "defences: clip:MAX_NORM, trimmed:SHARE, median" in listed
-    assert "partitions: iid, label_skew:CLASSES, dirichlet:ALPHA, lda:ALPHA, noniid_datasets:INTEREST" in listed
+    assert "dirichlet:ALPHA, lda:ALPHA, pachinko:ALPHA, noniid_datasets:OTHER_INTEREST" in listed
     assert run_command_line([]) == 0
     assert "Usage" in capsys.readouterr().out
 
