@@ -165,6 +165,10 @@ class RunConfig(pydantic.BaseModel):
             )
         return self
 
+    def record(self) -> str:
+        """All that decides the result, as YAML; the folder is where the record lies."""
+        return yaml.safe_dump(self.model_dump(exclude={"output"}), sort_keys=False)
+
     def _check_algorithm(self) -> None:
         for algorithm, names in OPTIONS_OF.items():
             for name in names:

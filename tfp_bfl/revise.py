@@ -8,8 +8,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Union
 
-import yaml
-
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import build
 from tfp_bfl.config import RunConfig, make_config
@@ -78,7 +76,7 @@ def revise(
         folder.mkdir(parents=True)
     except OSError as error:
         raise InvalidArgument(f"{folder} can't be made ({error.strerror}): give --output another folder.") from None
-    _write_config(config, folder / "config.yaml")
+    (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
     online.save(state, folder / STATE)
     bfl.export.save(model, folder / "saved_model")
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
@@ -90,7 +88,3 @@ def _batch_norm_examples(config: RunConfig) -> Any:
         return None
     train = bfl.data.load(config.dataset, split="train", data_dir=config.data_dir)
     return build.batch_norm_examples(config, build.shares(config, train).server)
-
-
-def _write_config(config: RunConfig, path: pathlib.Path) -> None:
-    path.write_text(yaml.safe_dump(config.model_dump(exclude={"output"}), sort_keys=False), encoding="utf-8")

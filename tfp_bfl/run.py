@@ -17,7 +17,6 @@ from typing import Any, Callable, Optional, TextIO, Union
 
 import numpy as np
 import tensorflow as tf
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -149,14 +148,9 @@ def _owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
         except OSError:
             raise InvalidArgument(f"The run in {folder} is still going on in another process: wait for it.") from None
         if not file.tell():
-            file.write(yaml.safe_dump(_record(config), sort_keys=False))
+            file.write(config.record())
             file.flush()
         yield
-
-
-def _record(config: RunConfig) -> dict[str, Any]:
-    """All that decides the result; the folder is where the record lies."""
-    return config.model_dump(exclude={"output"})
 
 
 def method(config: RunConfig) -> str:
@@ -283,7 +277,7 @@ def _write_results(
     bfl.plots.write_report(
         folder / "report.html",
         title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {method(config)}",
-        config=_record(config),
+        config=config.model_dump(exclude={"output"}),
         summary=summary,
         rounds=result.rounds,
         figures=figures,

@@ -57,7 +57,8 @@ def swag(
     q = N(mean, max(Sigma_diag, min_variance) / 2 + D D^T / (2 (K - 1)))
 
     with the mean, the variances Sigma_diag and the deviations D of the iterates that are collected (`posterior.
-    swag_moments`), and loss_i the mean negative log likelihood of a batch. Memory: max_columns + 4 times the weights.
+    swag_moments`), and loss_i the mean negative log likelihood of a batch. The moments take max_columns + 3
+    times the memory of the weights.
 
     Args:
       model_fn: builds a Keras model without variational layers that returns logits [B, C].

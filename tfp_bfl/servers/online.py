@@ -31,7 +31,6 @@ from tfp_bfl.posterior import (
 )
 
 MOST_BYTES = 2**34
-_NAME = "{}/{}"
 
 
 class OnlineState(NamedTuple):
