@@ -207,7 +207,7 @@ def _build(
 
     @tff.tensorflow.computation(state_type, total_type)
     def server_update(state: ServerState, total: _Contribution) -> tuple[ServerState, Any]:
-        pooled = rule.pool(total.statistics, state.weights)
+        pooled, reported = rule.pool_with_metrics(total.statistics, state.weights)
         pooled = pooled._replace(posterior=floor_variance(pooled.posterior, floor))
         step, weights = server_step.next(
             state.step, state.weights, pooled, _fold(state.seed, state.round, tf.constant(-2))
@@ -216,7 +216,7 @@ def _build(
         step, weights = tf.cond(anyone, lambda: (step, weights), lambda: (state.step, state.weights))
         metrics = _round_metrics(total.report)
         metrics.update(spread(weights.posterior, floor)._asdict())
-        metrics.update(rule.metrics(total.statistics, state.weights))
+        metrics.update(reported)
         return ServerState(state.round + 1, state.seed, weights, step), metrics
 
     @tff.federated_computation

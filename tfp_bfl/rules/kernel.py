@@ -19,7 +19,7 @@ from tfp_bfl.rules import bandwidths, mean_shift
 from tfp_bfl.rules.gather import GatherRule, summarise_stack
 from tfp_bfl.rules.mean_shift import Clients, Rest
 from tfp_bfl.rules.mixtures import linear_pool
-from tfp_bfl.rules.rule import each
+from tfp_bfl.rules.rule import each, sharing
 
 STARTS = ("mean", "clients")
 KERNELS = ("epanechnikov", "gaussian")
@@ -178,32 +178,27 @@ def kernel_posterior(
         run = _traced(options) if tf.executing_eagerly() else functools.partial(_modes, options)
         return run(flat, weights)
 
-    def modes(structure: Any, weights: tf.Tensor) -> Any:
-        return each(lambda leaf: tf.reshape(of_leaf(leaf, weights).mode, tf.shape(leaf)[1:]), structure)
-
-    def pairs(stacked: MeanField, weights: tf.Tensor) -> MeanField:
+    def variance(stacked: Any, weights: tf.Tensor) -> Any:
         weights = tf.ones_like(weights) if weighting is None else weights
         shares = weights / tf.reduce_sum(weights)
-        mean = lambda v: tf.tensordot(tf.cast(shares, v.dtype), v, 1)
-        return MeanField(modes(stacked.mean, weights), each(mean, stacked.variance))
+        return each(lambda v: tf.tensordot(tf.cast(shares, v.dtype), v, 1), stacked)
 
-    def pool(stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
-        if not isinstance(stacked, ModelWeights):
-            return pairs(stacked, weights)
-        return ModelWeights(
-            pairs(stacked.posterior, weights),
-            modes(stacked.point, weights),
-            mixture.pool(summarise_stack(mixture, stacked.moments, weights, anchor.moments), anchor.moments),
-        )
-
-    def metrics(stacked: Any, weights: tf.Tensor, anchor: Any) -> dict[str, tf.Tensor]:
-        del anchor
-        means = (stacked.posterior.mean, stacked.point) if isinstance(stacked, ModelWeights) else stacked.mean
-        counts = [of_leaf(leaf, weights)._asdict() for leaf in tf.nest.flatten(means)]
+    def together(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        whole = isinstance(stacked, ModelWeights)
+        posterior = stacked.posterior if whole else stacked
+        means = (posterior.mean, stacked.point if whole else ())
+        found = [of_leaf(leaf, weights) for leaf in tf.nest.flatten(means)]
+        modes = [tf.reshape(x.mode, tf.shape(leaf)[1:]) for x, leaf in zip(found, tf.nest.flatten(means))]
+        mean, point = tf.nest.pack_sequence_as(means, modes)
         names = KernelModes._fields[1:]
-        return {name: tf.add_n([tf.zeros([], tf.int32), *(c[name] for c in counts)]) for name in names}
+        counts = {name: tf.add_n([tf.zeros([], tf.int32), *(getattr(x, name) for x in found)]) for name in names}
+        pooled = MeanField(mean, variance(posterior.variance, weights))
+        if not whole:
+            return pooled, counts
+        moments = summarise_stack(mixture, stacked.moments, weights, anchor.moments)
+        return ModelWeights(pooled, point, mixture.pool(moments, anchor.moments)), counts
 
-    return GatherRule(pool, f"kernel posterior ({bandwidth})", False, metrics)
+    return GatherRule(name=f"kernel posterior ({bandwidth})", **sharing(together))
 
 
 @functools.cache
