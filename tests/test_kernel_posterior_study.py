@@ -51,13 +51,13 @@ def test_a_plain_hand_changes_nothing_and_a_thick_one_adds_ink():
 
 def test_two_cells_from_end_to_end(digits, tmp_path, monkeypatch):
     monkeypatch.setitem(config.SIZES["tiny"]["mnist"], "rounds", 2)
-    cells = [{"algorithm": name, "server": "sgd 0.5"} for name in ("FedBE", "FedKP, clustered")]
+    cells = [{"algorithm": name, "server": config.SGD} for name in ("FedBE", "FedKP, clustered")]
     monkeypatch.setitem(config.TABLES["alphas"], "cells", cells)
     options = ["--table", "alphas", "--size", "tiny", "--cell", "lda_0.1,", "--output", str(tmp_path)]
     result = CliRunner().invoke(run.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     rows = list(csv.reader((tmp_path / "tiny" / "alphas.csv").read_text().splitlines()))
-    assert [row[1] for row in rows[1:]] == [f"{cell['algorithm']}, server sgd 0.5" for cell in cells]
+    assert [row[1] for row in rows[1:]] == [f"{cell['algorithm']}, server {config.SGD}" for cell in cells]
     assert (tmp_path / "tiny" / "alphas_accuracy.md").exists()
     assert {p.name for p in (tmp_path / "tiny" / "figures").iterdir()} == {"alphas_curves.png", "alphas_bars.png"}
     again = CliRunner().invoke(run.main, options, catch_exceptions=False)

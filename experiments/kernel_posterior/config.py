@@ -8,21 +8,24 @@ from typing import Any
 # Name -> recipe of `tfp_bfl.algorithms` and its options. Shares of the rounds are filled in by size.
 ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "FedAvg": ("fed_opt", {}),
-    "FedProx": ("fed_prox", {"proximal": 0.01}),
+    "FedProx": ("fed_prox", {"proximal": 0.1}),
     "FedAG": ("fed_ag", {}),
     "FedBE": ("fed_be", {"ensemble": {"num_models": 10, "num_epochs": 2, "batch_size": 32, "learning_rate": 1e-3}}),
     "FedPA": ("fed_pa", {"shrinkage": 0.1, "burn_in_share": 0.5}),
-    "SGLD": ("fed_sgld", {"step_size": 1e-7, "burn_in_share": 0.5}),
+    # The published noise has standard deviation 2 x the clients' rate: sqrt(2 x step_size) here.
+    "SGLD": ("fed_sgld", {"step_size": 2e-6, "burn_in_share": 0.5}),
     "FedKP": ("fed_kp", {"start": "mean"}),
     "FedKP, clustered": ("fed_kp", {"start": "clients"}),
     "FedKPPA": ("fed_kppa", {"shrinkage": 0.1, "burn_in_share": 0.5}),
 }
 
-# Of the server's step: SGD of this rate, which FedAvg got in the published runs; 1 is none, which FedKP got.
+# Of the server's step. The published code gives FedAvg, FedProx, FedPA and SGLD the first, and resets it to the last
+# in its kernel servers, whose constructor calls its parent's twice.
 SERVERS: dict[str, dict[str, Any]] = {
-    "sgd 0.5": {"name": "sgd", "learning_rate": 0.5},
+    "sgd 0.5, momentum 0.9": {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9},
     "none": {},
 }
+SGD = next(iter(SERVERS))
 
 # Of every cell, by dataset.
 DATASETS: dict[str, dict[str, Any]] = {
@@ -110,59 +113,43 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-BANDWIDTHS = ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive")
 MAIN = tuple(ALGORITHMS)
 FEW = ("FedAvg", "FedPA", "FedKP", "FedKP, clustered", "FedKPPA")
+BARS = {"dataset": "mnist", "partitions": {"lda:0.1": {"popularity": 0.1}}}
 
-# Table -> dataset, partitions, and the cells' algorithms with the options that vary.
+# Table -> dataset, partitions with the popularity of clients under them, and the cells' algorithms with the options
+# that vary. Cohorts are shares of the size's own.
 TABLES: dict[str, dict[str, Any]] = {
     "alphas": {
         "dataset": "mnist",
-        "partitions": ["lda:0.01", "lda:0.1", "lda:1", "lda:10"],
-        "cells": [{"algorithm": name, "server": "sgd 0.5"} for name in MAIN]
+        "partitions": {f"lda:{alpha:g}": {"popularity": alpha} for alpha in (0.01, 0.1, 1.0, 10.0)},
+        "cells": [{"algorithm": name, "server": SGD} for name in MAIN]
         + [{"algorithm": name, "server": "none"} for name in ("FedAvg", "FedKP", "FedKP, clustered")],
     },
     "local_epochs": {
-        "dataset": "mnist",
-        "partitions": ["lda:0.1"],
-        "cells": [
-            {"algorithm": name, "server": "sgd 0.5", "local_epochs": epochs} for epochs in (1, 5, 10) for name in FEW
-        ],
+        **BARS,
+        "cells": [{"algorithm": name, "server": SGD, "local_epochs": epochs} for epochs in (1, 5, 10) for name in FEW],
     },
     "clients_per_round": {
-        "dataset": "mnist",
-        "partitions": ["lda:0.1"],
-        "cells": [
-            {"algorithm": name, "server": "sgd 0.5", "cohort_size": size} for size in (5, 20, 50) for name in FEW
-        ],
-    },
-    "bandwidths": {
-        "dataset": "mnist",
-        "partitions": ["lda:0.1"],
-        "cells": [
-            {"algorithm": "FedKP, clustered", "server": "sgd 0.5", "kernel_options": options}
-            for options in [
-                *({"bandwidth": name} for name in BANDWIDTHS),
-                *({"bandwidth": "silverman", "scale": scale} for scale in (0.1, 10.0, 1000.0)),
-                {"bandwidth": "silverman", "kernel": "gaussian"},
-            ]
-        ],
+        **BARS,
+        "cells": [{"algorithm": name, "server": SGD, "cohort_share": x} for x in (0.5, 1, 2) for name in FEW],
     },
     "popularity": {
-        "dataset": "mnist",
-        "partitions": ["lda:0.1"],
+        **BARS,
         "cells": [
-            {"algorithm": name, "server": "sgd 0.5", "popularity": alpha} for alpha in (None, 1.0, 0.1) for name in FEW
+            {"algorithm": name, "server": SGD, "popularity": alpha}
+            for alpha in (None, 0.1)
+            for name in ("FedAvg", "FedKP, clustered")
         ],
     },
     "writers": {
         "dataset": "writers",
-        "partitions": ["writers"],
-        "cells": [{"algorithm": name, "server": "sgd 0.5"} for name in FEW],
+        "partitions": {"writers": {}},
+        "cells": [{"algorithm": name, "server": SGD} for name in FEW],
     },
     "pachinko": {
         "dataset": "cifar10",
-        "partitions": ["pachinko:0.1"],
-        "cells": [{"algorithm": name, "server": "sgd 0.5"} for name in FEW],
+        "partitions": {"pachinko:0.1": {}},
+        "cells": [{"algorithm": name, "server": SGD} for name in FEW],
     },
 }

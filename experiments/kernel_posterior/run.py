@@ -32,19 +32,20 @@ def cells(table: str, size: str) -> Iterator[Cell]:
     content = TABLES[table]
     dataset = content["dataset"]
     options = {**DATASETS[dataset], **SIZES[size][dataset]}
-    for partition in content["partitions"]:
+    for partition, sampling in content["partitions"].items():
         for own in content["cells"]:
+            cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
             for seed in options["seeds"]:
-                yield {"dataset": dataset, "partition": partition, **options, **own, "seed": seed, "seeds": None}
+                cell = {"dataset": dataset, "partition": partition, **options, **sampling, **own}
+                yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
 
 
 def cell_name(cell: Cell) -> str:
     """The folder of a cell: all that tables vary."""
     parts = [cell["dataset"], cell["partition"], cell["algorithm"], cell["server"]]
     parts += [f"epochs={cell['local_epochs']}", f"cohort={cell['cohort_size']}"]
-    parts += [f"{name}={value}" for name, value in cell.get("kernel_options", {}).items()]
     parts += [f"popularity={cell['popularity']:g}"] if cell.get("popularity") else []
-    return ",".join([*parts, f"seed={cell['seed']}"]).replace(" ", "_").replace(":", "_")
+    return ",".join([*parts, f"seed={cell['seed']}"]).replace(", ", "_").replace(" ", "_").replace(":", "_")
 
 
 def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
@@ -64,8 +65,6 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
     options = dict(options)
     if "burn_in_share" in options:
         options["burn_in_rounds"] = int(options.pop("burn_in_share") * cell["rounds"])
-    if "kernel_options" in cell:
-        options["kernel_options"] = cell["kernel_options"]
     if recipe == "fed_be":
         # Of the clients' own data, without labels: the server of the study holds some.
         rows = np.random.default_rng([cell["seed"], 8]).permutation(np.concatenate(clients.indices))[
@@ -90,7 +89,7 @@ def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
     started = time.perf_counter()
     clients, test = clients_and_test(cell)
     shown = test.subset(min(2000, test.num_examples), seed=0)
-    score = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels, num_samples=10).metrics
+    score = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels, num_samples=5).metrics
     result = bfl.simulate(
         build(cell, clients),
         clients,
@@ -100,7 +99,7 @@ def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
         checkpoint_dir=folder / "checkpoints",
         checkpoint_every=5,
         keep_checkpoints=1,
-        evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, num_samples=10),
+        evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, num_samples=5),
         evaluate_cohort=score,
         evaluate_every=max(1, cell["rounds"] // 50),
         popularity=cell.get("popularity"),

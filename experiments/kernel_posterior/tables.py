@@ -19,8 +19,7 @@ SCORES = ("accuracy", "test_nll", "ece", "macro_recall", "macro_precision")
 def method(run: Run) -> str:
     """How a table calls what a run did."""
     options = run["options"]
-    kernel = ", ".join(f"{value}" for value in options.get("kernel_options", {}).values())
-    return ", ".join([options["algorithm"], f"server {options['server']}", *([kernel] if kernel else [])])
+    return f"{options['algorithm']}, server {options['server']}"
 
 
 def setting(run: Run) -> str:

@@ -12,6 +12,9 @@ from tfp_bfl.rules.rule import Rule, each, sharing
 class GatherRule(NamedTuple):
     """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
 
+    `simulate` joins a worker's stack within one computation. TFF keeps all partial stacks of a process's `next` that is
+    given a dataset for each client: clients^2 / 2 x weights.
+
     Fields:
       pool: (stacked, weights [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a graph.
       name: as users spell it.
