@@ -32,11 +32,11 @@ def cells(table: str, size: str) -> Iterator[Cell]:
     content = TABLES[table]
     dataset = content["dataset"]
     options = {**DATASETS[dataset], **SIZES[size][dataset]}
-    for partition, sampling in content["partitions"].items():
+    for partition in content["partitions"]:
         for own in content["cells"]:
             cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
             for seed in options["seeds"]:
-                cell = {"dataset": dataset, "partition": partition, **options, **sampling, **own}
+                cell = {"dataset": dataset, "partition": partition, **options, **own}
                 yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
 
 
