@@ -153,3 +153,25 @@ TABLES: dict[str, dict[str, Any]] = {
         "cells": [{"algorithm": name, "server": SGD} for name in FEW],
     },
 }
+
+# One round from global weights of the normality study: which of its sizes has the stacks, how many clients are pooled,
+# and the scales of Silverman's bandwidth.
+BANDWIDTH_STUDY: dict[str, dict[str, Any]] = {
+    "tiny": {"clients_of": "tiny", "alphas": [0.1], "clients": 6, "round": 2, "seeds": [0], "scales": [1.0, 100.0]},
+    "small": {
+        "clients_of": "small",
+        "alphas": [0.01, 0.1, 1.0, 10.0],
+        "clients": 20,
+        "round": 10,
+        "seeds": [0],
+        "scales": [0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
+    },
+    "full": {
+        "clients_of": "full",
+        "alphas": [0.01, 0.1, 1.0, 10.0],
+        "clients": 20,
+        "round": 10,
+        "seeds": [0, 1, 2],
+        "scales": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
+    },
+}
