@@ -30,6 +30,7 @@ def kernel_density(
     curves: Mapping[str, tuple[str, float]],
     marks: Optional[Mapping[str, float]] = None,
     title: str = "",
+    label: str = "value of the weight",
 ) -> Figure:
     """Draws S clients' values of one weight as a rug beneath their kernel densities, a line for each curve.
 
@@ -43,6 +44,7 @@ def kernel_density(
       curves: name -> (kernel, h): "epanechnikov" or "gaussian", and a bandwidth in units of the values.
       marks: name -> place, drawn as vertical lines.
       title: instead of none.
+      label: of the horizontal axis.
 
     Raises:
       InvalidArgument: values not [S], not finite or all the same; no curve, no such kernel, or a bandwidth that is not
@@ -50,7 +52,7 @@ def kernel_density(
     """
     figure = style.new_figure(height=4.4)
     axes = figure.subplots()
-    draw_kernel_density(axes, values, curves, marks, title)
+    draw_kernel_density(axes, values, curves, marks, title, label)
     density_legend(figure, axes)
     return figure
 
@@ -58,7 +60,7 @@ def kernel_density(
 def density_legend(figure: Figure, axes: Axes) -> None:
     """One legend beneath all panels, of what one of them shows."""
     handles, names = axes.get_legend_handles_labels()
-    columns = 3 if figure.get_figwidth() < 8 else 6
+    columns = 3 if figure.get_figwidth() < 8 else 4
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 1)
 
 
@@ -68,6 +70,7 @@ def draw_kernel_density(
     curves: Mapping[str, tuple[str, float]],
     marks: Optional[Mapping[str, float]] = None,
     title: str = "",
+    label: str = "value of the weight",
 ) -> None:
     """`kernel_density` on axes that are there, such as one of many panels; without a legend.
 
@@ -95,9 +98,10 @@ def draw_kernel_density(
     axes.vlines(values, -0.09 * top, -0.02 * top, color=style.MUTED, linewidth=0.8, label="clients")
     axes.set_ylim(-0.1 * top, 1.06 * top)
     axes.set_xlim(x[0], x[-1])
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, prune="lower"))
-    style.tidy(axes, style.plain(title), x="value of the weight", y="density", grid=None)
+    axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
+    style.tidy(axes, style.plain(title), x=label, y="density", grid=None)
 
 
 def _checked(

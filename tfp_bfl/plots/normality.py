@@ -45,7 +45,9 @@ def normality_histograms(
     figure = style.new_figure(height=4.2, width=11.0)
     panels = figure.subplots(1, 3)
     _draw(panels[0], results, None, "lilliefors_p_value", np.linspace(0, 1, _BINS + 1))
-    panels[0].axhline(100 / _BINS, color=style.MUTED, linewidth=1.2, linestyle=(0, (1, 1.5)), label="if Gaussian")
+    panels[0].axhline(
+        100 / _BINS, color=style.MUTED, linewidth=1.2, linestyle=(0, (1, 1.5)), label="if Gaussian: level"
+    )
     style.tidy(panels[0], title, x="Lilliefors p-value", y=f"weights, in % of each bin of {1 / _BINS:g}")
     for axes, name in zip(panels[1:], ("skewness", "excess_kurtosis")):
         together = np.concatenate([getattr(result, name) for result in (*results.values(), reference) if result])
@@ -57,6 +59,8 @@ def normality_histograms(
         axes.set_ylim(0, None)
         style.tidy(axes, x=name.replace("_", " "), y="density over the weights", grid=None)
     handles, names = panels[0].get_legend_handles_labels()
+    if reference is not None:
+        handles, names = [*handles, panels[1].patches[0]], [*names, "if Gaussian"]
     figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=style.SIZE - 1)
     return figure
 
