@@ -175,3 +175,45 @@ BANDWIDTH_STUDY: dict[str, dict[str, Any]] = {
         "scales": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
     },
 }
+
+# Whether clients' weights look Gaussian: each factor varies with the others at the base, or all of them on a grid.
+# `clients` are those looked at together, of the federation's; `round` the one whose global weights they start from.
+NORMALITY: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "federation": 12,
+        "examples": 32,
+        "cohort_size": 4,
+        "seeds": [0],
+        "grid": False,
+        "base": {"alpha": 0.1, "local_epochs": 2, "clients": 12, "round": 2},
+        "varied": {"alpha": [0.1, 10.0], "local_epochs": [2], "clients": [6, 12], "round": [1, 2]},
+    },
+    "small": {
+        "federation": 100,
+        "examples": 180,
+        "cohort_size": 10,
+        "seeds": [0],
+        "grid": False,
+        "base": {"alpha": 0.1, "local_epochs": 5, "clients": 100, "round": 10},
+        "varied": {
+            "alpha": [0.01, 0.1, 1.0, 10.0],
+            "local_epochs": [1, 5, 10],
+            "clients": [10, 20, 50, 100],
+            "round": [1, 10, 25],
+        },
+    },
+    "full": {
+        "federation": 100,
+        "examples": 540,
+        "cohort_size": 20,
+        "seeds": [0, 1, 2],
+        "grid": True,
+        "base": {"alpha": 0.1, "local_epochs": 5, "clients": 100, "round": 10},
+        "varied": {
+            "alpha": [0.01, 0.1, 1.0, 10.0],
+            "local_epochs": [1, 5, 10],
+            "clients": [10, 20, 50, 100],
+            "round": [1, 10, 25],
+        },
+    },
+}

@@ -1,4 +1,4 @@
-"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves."""
+"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves, normality of clients."""
 
 from tfp_bfl.evaluation.calibration import (
     Reliability,
@@ -15,6 +15,7 @@ from tfp_bfl.evaluation.metrics import (
     macro_recall,
     negative_log_likelihood,
 )
+from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
     evaluate,
@@ -30,6 +31,7 @@ from tfp_bfl.evaluation.rounds import rounds_to, running_mean
 __all__ = [
     "ConfidenceCurve",
     "Evaluation",
+    "Normality",
     "Reliability",
     "RetentionCurve",
     "Traces",
@@ -47,6 +49,8 @@ __all__ = [
     "macro_recall",
     "maximum_calibration_error",
     "negative_log_likelihood",
+    "normality",
+    "normality_summary",
     "predict",
     "reliability",
     "retention_curve",
