@@ -14,6 +14,7 @@ import tensorflow as tf
 import yaml
 
 from tfp_bfl.cli import run_command_line
+from tfp_bfl.config import RunConfig
 
 SMALL = (
     "--rounds",
@@ -105,8 +106,8 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         ([*SWAG, "--collect-every", "19"], "each must have at least 97 here"),
         ([*SWAG, "--local-epochs", "2"], "SWAG needs at least two columns, but of 2 local epochs 1 are burn-in"),
         ([*SWAG, "--last-layer"], "give pretrain_share, on which the server trains it first"),
-        ([*SWAG, "--rule", "conflation"], "rule is an option of the algorithm variational, and this is fl_swag"),
-        (["run", "--momentum", "0.5"], "momentum is an option of the algorithm fl_swag, and this is variational"),
+        ([*SWAG, "--rule", "conflation"], "rule is an option of variational, and this is fl_swag"),
+        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag, and this is variational"),
         (["run", "--ruel", "x"], "--rule"),
         (["runn"], "Did you mean 'run'"),
     ],
@@ -132,14 +133,20 @@ def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, 
 def test_help_lists_every_option(capsys):
     assert run_command_line(["run", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("--dataset", "--rule", "--partition", "--config", "--output", "--examples-per-client", "Examples:"):
-        assert option in text
+    for name in RunConfig.model_fields:
+        assert text.count(f"  --{name.replace('_', '-')} ") == 1
+    assert "--config FILE" in text and "--resume RUN" in text and "Examples:" in text
+    own = text[text.index("Options of fl_swag:") : text.index("Examples:")]
+    assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
+    assert "[default: 60; 1 for fl_swag]" in " ".join(text.split())
 
 
 def test_list_and_no_arguments(capsys):
     assert run_command_line(["list"]) == 0
     listed = capsys.readouterr().out
-    assert listed.startswith("algorithms: variational, fl_swag")
+    assert (
+        listed.startswith("algorithms:\n  variational  clients fit") and "\n  fl_swag      one round of SWAG" in listed
+    )
     assert "log_linear_pool" in listed and "defences: clip:MAX_NORM, trimmed:SHARE, median" in listed
     assert "dirichlet:ALPHA, lda:ALPHA, pachinko:ALPHA, noniid_datasets:OTHER_INTEREST" in listed
     assert run_command_line([]) == 0

@@ -6,7 +6,8 @@ import re
 import pytest
 import yaml
 
-from tfp_bfl.config import ALGORITHMS, OPTIONS_OF, RunConfig, make_config
+from tfp_bfl.catalogue import ALGORITHMS
+from tfp_bfl.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -77,9 +78,9 @@ def test_an_algorithm_has_defaults_of_its_own_which_what_is_given_wins_over(tmp_
 
 @pytest.mark.parametrize(("algorithm", "other"), itertools.permutations(ALGORITHMS, 2))
 def test_options_of_another_algorithm_are_refused(algorithm, other):
-    assert set(OF_ANOTHER_ALGORITHM[other]) == set(OPTIONS_OF[other])
+    assert set(OF_ANOTHER_ALGORITHM[other]) == set(ALGORITHMS[other].options)
     for name, value in OF_ANOTHER_ALGORITHM[other].items():
-        message = f"{name} is an option of the algorithm {other}, and this is {algorithm}: leave it out."
+        message = f"{name} is an option of {other}, and this is {algorithm}: leave it out."
         with pytest.raises(InvalidArgument, match=re.escape(message)):
             make_config(None, {"algorithm": algorithm, name: value})
         config = make_config(None, {"algorithm": other, "pretrain_share": "0.1", name: value})

@@ -7,7 +7,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.config import OPTIONS_OF, RunConfig
+from tfp_bfl.catalogue import ALGORITHMS
+from tfp_bfl.config import RunConfig
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
@@ -106,7 +107,7 @@ def _variational(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Ba
 
 
 def _fl_swag(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
-    names = (*OPTIONS_OF["fl_swag"], "local_epochs", "batch_size", "learning_rate")
+    names = (*ALGORITHMS["fl_swag"].options, "local_epochs", "batch_size", "learning_rate")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     return bfl.algorithms.fl_swag(model_fn(config, source), element_spec=source.element_spec, **options)
 

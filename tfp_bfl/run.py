@@ -36,7 +36,7 @@ def execute(
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
 
-    The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
+    The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
     complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients.
@@ -277,7 +277,7 @@ def _write_results(
     bfl.plots.write_report(
         folder / "report.html",
         title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {method(config)}",
-        config=config.model_dump(exclude={"output"}),
+        config=config.told(),
         summary=summary,
         rounds=result.rounds,
         figures=figures,
