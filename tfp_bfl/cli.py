@@ -22,6 +22,7 @@ Examples:
   tfp-bfl run --config my_run/config.yaml --seed 1
   tfp-bfl run --resume my_run
   tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer
+  tfp-bfl run --algorithm fed_kp --bandwidth scott
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
@@ -163,9 +164,10 @@ def doctor() -> None:
 
 @cli.command("list")
 def list_choices() -> None:
-    """List the algorithms, datasets, models, kinds, rules, weightings, defences and partitions."""
+    """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data, models, rules, weighting
-    from tfp_bfl.catalogue import ALGORITHMS
+    from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
+    from tfp_bfl.rules.kernel import BANDWIDTHS, KERNELS
 
     click.echo("algorithms:")
     for name, algorithm in ALGORITHMS.items():
@@ -178,6 +180,9 @@ def list_choices() -> None:
         ("weightings", weighting.ALL_WEIGHTINGS),
         ("defences", [entry.form(name) for name, entry in rules.ROBUST.items()]),
         ("partitions", data.partition_forms()),
+        ("server optimizers", SERVER_OPTIMIZERS),
+        ("kernels", KERNELS),
+        ("bandwidths", BANDWIDTHS),
     ):
         click.echo(f"{title}: {', '.join(names)}")
 
