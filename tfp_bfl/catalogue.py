@@ -27,7 +27,7 @@ class Algorithm(NamedTuple):
 
 
 # The optimizers of the server, each with the rate that it has if none is given.
-SERVER_OPTIMIZERS = {"sgd": 1.0, "adam": 0.003, "yogi": 0.01, "adagrad": 0.03}
+SERVER_OPTIMIZERS = {"sgd": 1.0, "adam": 0.01, "yogi": 0.03, "adagrad": 0.1}
 
 
 def _averaging(summary: str, *options: str, point_weights: bool = False, **defaults: Any) -> Algorithm:
