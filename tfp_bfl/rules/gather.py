@@ -17,12 +17,14 @@ class GatherRule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
       metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
+      min_clients: as of `Rule`.
     """
 
     pool: Callable[[Any, tf.Tensor, Any], Any]
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, tf.Tensor, Any], dict[str, tf.Tensor]] = lambda stacked, weights, anchor: {}
+    min_clients: int = 1
 
 
 class _Gathered(NamedTuple):
@@ -67,6 +69,7 @@ def gathered(rule: GatherRule) -> Rule:
         rule.name,
         rule.uses_anchor,
         lambda total, anchor: rule.metrics(*sound(total), anchor),
+        rule.min_clients,
     )
 
 

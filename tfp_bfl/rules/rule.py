@@ -42,6 +42,7 @@ class Rule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
       metrics: (total, anchor) -> scalars to report with the round.
+      min_clients: the fewest for whom the rule is what its name says.
     """
 
     summarise: Callable[[Any, Any, tf.Tensor], Any]
@@ -50,6 +51,7 @@ class Rule(NamedTuple):
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, Any], dict[str, tf.Tensor]] = no_metrics
+    min_clients: int = 1
 
 
 def check_rule(rule: Any) -> None:
