@@ -2,6 +2,9 @@
 
 A cell is a folder under OUTPUT/SIZE. What is done is not run again, whichever table asked for it; one that was stopped
 goes on from its last checkpoint. Tables and figures are written for what is there.
+
+The table "writers" wants FEMNIST, "pachinko" CIFAR-100: where these can't be had, made writers and CIFAR-10 take their
+place, which the console, the cells' names and summaries, and the tables tell. --characters and --cifar ask for one.
 """
 
 from __future__ import annotations
@@ -9,16 +12,16 @@ from __future__ import annotations
 import json
 import pathlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
 
 import click
 import numpy as np
 
 import tfp_bfl as bfl
 from experiments.cells import SUMMARY, is_done
-from experiments.kernel_posterior import writers
-from experiments.kernel_posterior.config import ALGORITHMS, DATASETS, SERVERS, SIZES, TABLES
+from experiments.kernel_posterior import femnist, writers
+from experiments.kernel_posterior.config import ALGORITHMS, CHOICES, DATASETS, SERVERS, SIZES, TABLES
 from experiments.kernel_posterior.figures import write_figures
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
@@ -27,11 +30,12 @@ from tfp_bfl import errors
 Cell = dict[str, Any]
 
 
-def cells(table: str, size: str) -> Iterator[Cell]:
-    """The options of each cell of a table."""
+def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cell]:
+    """The options of each cell of a table, of CHOICES with what was chosen, else with the last."""
     content = TABLES[table]
-    dataset = content["dataset"]
-    options = {**DATASETS[dataset], **SIZES[size][dataset]}
+    kind = content["dataset"]
+    dataset = chosen.get(kind, CHOICES.get(kind, (kind,))[-1])
+    options = {**DATASETS[dataset], **SIZES[size][kind]}
     for partition in content["partitions"]:
         for own in content["cells"]:
             cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
@@ -51,12 +55,36 @@ def cell_name(cell: Cell) -> str:
 def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
     """Who holds what, and the test set."""
     seed = cell["seed"]
-    if cell["dataset"] == "writers":
+    if cell["dataset"] == "femnist":
+        clients, test = femnist.load(cell["clients"], seed, cell.get("cache_dir"))
+        return clients.limit(cell["examples"], seed), test
+    if cell["dataset"] == "mnist_writers":
         clients = writers.writers(cell["clients"], seed).limit(cell["examples"], seed)
         return clients, writers.unseen_writers(100, 2000, seed)
     partition = bfl.data.parse_partition(cell["partition"], cell["clients"])
     clients = bfl.data.load(cell["dataset"]).partition(partition, seed=seed).limit(cell["examples"], seed)
     return clients, bfl.data.load(cell["dataset"], split="test")
+
+
+def choose(kind: str, asked: Optional[str], cache_dir: Optional[str] = None) -> str:
+    """The dataset of a choice: what is asked for, else the first that can be had, which the console is told.
+
+    Raises:
+      InvalidArgument: what is asked for can't be had.
+    """
+    *wanted, last = CHOICES[kind]
+    for name in [asked] if asked else wanted:
+        try:
+            if name == "femnist":
+                femnist.load_data(cache_dir)
+            elif name != "mnist_writers":
+                bfl.data.peek(name)
+            return name
+        except errors.InvalidArgument as error:
+            if asked:
+                raise
+            click.echo(f"{last} takes the place of {name}: {error}")
+    return last
 
 
 def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProcess:
@@ -122,6 +150,11 @@ def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
 @click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
 @click.option("--cell", "only", default="", metavar="TEXT", help="Only cells whose name holds this.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="Only cells of these seeds.")
+@click.option("--cifar", type=click.Choice(CHOICES["cifar"]), help="Else cifar100 where TFDS has it, or cifar10.")
+@click.option(
+    "--characters", type=click.Choice(CHOICES["characters"]), help="Else femnist where TFF has it, or mnist_writers."
+)
+@click.option("--cache-dir", help="Where TFF keeps FEMNIST; TFF's own place if not given.")
 @click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
 @click.option(
     "--output",
@@ -129,13 +162,29 @@ def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
     default=pathlib.Path("runs/kernel_posterior"),
     show_default=True,
 )
-def main(tables: Any, size: str, only: str, seeds: Any, listed: bool, output: pathlib.Path) -> None:
+def main(
+    tables: Any,
+    size: str,
+    only: str,
+    seeds: Any,
+    cifar: Optional[str],
+    characters: Optional[str],
+    cache_dir: Optional[str],
+    listed: bool,
+    output: pathlib.Path,
+) -> None:
     """Runs the cells that are not done, and writes their tables and figures."""
     output /= size
+    asked = {"cifar": cifar, "characters": characters}
+    kinds = {TABLES[table]["dataset"] for table in tables or TABLES} & CHOICES.keys()
+    try:
+        datasets = {kind: choose(kind, asked[kind], cache_dir) for kind in sorted(kinds)}
+    except errors.InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
     chosen = {
         table: {
-            cell_name(cell): cell
-            for cell in cells(table, size)
+            cell_name(cell): {**cell, "cache_dir": cache_dir}
+            for cell in cells(table, size, datasets)
             if only in cell_name(cell) and (not seeds or cell["seed"] in seeds)
         }
         for table in tables or TABLES
@@ -152,7 +201,8 @@ def main(tables: Any, size: str, only: str, seeds: Any, listed: bool, output: pa
     except errors.InvalidArgument as error:
         raise click.UsageError(str(error)) from None
     for table in chosen:
-        runs = [_read(output / "cells" / name) for name in map(cell_name, cells(table, size)) if _has(output, name)]
+        names = map(cell_name, cells(table, size, datasets))
+        runs = [_read(output / "cells" / name) for name in names if _has(output, name)]
         write_tables(table, runs, output)
         write_figures(table, runs, output / "figures")
 

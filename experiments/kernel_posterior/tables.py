@@ -26,7 +26,9 @@ def setting(run: Run) -> str:
     """On what, and how much of it."""
     options = run["options"]
     popularity = f", popularity {options['popularity']:g}" if options.get("popularity") else ""
-    return f"{options['partition']}, {options['local_epochs']} epochs, {options['cohort_size']} clients{popularity}"
+    dataset = "" if options["dataset"] == "mnist" else f"{options['dataset']}, "
+    amount = f"{options['local_epochs']} epochs, {options['cohort_size']} clients{popularity}"
+    return f"{dataset}{options['partition']}, {amount}"
 
 
 def last_rounds(run: Run, metric: str = "accuracy") -> float:

@@ -7,13 +7,15 @@ FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl import weighting as weightings
-from tfp_bfl.errors import lookup
+from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 ModelFn = Callable[[], tf.keras.Model]
 PROCESS_OPTIONS = ("weighting", "element_spec", "seed", "max_change_norm", "min_examples")
@@ -34,19 +36,32 @@ def compose(
     weighting: str = "train_size",
     **process_options: Any,
 ) -> federated.BayesianProcess:
-    """A process of any client work, rule and server step of this family.
+    """A process of a client work, a rule and a server step of this family, which fit each other in any combination.
+
+    Two server steps take what one rule gives: `servers.keep_gaussian` that of `rules.client_gaussian`, `servers.distil`
+    that of `rules.stacked`.
 
     Args:
       model_fn: builds a Keras model that returns logits.
       client_work: such as `clients.variational(model_fn, ...)` or `clients.posterior_averaging(model_fn, ...)`.
-      rule: over `ModelWeights`, such as `rules.whole_model(rules.naive_weighted_average())`.
+      rule: over `ModelWeights`, such as `rules.whole_model(rules.naive_weighted_average())` or
+        `rules.kernel_posterior()`.
       server_step: of `tfp_bfl.servers`.
       weighting: "equal" or "train_size".
-      **process_options: of `federated.build_process`: element_spec, seed, max_change_norm, min_examples.
+      **process_options: of `federated.build_process`: element_spec, seed, max_change_norm, min_examples, and the
+        burn_in_rounds of the parts, so that `simulate` can refuse a run of no more rounds.
 
     Raises:
-      InvalidArgument: there is no such weighting.
+      InvalidArgument: there is no such weighting, or a part is none or does not fit the others.
     """
+    rule = rules.gathered(rule) if isinstance(rule, rules.GatherRule) else rule
+    rules.check_rule(rule)
+    if not callable(client_work):
+        raise InvalidArgument(
+            f"client_work must be a function, as clients.variational(...) gives, not {client_work!r}."
+        )
+    if not isinstance(server_step, servers.ServerStep):
+        raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {server_step!r}.")
     return federated.build_process(
         model_fn,
         client_work=client_work,
@@ -127,7 +142,8 @@ def fed_be(
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
     work, process = _split(options)
-    step = servers.distil(model_fn, features, server_step=_step(server_optimizer), **(ensemble or {}))
+    own = _known(servers.distil, ensemble, "the ensemble", ("model_fn", "features", "server_step"))
+    step = servers.distil(model_fn, features, server_step=_step(server_optimizer), **own)
     return compose(model_fn, clients.variational(model_fn, **work), rules.stacked(), step, **process)
 
 
@@ -143,7 +159,8 @@ def fed_pa(model_fn: ModelFn, *, server_optimizer: Optional[Any] = None, **optio
     """
     work, process = _split(options)
     local = clients.posterior_averaging(model_fn, **work)
-    return compose(model_fn, local, _mean(), _step(server_optimizer), **process)
+    burn_in = work.get("burn_in_rounds", 0)
+    return compose(model_fn, local, _mean(), _step(server_optimizer), burn_in_rounds=burn_in, **process)
 
 
 def fed_kp(
@@ -167,7 +184,7 @@ def fed_kp(
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """
     work, process = _split(options)
-    rule = rules.gathered(rules.kernel_posterior(start, **(kernel_options or {})))
+    rule = rules.kernel_posterior(start, **_known(rules.kernel_posterior, kernel_options, "the kernel", ("start",)))
     return compose(model_fn, clients.variational(model_fn, **work), rule, _step(server_optimizer), **process)
 
 
@@ -188,9 +205,10 @@ def fed_kppa(
     Source: Johansson & Gullbrandson 2022, FedKPPA.
     """
     work, process = _split(options)
-    rule = rules.gathered(rules.kernel_posterior(start, **(kernel_options or {})))
+    rule = rules.kernel_posterior(start, **_known(rules.kernel_posterior, kernel_options, "the kernel", ("start",)))
     local = clients.posterior_averaging(model_fn, **work)
-    return compose(model_fn, local, rule, _step(server_optimizer), **process)
+    burn_in = work.get("burn_in_rounds", 0)
+    return compose(model_fn, local, rule, _step(server_optimizer), burn_in_rounds=burn_in, **process)
 
 
 def fed_sgld(
@@ -212,13 +230,24 @@ def fed_sgld(
     """
     work, process = _split(options)
     step = servers.langevin(_step(server_optimizer), step_size, burn_in_rounds, max_samples)
-    return compose(model_fn, clients.variational(model_fn, **work), _mean(), step, **process)
+    local = clients.variational(model_fn, **work)
+    return compose(model_fn, local, _mean(), step, burn_in_rounds=burn_in_rounds, **process)
 
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the clients, with this family's defaults, and of the process."""
     process = {name: options[name] for name in PROCESS_OPTIONS if name in options}
     return {**LOCAL_TRAINING, **{name: x for name, x in options.items() if name not in process}}, process
+
+
+def _known(function: Callable[..., Any], options: Any, what: str, own: tuple[str, ...]) -> dict[str, Any]:
+    """The options for a function, all of which it must have, but for its `own` that a recipe gives it."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidArgument(f"The options of {what} are {shown(options)}, but must be a dictionary.")
+    names = [name for name in inspect.signature(function).parameters if name not in own]
+    for name in options or {}:
+        lookup(dict.fromkeys(names), name, f"option of {what}")
+    return dict(options or {})
 
 
 def _mean() -> Any:

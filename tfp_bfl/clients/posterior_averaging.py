@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.batches import ClientWork
 from tfp_bfl.clients.trainer import Schedule, Trainer
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import ClientResult, ServerMessage
 
@@ -39,7 +39,7 @@ def posterior_delta(x0: Any, samples: Any, shrinkage: float) -> tf.Tensor:
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), eq. 4 and section 4.2.
     """
     samples, x0 = tf.convert_to_tensor(samples), tf.convert_to_tensor(x0)
-    _check_shrinkage(shrinkage)
+    check_number(shrinkage, "shrinkage", zero=True)
     if samples.shape.rank != 2 or x0.shape.rank != 1 or samples.shape[0] == 0 or samples.shape[1] != x0.shape[0]:
         raise InvalidArgument(
             f"posterior_delta needs x0 [D] and samples [l, D], l at least 1, but got {x0.shape} and {samples.shape}."
@@ -99,7 +99,7 @@ def posterior_averaging(
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithms 3 and 4; Mandt et al. 2017 for IASG.
     """
-    _check_shrinkage(shrinkage)
+    check_number(shrinkage, "shrinkage", zero=True)
     for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
         check_count(value, name)
     for name, value in (("burn_in_rounds", burn_in_rounds), ("local_burn_in_epochs", local_burn_in_epochs)):
@@ -145,8 +145,3 @@ def posterior_averaging(
         return work
 
     return build
-
-
-def _check_shrinkage(shrinkage: float) -> None:
-    if isinstance(shrinkage, bool) or not 0 <= shrinkage < float("inf"):
-        raise InvalidArgument(f"shrinkage is {shrinkage!r}, but must be a finite number of at least 0.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Callable
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ import tensorflow as tf
 from tfp_bfl.clients.adam import Adam
 from tfp_bfl.clients.batches import ClientWork
 from tfp_bfl.clients.trainer import Schedule, Trainer
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage
 
 
@@ -56,8 +55,7 @@ def variational(
     """
     check_count(local_epochs, "local_epochs")
     check_count(batch_size, "batch_size")
-    if not 0 <= proximal < math.inf:
-        raise InvalidArgument(f"proximal is {proximal}, but must be a finite number of at least 0.")
+    check_number(proximal, "proximal", zero=True)
 
     def prior_of(weights: FlatWeights, message: ServerMessage) -> Any:
         if not update_prior:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.errors import InvalidArgument, check_number, lookup
 from tfp_bfl.federated._installation import require_tff
 
 tff = require_tff()
@@ -29,8 +29,7 @@ def server_optimizer(name: str, learning_rate: float, **options: Any) -> Any:
       InvalidArgument: no such optimizer, or options that it does not take.
     """
     build = lookup(SERVER_OPTIMIZERS, name, "server optimizer")
-    if not 0 < learning_rate < float("inf"):
-        raise InvalidArgument(f"The server's learning_rate is {learning_rate}, but must be a finite number above 0.")
+    check_number(learning_rate, "The server's learning_rate")
     try:
         return build(learning_rate=learning_rate, **options)
     except (TypeError, ValueError) as error:

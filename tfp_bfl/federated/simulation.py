@@ -104,8 +104,9 @@ def simulate(
       The model with the pooled posterior, the last state and all rounds' metrics.
 
     Raises:
-      InvalidArgument: rounds or evaluate_every below 1, a cohort larger than the clients, clients whose data do not fit
-        the model, or are fewer than the process needs, checkpoints of another run, or of more rounds, or all damaged.
+      InvalidArgument: rounds or evaluate_every below 1, or no more than the process's burn-in; a cohort larger than the
+        clients, or smaller than the process needs; clients whose data do not fit the model, or are fewer than the
+        process needs; checkpoints of another run, or of more rounds, or all damaged.
       Error: every client of a round was faulty, in every attempt.
       WorkerError: a worker died, and could not be replaced.
     """
@@ -120,7 +121,12 @@ def simulate(
     answering(cohort(clients.num_clients, cohort_size, 0, seed, popularity=popularity), dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
-    check_clients(process, clients)
+    check_clients(process, clients, cohort_size)
+    if process.burn_in_rounds >= rounds:
+        raise InvalidArgument(
+            f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
+            "fewer of burn-in."
+        )
     checkpoints = None
     if checkpoint_dir:
         sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}" + (
@@ -209,8 +215,14 @@ def _has_collapsed(row: dict[str, Any], first_stddev: float) -> bool:
     return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < first_stddev)
 
 
-def check_clients(process: BayesianProcess, clients: Clients) -> None:
-    """Raises InvalidArgument for clients that `simulate` would refuse: too few examples, or data that do not fit."""
+def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optional[int] = None) -> None:
+    """Raises InvalidArgument for clients that `simulate` would refuse: too few, or with data too few or unfit."""
+    size = cohort_size or clients.num_clients
+    if size < process.min_clients:
+        raise InvalidArgument(
+            f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
+            f"{process.min_clients}: take larger cohorts, or another rule."
+        )
     few = np.flatnonzero(clients.sizes < process.min_examples)
     if few.size:
         raise InvalidArgument(

@@ -22,7 +22,7 @@ from tfp_bfl.rules.products import (
     weighted_conflation,
 )
 from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
-from tfp_bfl.rules.rule import Rule
+from tfp_bfl.rules.rule import Rule, check_rule
 from tfp_bfl.rules.whole_model import whole_model
 
 RULES = {
@@ -45,6 +45,7 @@ __all__ = [
     "KernelModes",
     "Rule",
     "aggregate",
+    "check_rule",
     "client_gaussian",
     "clipped",
     "gathered",

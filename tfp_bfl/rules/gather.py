@@ -20,6 +20,7 @@ class GatherRule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
       metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
+      min_clients: as of `Rule`.
       together: what pool and metrics give, of a rule whose two share work (`rule.sharing`).
     """
 
@@ -27,6 +28,7 @@ class GatherRule(NamedTuple):
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, tf.Tensor, Any], dict[str, tf.Tensor]] = lambda stacked, weights, anchor: {}
+    min_clients: int = 1
     together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, dict[str, tf.Tensor]]]] = None
 
     def pool_with_metrics(self, stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
@@ -78,6 +80,7 @@ def gathered(rule: GatherRule) -> Rule:
         rule.name,
         rule.uses_anchor,
         lambda total, anchor: rule.metrics(*sound(total), anchor),
+        rule.min_clients,
         lambda total, anchor: rule.pool_with_metrics(*sound(total), anchor),
     )
 

@@ -155,6 +155,9 @@ def kernel_posterior(
     The server's memory is clients x weights. Its metrics are `kernel_modes`' counts over all weights; they repeat the
     work on the modes.
 
+    `simulate` refuses cohorts of fewer than five clients for the adaptive bandwidth. Where fewer are left in a round,
+    as the others stayed away or were faulty, it is Scott's, and every weight with a spread counts in num_fallbacks.
+
     Args:
       start, kernel, bandwidth, scale, max_iterations: as `kernel_mode`.
       weighting: what the clients' weights in the round, such as their numbers of examples, do: "kernels" or
@@ -198,7 +201,8 @@ def kernel_posterior(
         moments = summarise_stack(mixture, stacked.moments, weights, anchor.moments)
         return ModelWeights(pooled, point, mixture.pool(moments, anchor.moments)), counts
 
-    return GatherRule(name=f"kernel posterior ({bandwidth})", **sharing(together))
+    min_clients = bandwidths.NEIGHBOURS if bandwidth == bandwidths.ADAPTIVE else 1
+    return GatherRule(name=f"kernel posterior ({bandwidth})", min_clients=min_clients, **sharing(together))
 
 
 @functools.cache

@@ -68,6 +68,7 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
         f"clipped {rule.name}",
         uses_anchor=True,
         metrics=lambda total, anchor: {"clipped_clients": total.clipped, **rule.metrics(total.statistics, anchor)},
+        min_clients=rule.min_clients,
     )
 
 

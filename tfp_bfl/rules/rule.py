@@ -42,6 +42,7 @@ class Rule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
       metrics: (total, anchor) -> scalars to report with the round.
+      min_clients: the fewest for whom the rule is what its name says.
       together: (total, anchor) -> what pool and metrics give, of a rule whose two share work (`sharing`).
     """
 
@@ -51,6 +52,7 @@ class Rule(NamedTuple):
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, Any], dict[str, tf.Tensor]] = no_metrics
+    min_clients: int = 1
     together: Optional[Callable[[Any, Any], tuple[Any, dict[str, tf.Tensor]]]] = None
 
     def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Callable
 
+import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import ModelWeights, functional_call
 from tfp_bfl.posterior import MeanField
@@ -55,7 +55,8 @@ def distil(
       A step over what `tfp_bfl.rules.stacked` gives of `ModelWeights`. Memory: the clients' weights.
 
     Raises:
-      InvalidArgument: arguments outside their ranges, no features, or a model with variational layers.
+      InvalidArgument: arguments outside their ranges, features that are none, not finite or not what the model takes;
+        another rule or a model with variational layers, when the process is built.
 
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
@@ -64,11 +65,8 @@ def distil(
         check_count(value, name)
     rates = {"concentration": concentration, "temperature": temperature, "learning_rate": learning_rate}
     for name, rate in rates.items():
-        if not 0 < rate < math.inf:
-            raise InvalidArgument(f"{name} is {rate}, but must be a finite number above 0.")
-    if not len(features):
-        raise InvalidArgument("FedBE needs unlabelled examples of the server's, but features is empty.")
-
+        check_number(rate, name)
+    features = _check_features(features, model_fn().input_shape[1:])
     inner = server_step or replace()
 
     def initialize(weights: ModelWeights) -> Any:
@@ -76,6 +74,8 @@ def distil(
         return inner.initialize(weights)
 
     def step(state: Any, weights: ModelWeights, stacked: ModelWeights, seed: Any) -> tuple[Any, ModelWeights]:
+        if [x.shape.rank for x in stacked.point] != [len(x.shape) + 1 for x in weights.point]:
+            raise InvalidArgument("FedBE's server takes what rules.stacked() gives: use it with that rule.")
         model = model_fn()
         seeds = tf.random.experimental.stateless_split(seed, 3)
         mean = lambda x: tf.reduce_mean(x, 0)
@@ -91,6 +91,28 @@ def distil(
         return inner.next(state, weights, ModelWeights(stacked.posterior, point, moments), seeds[2])
 
     return ServerStep(initialize, step)
+
+
+def _check_features(features: Any, shape: tuple) -> np.ndarray:
+    try:
+        array = np.asarray(features)
+    except ValueError:  # Rows of several lengths.
+        array = np.asarray(None)
+    if not np.issubdtype(array.dtype, np.number):
+        raise InvalidArgument(f"FedBE's features are {shown(features)}, but must be numbers [U, ...].")
+    if array.ndim and not len(array):
+        raise InvalidArgument("FedBE needs unlabelled examples of the server's, but features is empty.")
+    if not array.ndim or not tf.TensorShape(array.shape[1:]).is_compatible_with(shape):
+        raise InvalidArgument(
+            f"An example of FedBE's features has shape {list(array.shape[1:])}, but the model takes {list(shape)}."
+        )
+    spoiled = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))
+    if spoiled.size:
+        raise InvalidArgument(
+            f"FedBE's features are not finite in {spoiled.size} of {len(array)} examples, such as {spoiled[0]}: leave "
+            "these out."
+        )
+    return array
 
 
 def _logits(model: tf.keras.Model, point: Any, inputs: tf.Tensor, moments: MeanField) -> tf.Tensor:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.langevin import check_point_weights
@@ -29,6 +30,9 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
     Returns:
       A step over what `tfp_bfl.rules.client_gaussian` gives. Before the first round the weights themselves predict.
 
+    Raises:
+      InvalidArgument: with another rule, or a model with variational layers, when the process is built.
+
     Source: Thorgeirsson & Gauterin 2020 (FedAG).
     """
     inner = step or replace()
@@ -38,6 +42,8 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
         return Spread(inner.initialize(weights), tf.nest.map_structure(tf.zeros_like, weights.point))
 
     def advance(state: Spread, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Spread, ModelWeights]:
+        if len(pooled.posterior.mean) != len(weights.point):
+            raise InvalidArgument("FedAG's server takes what rules.client_gaussian() gives: use it with that rule.")
         points = weights._replace(point=pooled.posterior.mean, moments=pooled.moments)
         own, moved = inner.next(state.step, weights, points, seed)
         return Spread(own, pooled.posterior.variance), moved

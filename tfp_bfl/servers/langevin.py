@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import Samples
 from tfp_bfl.servers.step import ServerStep
@@ -48,8 +48,7 @@ def langevin(step: ServerStep, step_size: float, burn_in_rounds: int = 0, max_sa
 
     Source: Welling & Teh 2011, eq. 4; Johansson & Gullbrandson 2022, federated SGLD.
     """
-    if not 0 < step_size < math.inf:
-        raise InvalidArgument(f"step_size is {step_size}, but must be a finite number above 0.")
+    check_number(step_size, "step_size")
     check_count(burn_in_rounds, "burn_in_rounds", 0)
     check_count(max_samples, "max_samples")
 
