@@ -17,7 +17,7 @@ _DASHES = ("-", "--", "-.", ":")
 _BINS = 20
 _FINE_BINS = 70
 # Of all coordinates, on either side of skewness and kurtosis: a few far ones would press the rest together.
-_OUTSIDE = 0.05
+_OUTSIDE = 0.02
 
 
 def normality_histograms(
@@ -25,7 +25,7 @@ def normality_histograms(
 ) -> Figure:
     """Draws histograms of Lilliefors' p-values, skewness and excess kurtosis over the coordinates, a line a setting.
 
-    Coordinates without spread are left out. Of skewness and kurtosis the middle 90 % over all settings together are
+    Coordinates without spread are left out. Of skewness and kurtosis the middle 96 % over all settings together are
     shown; shares are of all coordinates.
 
     Args:
