@@ -103,10 +103,11 @@ def test_which_weights_are_shown():
     size = sum(int(np.prod(shape)) for _, shape in client_stacks.leaves(model))
     rng = np.random.default_rng(0)
     stack = rng.normal(size=[20, size])
-    stack[:, 19] = rng.integers(2, size=20)  # the second bias of the convolution
-    stack[:, 30] = np.arange(20) == 0  # half of the clients agree: no bandwidth
+    stack[:, 19] = 10 * rng.integers(2, size=20)  # the second bias of the convolution
+    stack[:, 30] = 100 * (np.arange(20) == 0)  # half of the clients agree: no bandwidth
+    stack[:, 31] = 0.1 * rng.integers(2, size=20)  # less spread than most
     result = bfl.evaluation.normality(stack)
-    chosen = normality_figures.chosen(result, normality_tables.silverman_bandwidths(stack), model)
+    chosen = normality_figures.chosen(result, stack.std(0), normality_tables.silverman_bandwidths(stack), model)
     assert [name for name, _ in chosen] == ["least normal", "median", "most normal", "drawn", "drawn"]
     places = [normality_figures.place(d, model) for _, d in chosen]
     assert places[0] == "conv2d 1 bias [1]"

@@ -48,11 +48,15 @@ def write_figures(size: str, output: pathlib.Path, seeds: Sequence[int]) -> None
         figure.savefig(folder / f"{name}.png", dpi=DPI)
 
 
-def chosen(result: Normality, h: np.ndarray, model: tf.keras.Model) -> list[tuple[str, int]]:
-    """Which weights are shown, of those whose bandwidth h [D] is above zero: the least and the most normal by their
-    distance, the median one, and one of each kernel, drawn by a seed."""
+def chosen(result: Normality, spread: np.ndarray, h: np.ndarray, model: tf.keras.Model) -> list[tuple[str, int]]:
+    """Which weights are shown: the least and the most normal by their distance, the median one, and one of each kernel,
+    drawn by a seed.
+
+    Only of those whose bandwidth h [D] is above zero and whose spread [D] is at least the median one: the least normal
+    of all are weights that hardly any client moves.
+    """
     order = np.argsort(result.statistic)
-    order = order[h[order] > 0]
+    order = order[(h[order] > 0) & (spread[order] >= np.median(spread))]
     found = [("least normal", order[-1]), ("median", order[len(order) // 2]), ("most normal", order[0])]
     rng, start = np.random.default_rng(0), 0
     for name, shape in leaves(model):
@@ -87,7 +91,7 @@ def density_figure(changes: np.ndarray, model: tf.keras.Model, title: str) -> Fi
     """Kernel densities of the changes [S, D] of the chosen weights in their clients' training, a panel each."""
     result = normality(changes)
     bandwidths = silverman_bandwidths(changes)
-    which = chosen(result, bandwidths, model)
+    which = chosen(result, changes.std(0), bandwidths, model)
     coordinates = [d for _, d in which]
     values, h = changes[:, coordinates].astype(np.float64), bandwidths[coordinates]
     marks = modes(values)
@@ -111,7 +115,7 @@ def density_figure(changes: np.ndarray, model: tf.keras.Model, title: str) -> Fi
 
 def bandwidth_figure(changes: np.ndarray, model: tf.keras.Model) -> Figure:
     """One weight, that drawn from the last layer, under every rule for the bandwidth."""
-    d = chosen(normality(changes), silverman_bandwidths(changes), model)[-1][1]
+    d = chosen(normality(changes), changes.std(0), silverman_bandwidths(changes), model)[-1][1]
     values = changes[:, d].astype(np.float64)
     ordered = tf.constant(np.sort(values)[np.newaxis])
     found = {name: float(rule(ordered, False)[0][0]) for name, rule in BANDWIDTHS.items()}
