@@ -210,11 +210,6 @@ def test_cifar100_loads_with_its_fine_labels_and_its_twenty_groups(tmp_path):
     """Made examples written as TFDS has them: the coarse label is not the one that is read."""
     tfds = pytest.importorskip("tensorflow_datasets")
     own = tfds.builder("cifar100", data_dir=tmp_path)
-    names, coarse = (own.info.features[key].names for key in ("label", "coarse_label"))
-    for group in ("people", "fish", "trees"):
-        members = {names[i] for i in range(100) if coarse[GROUPS[100][i]] == group}
-        assert members == MEMBERS[group]
-
     with tfds.core.registered.skip_registration():
 
         class Made(tfds.core.GeneratorBasedBuilder):
@@ -236,7 +231,7 @@ def test_cifar100_loads_with_its_fine_labels_and_its_twenty_groups(tmp_path):
     Made.name = "cifar100"
     Made(data_dir=tmp_path).download_and_prepare()
     source = bfl.data.load("cifar100", data_dir=tmp_path)
-    assert source.num_classes == 100 and source.class_names == tuple(names)
+    assert source.num_classes == 100
     np.testing.assert_array_equal(source.labels, source.features[:, 0, 0, 0])
     assert np.bincount(source.labels).tolist() == [4] * 100
     counts = source.partition(bfl.data.parse_partition("pachinko:0.001", 20), seed=0).label_counts()
@@ -245,8 +240,7 @@ def test_cifar100_loads_with_its_fine_labels_and_its_twenty_groups(tmp_path):
     assert np.median(groups.max(1)) == 20  # Almost all clients have one group, those after which it is used up.
 
 
-MEMBERS = {
-    "people": {"baby", "boy", "girl", "man", "woman"},
-    "fish": {"aquarium_fish", "flatfish", "ray", "shark", "trout"},
-    "trees": {"maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"},
-}
+def test_groups_of_cifar100_by_the_numbers_of_its_classes():
+    """In the order of their names: baby, boy, girl, man, woman; fish; trees."""
+    for group, members in ((14, [2, 11, 35, 46, 98]), (1, [1, 32, 67, 73, 91]), (17, [47, 52, 56, 59, 96])):
+        assert [i for i, own in enumerate(GROUPS[100]) if own == group] == members
