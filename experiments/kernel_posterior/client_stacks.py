@@ -22,7 +22,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.cells import SUMMARY, is_done, run_once
-from experiments.kernel_posterior.config import DATASETS, NORMALITY, SGD
+from experiments.kernel_posterior.config import DATASETS, NORMALITY
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.run import Cell, build, clients_and_test
 from tfp_bfl.models import ModelWeights, ServerMessage, get_weights
@@ -67,7 +67,7 @@ def cell_of(setting: Setting, size: str, seed: int) -> Cell:
     options = NORMALITY[size]
     own = {name: options[name] for name in ("examples", "cohort_size")}
     data = {**DATASETS["mnist"], "dataset": "mnist", "partition": f"lda:{setting.alpha:g}", **own}
-    method = {"algorithm": "FedAvg", "server": SGD, "local_epochs": base(size).local_epochs}
+    method = {"algorithm": "FedAvg", "server": "sgd 0.5", "local_epochs": base(size).local_epochs}
     return {**data, **method, "clients": options["federation"], "seed": seed, "rounds": setting.round}
 
 

@@ -20,9 +20,10 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 # Of the server's step. The published code gives FedAvg, FedProx, FedPA and SGLD the first, and resets it to the last
-# in its kernel servers, whose constructor calls its parent's twice.
+# in its kernel servers, whose constructor calls its parent's twice. The normality study has the one between.
 SERVERS: dict[str, dict[str, Any]] = {
     "sgd 0.5, momentum 0.9": {"name": "sgd", "learning_rate": 0.5, "momentum": 0.9},
+    "sgd 0.5": {"name": "sgd", "learning_rate": 0.5},
     "none": {},
 }
 SGD = next(iter(SERVERS))
