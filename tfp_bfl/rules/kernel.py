@@ -171,13 +171,11 @@ def kernel_posterior(
     options = _check_options(start, kernel, bandwidth, scale, max_iterations, weighting or WEIGHTINGS[0])
     mixture = linear_pool()
 
-    def of_leaf(leaf: tf.Tensor, weights: tf.Tensor) -> KernelModes:
-        num_clients = tf.shape(leaf)[0]
-        flat, weights = _check_values(
-            tf.ensure_shape(tf.reshape(leaf, [num_clients, -1]), [leaf.shape[0], leaf.shape[1:].num_elements()]),
-            None if weighting is None else weights,
-            bandwidth,
-        )
+    def modes_of(leaves: list[tf.Tensor], weights: tf.Tensor) -> KernelModes:
+        """Of all leaves [K, ...] in one row [K, D]: one graph, however many layers there are."""
+        row = lambda leaf: tf.reshape(leaf, [tf.shape(leaf)[0], leaf.shape[1:].num_elements()])
+        flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
+        flat, weights = _check_values(flat, None if weighting is None else weights, bandwidth)
         run = _traced(options) if tf.executing_eagerly() else functools.partial(_modes, options)
         return run(flat, weights)
 
@@ -190,11 +188,12 @@ def kernel_posterior(
         whole = isinstance(stacked, ModelWeights)
         posterior = stacked.posterior if whole else stacked
         means = (posterior.mean, stacked.point if whole else ())
-        found = [of_leaf(leaf, weights) for leaf in tf.nest.flatten(means)]
-        modes = [tf.reshape(x.mode, tf.shape(leaf)[1:]) for x, leaf in zip(found, tf.nest.flatten(means))]
-        mean, point = tf.nest.pack_sequence_as(means, modes)
-        names = KernelModes._fields[1:]
-        counts = {name: tf.add_n([tf.zeros([], tf.int32), *(getattr(x, name) for x in found)]) for name in names}
+        leaves = tf.nest.flatten(means)
+        shapes = [leaf.shape[1:] for leaf in leaves]
+        found = modes_of(leaves, weights)
+        counts = dict(zip(found._fields[1:], found[1:]))
+        parts = tf.split(found.mode, [shape.num_elements() for shape in shapes])
+        mean, point = tf.nest.pack_sequence_as(means, [tf.reshape(x, shape) for x, shape in zip(parts, shapes)])
         pooled = MeanField(mean, variance(posterior.variance, weights))
         if not whole:
             return pooled, counts
