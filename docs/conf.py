@@ -1,4 +1,4 @@
-"""The documentation site: `make docs`. The sources' root is the repository's, so that links work here as on a Git host."""
+"""The documentation site: `make docs`. Its sources' root is the repository's: links work here as on a Git host."""
 
 import re
 import sys
@@ -10,7 +10,6 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "_extensions")]
 project = "tfp_bfl"
 author = "the authors of tfp_bfl"
 release = version = re.search(r"^version = (.+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)[1]
-copyright = "Apache-2.0"
 
 extensions = [
     "sphinx.ext.autodoc",
@@ -26,7 +25,7 @@ root_doc = "docs/index"
 include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "experiments/**.md", "benchmarks/**.md"]
 exclude_patterns = ["docs/_*", ".venv", "build", "runs", "demo", "benchmarks/.peers"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-templates_path = ["_templates"]
+templates_path = [str(ROOT / "docs" / "_templates")]  # of pages and of stubs, which take other folders as its root
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 4
@@ -50,5 +49,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_root"]
 html_show_sphinx = False
+html_show_copyright = False
+smartquotes = False  # `--option` stays as it is typed
 html_copy_source = False
 pygments_style = "tango"

@@ -1,4 +1,4 @@
-"""Docstrings as this library writes them, for Sphinx: an indented block that follows a blank line is an equation or code."""
+"""This library's docstrings, for Sphinx: an indented block that follows a blank line is an equation or code."""
 
 import re
 from typing import Any
@@ -60,6 +60,10 @@ def _without_aliases(app: Sphinx, what: str, name: str, thing: Any, skip: bool, 
     return True if type(thing).__name__ == "_tuplegetter" else None
 
 
+def _examples_as_code(app: Sphinx, context: Any, lines: list[str]) -> None:
+    lines[:] = ["::", "", *("   " + line.removeprefix("| ") for line in lines)] if lines else []
+
+
 def _off_the_sidebar(app: Sphinx, doctree: Any) -> None:
     """Tables of results are pages that their study links to; no table of contents holds them."""
     if "/results/" in app.env.docname:
@@ -69,6 +73,7 @@ def _off_the_sidebar(app: Sphinx, doctree: Any) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=100)  # before napoleon
     app.connect("autodoc-process-signature", _shorter)
+    app.connect("sphinx-click-process-epilog", _examples_as_code)
     app.connect("doctree-read", _off_the_sidebar)
     app.connect("autodoc-skip-member", _without_aliases)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
