@@ -28,11 +28,11 @@ Examples:
 OVERVIEW = """
 \b
 Examples:
-  tfp-bfl doctor                                   is this machine ready?
-  tfp-bfl run --output my_run                      train, evaluate and export: open my_run/report.html
+  tfp-bfl doctor                      is this machine ready?
+  tfp-bfl run --output my_run         train, evaluate, export: my_run/report.html
   tfp-bfl run --config my_run/config.yaml --seed 1
-  tfp-bfl list                                     what --dataset, --model, --rule and the others take
-  eval "$(tfp-bfl completion bash)"                completes commands and options by Tab
+  tfp-bfl list                        what --dataset, --rule and others take
+  eval "$(tfp-bfl completion bash)"   complete by Tab
 
 \b
 Exit status:

@@ -8,7 +8,7 @@ from sphinx.application import Sphinx
 BULLET = re.compile(r"\s*[-*] ")
 PLURAL = re.compile(r"(`[^`\s][^`]*`)(?=\w)")  # of a name: `Rule`s
 EQUATION = re.compile(r"(log )?[^\s:`]+ = ")
-FUNCTION = re.compile(r"<function [^>]*(<lambda>)?>")  # as a default
+FUNCTION = re.compile(r"<function [^<>]*(<lambda>)?>")  # as a default
 
 
 def _indent(line: str) -> int:
@@ -51,6 +51,10 @@ def _as_restructured_text(app: Sphinx, what: str, name: str, thing: Any, options
     lines[:] = literal_blocks([PLURAL.sub(r"\1\\ ", line) for line in lines])
 
 
+def _with_dashes(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = [line.replace("** -- ", "** \N{EN DASH} ", 1) for line in lines]
+
+
 def _shorter(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: Any) -> Any:
     return signature and FUNCTION.sub("...", signature), returned
 
@@ -72,6 +76,7 @@ def _off_the_sidebar(app: Sphinx, doctree: Any) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=100)  # before napoleon
+    app.connect("autodoc-process-docstring", _with_dashes, priority=900)  # after it
     app.connect("autodoc-process-signature", _shorter)
     app.connect("sphinx-click-process-epilog", _examples_as_code)
     app.connect("doctree-read", _off_the_sidebar)
