@@ -35,7 +35,7 @@ def test_every_public_name_is_described(name):
         thing = getattr(module, public)
         if isinstance(thing, types.ModuleType):
             assert thing.__name__ in LISTED
-        elif inspect.isclass(thing) or inspect.isfunction(thing):
+        elif callable(thing):
             assert inspect.getdoc(thing), f"{name}.{public} has no docstring"
         elif _is_defined_in(thing, module) or hasattr(module, "__all__"):
             assert f"`{name.removeprefix('tfp_')}.{public}`" in PAGE, f"{name}.{public} is on no page"
