@@ -1,7 +1,9 @@
 """The command line as a user meets it: results on disk, exit statuses, one sentence for what is wrong."""
 
 import json
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +140,31 @@ def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, 
     assert run_command_line(["run", *SMALL, "--output", output]) == 2
     assert capsys.readouterr().err.startswith(f"tfp-bfl: The run folder {output}")
     assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "link").is_symlink()
+
+
+def test_overview_has_examples_and_exit_statuses(capsys):
+    assert run_command_line(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "tfp-bfl run --output my_run" in text
+    assert all(re.search(rf"^ *{status}  +\w", text, re.MULTILINE) for status in (0, 1, 2, 130))
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(shell, capsys):
+    assert run_command_line(["completion", shell]) == 0
+    assert f"_TFP_BFL_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def test_completion_of_another_shell_is_bad_input(capsys):
+    assert run_command_line(["completion", "tcsh"]) == 2
+    assert "'tcsh' is not one of" in capsys.readouterr().err
+
+
+def test_an_option_is_completed_as_the_script_asks():
+    asked = {"_TFP_BFL_COMPLETE": "bash_complete", "COMP_WORDS": "tfp-bfl run --ru", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "tfp_bfl"]
+    answer = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert answer.stdout == "plain,--rule\n"
 
 
 def test_help_lists_every_option(capsys):

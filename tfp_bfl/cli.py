@@ -26,6 +26,31 @@ Examples:
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
+OVERVIEW = """
+\b
+Examples:
+  tfp-bfl doctor                      is this machine ready?
+  tfp-bfl run --output my_run         train, evaluate, export: my_run/report.html
+  tfp-bfl run --config my_run/config.yaml --seed 1
+  tfp-bfl list                        what --dataset, --rule and others take
+  eval "$(tfp-bfl completion bash)"   complete by Tab
+
+\b
+Exit status:
+  0    done
+  1    the run failed, or a check of doctor did
+  2    bad input; no work was begun
+  130  interrupted by Ctrl-C
+"""
+
+COMPLETION_EXAMPLES = """
+\b
+For good:
+  echo 'eval "$(tfp-bfl completion bash)"' >> ~/.bashrc
+  echo 'eval "$(tfp-bfl completion zsh)"' >> ~/.zshrc
+  tfp-bfl completion fish > ~/.config/fish/completions/tfp-bfl.fish
+"""
+
 REVISE_EXAMPLES = """
 \b
 Examples:
@@ -36,7 +61,7 @@ Examples:
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, epilog=OVERVIEW)
 @click.version_option(__version__, prog_name="tfp-bfl")
 @click.pass_context
 def cli(context: click.Context) -> None:
@@ -185,6 +210,17 @@ def list_choices() -> None:
         ("bandwidths", BANDWIDTHS),
     ):
         click.echo(f"{title}: {', '.join(names)}")
+
+
+@cli.command(epilog=COMPLETION_EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which a shell completes commands and options."""
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None  # click has one for each of the choices
+    click.echo(script(cli, {}, "tfp-bfl", "_TFP_BFL_COMPLETE").source())
 
 
 def run_command_line(arguments: Sequence[str]) -> int:

@@ -10,10 +10,11 @@ from tfp_bfl.evaluation.metrics import check_probabilities
 class Uncertainty(NamedTuple):
     """What S sampled predictions say together.
 
-    mean: [B, C], the predictive distribution.
-    entropy: [B], its entropy divided by log C: 0 is certain, 1 is uniform.
-    aleatoric: [B, C, C], covariance of the one-hot label within one weight sample, averaged over the samples.
-    epistemic: [B, C, C], covariance of the predicted probabilities between weight samples.
+    Fields:
+      mean: [B, C], the predictive distribution.
+      entropy: [B], its entropy divided by log C: 0 is certain, 1 is uniform.
+      aleatoric: [B, C, C], covariance of the one-hot label within one weight sample, averaged over the samples.
+      epistemic: [B, C, C], covariance of the predicted probabilities between weight samples.
     """
 
     mean: tf.Tensor
