@@ -1,4 +1,4 @@
-"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves."""
+"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves, out-of-distribution scores."""
 
 from tfp_bfl.evaluation.calibration import (
     Reliability,
@@ -15,6 +15,7 @@ from tfp_bfl.evaluation.metrics import (
     macro_recall,
     negative_log_likelihood,
 )
+from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
     evaluate,
@@ -30,6 +31,7 @@ from tfp_bfl.evaluation.rounds import rounds_to, running_mean
 __all__ = [
     "ConfidenceCurve",
     "Evaluation",
+    "OutOfDistribution",
     "Reliability",
     "RetentionCurve",
     "Traces",
@@ -47,6 +49,7 @@ __all__ = [
     "macro_recall",
     "maximum_calibration_error",
     "negative_log_likelihood",
+    "out_of_distribution",
     "predict",
     "reliability",
     "retention_curve",
