@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "cli": EVERYTHING,
     "build": EVERYTHING,
     "config": EVERYTHING,
+    "report": EVERYTHING,
     "revise": EVERYTHING,
     "run": EVERYTHING,
     "doctor": {"federated"},
