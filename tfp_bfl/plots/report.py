@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional, Union
 
 import jinja2
 import numpy as np
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
@@ -21,7 +23,6 @@ from tfp_bfl.plots.learning import learning_comparison, learning_curve
 from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
 from tfp_bfl.plots.results import RunResults
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
-
 
 # Runs whose table still has room in half of the page.
 _MOST_BESIDE = 3
@@ -107,7 +108,13 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template("report.html.jinja")
+
+
+def _breakable(text: str) -> Markup:
+    """A name that may go on in the next line after a mark, so that a narrow table still holds it."""
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))
 
 
 def _sections(runs: Sequence[RunResults], other: str) -> Iterator[_Section]:
@@ -209,8 +216,8 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:
     return _Section(
         "Out of distribution",
         f"How unsure the model is of images that it was not made for{f', of {other}' if other else ''}: the less the "
-        "two histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of the "
-        f"test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
+        "two histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of "
+        f"the test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
         pictures=pictures,
         tables=[tables.out_of_distribution_scores(compared, quantities)],
         is_wide=True,
@@ -240,7 +247,7 @@ def _clients(runs: Sequence[RunResults]) -> Iterator[_Section]:
         "an estimate of how the model serves it, not a measurement on its own examples."
         + (f" The first {tables.MOST_CLIENTS} clients." if more > 0 else ""),
         tables=found,
-        is_wide=len(runs) > _MOST_BESIDE,
+        is_wide=len(groups) > 1 or len(runs) > _MOST_BESIDE,
     )
 
 

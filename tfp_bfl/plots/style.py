@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 # Okabe and Ito's palette, which stays distinct under the common kinds of colour blindness.
 BLUE = "#0072B2"
@@ -85,7 +85,7 @@ def logarithmic(axes: Axes) -> None:
     if high > 4 * low:  # In a narrower range matplotlib's own numbers do.
         steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
         axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
-        axes.yaxis.set_major_formatter(LogFormatterSciNotation(labelOnlyBase=False, minor_thresholds=(99, 99)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 

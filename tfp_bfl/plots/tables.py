@@ -102,7 +102,8 @@ def _score(value: Any) -> str:
     value = value.numpy() if hasattr(value, "numpy") else value
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or isinstance(value, numbers.Integral):
         return text(value)
-    return f"{float(value):.4f}" if value == 0 or abs(value) >= 5e-4 else f"{float(value):.1e}"
+    score = float(value)
+    return f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}"
 
 
 def costs(runs: Sequence[RunResults]) -> Table:
