@@ -215,9 +215,9 @@ def _form(source: bfl.data.Source) -> str:
 def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:
     """The uncertainties of a run's model, by the weight samples of its own predictions."""
     features = other.subset(min(most, other.num_examples), seed=config.seed).features
-    predict = bfl.export.load(model).predict
+    loaded = bfl.export.load(model)  # Whose variables live as long as it does.
     parts = [
-        predict(tf.constant(features[start : start + _BATCH]), num_samples=config.num_samples, seed=config.seed)
+        loaded.predict(tf.constant(features[start : start + _BATCH]), num_samples=config.num_samples, seed=config.seed)
         for start in range(0, len(features), _BATCH)
     ]
     return {key: np.concatenate([part[key].numpy() for part in parts]) for key in UNCERTAINTIES}
