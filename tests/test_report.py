@@ -11,20 +11,10 @@ import tfp_bfl as bfl
 from tfp_bfl import report
 from tfp_bfl.cli import run_command_line
 
-SMALL = [
-    "--rounds",
-    "2",
-    "--local-epochs",
-    "1",
-    "--examples-per-client",
-    "20",
-    "--clients",
-    "3",
-    "--partition",
-    "iid",
-    "--num-samples",
-    "3",
-]
+SMALL = (
+    *("--rounds", "2", "--local-epochs", "1", "--num-samples", "3"),
+    *("--clients", "3", "--partition", "iid", "--examples-per-client", "20"),
+)
 
 
 def new_run(folder, *options):
