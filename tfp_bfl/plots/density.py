@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.out_of_distribution import check_scores, out_of_distribution
@@ -59,7 +59,8 @@ def uncertainty_density(
         axes.stairs(share, edges, color=color, linestyle=dashes, linewidth=1.8, label=label)
     axes.set_xlim(0, edges[-1])
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     title = style.plain(quantity[:1].upper() + quantity[1:], 40)
     style.tidy(
         axes,

@@ -79,7 +79,7 @@ def galleries(run: RunResults, count: int = 8) -> list[tuple[str, list[Example]]
 def _example(run: RunResults, number: int) -> Example:
     p, truth = run.probabilities[number], int(run.labels[number])
     guess = int(p.argmax())
-    confidence = f"{100 * float(p[guess]):.0f} %"
+    confidence = f"{100 * float(p[guess]):.0f}\u00a0%"
     names: Sequence[str] = run.class_names
     return Example(
         source=_png(run.features[number]),  # type: ignore[index]

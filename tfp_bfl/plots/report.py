@@ -191,18 +191,18 @@ def _retention(runs: Sequence[RunResults]) -> _Section:
 
 
 def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:
-    quantities = ("entropy", "epistemic")
+    quantities = {"entropy": "entropy", "epistemic": "epistemic part"}
     compared = [run for run in runs if run.out_of_distribution]
     pictures = []
     for run in compared:
-        for quantity in quantities:
+        for quantity, name in quantities.items():
             inside, outside = run.uncertainties[quantity], run.out_of_distribution[quantity]  # type: ignore[index]
             if not (np.any(inside) or np.any(outside)):
                 continue  # A deterministic model has no epistemic part.
             figure = uncertainty_density(
                 inside,
                 outside,
-                quantity=quantity if quantity == "entropy" else "epistemic part",
+                quantity=name,
                 name_in="test set",
                 name_out=other or "elsewhere",
                 upper=1.0 if quantity == "entropy" else None,
@@ -215,9 +215,9 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:
     base = ", ".join(sorted({f"{value:.2f}" for value in share}))
     return _Section(
         "Out of distribution",
-        f"How unsure the model is of images that it was not made for{f', of {other}' if other else ''}: the less the "
-        "two histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of "
-        f"the test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
+        f"How unsure the model is of images from {other or 'elsewhere'}, which it was not made for: the less the two "
+        "histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of the "
+        f"test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
         pictures=pictures,
         tables=[tables.out_of_distribution_scores(compared, quantities)],
         is_wide=True,

@@ -131,18 +131,16 @@ def _versions(run: RunResults) -> dict[str, Any]:
     return {"versions": run.summary["versions"]} if run.summary.get("versions") else {}
 
 
-def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Sequence[str]) -> Table:
-    """AUROC and AUPR of each uncertainty."""
+def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[str, str]) -> Table:
+    """AUROC and AUPR of each uncertainty: key -> what it is called."""
     rows: list[tuple[str, list[Cell]]] = []
-    for quantity in quantities:
+    for quantity, name in quantities.items():
         scores = [_separation(run, quantity) for run in runs]
         for i, area in enumerate(("AUROC", "AUPR")):
             values = [None if pair is None else f"{pair[i]:.3f}" for pair in scores]
             known = [float(value) for value in values if value is not None]
             best = max(known) if len(set(known)) > 1 else None
-            rows.append(
-                (f"{area} of the {quantity}", [Cell(text(v), v is not None and float(v) == best) for v in values])
-            )
+            rows.append((f"{area} of the {name}", [Cell(text(v), v is not None and float(v) == best) for v in values]))
     return Table("Scores", _heads(runs), rows)
 
 
