@@ -22,6 +22,11 @@ _MOST_SUMMARY_BYTES = 2**20
 _MOST_ROUNDS_BYTES = 2**28
 _MOST_PREDICTION_BYTES = 2**30
 _BATCH = 500
+# What a report draws or rounds, of a summary or a round.
+_NUMBERS = (
+    *("round", "accuracy", "nll", "test_nll", "ece", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95"),
+    *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
+)
 
 
 def write(
@@ -141,13 +146,18 @@ def _read_json(path: pathlib.Path, what: str, most: int) -> list[dict[str, Any]]
     try:
         parts = content.splitlines() if path.suffix == ".jsonl" else [content]
         values = [json.loads(part) for part in parts]
-        if not all(isinstance(value, dict) for value in values):
+        if not all(isinstance(value, dict) and _is_sound(value) for value in values):
             raise ValueError
         return values
     except (ValueError, RecursionError):
         raise InvalidArgument(
             f"The {what} {files.name(path)} is damaged: it does not hold what a run writes."
         ) from None
+
+
+def _is_sound(record: Mapping[str, Any]) -> bool:
+    numbers = [record[name] for name in _NUMBERS if record.get(name) is not None]
+    return all(isinstance(x, (int, float)) for x in numbers) and isinstance(record.get("faulty_clients", {}), dict)
 
 
 def _sources(wanted: set[tuple[str, Optional[str]]]) -> dict[Any, dict[str, bfl.data.Source]]:
