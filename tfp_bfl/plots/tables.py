@@ -88,21 +88,27 @@ def results(runs: Sequence[RunResults]) -> Table:
 
 
 def _cells(values: Sequence[Any], better: int) -> list[Cell]:
-    known = [float(value) * better for value in values if better and isinstance(value, numbers.Real)]
+    scores = [_number(value) for value in values]
+    known = [score * better for score in scores if better and score is not None]
     # Where all are the same, none is better.
     best = max(known) if len(set(known)) > 1 else None
-    is_best = [
-        isinstance(value, numbers.Real) and best is not None and float(value) * better == best for value in values
-    ]
-    return [Cell(_score(value), mark) for value, mark in zip(values, is_best)]
+    cells = []
+    for value, score in zip(values, scores):
+        if score is None:
+            cells.append(Cell(text(value)))
+        else:
+            cells.append(Cell(_score(score), best is not None and score * better == best))
+    return cells
 
 
-def _score(value: Any) -> str:
-    """A result, of which small ones keep their digits."""
+def _number(value: Any) -> Optional[float]:
+    """A result as a float; None for what is not one, or counts."""
     value = value.numpy() if hasattr(value, "numpy") else value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or isinstance(value, numbers.Integral):
-        return text(value)
-    score = float(value)
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) else None
+
+
+def _score(score: float) -> str:
+    """A result, of which small ones keep their digits."""
     return f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}"
 
 
