@@ -210,7 +210,7 @@ def test_uncertainty_density_is_of_shares_in_common_bins():
 
 def test_uncertainty_density_without_an_upper_end():
     figure = draw(plots.uncertainty_density([0.0, 0.001], [0.002, 0.004], quantity="epistemic part"))
-    assert figure.axes[0].get_xlim() == (0, 0.004)
+    assert figure.axes[0].get_xlim() == pytest.approx((0, 0.004))
     assert sum(figure.axes[0].patches[0].get_data().values) == pytest.approx(1.0)
     draw(plots.uncertainty_density([0.0, 0.0], [0.0]))
 
