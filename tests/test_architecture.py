@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "build": EVERYTHING,
     "catalogue": set(),
     "config": EVERYTHING,
+    "report": EVERYTHING,
     "revise": EVERYTHING,
     "run": EVERYTHING,
     "doctor": {"federated"},

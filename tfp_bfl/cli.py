@@ -61,6 +61,15 @@ Examples:
 """
 
 
+REPORT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl report my_run
+  tfp-bfl report my_run another_run a_third --output comparison.html
+  tfp-bfl report fashion_run --ood mnist --output fashion.html
+"""
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, epilog=OVERVIEW)
 @click.version_option(__version__, prog_name="tfp-bfl")
 @click.pass_context
@@ -124,6 +133,17 @@ def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> Non
         f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
     )
     click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")
+
+
+@cli.command(epilog=REPORT_EXAMPLES)
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True)
+@click.option("--output", metavar="FILE", default="report.html", help="The page, a new file.  [default: report.html]")
+@click.option("--ood", metavar="DATASET", help="Images that the models were not made for: how unsure are they of them?")
+def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> None:
+    """Write one page about a complete run, or several side by side."""
+    from tfp_bfl.report import write
+
+    click.echo(f"{write(run_folders, output, ood)} shows {len(run_folders)} run{'s' if len(run_folders) > 1 else ''}.")
 
 
 @cli.group(epilog=REVISE_EXAMPLES)

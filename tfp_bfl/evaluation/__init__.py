@@ -1,4 +1,4 @@
-"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves, normality of clients."""
+"""Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores, normality."""
 
 from tfp_bfl.evaluation.calibration import (
     Reliability,
@@ -16,6 +16,7 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
+from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
     evaluate,
@@ -32,6 +33,7 @@ __all__ = [
     "ConfidenceCurve",
     "Evaluation",
     "Normality",
+    "OutOfDistribution",
     "Reliability",
     "RetentionCurve",
     "Traces",
@@ -51,6 +53,7 @@ __all__ = [
     "negative_log_likelihood",
     "normality",
     "normality_summary",
+    "out_of_distribution",
     "predict",
     "reliability",
     "retention_curve",
