@@ -7,7 +7,7 @@ from tfp_bfl.evaluation.calibration import (
     reliability,
 )
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
-from tfp_bfl.evaluation.decomposition import Traces, Uncertainty, decompose, scalars
+from tfp_bfl.evaluation.decomposition import Summary, Traces, Uncertainty, decompose, scalars, summarise
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     brier_score,
@@ -17,6 +17,7 @@ from tfp_bfl.evaluation.metrics import (
 )
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
+    draw_probabilities,
     evaluate,
     evaluator,
     is_stochastic,
@@ -32,6 +33,7 @@ __all__ = [
     "Evaluation",
     "Reliability",
     "RetentionCurve",
+    "Summary",
     "Traces",
     "Uncertainty",
     "accuracy",
@@ -39,6 +41,7 @@ __all__ = [
     "brier_score",
     "confidence_curve",
     "decompose",
+    "draw_probabilities",
     "evaluate",
     "evaluator",
     "expected_calibration_error",
@@ -55,4 +58,5 @@ __all__ = [
     "sample_probabilities",
     "sample_seeds",
     "scalars",
+    "summarise",
 ]
