@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tfp_bfl import models
 from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
-from tfp_bfl.export.saved_model import _predictor
+from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
 
 SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1)}
@@ -19,7 +19,7 @@ each = tf.nest.map_structure
 
 
 def used_by(model):
-    _, signatures = _predictor(model)
+    signatures = make_signatures(make_functions(model), model.input_shape[1:])
     return set().union(*map(operations, signatures.values()))
 
 
