@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -118,7 +119,7 @@ def as_table(rows: Sequence[Row]) -> str:
         # As plain text: square brackets in a path are no markup.
         table.add_row(Text(row.image), Text(row.label), *numbers, "yes" if row.abstain else "no")
     text = io.StringIO()
-    width = 100 + max(len(row.image) + len(row.label) for row in rows)
+    width = 100 + max(cell_len(row.image) + cell_len(row.label) for row in rows)
     Console(file=text, width=width, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 

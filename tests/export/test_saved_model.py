@@ -107,7 +107,7 @@ def saved(tmp_path_factory):
         export.save(build(name), folder / name, INFO)
     np.savez(folder / "inputs.npz", pixels=PIXELS, rows=ROWS)
     command = [sys.executable, "-c", LOADER, str(folder), str(NUM_SAMPLES), str(SEED)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     with np.load(folder / "answers.npz") as file:
         answers = dict(file)
@@ -243,7 +243,7 @@ def test_saved_model_cli_runs_it(saved, tmp_path):
     ]
     command += ["--tag_set", "serve", "--signature_def", "predict_uint8", "--inputs", "images=images.npy"]
     command += ["--input_exprs", f"num_samples={NUM_SAMPLES};seed={SEED}", "--outdir", "answer"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     for output in OUTPUTS:
         answer = np.load(tmp_path / "answer" / f"{output}.npy")
