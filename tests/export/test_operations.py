@@ -12,7 +12,7 @@ SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1)}
 CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
 CASES += [("lenet", "flipout", {"normalization": "group"}), ("lenet", "deterministic", {"precision": "bfloat16"})]
 # Of the graph around the functions, in which variables are made and saved.
-AROUND = {"Select", "StatefulPartitionedCall", "VarHandleOp"}
+AROUND = {"Select", "VarHandleOp"}
 
 
 each = tf.nest.map_structure
