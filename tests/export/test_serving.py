@@ -21,7 +21,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "digits" / "1"
-    export.save(models.mlp("flipout", input_shape=(8, 8, 1), hidden=(), initial_stddev=0.1), folder)
+    export.save(models.mlp("flipout", (8, 8, 1), num_classes=10, hidden=(), initial_stddev=0.1), folder)
     return tf.saved_model.load(str(folder))
 
 

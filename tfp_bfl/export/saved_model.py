@@ -87,10 +87,9 @@ def _new_folder(path: Any) -> pathlib.Path:
 def _make(folder: pathlib.Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(
-            f"{files.name(folder)} can't be made ({error.strerror}): choose another folder."
-        ) from None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", error)
+        raise InvalidArgument(f"{files.name(folder)} can't be made ({problem}): choose another folder.") from None
 
 
 def _texts(info: Info) -> dict[str, str]:

@@ -61,8 +61,9 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
     try:
         draft.write_bytes(content)
         draft.replace(file)
-    except OSError as error:
-        raise InvalidArgument(f"{files.name(file)} can't be written ({error.strerror}): choose another file.") from None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", error)
+        raise InvalidArgument(f"{files.name(file)} can't be written ({problem}): choose another file.") from None
 
 
 def _new_file(path: Any) -> pathlib.Path:
