@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
+from tfp_bfl.cli_models import export_model, predict_images
 from tfp_bfl.errors import Error, InvalidArgument, check_python, missing_package
 
 EXAMPLES = """
@@ -77,6 +78,10 @@ def cli(context: click.Context) -> None:
     """Bayesian federated learning: simulate, evaluate, export."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+cli.add_command(export_model)
+cli.add_command(predict_images)
 
 
 class _Grouped(click.Command):

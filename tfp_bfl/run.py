@@ -121,10 +121,13 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
         worker_mb = sum(worker.peak_memory_bytes() for worker in runtime.workers) / 2**20
         final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
         uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
-        summary = {
+        scores = {
             **_renamed(final.metrics),
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
+        }
+        summary = {
+            **scores,
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
@@ -133,7 +136,8 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             "seconds": time.perf_counter() - started,
             "versions": {name: metadata.version(name) for name in _VERSIONED},
         }
-        _write_results(folder, config, clients, test, final, result, summary)
+        info = build.export_info(config, train, scores)
+        _write_results(folder, config, clients, test, final, result, summary, info)
     return folder
 
 
@@ -245,6 +249,7 @@ def _write_results(
     final: bfl.evaluation.Evaluation,
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
+    info: bfl.export.Info,
 ) -> None:
     """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.
@@ -252,7 +257,7 @@ def _write_results(
         shutil.rmtree(folder / half, ignore_errors=True)
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(result.model, folder / "saved_model")
+    bfl.export.save(result.model, folder / "saved_model", info)
     if config.algorithm == "fl_swag":
         state = online.from_stack(result.state.step, result.state.weights)
         online.save(state, folder / STATE)

@@ -7,7 +7,7 @@ from tfp_bfl.evaluation.calibration import (
     reliability,
 )
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
-from tfp_bfl.evaluation.decomposition import Traces, Uncertainty, decompose, scalars
+from tfp_bfl.evaluation.decomposition import Summary, Traces, Uncertainty, decompose, scalars, summarise
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     brier_score,
@@ -19,6 +19,7 @@ from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
+    draw_probabilities,
     evaluate,
     evaluator,
     is_stochastic,
@@ -36,6 +37,7 @@ __all__ = [
     "OutOfDistribution",
     "Reliability",
     "RetentionCurve",
+    "Summary",
     "Traces",
     "Uncertainty",
     "accuracy",
@@ -43,6 +45,7 @@ __all__ = [
     "brier_score",
     "confidence_curve",
     "decompose",
+    "draw_probabilities",
     "evaluate",
     "evaluator",
     "expected_calibration_error",
@@ -62,4 +65,5 @@ __all__ = [
     "sample_probabilities",
     "sample_seeds",
     "scalars",
+    "summarise",
 ]

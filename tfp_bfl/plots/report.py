@@ -17,9 +17,9 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels
-from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.examples import are_images
 from tfp_bfl.plots.learning import learning_comparison, learning_curve
+from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
 from tfp_bfl.plots.results import RunResults
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
