@@ -20,7 +20,7 @@ OF_RECIPE = {
     "fed_pa": {"shrinkage": 0.2, "max_change_norm": 1e6},
     "fed_sgld": {"burn_in_rounds": 1, "max_samples": 1, "step_size": 1e-4},
     "fed_kp": {"server_optimizer": "yogi", "server_learning_rate": 0.1},
-    "fed_kppa": {"kernel": "gaussian", "bandwidth": "scott", "bandwidth_scale": 2.0, "burn_in_rounds": 2},
+    "fed_kppa": {"kernel": "gaussian", "bandwidth": "scott", "bandwidth_scale": 2.0, "burn_in_rounds": 1},
 }
 TINY = {"dataset": "breast_cancer", "model": "mlp", "partition": "iid", "clients": 3, "rounds": 3, "local_epochs": 1}
 SOURCE = bfl.data.load("breast_cancer")
@@ -103,7 +103,7 @@ def test_options_reach_the_recipe(options_of):
     given = options_of(config_of("fed_kppa", shrinkage=0.3, learning_rate=0.25, server_optimizer="sgd"))
     assert set(given) == COMMON | {"shrinkage", "burn_in_rounds", "start", "kernel_options"}
     assert given["kernel_options"] == {"kernel": "gaussian", "bandwidth": "scott", "scale": 2.0}
-    assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 2)
+    assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 1)
     assert float(given["learning_rate"](tf.constant(0))) == 0.25
     assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
     given = options_of(config_of("fed_sgld", max_samples=7))

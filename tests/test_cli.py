@@ -115,7 +115,7 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         ([*SWAG, "--local-epochs", "2"], "SWAG needs at least two columns, but of 2 local epochs 1 are burn-in"),
         ([*SWAG, "--last-layer"], "give pretrain_share, on which the server trains it first"),
         ([*SWAG, "--rule", "conflation"], "rule is an option of variational, and this is fl_swag"),
-        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag, and this is variational"),
+        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag and fed_*, and this is variational"),
         (["run", "--shrinkage", "0.5"], "shrinkage is an option of fed_pa and fed_kppa, and this is variational"),
         (["run", "--algorithm", "fed_kp", "--rule", "conflation"], "rule is an option of variational, and this is fed"),
         (

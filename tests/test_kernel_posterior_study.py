@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import tfp_bfl as bfl
-from experiments.kernel_posterior import config, femnist, run, writers
+from experiments.kernel_posterior import config, femnist, models, run, writers
 from experiments.kernel_posterior.tables import setting
 from tfp_bfl.data.hierarchical import GROUPS
 from tfp_bfl.errors import InvalidArgument
@@ -85,6 +85,10 @@ def test_a_cell_of_each_other_dataset(
     """What was chosen is told: on the console, in the cell's name, its summary and the table."""
     if dataset == "mnist_writers":
         monkeypatch.setattr(femnist, "load_data", unreachable)
+    # ResNet-20 takes long to trace, and modes of 1.7 million weights are tried elsewhere.
+    monkeypatch.setitem(models.NETWORKS, "character_network", models.mnist_network)
+    small = lambda num_classes, seed: bfl.models.lenet("deterministic", (32, 32, 3), num_classes, seed=seed)
+    monkeypatch.setitem(models.NETWORKS, "image_network", small)
     monkeypatch.setattr(bfl.data, "peek", bfl.data.load)
     size = {
         "rounds": 1,

@@ -117,6 +117,7 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
         raise RuntimeError("this is expected")
 
     options = [*ARGUMENTS, "--rounds", "2", "--pretrain-share", "0.1", "--kind", "deterministic"]
+    options += ["--dataset", "breast_cancer", "--model", "mlp"]
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0
     monkeypatch.setattr(bfl.plots, "write_report", fail)
