@@ -87,7 +87,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
         shares = pool.submit(lambda: build.shares(config, splits[0].result()))
         process = build.process(config, sample, lambda: shares.result().unlabelled)
         clients, server, held_out, _ = shares.result()
-        test = splits[1].result()
+        train, test = (split.result() for split in splits)
     bfl.federated.check_clients(process, clients)
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
