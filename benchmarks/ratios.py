@@ -50,8 +50,8 @@ def pair(what, ours, reference, repeats):
     click.echo(json.dumps(line))
 
 
-def prediction(model, repeats):
-    images = tf.constant(make_clients(model, 1, 500).examples(0).features)
+def prediction(model, num_images, repeats):
+    images = tf.constant(make_clients(model, 1, num_images).examples(0).features)
     shape = images.shape[1:]
     flipout, plain = (bfl.models.MODELS[model](kind=kind, input_shape=shape) for kind in ("flipout", "deterministic"))
     seeds = bfl.evaluation.sample_seeds(0, SAMPLES)
@@ -98,9 +98,10 @@ def pooling(num_clients, num_weights, repeats):
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True)
 @click.option("--prediction-only", is_flag=True, help="Leave pooling out.")
-def main(repeats, prediction_only):
+@click.option("--images", type=click.IntRange(min=1), default=500, show_default=True, help="Predicted at once.")
+def main(repeats, prediction_only, images):
     for model in DATASETS:
-        prediction(model, repeats)
+        prediction(model, images, repeats)
     if not prediction_only:
         pooling(10, 10_000_000, repeats)
 
