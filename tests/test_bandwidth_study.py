@@ -49,6 +49,8 @@ def test_a_table_and_a_figure_from_stacks_that_are_there(tmp_path, monkeypatch):
         for folder in (f(stacks, setting, 0) for f in (client_stacks.global_folder, client_stacks.stack_folder)):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / SUMMARY).write_text(json.dumps({"options": {}, "accuracy": {}}))
+        start = client_stacks.global_folder(stacks, setting, 0) / client_stacks.GLOBAL
+        np.savez(start, **{str(number): np.zeros(num_weights, np.float32) for number in (1, 2)})
         np.save(folder / client_stacks.STACK, 0.1 * rng.normal(size=(12, num_weights)).astype(np.float32))
     options = ["--size", "tiny", "--output", str(tmp_path / "out"), "--stacks", str(tmp_path / "stacks")]
     result = CliRunner().invoke(bandwidths.main, options, catch_exceptions=False)

@@ -1,6 +1,7 @@
 """`tfp-bfl run --resume`: a run that broke off anywhere ends as one that never did."""
 
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -118,12 +119,13 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
 
     options = [*ARGUMENTS, "--rounds", "2", "--pretrain-share", "0.1", "--kind", "deterministic"]
     options += ["--dataset", "breast_cancer", "--model", "mlp"]
+    monkeypatch.setattr(bfl.federated, "pretrain", functools.partial(bfl.federated.pretrain, patience=1))
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0
-    monkeypatch.setattr(bfl.plots, "write_report", fail)
-    with pytest.raises(RuntimeError, match="this is expected"):
-        run_command_line(["run", *options, "--output", str(folder)])
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(bfl.plots, "write_report", fail)
+        with pytest.raises(RuntimeError, match="this is expected"):
+            run_command_line(["run", *options, "--output", str(folder)])
     with monkeypatch.context() as patch:
         patch.setattr(bfl.federated, "pretrain", fail)
         assert run_command_line(["run", "--resume", str(folder)]) == 0

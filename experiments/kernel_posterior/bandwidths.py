@@ -54,7 +54,7 @@ def pool(stack: np.ndarray, pooling: Pooling) -> tuple[np.ndarray, dict[str, int
 
 
 def scored(size: str, alpha: float, stacks: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A row for each group, seed and pooling."""
+    """A row for each group, seed and pooling; distance is ||pooled - mean|| / ||mean - start||."""
     options = BANDWIDTH_STUDY[size]
     base = client_stacks.base(options["clients_of"])
     setting = base._replace(alpha=alpha, clients=options["clients"], round=options["round"])
@@ -63,13 +63,16 @@ def scored(size: str, alpha: float, stacks: pathlib.Path) -> Iterator[dict[str, 
         test = client_stacks.clients_and_test(cell)[1]
         test = test.subset(min(2000, test.num_examples), seed=0)
         model = client_stacks.model_of(cell)
+        start = client_stacks.global_weights(setting, stacks, seed)
         for group, stack in enumerate(client_stacks.groups(setting, stacks, [seed])):
+            mean = stack.mean(0)
             for pooling in poolings(size):
                 weights, counts = pool(stack, pooling)
                 for variable, value in zip(model.trainable_variables, client_stacks.unflat(weights, model).point):
                     variable.assign(value)
                 metrics = bfl.evaluation.evaluate(model, test.features, test.labels).metrics
                 shares = {name: count / stack.shape[1] for name, count in counts.items()}
+                shares["distance"] = float(np.linalg.norm(weights - mean) / np.linalg.norm(mean - start))
                 where = {"alpha": alpha, "seed": seed, "group": group, **pooling._asdict()}
                 yield {**where, "accuracy": metrics["accuracy"], "test_nll": metrics["test_nll"], **shares}
 
@@ -78,6 +81,7 @@ def write_tables(rows: list[dict[str, Any]], output: pathlib.Path) -> None:
     """Writes bandwidths.md and .csv: the mean over groups and seeds of each alpha and pooling, with its sd."""
     counts = ("num_empty_windows", "num_zero_bandwidths", "num_unconverged", "num_fallbacks")
     header = ["alpha", "start", "kernel", "bandwidth", "scale", "accuracy", "less the mean's", "test NLL"]
+    header.append("distance to the mean, of its step")
     table = [[*header, *(f"share {name[4:].replace('_', ' ')}" for name in counts)]]
     key = lambda row: (row["alpha"], *(row[name] for name in Pooling._fields))
     means = {(row["alpha"], row["seed"], row["group"]): row["accuracy"] for row in rows if row["start"] is None}
@@ -88,6 +92,7 @@ def write_tables(rows: list[dict[str, Any]], output: pathlib.Path) -> None:
         shares = [f"{np.mean([row[name] for row in same]):.4f}" if name in same[0] else "" for name in counts]
         scores = [mean_and_sd([row[name] for row in same], 3) for name in ("accuracy", "test_nll")]
         scores.insert(1, mean_and_sd(gain, 3) if start else "")
+        scores.append(mean_and_sd([row["distance"] for row in same], 3) if start else "")
         table.append([f"{alpha:g}", start or "", kind, bandwidth, f"{scale:g}" if start else "", *scores, *shares])
     write(table, output / "bandwidths")
 
