@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "__main__": EVERYTHING,
     "cli": EVERYTHING,
     "build": EVERYTHING,
+    "catalogue": set(),
     "config": EVERYTHING,
     "revise": EVERYTHING,
     "run": EVERYTHING,

@@ -13,7 +13,9 @@ import pytest
 import tensorflow as tf
 import yaml
 
+import tfp_bfl as bfl
 from tfp_bfl.cli import run_command_line
+from tfp_bfl.config import RunConfig
 
 SMALL = (
     "--rounds",
@@ -105,8 +107,17 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         ([*SWAG, "--collect-every", "19"], "each must have at least 97 here"),
         ([*SWAG, "--local-epochs", "2"], "SWAG needs at least two columns, but of 2 local epochs 1 are burn-in"),
         ([*SWAG, "--last-layer"], "give pretrain_share, on which the server trains it first"),
-        ([*SWAG, "--rule", "conflation"], "rule is an option of the algorithm variational, and this is fl_swag"),
-        (["run", "--momentum", "0.5"], "momentum is an option of the algorithm fl_swag, and this is variational"),
+        ([*SWAG, "--rule", "conflation"], "rule is an option of variational, and this is fl_swag"),
+        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag and fed_*, and this is variational"),
+        (["run", "--shrinkage", "0.5"], "shrinkage is an option of fed_pa and fed_kppa, and this is variational"),
+        (["run", "--algorithm", "fed_kp", "--rule", "conflation"], "rule is an option of variational, and this is fed"),
+        (
+            ["run", "--algorithm", "fed_pa", "--rounds", "4", "--burn-in-rounds", "4"],
+            "burn_in_rounds is 4, but must be",
+        ),
+        (["run", "--algorithm", "fed_sgld", "--kind", "flipout"], "fed_sgld finds a posterior over point weights"),
+        (["run", "--algorithm", "fed_be", "--unlabelled-share", "0.99"], "leaves client"),
+        (["run", "--algorithm", "fed_opt", "--server-optimizer", "sdg"], "did you mean 'sgd'"),
         (["run", "--ruel", "x"], "--rule"),
         (["runn"], "Did you mean 'run'"),
     ],
@@ -132,16 +143,29 @@ def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, 
 def test_help_lists_every_option(capsys):
     assert run_command_line(["run", "--help"]) == 0
     text = capsys.readouterr().out
-    for option in ("--dataset", "--rule", "--partition", "--config", "--output", "--examples-per-client", "Examples:"):
-        assert option in text
+    for name in RunConfig.model_fields:
+        assert text.count(f"  --{name.replace('_', '-')} ") == 1
+    assert "--config FILE" in text and "--resume RUN" in text and "Examples:" in text
+    own = text[text.index("Options of fl_swag:") :]
+    own = own[: own.index("\n\n")]
+    assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
+    assert "[default: 60; 1 for fl_swag; 30 for fed_*]" in " ".join(text.split())
 
 
 def test_list_and_no_arguments(capsys):
     assert run_command_line(["list"]) == 0
     listed = capsys.readouterr().out
-    assert listed.startswith("algorithms: variational, fl_swag")
+    assert (
+        listed.startswith("algorithms:\n  variational  clients fit") and "\n  fl_swag      one round of SWAG" in listed
+    )
+    for choices in (
+        "optimizers: sgd, adam, yogi, adagrad\n",
+        "kernels: epanechnikov, gaussian\n",
+        "bandwidths: silverman, ",
+    ):
+        assert choices in listed
     assert "log_linear_pool" in listed and "defences: clip:MAX_NORM, trimmed:SHARE, median" in listed
-    assert "partitions: iid, label_skew:CLASSES, dirichlet:ALPHA, lda:ALPHA, noniid_datasets:INTEREST" in listed
+    assert "dirichlet:ALPHA, lda:ALPHA, pachinko:ALPHA, noniid_datasets:OTHER_INTEREST" in listed
     assert run_command_line([]) == 0
     assert "Usage" in capsys.readouterr().out
 
@@ -183,6 +207,29 @@ def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     assert not (folder / "figures" / "uncertain_examples.png").exists()
     assert "stddev_median" not in rows(folder)[0]
     assert [row["trimmed_clients"] for row in rows(folder)] == [2, 2, 2]
+
+
+def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
+    """FedBE from the command line: a share of the data is the server's, and clients are drawn by popularity."""
+    asked, simulate = [], bfl.federated.simulate
+
+    def spied(process, clients, **options):
+        asked.append((clients, options["popularity"]))
+        return simulate(process, clients, **options)
+
+    monkeypatch.setattr(bfl.federated, "simulate", spied)
+    folder = tmp_path / "run"
+    options = (
+        "--algorithm fed_be --unlabelled-share 0.25 --dataset breast_cancer --model mlp --partition iid --clients 4"
+    )
+    options += " --cohort-size 2 --popularity 0.5 --rounds 2 --num-samples 2"
+    assert run_command_line(["run", *options.split(), "--output", str(folder)]) == 0
+    ((clients, popularity),) = asked
+    assert clients.sizes.sum() == pytest.approx(0.75 * clients.source.num_examples, abs=1) and popularity == 0.5
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["accuracy"] > 0.8 and summary["epistemic_share"] == 0
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["unlabelled_share"] == 0.25 and "rule" not in config and "kernel" not in config
 
 
 def test_doctor_passes_here(capsys):

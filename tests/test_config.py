@@ -1,12 +1,12 @@
 """The configuration: defaults, files, flags that win, and what it refuses."""
 
-import itertools
 import re
 
 import pytest
 import yaml
 
-from tfp_bfl.config import ALGORITHMS, OPTIONS_OF, RunConfig, make_config
+from tfp_bfl.catalogue import ALGORITHMS, default_in_words, names, takers
+from tfp_bfl.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -40,29 +40,43 @@ def test_full_record_gives_the_same_config(tmp_path):
     assert set(config.model_dump()) == set(RunConfig.model_fields)
 
 
-OF_ANOTHER_ALGORITHM = {
-    "variational": {
-        "rule": "conflation",
-        "weighting": "equal",
-        "robust": "median",
-        "max_change_norm": "1",
-        "prior_stddev": "1",
-        "update_prior": True,
-        "learning_rate_decay": "0.1",
-        "silent_rounds": "1",
-    },
-    "fl_swag": {
-        "last_layer": True,
-        "diagonal_only": True,
-        "min_examples": "5",
-        "burn_in_epochs": "1",
-        "collect_every": "1",
-        "max_columns": "5",
-        "min_variance": "0.1",
-        "momentum": "0.5",
-        "weight_decay": "0.1",
-    },
+# Of every option that is not of all algorithms, a value other than any default.
+OWN = {
+    "rule": "conflation",
+    "weighting": "equal",
+    "robust": "median",
+    "max_change_norm": 1.0,
+    "prior_stddev": 1.0,
+    "update_prior": True,
+    "learning_rate_decay": 0.1,
+    "silent_rounds": 1,
+    "last_layer": True,
+    "diagonal_only": True,
+    "min_examples": 5,
+    "burn_in_epochs": 1,
+    "collect_every": 1,
+    "max_columns": 5,
+    "min_variance": 0.1,
+    "momentum": 0.5,
+    "weight_decay": 0.1,
+    "server_optimizer": "sgd",
+    "server_learning_rate": 0.5,
+    "server_momentum": 0.5,
+    "proximal": 0.5,
+    "unlabelled_share": 0.2,
+    "shrinkage": 0.5,
+    "burn_in_rounds": 1,
+    "step_size": 1e-5,
+    "max_samples": 5,
+    "kernel_start": "clients",
+    "kernel": "gaussian",
+    "bandwidth": "scott",
+    "bandwidth_scale": 2.0,
 }
+
+
+def own_options(algorithm):
+    return {name: OWN[name] for name in ALGORITHMS[algorithm].options}
 
 
 def test_an_algorithm_has_defaults_of_its_own_which_what_is_given_wins_over(tmp_path):
@@ -73,24 +87,49 @@ def test_an_algorithm_has_defaults_of_its_own_which_what_is_given_wins_over(tmp_
     config = make_config(write(tmp_path, "algorithm: fl_swag\nlocal_epochs: 3\n"), {"momentum": "0.5"})
     assert (config.kind, config.local_epochs, config.momentum) == ("deterministic", 3, 0.5)
     assert make_config(None, {"algorithm": "variational"}) == make_config(None, {})
+    config = make_config(None, {"algorithm": "fed_kppa"})
+    assert (config.kind, config.rounds, config.momentum, config.kernel_start) == ("deterministic", 30, 0.9, "clients")
 
 
-@pytest.mark.parametrize(("algorithm", "other"), itertools.permutations(ALGORITHMS, 2))
-def test_options_of_another_algorithm_are_refused(algorithm, other):
-    assert set(OF_ANOTHER_ALGORITHM[other]) == set(OPTIONS_OF[other])
-    for name, value in OF_ANOTHER_ALGORITHM[other].items():
-        message = f"{name} is an option of the algorithm {other}, and this is {algorithm}: leave it out."
-        with pytest.raises(InvalidArgument, match=re.escape(message)):
-            make_config(None, {"algorithm": algorithm, name: value})
-        config = make_config(None, {"algorithm": other, "pretrain_share": "0.1", name: value})
-        assert getattr(config, name) != RunConfig.model_fields[name].default
+def test_every_option_of_an_algorithm_is_tried():
+    assert set(OWN) == {name for name in RunConfig.model_fields if takers(name)}
+    assert set(OWN) == set().union(*(algorithm.options for algorithm in ALGORITHMS.values()))
 
 
-def test_a_full_record_of_fl_swag_gives_the_same_config(tmp_path):
-    options = {"algorithm": "fl_swag", "pretrain_share": "0.2", "kind": "mc_dropout", **OF_ANOTHER_ALGORITHM["fl_swag"]}
-    config = make_config(None, options)
-    path = write(tmp_path, yaml.safe_dump(config.model_dump()))
-    assert make_config(path, {}) == config
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_options_of_other_algorithms_are_refused(algorithm):
+    for name, value in OWN.items():
+        server = {"server_optimizer": "sgd"} if name in ("server_learning_rate", "server_momentum") else {}
+        options = {"algorithm": algorithm, name: str(value)}
+        if algorithm in takers(name):
+            assert getattr(make_config(None, {"pretrain_share": "0.1", **server, **options}), name) == value
+        else:
+            message = f"{name} is an option of {names(takers(name))}, and this is {algorithm}: leave it out."
+            with pytest.raises(InvalidArgument, match=re.escape(message)):
+                make_config(None, options)
+
+
+def test_algorithms_in_words():
+    assert names(["variational"]) == "variational"
+    assert names(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
+    assert names(ALGORITHMS) == "variational, fl_swag and fed_*"
+    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*"
+    assert default_in_words("kernel_start", "mean") == "mean; clients for fed_kppa"
+    assert default_in_words("burn_in_rounds", None) == ""
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_record_gives_the_same_config_and_holds_nothing_of_other_algorithms(tmp_path, algorithm):
+    config = make_config(None, {"algorithm": algorithm, "pretrain_share": "0.2", **own_options(algorithm)})
+    record = yaml.safe_load(config.record())
+    assert {name for name in record if takers(name)} == set(ALGORITHMS[algorithm].options)
+    for text in (config.record(), yaml.safe_dump(config.model_dump())):
+        assert make_config(write(tmp_path, text), {}) == config
+
+
+def test_a_flag_resets_what_a_file_sets(tmp_path):
+    path = write(tmp_path, "algorithm: fl_swag\npretrain_share: 0.2\nlast_layer: true\n")
+    assert make_config(path, {}).last_layer is True
     assert make_config(path, {"last_layer": False}).last_layer is False
 
 
@@ -130,6 +169,31 @@ def test_a_full_record_of_fl_swag_gives_the_same_config(tmp_path):
         ({"algorithm": "fl_swag", "momentum": "1"}, "momentum is '1', but it must be less than 1"),
         ({"algorithm": "fl_swag", "min_variance": "0"}, "min_variance is '0', but it must be greater than 0"),
         ({"algorithm": "fl_swag", "burn_in_epochs": "-1"}, "burn_in_epochs is '-1'"),
+        ({"algorithm": "fed_ag", "kind": "flipout"}, "fed_ag finds a posterior over point weights: use kind 'det"),
+        ({"algorithm": "fed_pa", "burn_in_rounds": "30"}, "burn_in_rounds is 30, but must be below the number of rou"),
+        ({"algorithm": "fed_sgld", "rounds": "2", "burn_in_rounds": "3"}, "must be below the number of rounds, 2: "),
+        ({"algorithm": "fed_sgld", "step_size": "0"}, "step_size is '0', but it must be greater than 0"),
+        ({"algorithm": "fed_pa", "shrinkage": "-1"}, "shrinkage is '-1'"),
+        ({"algorithm": "fed_prox", "proximal": "inf"}, "proximal is 'inf'"),
+        ({"algorithm": "fed_opt", "weighting": "distance"}, "which fed_opt does not: use 'equal' or 'train_size'"),
+        ({"algorithm": "fed_opt", "server_optimizer": "adm"}, "no server optimizer 'adm': did you mean 'adam'"),
+        (
+            {"algorithm": "fed_opt", "server_learning_rate": "1"},
+            "server_learning_rate is of the server's optimizer, an",
+        ),
+        ({"algorithm": "fed_opt", "server_momentum": "0.5"}, "server_momentum is of the server's optimizer, and there"),
+        (
+            {"algorithm": "fed_opt", "server_optimizer": "yogi", "server_momentum": "0.5"},
+            "server_momentum is of the server optimizer sgd, and this is yogi",
+        ),
+        ({"algorithm": "fed_kp", "kernel": "gausian"}, "no kernel 'gausian': did you mean 'gaussian'"),
+        ({"algorithm": "fed_kp", "kernel_start": "mode"}, "no start 'mode'"),
+        ({"algorithm": "fed_kppa", "bandwidth": "scot"}, "no bandwidth 'scot': did you mean 'scott'"),
+        ({"algorithm": "fed_kp", "bandwidth_scale": "0"}, "bandwidth_scale is '0'"),
+        ({"algorithm": "fed_be", "unlabelled_share": "1"}, "unlabelled_share is '1'"),
+        ({"algorithm": "fed_be", "unlabelled_share": "0.5", "pretrain_share": "0.5"}, "together they must be below 1"),
+        ({"popularity": "0"}, "popularity is '0'"),
+        ({"popularity": "inf"}, "popularity is inf"),
         ({"algorithm": "fl_swg"}, "no algorithm 'fl_swg': did you mean 'fl_swag'"),
         ({"algorithm": ["fl_swag"]}, "algorithm is ['fl_swag'], but it must be a valid string"),
         ({"algorithm": {"fl_swag": 1}}, "algorithm is {'fl_swag': 1}, but it must be a valid string"),
@@ -162,6 +226,8 @@ def test_none_resets_what_a_file_sets(tmp_path):
     assert make_config(path, {}).cohort_size == 3
     assert make_config(path, {"cohort_size": "none"}).cohort_size is None
     assert make_config(None, {"normalization": "none"}).normalization == "none"
+    path = write(tmp_path, "algorithm: fed_opt\nserver_optimizer: none\n")
+    assert make_config(path, {}).server_optimizer is None
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tfp_bfl import errors
@@ -57,3 +58,22 @@ def test_values_are_shown_on_one_short_line(name):
 @pytest.mark.parametrize("value", ["resnet", 0, None, 1.5, ["a", 1]])
 def test_short_values_are_shown_as_they_are(value):
     assert errors.shown(value) == repr(value)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, 1e-300, np.float32(2), np.int64(3)])
+def test_numbers_above_zero(value):
+    assert errors.check_number(value, "rate") == value
+
+
+def test_zero_is_a_number_where_it_may_be():
+    assert errors.check_number(0, "rate", zero=True) == 0
+    with pytest.raises(errors.InvalidArgument, match=r"^rate is 0, but must be a finite number above 0\.$"):
+        errors.check_number(0, "rate")
+
+
+@pytest.mark.parametrize(
+    "value", [-1, float("nan"), float("inf"), pytest.param(10**5000, id="huge"), True, "1", None, [1], 1j]
+)
+def test_what_is_no_number(value):
+    with pytest.raises(errors.InvalidArgument, match=r"^rate is .*, but must be a finite number of at least 0\.$"):
+        errors.check_number(value, "rate", zero=True)

@@ -1,6 +1,7 @@
 """`tfp-bfl run --resume`: a run that broke off anywhere ends as one that never did."""
 
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -86,17 +87,45 @@ def test_after_an_error(whole, tmp_path, monkeypatch, where):
     assert_same_run(folder, whole)
 
 
+def test_a_chain_goes_on_with_the_draws_that_it_kept(tmp_path, monkeypatch):
+    """SGLD broken off in its fourth round: of the two draws that predict then, one is from before."""
+    evaluator, whole, folder = bfl.evaluation.evaluator, tmp_path / "whole", tmp_path / "broken"
+    options = "run --algorithm fed_sgld --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 4"
+    options = [*options.split(), "--burn-in-rounds", "1", "--max-samples", "2", "--step-size", "1e-4"]
+
+    def failing(*args, **kwargs):
+        evaluate, calls = evaluator(*args, **kwargs), iter(range(1, 9))
+
+        def until_the_fourth(model):
+            assert next(calls) < 4, "this is expected"
+            return evaluate(model)
+
+        return until_the_fourth
+
+    assert run_command_line([*options, "--output", str(whole)]) == 0
+    monkeypatch.setattr(bfl.evaluation, "evaluator", failing)
+    with pytest.raises(AssertionError, match="this is expected"):
+        run_command_line([*options, "--output", str(folder)])
+    monkeypatch.undo()
+    assert len(rows(folder)) == 3
+    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    assert_same_run(folder, whole)
+    assert summary(whole)["epistemic_share"] > 0
+
+
 def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     def fail(*args, **options):
         raise RuntimeError("this is expected")
 
     options = [*ARGUMENTS, "--rounds", "2", "--pretrain-share", "0.1", "--kind", "deterministic"]
+    options += ["--dataset", "breast_cancer", "--model", "mlp"]
+    monkeypatch.setattr(bfl.federated, "pretrain", functools.partial(bfl.federated.pretrain, patience=1))
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0
-    monkeypatch.setattr(bfl.plots, "write_report", fail)
-    with pytest.raises(RuntimeError, match="this is expected"):
-        run_command_line(["run", *options, "--output", str(folder)])
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(bfl.plots, "write_report", fail)
+        with pytest.raises(RuntimeError, match="this is expected"):
+            run_command_line(["run", *options, "--output", str(folder)])
     with monkeypatch.context() as patch:
         patch.setattr(bfl.federated, "pretrain", fail)
         assert run_command_line(["run", "--resume", str(folder)]) == 0

@@ -7,7 +7,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.config import OPTIONS_OF, RunConfig
+from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, serves
+from tfp_bfl.config import RunConfig
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
@@ -32,17 +33,19 @@ def model_fn(config: RunConfig, source: bfl.data.Source) -> Callable[[], tf.kera
 
 
 class Shares(NamedTuple):
-    """Who has which of the training data; server and held_out are None without pre-training.
+    """Who has which of the training data.
 
     Fields:
       clients: the federation's.
-      server: on which the server pre-trains, one client.
-      held_out: on which it sees when to stop, one client.
+      server: on which the server pre-trains, one client; None without pre-training.
+      held_out: on which it sees when to stop, one client; None without pre-training.
+      unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
     """
 
     clients: bfl.data.Clients
     server: Optional[bfl.data.Clients] = None
     held_out: Optional[bfl.data.Clients] = None
+    unlabelled: Any = None
 
 
 def shares(config: RunConfig, train: bfl.data.Source) -> Shares:
@@ -54,27 +57,41 @@ def shares(config: RunConfig, train: bfl.data.Source) -> Shares:
     clients = train.partition(bfl.data.parse_partition(config.partition, config.clients), seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
-    if not config.pretrain_share:
-        return Shares(clients)
-    server, clients = clients.set_aside(config.pretrain_share, seed=config.seed)
-    held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
-    return Shares(clients, server, held_out)
+    server = held_out = unlabelled = None
+    if config.pretrain_share:
+        server, clients = clients.set_aside(config.pretrain_share, seed=config.seed)
+        held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
+    if serves("unlabelled_share", config.algorithm):
+        # Both are shares of all the data.
+        share = config.unlabelled_share / (1 - (config.pretrain_share or 0))
+        others, clients = clients.set_aside(share, seed=config.seed)
+        unlabelled = others.examples(0).features
+    return Shares(clients, server, held_out, unlabelled)
 
 
 def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:
     """Examples of the server's on which BatchNorm's statistics are computed for each draw of all weights; or None."""
-    if server is None or config.algorithm != "fl_swag" or config.last_layer:
+    if server is None or config.last_layer:
         return None
     return server.limit(BATCH_NORM_EXAMPLES, seed=config.seed).examples(0).features
 
 
-def process(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
+def process(config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any]) -> bfl.federated.BayesianProcess:
     """The federated process of a configuration.
+
+    Args:
+      config: of the run.
+      source: one example or more of the training data.
+      unlabelled: gives those of `Shares`, if they are asked for.
 
     Raises:
       InvalidArgument: its options don't fit the data or each other.
     """
-    return _PROCESSES[config.algorithm](config, source)
+    if config.algorithm == "variational":
+        return _variational(config, source)
+    if config.algorithm == "fl_swag":
+        return _fl_swag(config, source)
+    return _averaging(config, source, unlabelled)
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
@@ -96,9 +113,7 @@ def _variational(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Ba
         element_spec=source.element_spec,
         local_epochs=config.local_epochs,
         batch_size=config.batch_size,
-        learning_rate=bfl.clients.exponential_decay(
-            config.learning_rate, config.learning_rate_decay, config.silent_rounds
-        ),
+        learning_rate=_learning_rate(config),
         update_prior=config.update_prior,
         pretrained=bool(config.pretrain_share),
         max_change_norm=config.max_change_norm,
@@ -106,9 +121,47 @@ def _variational(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Ba
 
 
 def _fl_swag(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
-    names = (*OPTIONS_OF["fl_swag"], "local_epochs", "batch_size", "learning_rate")
+    names = (*ALGORITHMS["fl_swag"].options, "local_epochs", "batch_size", "learning_rate")
     options: dict[str, Any] = {name: getattr(config, name) for name in names}
     return bfl.algorithms.fl_swag(model_fn(config, source), element_spec=source.element_spec, **options)
 
 
-_PROCESSES = {"variational": _variational, "fl_swag": _fl_swag}
+# An option of the configuration -> how the recipes of posterior averaging call it.
+_KERNEL = {"kernel": "kernel", "bandwidth": "bandwidth", "bandwidth_scale": "scale"}
+_AS_THEY_ARE = ("weighting", "max_change_norm", "proximal", "shrinkage", "step_size", "max_samples")
+
+
+def _averaging(
+    config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any]
+) -> bfl.federated.BayesianProcess:
+    has = lambda name: name in ALGORITHMS[config.algorithm].options
+    options: dict[str, Any] = {name: getattr(config, name) for name in _AS_THEY_ARE if has(name)}
+    if has("burn_in_rounds"):
+        options["burn_in_rounds"] = config.rounds // 2 if config.burn_in_rounds is None else config.burn_in_rounds
+    if has("kernel"):
+        options["start"] = config.kernel_start
+        options["kernel_options"] = {theirs: getattr(config, ours) for ours, theirs in _KERNEL.items()}
+    if has("unlabelled_share"):
+        options["features"] = unlabelled()
+    return getattr(bfl.algorithms, config.algorithm)(
+        model_fn(config, source),
+        element_spec=source.element_spec,
+        local_epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        learning_rate=_learning_rate(config),
+        optimizer_fn=lambda: tf.keras.optimizers.SGD(momentum=config.momentum),
+        server_optimizer=_server_optimizer(config),
+        **options,
+    )
+
+
+def _server_optimizer(config: RunConfig) -> Any:
+    if config.server_optimizer is None:
+        return None
+    rate = config.server_learning_rate or SERVER_OPTIMIZERS[config.server_optimizer]
+    momentum = {"momentum": config.server_momentum} if config.server_momentum else {}
+    return bfl.federated.server_optimizer(config.server_optimizer, rate, **momentum)
+
+
+def _learning_rate(config: RunConfig) -> Any:
+    return bfl.clients.exponential_decay(config.learning_rate, config.learning_rate_decay, config.silent_rounds)

@@ -22,6 +22,7 @@ Examples:
   tfp-bfl run --config my_run/config.yaml --seed 1
   tfp-bfl run --resume my_run
   tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer
+  tfp-bfl run --algorithm fed_kp --bandwidth scott
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
@@ -44,8 +45,23 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+class _Grouped(click.Command):
+    """A command whose help shows the options of few algorithms apart, below those of all."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from tfp_bfl.catalogue import names, takers
+
+        groups: dict[tuple[str, ...], list[Any]] = {(): []}
+        for parameter in self.get_params(ctx):
+            groups.setdefault(takers(str(parameter.name)), []).append(parameter.get_help_record(ctx))
+        for algorithms, records in groups.items():
+            with formatter.section(f"Options of {names(algorithms)}" if algorithms else "Options"):
+                formatter.write_dl(records)
+
+
 def _config_options(command: Any) -> Any:
     """An option for each field of `RunConfig`; the values are checked by it, not by click."""
+    from tfp_bfl.catalogue import default_in_words
     from tfp_bfl.config import RunConfig
 
     for name, field in reversed(RunConfig.model_fields.items()):
@@ -53,13 +69,14 @@ def _config_options(command: Any) -> Any:
         if isinstance(field.default, bool):
             option = click.option(flag, name, is_flag=True, default=None, help=field.description)
         else:
-            default = "" if field.default is None else f"  [default: {field.default}]"
-            option = click.option(flag, name, metavar="VALUE", help=f"{field.description}{default}")
+            default = default_in_words(name, field.default)
+            words = f"{field.description}{f'  [default: {default}]' if default else ''}"
+            option = click.option(flag, name, metavar="VALUE", help=words)
         command = option(command)
     return command
 
 
-@cli.command(epilog=EXAMPLES)
+@cli.command(cls=_Grouped, epilog=EXAMPLES)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run folder that broke off; takes no option.")
 @_config_options
@@ -147,19 +164,25 @@ def doctor() -> None:
 
 @cli.command("list")
 def list_choices() -> None:
-    """List the algorithms, datasets, models, kinds, rules, weightings, defences and partitions."""
+    """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data, models, rules, weighting
-    from tfp_bfl.config import ALGORITHMS
+    from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
+    from tfp_bfl.rules.kernel import BANDWIDTHS, KERNELS
 
+    click.echo("algorithms:")
+    for name, algorithm in ALGORITHMS.items():
+        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {algorithm.summary}")
     for title, names in (
-        ("algorithms", ALGORITHMS),
         ("datasets", [*data.list_sources(), "any image-classification dataset of TFDS"]),
         ("models", models.MODELS),
         ("kinds", models.KINDS),
         ("rules", rules.RULES),
         ("weightings", weighting.ALL_WEIGHTINGS),
         ("defences", [entry.form(name) for name, entry in rules.ROBUST.items()]),
-        ("partitions", ["iid", "label_skew:CLASSES", "dirichlet:ALPHA", "lda:ALPHA", "noniid_datasets:INTEREST"]),
+        ("partitions", data.partition_forms()),
+        ("server optimizers", SERVER_OPTIMIZERS),
+        ("kernels", KERNELS),
+        ("bandwidths", BANDWIDTHS),
     ):
         click.echo(f"{title}: {', '.join(names)}")
 

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 import pydantic
 import yaml
 
+from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, names, server_rates, serves, takers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -22,73 +23,77 @@ def _option(default: Any, description: str, **limits: Any) -> Any:
     return pydantic.Field(default, description=description, **limits)
 
 
-# The algorithms, each with the defaults that differ from those of the fields.
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "variational": {},
-    "fl_swag": {"kind": "deterministic", "rounds": 1, "local_epochs": 20, "learning_rate": 0.05},
-}
-# Options that say nothing to the other algorithms.
-OPTIONS_OF = {
-    "variational": (
-        *("rule", "weighting", "robust", "max_change_norm", "prior_stddev"),
-        *("update_prior", "learning_rate_decay", "silent_rounds"),
-    ),
-    "fl_swag": (
-        *("last_layer", "diagonal_only", "min_examples", "burn_in_epochs", "collect_every"),
-        *("max_columns", "min_variance", "momentum", "weight_decay"),
-    ),
-}
-
-
 class RunConfig(pydantic.BaseModel):
     """Everything that decides a run's result, and where it goes."""
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: str = _option("variational", "variational, or fl_swag: one round of SWAG posteriors and their product.")
+    algorithm: str = _option("variational", "See `tfp-bfl list`.")
     dataset: str = _option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
     model: str = _option("lenet", "lenet, resnet20 or mlp.")
-    kind: str = _option("flipout", "deterministic, mc_dropout or flipout; for fl_swag by default deterministic.")
+    kind: str = _option("flipout", "deterministic, mc_dropout or flipout.")
     rule: str = _option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.")
     weighting: str = _option("train_size", "How much each client counts: see `tfp-bfl list`.")
     robust: Optional[str] = _option(
         None, "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given."
     )
-    partition: str = _option(
-        "dirichlet:0.5", "iid, label_skew:CLASSES, dirichlet:ALPHA, lda:ALPHA or noniid_datasets:INTEREST."
-    )
+    partition: str = _option("dirichlet:0.5", "Who holds what: see `tfp-bfl list`.")
     clients: int = _option(10, "Number of clients.", ge=1, le=_INT32_MAX)
     cohort_size: Optional[int] = _option(
         None, "Clients drawn each round; all of them if not given.", ge=1, le=_INT32_MAX
+    )
+    popularity: Optional[float] = _option(
+        None,
+        "Some clients are drawn more often, by Dirichlet shares of this concentration; all alike if not given.",
+        gt=0,
     )
     dropout: float = _option(0.0, "Probability that a client of a round does not answer.", ge=0, lt=1)
     max_change_norm: Optional[float] = _option(
         None, "A client whose weights move further than this is left out of its round.", gt=0
     )
     max_retries: int = _option(3, "New cohorts for a round in which no client was sound.", ge=0, le=_INT32_MAX)
-    rounds: int = _option(60, "Number of rounds; for fl_swag by default 1.", ge=1, le=_INT32_MAX)
-    local_epochs: int = _option(
-        5, "Passes of a client over its examples each round; for fl_swag by default 20.", ge=1, le=_INT32_MAX
-    )
+    rounds: int = _option(60, "Number of rounds.", ge=1, le=_INT32_MAX)
+    local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1, le=_INT32_MAX)
     batch_size: int = _option(32, "Examples in a training step.", ge=1, le=_INT32_MAX)
     learning_rate: float = _option(
-        1e-3, "Of the clients' Adam; for fl_swag of their SGD, by default 0.05.", gt=0, allow_inf_nan=False
+        1e-3, "Of the clients' Adam; of their SGD for all but variational.", gt=0, allow_inf_nan=False
     )
     learning_rate_decay: float = _option(0.0, "Rate of its exponential decay, a round.", ge=0, allow_inf_nan=False)
     silent_rounds: int = _option(0, "Rounds before the decay begins.", ge=0, le=_INT32_MAX)
-    last_layer: bool = _option(False, "fl_swag: a posterior over the last layer, all below it pretrained and frozen.")
-    diagonal_only: bool = _option(False, "fl_swag: of the clients' covariances only the diagonals count.")
+    last_layer: bool = _option(False, "A posterior over the last layer, all below it pretrained and frozen.")
+    diagonal_only: bool = _option(False, "Of the clients' covariances only the diagonals count.")
     burn_in_epochs: Optional[int] = _option(
-        None, "fl_swag: epochs before SWAG collects; half of the local epochs if not given.", ge=0, le=_INT32_MAX
+        None, "Epochs before SWAG collects; half of the local epochs if not given.", ge=0, le=_INT32_MAX
     )
     collect_every: Optional[int] = _option(
-        None, "fl_swag: steps between collected iterates; one an epoch if not given.", ge=1, le=_INT32_MAX
+        None, "Steps between collected iterates; one an epoch if not given.", ge=1, le=_INT32_MAX
     )
-    max_columns: int = _option(20, "fl_swag: deviations that a client keeps and sends.", ge=2, le=_INT32_MAX)
-    min_variance: float = _option(1e-6, "fl_swag: floor of the iterates' variances.", gt=0, allow_inf_nan=False)
-    momentum: float = _option(0.0, "fl_swag: of the clients' steps.", ge=0, lt=1)
-    weight_decay: float = _option(0.0, "fl_swag: of the clients' steps.", ge=0, allow_inf_nan=False)
-    min_examples: int = _option(10, "fl_swag: a client with fewer examples is refused.", ge=1, le=_INT32_MAX)
+    max_columns: int = _option(20, "Deviations that a client keeps and sends.", ge=2, le=_INT32_MAX)
+    min_variance: float = _option(1e-6, "Floor of the iterates' variances.", gt=0, allow_inf_nan=False)
+    momentum: float = _option(0.0, "Of the clients' SGD.", ge=0, lt=1)
+    weight_decay: float = _option(0.0, "Of the clients' SGD.", ge=0, allow_inf_nan=False)
+    min_examples: int = _option(10, "A client with fewer examples is refused.", ge=1, le=_INT32_MAX)
+    server_optimizer: Optional[str] = _option(
+        None, "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given."
+    )
+    server_learning_rate: Optional[float] = _option(
+        None, f"Of the server's optimizer; {server_rates()} if not given.", gt=0, allow_inf_nan=False
+    )
+    server_momentum: float = _option(0.0, "Of the server's sgd.", ge=0, lt=1)
+    proximal: float = _option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.", ge=0, allow_inf_nan=False)
+    unlabelled_share: float = _option(0.1, "Share of the data that the server holds without labels.", gt=0, lt=1)
+    shrinkage: float = _option(
+        0.1, "rho of the samples' covariance, which is the identity for rho = 0.", ge=0, allow_inf_nan=False
+    )
+    burn_in_rounds: Optional[int] = _option(
+        None, "Rounds before there are samples; half of the rounds if not given.", ge=0, le=_INT32_MAX
+    )
+    step_size: float = _option(1e-6, "eta: each round's noise has variance 2 eta.", gt=0, allow_inf_nan=False)
+    max_samples: int = _option(20, "The last rounds that predict.", ge=1, le=_INT32_MAX)
+    kernel_start: str = _option("mean", "What is shifted to its mode: mean, or clients (clustered).")
+    kernel: str = _option("epanechnikov", "epanechnikov or gaussian.")
+    bandwidth: str = _option("silverman", "How it is found: see `tfp-bfl list`.")
+    bandwidth_scale: float = _option(1.0, "A factor of the bandwidth.", gt=0, allow_inf_nan=False)
     update_prior: bool = _option(False, "After each round the pooled posterior becomes the prior.")
     pretrain_share: Optional[float] = _option(
         None, "Share of the data on which the server trains first, until its accuracy stands still.", gt=0, lt=1
@@ -119,13 +124,15 @@ class RunConfig(pydantic.BaseModel):
     def _algorithm_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
         algorithm = values.get("algorithm", "variational")
         # What a file gives for a name may be a list, which no table can be asked for.
-        return {**(ALGORITHMS.get(algorithm, {}) if isinstance(algorithm, str) else {}), **values}
+        known = isinstance(algorithm, str) and algorithm in ALGORITHMS
+        return {**(ALGORITHMS[algorithm].defaults if known else {}), **values}
 
     @pydantic.model_validator(mode="after")
     def _names_exist(self) -> RunConfig:
         # Late, so that `--help` does without TensorFlow.
         from tfp_bfl import data, models, rules, weighting
         from tfp_bfl.data.cohorts import check_cohort_size
+        from tfp_bfl.data.partitions import check_alpha
         from tfp_bfl.models.kinds import NORMALIZATIONS, PRECISIONS
 
         for name, value in self:
@@ -135,6 +142,7 @@ class RunConfig(pydantic.BaseModel):
                 )
         lookup(ALGORITHMS, self.algorithm, "algorithm")
         self._check_algorithm()
+        self._check_server()
         lookup(models.MODELS, self.model, "model")
         lookup(models.KINDS, self.kind, "kind of model")
         lookup(rules.RULES, self.rule, "rule")
@@ -144,9 +152,17 @@ class RunConfig(pydantic.BaseModel):
             lookup(NORMALIZATIONS, self.normalization, "normalization")
         data.parse_partition(self.partition, self.clients)
         check_cohort_size(self.clients, self.cohort_size)
+        if self.popularity is not None:
+            check_alpha(self.popularity, "popularity")
+        rules.kernel_posterior(self.kernel_start, self.kernel, self.bandwidth, self.bandwidth_scale)
         if self.min_stddev > self.initial_stddev:
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
+            )
+        if self.weighting in weighting.COMPARE_POSTERIORS and self.algorithm != "variational":
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, which {self.algorithm} does not: use 'equal' or "
+                "'train_size'."
             )
         if self.weighting in weighting.COMPARE_POSTERIORS and self.kind != "flipout":
             raise InvalidArgument(
@@ -165,23 +181,47 @@ class RunConfig(pydantic.BaseModel):
             )
         return self
 
+    def told(self) -> dict[str, Any]:
+        """All that decides the result: without the options of other algorithms, and the folder."""
+        return {name: value for name, value in self if name != "output" and serves(name, self.algorithm)}
+
     def record(self) -> str:
-        """All that decides the result, as YAML; the folder is where the record lies."""
-        return yaml.safe_dump(self.model_dump(exclude={"output"}), sort_keys=False)
+        """What is told of a run, as YAML, from which it can be repeated."""
+        return yaml.safe_dump(self.told(), sort_keys=False)
 
     def _check_algorithm(self) -> None:
-        for algorithm, names in OPTIONS_OF.items():
-            for name in names:
-                if algorithm != self.algorithm and getattr(self, name) != type(self).model_fields[name].default:
-                    raise InvalidArgument(
-                        f"{name} is an option of the algorithm {algorithm}, and this is {self.algorithm}: leave it out."
-                    )
-        if self.algorithm == "fl_swag" and self.kind == "flipout":
-            raise InvalidArgument("fl_swag finds a posterior over point weights: use kind 'deterministic'.")
+        for name, value in self:
+            if not serves(name, self.algorithm) and value != type(self).model_fields[name].default:
+                raise InvalidArgument(
+                    f"{name} is an option of {names(takers(name))}, and this is {self.algorithm}: leave it out."
+                )
+        if self.kind == "flipout" and ALGORITHMS[self.algorithm].point_weights:
+            raise InvalidArgument(f"{self.algorithm} finds a posterior over point weights: use kind 'deterministic'.")
         if self.last_layer and not self.pretrain_share:
             raise InvalidArgument(
                 "last_layer freezes all that lies below, which would be random: give pretrain_share, on which the "
                 "server trains it first."
+            )
+        if self.burn_in_rounds is not None and self.burn_in_rounds >= self.rounds:
+            raise InvalidArgument(
+                f"burn_in_rounds is {self.burn_in_rounds}, but must be below the number of rounds, {self.rounds}: "
+                "those after it are the samples."
+            )
+        if self.algorithm == "fed_be" and self.unlabelled_share + (self.pretrain_share or 0) >= 1:
+            raise InvalidArgument(
+                f"unlabelled_share and pretrain_share are {self.unlabelled_share} and {self.pretrain_share}, which "
+                "leaves the clients nothing: together they must be below 1."
+            )
+
+    def _check_server(self) -> None:
+        if self.server_optimizer is not None:
+            lookup(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
+        elif self.server_learning_rate is not None or self.server_momentum:
+            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
+            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
+        if self.server_momentum and self.server_optimizer != "sgd":
+            raise InvalidArgument(
+                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
             )
 
 
@@ -191,9 +231,9 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
     Raises:
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
-    # The word resets an option that the file sets.
-    given = {name: None if value == "none" and name != "normalization" else value for name, value in options.items()}
-    values = {**(read_yaml(file) if file is not None else {}), **given}
+    values = {**(read_yaml(file) if file is not None else {}), **options}
+    # The word stands for what an option is if not given, and so resets one that the file sets.
+    values = {name: None if value == "none" and name != "normalization" else value for name, value in values.items()}
     for name in values:
         if name not in RunConfig.model_fields:
             lookup(RunConfig.model_fields, name, "option")

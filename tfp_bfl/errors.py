@@ -75,6 +75,20 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
     return int(value)
 
 
+def check_number(value: Any, name: str, zero: bool = False) -> float:
+    """Returns `value` as a float.
+
+    Raises:
+      InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
+    """
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not (value >= 0 if zero else value > 0) or value > sys.float_info.max:
+        raise InvalidArgument(
+            f"{name} is {shown(value)}, but must be a finite number {'of at least' if zero else 'above'} 0."
+        )
+    return float(value)
+
+
 INSTALL_COMMAND = (
     "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock && "
     ".venv/bin/pip install --no-deps . (in a clone of tfp_bfl)"

@@ -36,7 +36,7 @@ def execute(
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
 
-    The folder holds config.yaml (in full: `tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
+    The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
     complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients.
@@ -83,9 +83,10 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             pool.submit(bfl.data.load, config.dataset, split=split, data_dir=config.data_dir)
             for split in ("train", "test")
         ]
-        process = build.process(config, sample)
-        train, test = (split.result() for split in splits)
-    clients, server, held_out = build.shares(config, train)
+        shares = pool.submit(lambda: build.shares(config, splits[0].result()))
+        process = build.process(config, sample, lambda: shares.result().unlabelled)
+        clients, server, held_out, _ = shares.result()
+        test = splits[1].result()
     bfl.federated.check_clients(process, clients)
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
@@ -112,6 +113,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
                 checkpoint_every=config.checkpoint_every,
                 keep_checkpoints=config.keep_checkpoints,
                 dropout=config.dropout,
+                popularity=config.popularity,
                 max_retries=config.max_retries,
                 batch_norm_examples=build.batch_norm_examples(config, server),
             )
@@ -277,7 +279,7 @@ def _write_results(
     bfl.plots.write_report(
         folder / "report.html",
         title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {method(config)}",
-        config=config.model_dump(exclude={"output"}),
+        config=config.told(),
         summary=summary,
         rounds=result.rounds,
         figures=figures,

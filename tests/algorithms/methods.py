@@ -1,14 +1,19 @@
 """The algorithms as the contract suite takes them: each beside the parts of which its round can be computed by hand."""
 
 import functools
+import math
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, models, rules
+from tfp_bfl import algorithms, clients, federated, models, rules, servers
+from tfp_bfl.clients.adam import Adam
 from tfp_bfl.data import Clients, iid, load
 from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField, Samples
+from tfp_bfl.servers.gaussian import Spread
+from tfp_bfl.servers.langevin import Chain
 
 FLOOR = 1e-3
 SEED = 3
@@ -133,14 +138,157 @@ def fl_swag(model_fn, last_layer=False):
     )
 
 
+POINT = "deterministic"
+PULLED = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.1, "shrinkage": 0.1}
+HEAT = 1e-6
+ENSEMBLE = {"num_models": 3, "learning_rate": 0.1}
+
+
+def fold(*numbers):
+    """The seed [2] that a round folds from the run's seed and these."""
+    seed = tf.constant([SEED, 0])
+    for number in numbers:
+        seed = tf.random.experimental.stateless_fold_in(seed, number)
+    return seed
+
+
+def stacked(results):
+    return tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results))
+
+
+def shares(results):
+    sizes = np.array([int(r.num_examples) for r in results], np.float64)
+    return sizes / sizes.sum()
+
+
+def mean_of(results, over=lambda weights: weights.point):
+    """The mean by data size, leaf by leaf, in float64."""
+    return [np.tensordot(shares(results), np.stack(x), 1) for x in zip(*(over(r.weights) for r in results))]
+
+
+def of_points(point, like):
+    return like._replace(point=tuple(np.float32(x) for x in point))
+
+
+@functools.cache
+def pulled_work():
+    return clients.posterior_averaging(mlp(POINT), **PULLED)
+
+
+def third_family(build, pool, alone=lambda result, anchor: result.weights, work=None, rounds=20, **metrics):
+    """A recipe whose clients are, unless others are given, those of the variational recipes.
+
+    Args:
+      build: (options of the clients and the process) -> the process.
+    """
+    options = {**(ADAM if work is None else PULLED), "seed": SEED}
+    if work is None:
+        options["optimizer_fn"] = Adam
+    work = work or variational_work(POINT)
+    weigh = lambda num_examples: num_examples
+    return Method(mlp(POINT), lambda: build(**options), work, weigh, pool, alone, CLIENTS, rounds, metrics)
+
+
+def fed_opt_sgd():
+    """Half way to the mean, in the first round also with momentum."""
+    optimizer = federated.server_optimizer("sgd", 0.5, momentum=0.5)
+    half = lambda point, anchor: [(np.float64(a) + b) / 2 for a, b in zip(anchor.point, point)]
+
+    def pool(results, anchor):
+        pooled = mean_of(results)
+        step = servers.optimize(optimizer)
+        state = step.initialize(anchor)
+        # The first round's velocity is the gradient, w - mean.
+        velocity = tuple(np.float32(a - b) for a, b in zip(anchor.point, pooled))
+        state = {**state, "accumulator": ((), velocity)}
+        return state, of_points(half(pooled, anchor), anchor)
+
+    return third_family(
+        lambda **options: algorithms.fed_opt(mlp(POINT), server_optimizer=optimizer, **options),
+        pool,
+        lambda result, anchor: of_points(half(result.weights.point, anchor), anchor),
+    )
+
+
+def fed_ag():
+    def pool(results, anchor):
+        mean = mean_of(results)
+        squares = [
+            np.tensordot(shares(results), np.square(np.stack(x) - m), 1)
+            for m, *x in zip(mean, *(r.weights.point for r in results))
+        ]
+        return Spread((), tuple(np.float32(x) for x in squares)), of_points(mean, anchor)
+
+    def alone(result, anchor):
+        point = result.weights.point
+        return result.weights._replace(posterior=MeanField(point, tuple(map(tf.zeros_like, point))), point=())
+
+    return third_family(functools.partial(algorithms.fed_ag, mlp(POINT)), pool, alone)
+
+
+def fed_pa():
+    pool = lambda results, anchor: ((), of_points(mean_of(results), anchor))
+    return third_family(functools.partial(algorithms.fed_pa, mlp(POINT)), pool, work=pulled_work())
+
+
+def fed_sgld():
+    """The noise of the first round, which is the first row of three."""
+    seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
+    noise = lambda point: [
+        np.float64(w) + math.sqrt(2 * HEAT) * tf.random.stateless_normal(np.shape(w), seeds[i + 1]).numpy()
+        for i, w in enumerate(point)
+    ]
+
+    def pool(results, anchor):
+        point = noise(mean_of(results))
+        rows = tuple(np.float32(np.stack([w, 0 * w, 0 * w])) for w in point)
+        return Chain((), tf.constant(1), rows), of_points(point, anchor)
+
+    def alone(result, anchor):
+        rows = tuple(np.float32(w)[np.newaxis] for w in noise(result.weights.point))
+        return result.weights._replace(posterior=Samples(rows), point=())
+
+    build = functools.partial(algorithms.fed_sgld, mlp(POINT), step_size=HEAT, max_samples=3)
+    return third_family(build, pool, alone)
+
+
+def fed_be():
+    """Distilled outside TFF from the stack of the clients."""
+    features = SOURCE.features[45:85]
+    step = servers.distil(mlp(POINT), features, **ENSEMBLE)
+    pool = lambda results, anchor: step.next((), anchor, stacked(results), fold(0, -2))
+    build = functools.partial(algorithms.fed_be, mlp(POINT), features, ensemble=ENSEMBLE)
+    return third_family(build, pool, lambda result, anchor: pool([result], anchor)[1])
+
+
+def fed_kp(start):
+    def pool(results, anchor):
+        modes = [
+            tf.reshape(rules.kernel_mode(np.stack([np.ravel(v) for v in x]), start), x[0].shape)
+            for x in zip(*(r.weights.point for r in results))
+        ]
+        return (), of_points(modes, anchor)
+
+    counts = dict.fromkeys(rules.KernelModes._fields[1:], 30 * 3 + 3 + 3 * 2 + 2)
+    return third_family(functools.partial(algorithms.fed_kp, mlp(POINT), start=start), pool, **counts)
+
+
 METHODS = {
     **{f"{rule}, {kind}": functools.partial(variational, rule, kind) for rule in rules.RULES for kind in models.KINDS},
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
     "fl_swag, mc_dropout": functools.partial(fl_swag, mlp("mc_dropout")),
     "fl_swag, last layer": functools.partial(fl_swag, normalized, last_layer=True),
+    "fed_opt, sgd with momentum": fed_opt_sgd,
+    "fed_ag": fed_ag,
+    "fed_pa": fed_pa,
+    "fed_sgld": fed_sgld,
+    "fed_be": fed_be,
+    "fed_kp, mean": functools.partial(fed_kp, "mean"),
+    "fed_kp, clients": functools.partial(fed_kp, "clients"),
 }
 # One of each family and kind of model, where every method would say the same again.
-TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS] + [name for name in METHODS if "swag" in name]
+TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
+TELLING += [name for name in METHODS if name.startswith(("fl_swag", "fed_"))]
 
 
 @functools.cache

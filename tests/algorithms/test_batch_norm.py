@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, federated, models, rules
+from tfp_bfl import algorithms, clients, evaluation, export, federated, models, rules
 from tfp_bfl.data import Clients, load
+
+from .methods import normalized
 
 SOURCE = load("digits")
 CLIENTS = Clients(SOURCE, [np.arange(0, 24), np.arange(24, 64)])
@@ -44,3 +46,33 @@ def test_round_pools_the_clients_statistics_by_total_variance(kind):
         assert not np.allclose(mean, state.weights.moments.mean[layer])
         np.testing.assert_allclose(mean, pooled, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(variance, share @ (variances + means**2) - pooled**2, rtol=1e-4, atol=1e-5)
+
+
+RECIPES = {
+    "fed_ag": algorithms.fed_ag,
+    "fed_sgld": functools.partial(algorithms.fed_sgld, step_size=1e-6),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(name, tmp_path):
+    """Rounds pool the clients' statistics as those of federated averaging; draws get theirs from the server's data."""
+    options = {"local_epochs": 1, "batch_size": 8, "learning_rate": 0.01}
+    process = RECIPES[name](normalized, **options)
+    table = load("breast_cancer")
+    data = Clients(table, [np.arange(0, 24), np.arange(24, 64)])
+    with federated.local_workers(max_concurrent_calls=1) as runtime:
+        given = federated.simulate(process, data, 1, runtime=runtime, batch_norm_examples=table.features[64:128])
+        averaged = federated.simulate(algorithms.fed_opt(normalized, **options), data, 1, runtime=runtime)
+    for actual, wanted in zip(*(tf.nest.flatten(r.state.weights.moments) for r in (given, averaged)), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
+    shown = table.features[130:160]
+    scores = evaluation.evaluate(given.model, shown, table.labels[130:160], num_samples=4).metrics
+    assert all(np.isfinite(x) for x in scores.values())
+    predict = lambda model: evaluation.predict(model, shown, num_samples=4, seed=1)
+    pooled = models.predictive_model(normalized(), process.predictive_weights(given.state))
+    assert np.abs(predict(given.model) - predict(pooled)).max() > 1e-3
+    export.save(given.model, tmp_path / "model")
+    loaded = export.load(tmp_path / "model")
+    means = loaded.predict(shown, num_samples=4, seed=1)["mean"]
+    np.testing.assert_allclose(means, predict(given.model).mean(0), atol=1e-5)

@@ -39,3 +39,26 @@ def test_every_client_is_as_likely():
 def test_bad_input(arguments, message):
     with pytest.raises(InvalidArgument, match=message):
         data.cohort(*arguments)
+
+
+def appearances(popularity, seed=0):
+    return np.bincount(
+        np.concatenate([data.cohort(20, 3, r, seed, popularity=popularity) for r in range(400)]), minlength=20
+    )
+
+
+def test_popular_clients_are_drawn_more_often_in_all_rounds():
+    assert appearances(0.1).std() > 3 * appearances(1e6).std()
+    assert np.corrcoef(appearances(0.3), appearances(0.3, seed=1))[0, 1] < 0.9
+
+
+def test_popularity_draws_distinct_clients_again():
+    draws = [data.cohort(50, 10, 4, 7, popularity=0.05) for _ in range(2)]
+    assert (np.diff(draws[0]) > 0).all() and len(draws[0]) == 10
+    np.testing.assert_array_equal(*draws)
+
+
+@pytest.mark.parametrize("popularity", [0.0, -1.0, float("nan")])
+def test_bad_popularity(popularity):
+    with pytest.raises(InvalidArgument, match="popularity is"):
+        data.cohort(10, 2, 1, 0, popularity=popularity)

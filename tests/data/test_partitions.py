@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tfp_bfl import data
 from tfp_bfl.data import partitions
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.partitions import _cuts, _draw_labels
+from tfp_bfl.data.partitions import _cuts, draw_labels
 from tfp_bfl.errors import InvalidArgument
 
 CIFAR10_LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
@@ -140,7 +140,7 @@ def test_lda_labels_are_dirichlet_multinomial_while_classes_last(alpha):
     num_classes, size, draws = 5, 50, 4000
     left = np.full(num_classes, size)  # a class can't run out within one client
     rng = np.random.default_rng(0)
-    count = np.stack([_draw_labels(left, size, alpha, rng) for _ in range(draws)])[:, 0]
+    count = np.stack([draw_labels(left, size, alpha, rng) for _ in range(draws)])[:, 0]
     total = num_classes * alpha
     variance = size * (num_classes - 1) / num_classes**2 * (size + total) / (1 + total)
     squares = (count - size / num_classes) ** 2
@@ -153,7 +153,7 @@ def test_lda_turns_to_other_classes_once_one_runs_out(alpha):
     rng = np.random.default_rng(0)
     left = np.array([0, 3, 5, 2])
     for _ in range(50):
-        counts_ = _draw_labels(left, 9, alpha, rng)
+        counts_ = draw_labels(left, 9, alpha, rng)
         assert counts_.sum() == 9 and (counts_ <= left).all()
 
 

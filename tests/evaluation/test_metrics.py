@@ -6,7 +6,7 @@ import sklearn.metrics
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.metrics import accuracy, brier_score, negative_log_likelihood
+from tfp_bfl.evaluation.metrics import accuracy, brier_score, macro_precision, macro_recall, negative_log_likelihood
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.2, 0.5, 0.3]])
 Y = np.array([0, 1, 1])
@@ -92,3 +92,16 @@ def test_dtypes_and_graphs_with_unknown_batch(score):
 def test_bad_inputs(score, probabilities, labels, message):
     with pytest.raises(InvalidArgument, match=message):
         score(probabilities, labels)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("classes", [3, 8])
+def test_macro_recall_and_precision_against_sklearn(seed, classes):
+    """With a class that has no examples, but is predicted, and one that is never predicted."""
+    p, y = random_case(seed, classes=classes)
+    y[y == 0] = 1
+    p[:, 2] = 0
+    p /= p.sum(1, keepdims=True)
+    options = {"labels": np.unique(y), "average": "macro", "zero_division": 0}
+    assert float(macro_recall(p, y)) == pytest.approx(sklearn.metrics.recall_score(y, p.argmax(-1), **options))
+    assert float(macro_precision(p, y)) == pytest.approx(sklearn.metrics.precision_score(y, p.argmax(-1), **options))

@@ -168,7 +168,7 @@ def test_standard_deviations_stop_at_the_floor():
 
 
 def test_server_step_has_a_state_and_the_last_word():
-    def step(count, weights, pooled):
+    def step(count, weights, pooled, seed):
         return count + 1, tf.nest.map_structure(lambda w, p: (w + p) / 2, weights, pooled)
 
     process = build(step=servers.ServerStep(lambda weights: tf.constant(10), step))
@@ -246,7 +246,7 @@ def test_metrics_of_a_faulty_client_do_not_reach_the_means():
 
 
 def test_a_round_of_faulty_clients_alone_changes_nothing_but_its_number():
-    step = servers.ServerStep(lambda weights: tf.constant(10), lambda count, weights, pooled: (count + 1, pooled))
+    step = servers.ServerStep(lambda weights: tf.constant(10), lambda count, weights, pooled, seed: (count + 1, pooled))
     process = build(spoil("NaN mean"), step=step)
     state = process.initialize()
     output = run_round(process, (1,))

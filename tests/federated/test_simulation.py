@@ -274,3 +274,15 @@ def test_number_of_workers_does_not_matter(simulate, workers, concurrency):
         assert set(row) == set(same)
         assert row["num_examples"] == same["num_examples"]
         np.testing.assert_allclose([row["nll"], row["kl"]], [same["nll"], same["kl"]], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rounds", "every", "evaluated"), [(3, 2, [2, 3]), (2, 1, [1, 2])])
+def test_the_rounds_own_clients_are_scored(simulate, rounds, every, evaluated):
+    """Also without a test set: on all examples of those who took part."""
+    score = lambda model, features, labels: {"examples": len(features), "positive": np.sum(labels)}
+    result = simulate(rounds, cohort_size=2, seed=4, evaluate_cohort=score, evaluate_every=every)
+    assert [row["round"] for row in result.rounds if "cohort_examples" in row] == evaluated
+    for number in evaluated:
+        rows = np.concatenate([INDICES[k] for k in cohort(5, 2, number, seed=4)])
+        row = result.rounds[number - 1]
+        assert (row["cohort_examples"], row["cohort_positive"]) == (len(rows), SOURCE.labels[rows].sum())

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfp_bfl import rules, weighting
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules import GatherRule
+from tfp_bfl.rules.rule import sharing
 
 from .reference import expected, random_case
 from .test_contract import assert_same, summaries
@@ -116,3 +117,32 @@ def test_metrics_tell_the_largest_share_and_the_rules_own():
         share = weighting.max_discrepancy_weights(stacked).numpy().max()
         np.testing.assert_allclose(metrics.pop("largest_share"), share, rtol=1e-6)
         assert list(metrics) == ["kept_weights"] * (name != "naive_weighted_average")
+
+
+def test_pooling_and_reporting_share_their_work():
+    calls = []
+
+    def together(stacked, weights, anchor):
+        calls.append(len(stacked))
+        return tf.reduce_sum(stacked * weights), {"clients": tf.size(weights)}
+
+    rule = rules.gathered(GatherRule(name="counted", **sharing(together)))
+    one = lambda x: rule.summarise(tf.constant(x), None, tf.constant(x))
+    total = rule.merge(one(1.0), one(2.0))
+    pooled, metrics = rule.pool_with_metrics(total, None)
+    assert calls == [2] and pooled == 5 and metrics == {"clients": 2}
+    assert rule.pool(total, None) == 5 and rule.metrics(total, None) == {"clients": 2}
+
+
+@pytest.mark.parametrize("weigh", [None, weighting.max_discrepancy_weights], ids=["a rule", "of gathered posteriors"])
+def test_pooling_with_metrics_is_pooling_and_metrics(weigh):
+    rule, anchor, parts = summaries("distributed_weight_consolidation", *random_case(4))
+    if weigh:
+        gathered = rules.gathered(rules.reweighted(rule, weigh))
+        stacked, weights, _ = random_case(4)
+        alone = lambda k: tf.nest.map_structure(lambda x: tf.constant(x[k]), stacked)
+        rule, parts = gathered, [gathered.summarise(alone(k), anchor, tf.constant(w)) for k, w in enumerate(weights)]
+    total = functools.reduce(rule.merge, parts)
+    pooled, metrics = rule.pool_with_metrics(total, anchor)
+    assert_same(pooled, rule.pool(total, anchor))
+    assert metrics == rule.metrics(total, anchor) and "kept_weights" in metrics

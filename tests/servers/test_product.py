@@ -23,7 +23,7 @@ def after(*rounds, over=ALL, step=None):
     step = step or step_of(over)
     state = step.initialize(weights())
     for clients in rounds:
-        state, _ = step.next(state, weights(), stack(*clients))
+        state, _ = step.next(state, weights(), stack(*clients), tf.constant([0, 1]))
     return state
 
 
@@ -56,7 +56,7 @@ def test_clients_are_kept_in_the_order_of_their_numbers(over, compiled):
     one, two, five, nine = (client(n, over) for n in (1, 2, 5, 9))
     state = after([five, one], step=step)
     assert_identical(state, stack(one, five))
-    state, same = step.next(state, weights(), stack(nine, two))
+    state, same = step.next(state, weights(), stack(nine, two), tf.constant([0, 1]))
     assert_identical(state, stack(one, two, five, nine))
     assert_identical(same, weights())
 

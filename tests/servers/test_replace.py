@@ -18,7 +18,7 @@ def test_replace_has_no_state_and_returns_the_pooled_weights():
     old, pooled = weights(1.0), weights(2.0)
     state = step.initialize(old)
     assert tf.nest.flatten(state) == []
-    new_state, new = step.next(state, old, pooled)
+    new_state, new = step.next(state, old, pooled, tf.constant([0, 1]))
     tf.nest.assert_same_structure(new_state, state)
     tf.nest.assert_same_structure(new, pooled)
     for a, b in zip(tf.nest.flatten(new), tf.nest.flatten(pooled), strict=True):

@@ -1,6 +1,29 @@
 """Named recipes: client work + rule + server step, a file a family."""
 
 from tfp_bfl.algorithms.fl_swag import fl_swag
+from tfp_bfl.algorithms.posterior_averaging import (
+    compose,
+    fed_ag,
+    fed_be,
+    fed_kp,
+    fed_kppa,
+    fed_opt,
+    fed_pa,
+    fed_prox,
+    fed_sgld,
+)
 from tfp_bfl.algorithms.variational import variational
 
-__all__ = ["fl_swag", "variational"]
+__all__ = [
+    "compose",
+    "fed_ag",
+    "fed_be",
+    "fed_kp",
+    "fed_kppa",
+    "fed_opt",
+    "fed_pa",
+    "fed_prox",
+    "fed_sgld",
+    "fl_swag",
+    "variational",
+]

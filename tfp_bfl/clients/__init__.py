@@ -5,6 +5,7 @@ a posterior by gradients of minibatches.
 """
 
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
+from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.schedules import exponential_decay
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.variational import variational
@@ -12,6 +13,8 @@ from tfp_bfl.clients.variational import variational
 __all__ = [
     "exponential_decay",
     "langevin_chain",
+    "posterior_averaging",
+    "posterior_delta",
     "psgld_step",
     "sgld_step",
     "smallest_client",

@@ -7,9 +7,11 @@ cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort
+from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
+from tfp_bfl.data.partition_names import parse as parse_partition
+from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, noniid_datasets
-from tfp_bfl.data.partitions import parse as parse_partition
 from tfp_bfl.data.sources import Source, list_sources, load, peek
 
 __all__ = [
@@ -27,7 +29,9 @@ __all__ = [
     "list_sources",
     "load",
     "noniid_datasets",
+    "pachinko",
     "parse_partition",
+    "partition_forms",
     "peek",
     "read_images",
 ]

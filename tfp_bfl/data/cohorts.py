@@ -5,15 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from tfp_bfl.data._random import generator
+from tfp_bfl.data.partitions import check_alpha
 from tfp_bfl.errors import InvalidArgument, check_count
 
 
-def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: int, attempt: int = 0) -> np.ndarray:
-    """Draws the clients of one round uniformly, without replacement (McMahan et al. 2017, algorithm 1).
+def cohort(
+    num_clients: int,
+    cohort_size: int | None,
+    round_number: int,
+    seed: int,
+    attempt: int = 0,
+    popularity: float | None = None,
+) -> np.ndarray:
+    """Draws one round's clients without replacement, uniformly (McMahan et al. 2017, algorithm 1) or by popularity.
 
         S_t ~ Uniform({S subset of {0..K-1} : |S| = cohort_size}),  a function of (seed, t, attempt) alone
 
-    so that a resumed run sees the same clients in the same rounds as one that was never stopped.
+    With `popularity` clients are drawn one after another with probabilities p ~ Dir(popularity 1_K), a function of the
+    seed alone, renormalised over those who are left (Johansson & Gullbrandson 2022). Either way is such
+    that a resumed run sees the same clients in the same rounds as one that was never stopped.
 
     Args:
       num_clients: K.
@@ -21,19 +31,28 @@ def cohort(num_clients: int, cohort_size: int | None, round_number: int, seed: i
       round_number: t; `tfp_bfl.simulate` counts from 1.
       seed: of the run.
       attempt: of the round, from 0: a round that failed is tried again with other clients.
+      popularity: concentration of the clients' probabilities, the smaller the more uneven; None for equal ones.
 
     Returns:
       Sorted client indices, int64 [cohort_size].
 
     Raises:
-      InvalidArgument: `cohort_size` is below 1 or above `num_clients`, or another argument is negative.
+      InvalidArgument: `cohort_size` is below 1 or above `num_clients`, `popularity` is not above 0, or another argument
+        is negative.
     """
     cohort_size = check_cohort_size(num_clients, cohort_size)
+    if popularity is not None:
+        check_alpha(popularity, "popularity")
     round_number = check_count(round_number, "round_number", least=0)
     rng = generator(seed, "cohort", round_number, *_again(attempt))
     if cohort_size == num_clients:
         return np.arange(num_clients, dtype=np.int64)
-    return np.sort(rng.choice(num_clients, size=cohort_size, replace=False)).astype(np.int64)
+    shares = None
+    if popularity is not None:
+        # No share is zero, so that there are always enough to draw.
+        shares = generator(seed, "popularity").dirichlet(np.full(num_clients, popularity)) + 1e-12
+        shares /= shares.sum()
+    return np.sort(rng.choice(num_clients, size=cohort_size, replace=False, p=shares)).astype(np.int64)
 
 
 def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tfp_bfl.data._random import generator
-from tfp_bfl.errors import InvalidArgument, check_count, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_count, shown
 
 MAX_DRAWS = 100
 
@@ -147,7 +147,7 @@ def dirichlet(num_clients: int, alpha: float, min_examples: int = 1) -> Partitio
     """
     num_clients = check_count(num_clients, "num_clients")
     min_examples = check_count(min_examples, "min_examples")
-    alpha = _check_alpha(alpha)
+    alpha = check_alpha(alpha)
 
     def draw_cuts(rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
         return _cuts(rng.dirichlet(np.full(num_clients, alpha), size=len(counts)), counts)
@@ -271,7 +271,7 @@ def lda(num_clients: int, alpha: float) -> Partition:
       InvalidArgument: `num_clients` is below 1, or `alpha` is not positive and finite.
     """
     num_clients = check_count(num_clients, "num_clients")
-    alpha = _check_alpha(alpha)
+    alpha = check_alpha(alpha)
 
     def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
         rng = generator(seed, "lda")
@@ -280,7 +280,7 @@ def lda(num_clients: int, alpha: float) -> Partition:
         size = int(left.sum()) // num_clients
         parts: list[np.ndarray] = [np.empty(0, np.int64)] * num_clients
         for client in rng.permutation(num_clients):
-            counts = _draw_labels(left, size, alpha, rng)
+            counts = draw_labels(left, size, alpha, rng)
             parts[client] = np.concatenate(
                 [members[n - count : n] for members, n, count in zip(shuffled, left, counts)]
             )
@@ -290,7 +290,7 @@ def lda(num_clients: int, alpha: float) -> Partition:
     return Partition(f"lda:{alpha:g}", num_clients, assign)
 
 
-def _draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+def draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Draws how many examples of each class a client gets, with `left` [C] examples to be had."""
     share = rng.dirichlet(np.full(len(left), alpha))
     counts = np.zeros_like(left)
@@ -306,53 +306,13 @@ def _draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Gener
     return counts
 
 
-def _check_alpha(alpha: float) -> float:
+def check_alpha(alpha: float, name: str = "alpha") -> float:
+    """Returns a concentration; raises InvalidArgument for one that is not a finite number above 0."""
     # Beyond 1e100 the gamma draws behind a Dirichlet sample overflow or lose all their digits.
     if not _is_number(alpha) or not 0.0 < alpha < 1e100:
-        raise InvalidArgument(f"alpha is {shown(alpha)}, but must be a finite number above 0.")
+        raise InvalidArgument(f"{name} is {shown(alpha)}, but must be a finite number above 0.")
     return float(alpha)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-class _Entry(NamedTuple):
-    make: Callable[..., Partition]
-    argument: str | None = None
-    kind: Callable[[str], Any] = str
-
-
-# A new partition is one more line here.
-PARTITIONS: dict[str, _Entry] = {
-    "iid": _Entry(iid),
-    "label_skew": _Entry(label_skew, "classes_per_client", int),
-    "dirichlet": _Entry(dirichlet, "alpha", float),
-    "lda": _Entry(lda, "alpha", float),
-    "noniid_datasets": _Entry(noniid_datasets, "other_interest", float),
-}
-
-
-def parse(text: str, num_clients: int) -> Partition:
-    """Reads a partition from text: "iid", "label_skew:2", "dirichlet:0.5", "lda:0.1" or "noniid_datasets:0.25".
-
-    Raises:
-      InvalidArgument: there is no such partition, or its argument is missing, superfluous or not a number.
-    """
-    name, colon, value = str(text).partition(":")
-    entry = lookup(PARTITIONS, name, "partition")
-    if entry.argument is None:
-        if colon:
-            raise InvalidArgument(f"The partition {shown(text)} has an argument, but {name} takes none.")
-        return entry.make(num_clients)
-    form = f"{name}:{entry.argument.upper()}"
-    if not value:
-        raise InvalidArgument(f"The partition {shown(text)} lacks its {entry.argument}: write {form}.")
-    try:
-        argument = entry.kind(value)
-    except ValueError:
-        number = "a whole number" if entry.kind is int else "a number"
-        raise InvalidArgument(
-            f"The partition {shown(text)} has the {entry.argument} {shown(value)}, but must be {form} with {number}."
-        ) from None
-    return entry.make(num_clients, **{entry.argument: argument})

@@ -1,4 +1,4 @@
-"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves."""
+"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves, normality of clients."""
 
 from tfp_bfl.evaluation.calibration import (
     Reliability,
@@ -8,7 +8,14 @@ from tfp_bfl.evaluation.calibration import (
 )
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
 from tfp_bfl.evaluation.decomposition import Traces, Uncertainty, decompose, scalars
-from tfp_bfl.evaluation.metrics import accuracy, brier_score, negative_log_likelihood
+from tfp_bfl.evaluation.metrics import (
+    accuracy,
+    brier_score,
+    macro_precision,
+    macro_recall,
+    negative_log_likelihood,
+)
+from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
     evaluate,
@@ -19,10 +26,12 @@ from tfp_bfl.evaluation.predictive import (
     sample_seeds,
 )
 from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
+from tfp_bfl.evaluation.rounds import rounds_to, running_mean
 
 __all__ = [
     "ConfidenceCurve",
     "Evaluation",
+    "Normality",
     "Reliability",
     "RetentionCurve",
     "Traces",
@@ -36,11 +45,17 @@ __all__ = [
     "evaluator",
     "expected_calibration_error",
     "is_stochastic",
+    "macro_precision",
+    "macro_recall",
     "maximum_calibration_error",
     "negative_log_likelihood",
+    "normality",
+    "normality_summary",
     "predict",
     "reliability",
     "retention_curve",
+    "rounds_to",
+    "running_mean",
     "sample_probabilities",
     "sample_seeds",
     "scalars",

@@ -141,6 +141,44 @@ def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
     return tf.reduce_mean(correct(probabilities, labels))
 
 
+def macro_recall(probabilities: Any, labels: Any) -> tf.Tensor:
+    """The mean over the classes of the share of a class's examples that are predicted as it.
+
+        macro_recall = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: y_b = c}|
+
+    over the classes that have examples: those without have no recall.
+
+    Args, returns, raises: as `accuracy`.
+    """
+    return _macro(*_confusion(probabilities, labels), axis=1)
+
+
+def macro_precision(probabilities: Any, labels: Any) -> tf.Tensor:
+    """The mean over the classes of the share of right predictions among those of a class.
+
+        macro_precision = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: argmax_j p_bj = c}|
+
+    over the classes that have examples; one that is never predicted has a precision of 0 (as in scikit-learn).
+
+    Args, returns, raises: as `accuracy`.
+    """
+    return _macro(*_confusion(probabilities, labels), axis=0)
+
+
+def _confusion(probabilities: Any, labels: Any) -> tuple[tf.Tensor, tf.DType]:
+    """Counts [C labels, C predictions]."""
+    probabilities = check_probabilities(probabilities)
+    labels = check_labels(labels, probabilities)
+    predicted, num_classes = tf.argmax(probabilities, -1), tf.shape(probabilities)[-1]
+    return tf.math.confusion_matrix(labels, predicted, num_classes, dtype=tf.float64), probabilities.dtype
+
+
+def _macro(counts: tf.Tensor, dtype: tf.DType, axis: int) -> tf.Tensor:
+    shares = tf.math.divide_no_nan(tf.linalg.diag_part(counts), tf.reduce_sum(counts, axis))
+    present = tf.reduce_sum(counts, 1) > 0
+    return tf.cast(tf.reduce_mean(tf.boolean_mask(shares, present)), dtype)
+
+
 def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
     """Mean negative log-probability of the labels, in nats per example (the log score).
 

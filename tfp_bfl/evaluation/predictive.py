@@ -11,7 +11,13 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import decompose, scalars
-from tfp_bfl.evaluation.metrics import accuracy, brier_score, negative_log_likelihood
+from tfp_bfl.evaluation.metrics import (
+    accuracy,
+    brier_score,
+    macro_precision,
+    macro_recall,
+    negative_log_likelihood,
+)
 from tfp_bfl.layers import MCDropout, sampling
 from tfp_bfl.models import WeightSampling
 
@@ -20,8 +26,8 @@ class Evaluation(NamedTuple):
     """What a model says about N examples.
 
     Fields:
-      metrics: accuracy, test_nll (nats), ece, mce, brier; means over the examples of entropy (normalised), and of the
-        traces of the aleatoric and epistemic covariances.
+      metrics: accuracy, test_nll (nats), ece, mce, brier, macro_recall, macro_precision; means over the examples of
+        entropy (normalised), and of the traces of the aleatoric and epistemic covariances.
       probabilities: [N, C], the predictive distribution.
       entropy, aleatoric, epistemic: [N].
     """
@@ -125,6 +131,8 @@ def evaluate(
         "ece": expected_calibration_error(mean, labels),
         "mce": maximum_calibration_error(mean, labels),
         "brier": brier_score(mean, labels),
+        "macro_recall": macro_recall(mean, labels),
+        "macro_precision": macro_precision(mean, labels),
         "entropy": entropy.mean(),
         "aleatoric": aleatoric.mean(),
         "epistemic": epistemic.mean(),

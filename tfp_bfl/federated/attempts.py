@@ -28,6 +28,7 @@ class Sampling(NamedTuple):
       seed: of both.
       max_retries: new cohorts for a round in which nobody was sound.
       max_restarts: of dead workers, within a round.
+      popularity: of `data.cohort`.
     """
 
     cohort_size: Optional[int]
@@ -35,6 +36,7 @@ class Sampling(NamedTuple):
     seed: int
     max_retries: int
     max_restarts: int
+    popularity: Optional[float] = None
 
 
 class Outcome(NamedTuple):
@@ -88,7 +90,9 @@ class Attempts:
         drawn = sampling.dropout > 0 or (sampling.cohort_size or self._clients.num_clients) < self._clients.num_clients
         reasons = "no client answered"
         for attempt in range(1 + sampling.max_retries if drawn else 1):
-            chosen = cohort(self._clients.num_clients, sampling.cohort_size, number, sampling.seed, attempt)
+            chosen = cohort(
+                self._clients.num_clients, sampling.cohort_size, number, sampling.seed, attempt, sampling.popularity
+            )
             present = answering(chosen, sampling.dropout, number, sampling.seed, attempt)
             if len(present):
                 outcome = self._run_with(state, present.tolist())._replace(

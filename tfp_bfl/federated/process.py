@@ -69,6 +69,8 @@ class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[n
       num_outputs: of the model: C.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
       min_examples: the fewest that a client must have.
+      min_clients: the fewest that a cohort must have.
+      burn_in_rounds: rounds before those that make the result: a run must have more.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
       state_spec: the shapes and types of the state's tensors, leaf by leaf; None for an axis that may grow.
     """
@@ -80,6 +82,8 @@ class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[n
         num_outputs: int,
         element_spec: Any,
         min_examples: int,
+        min_clients: int,
+        burn_in_rounds: int,
         description: dict[str, str],
         *computations: Any,
     ):
@@ -89,6 +93,8 @@ class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[n
         self.num_outputs = num_outputs
         self.element_spec = element_spec
         self.min_examples = min_examples
+        self.min_clients = min_clients
+        self.burn_in_rounds = burn_in_rounds
         state_type = computations[0].type_signature.result.member
         self.state_spec = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(state_type))
         self._predictive = server_step.predictive
@@ -110,6 +116,7 @@ def build_process(
     seed: int = 0,
     max_change_norm: Optional[float] = None,
     min_examples: int = 1,
+    burn_in_rounds: int = 0,
 ) -> BayesianProcess:
     """Builds the process; its round runs in any TFF context, over any number of clients in constant server memory.
 
@@ -128,6 +135,7 @@ def build_process(
       max_change_norm: a client whose weights moved further than this, by `models.change_norm`, is faulty; None for
         any distance.
       min_examples: a client with fewer is faulty, and `simulate` refuses it before the first round.
+      burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
 
     Faulty clients are left out of the sums, counted and named (`federated.faults`).
     """
@@ -146,6 +154,7 @@ def build_process(
             seed,
             max_change_norm,
             check_count(min_examples, "min_examples"),
+            check_count(burn_in_rounds, "burn_in_rounds", 0),
         )
 
 
@@ -160,6 +169,7 @@ def _build(
     seed: int,
     max_change_norm: Optional[float],
     min_examples: int,
+    burn_in_rounds: int,
 ) -> BayesianProcess:
     element_spec = element_spec or _client_spec(model)
     floor = min_stddev(model)
@@ -207,14 +217,16 @@ def _build(
 
     @tff.tensorflow.computation(state_type, total_type)
     def server_update(state: ServerState, total: _Contribution) -> tuple[ServerState, Any]:
-        pooled = rule.pool(total.statistics, state.weights)
+        pooled, reported = rule.pool_with_metrics(total.statistics, state.weights)
         pooled = pooled._replace(posterior=floor_variance(pooled.posterior, floor))
-        step, weights = server_step.next(state.step, state.weights, pooled)
+        step, weights = server_step.next(
+            state.step, state.weights, pooled, _fold(state.seed, state.round, tf.constant(-2))
+        )
         anyone = tf.reduce_any(is_sound(total.report.fault))
         step, weights = tf.cond(anyone, lambda: (step, weights), lambda: (state.step, state.weights))
         metrics = _round_metrics(total.report)
         metrics.update(spread(weights.posterior, floor)._asdict())
-        metrics.update(rule.metrics(total.statistics, state.weights))
+        metrics.update(reported)
         return ServerState(state.round + 1, state.seed, weights, step), metrics
 
     @tff.federated_computation
@@ -243,6 +255,8 @@ def _build(
         model.output_shape[-1],
         element_spec,
         min_examples,
+        rule.min_clients,
+        burn_in_rounds,
         describe(model, rule.name, tf.nest.flatten(tff.types.type_to_tf_tensor_specs(state_type).step)),
         *computations,
     )

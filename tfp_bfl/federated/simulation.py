@@ -22,7 +22,7 @@ from tfp_bfl.federated.context import Runtime, local_workers
 from tfp_bfl.federated.description import describe_clients
 from tfp_bfl.federated.process import BayesianProcess, ServerState
 from tfp_bfl.models import ModelWeights, predictive_model
-from tfp_bfl.posterior import MeanField, Spread, marginals, spread
+from tfp_bfl.posterior import Spread, marginals, spread
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ def simulate(
     dropout: float = 0.0,
     max_retries: int = 3,
     max_restarts: int = 3,
+    popularity: Optional[float] = None,
+    evaluate_cohort: Optional[Callable[[tf.keras.Model, Any, Any], dict[str, float]]] = None,
     batch_norm_examples: Any = None,
 ) -> SimulationResult:
     """Runs a process for a number of rounds.
@@ -92,6 +94,9 @@ def simulate(
       dropout: the probability that a client of a cohort does not answer, drawn by the seed.
       max_retries: new cohorts that are tried in a round in which no client was sound, where clients are drawn.
       max_restarts: in a round, of local workers that died; the round is then run again.
+      popularity: the clients' probabilities of being drawn are Dirichlet of this concentration (`data.cohort`).
+      evaluate_cohort: model, features, labels -> metrics on the data of the round's clients, whose names get the prefix
+        "cohort_" in the round's.
       batch_norm_examples: of the server's own, [N, ...], for posteriors over all weights of a model with BatchNorm
         (`models.predictive_model`).
 
@@ -99,8 +104,9 @@ def simulate(
       The model with the pooled posterior, the last state and all rounds' metrics.
 
     Raises:
-      InvalidArgument: rounds or evaluate_every below 1, a cohort larger than the clients, clients whose data do not fit
-        the model, or are fewer than the process needs, checkpoints of another run, or of more rounds, or all damaged.
+      InvalidArgument: rounds or evaluate_every below 1, or no more than the process's burn-in; a cohort larger than the
+        clients, or smaller than the process needs; clients whose data do not fit the model, or are fewer than the
+        process needs; checkpoints of another run, or of more rounds, or all damaged.
       Error: every client of a round was faulty, in every attempt.
       WorkerError: a worker died, and could not be replaced.
     """
@@ -112,13 +118,20 @@ def simulate(
         check_count(count, name)
     for name, count in {"max_retries": max_retries, "max_restarts": max_restarts}.items():
         check_count(count, name, least=0)
-    answering(cohort(clients.num_clients, cohort_size, 0, seed), dropout, 0, seed)
+    answering(cohort(clients.num_clients, cohort_size, 0, seed, popularity=popularity), dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
-    check_clients(process, clients)
+    check_clients(process, clients, cohort_size)
+    if process.burn_in_rounds >= rounds:
+        raise InvalidArgument(
+            f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
+            "fewer of burn-in."
+        )
     checkpoints = None
     if checkpoint_dir:
-        sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}"
+        sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}" + (
+            "" if popularity is None else f", popularity {popularity:g}"
+        )
         description = {**process.description, "clients": describe_clients(clients), "sampling": sampling}
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
@@ -133,7 +146,9 @@ def simulate(
             raise InvalidArgument(
                 f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
             )
-        attempts = Attempts(process, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts), runtime)
+        attempts = Attempts(
+            process, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity), runtime
+        )
         saved = int(state.round) if found else 0
         base: Optional[tf.keras.Model] = None
         try:
@@ -141,12 +156,15 @@ def simulate(
                 started = time.perf_counter()
                 outcome = attempts.run(state)
                 row = {"round": number, **_row(outcome), "train_seconds": time.perf_counter() - started}
-                if number == rounds or (evaluate and number % evaluate_every == 0):
+                if number == rounds or ((evaluate or evaluate_cohort) and number % evaluate_every == 0):
                     base = base or process.model_fn()
                     weights = process.predictive_weights(outcome.state)
                     model = predictive_model(base, weights, batch_norm_examples)
-                    row.update(_spread_of(weights))
+                    if "stddev_median" not in row:
+                        row.update(_spread_of(weights))
                     scores = evaluate(model) if evaluate else {}
+                    if evaluate_cohort:
+                        scores = {**scores, **_on_cohort(evaluate_cohort, model, clients, outcome)}
                     row.update({name: np.asarray(x).tolist() for name, x in scores.items()})
                 row["seconds"] = time.perf_counter() - started
                 if record.collapsed is None and _has_collapsed(row, record.first_stddev):
@@ -197,8 +215,14 @@ def _has_collapsed(row: dict[str, Any], first_stddev: float) -> bool:
     return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < first_stddev)
 
 
-def check_clients(process: BayesianProcess, clients: Clients) -> None:
-    """Raises InvalidArgument for clients that `simulate` would refuse: too few examples, or data that do not fit."""
+def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optional[int] = None) -> None:
+    """Raises InvalidArgument for clients that `simulate` would refuse: too few, or with data too few or unfit."""
+    size = cohort_size or clients.num_clients
+    if size < process.min_clients:
+        raise InvalidArgument(
+            f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
+            f"{process.min_clients}: take larger cohorts, or another rule."
+        )
     few = np.flatnonzero(clients.sizes < process.min_examples)
     if few.size:
         raise InvalidArgument(
@@ -220,11 +244,17 @@ def check_clients(process: BayesianProcess, clients: Clients) -> None:
         )
 
 
+def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Clients, outcome: Outcome) -> dict[str, float]:
+    present = np.asarray(outcome.metrics["clients"]["client"]).tolist()
+    parts = [clients.examples(k) for k in present]
+    features, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "labels"))
+    return {f"cohort_{name}": x for name, x in evaluate(model, features, labels).items()}
+
+
 def _spread_of(weights: ModelWeights) -> dict[str, float]:
     """The spread of a posterior that is over point weights: the round itself reports that of the layers' own."""
-    if isinstance(weights.posterior, MeanField):
-        return {}
-    return {name: float(x) for name, x in spread(marginals(weights.posterior))._asdict().items()}
+    found = spread(marginals(weights.posterior))._asdict()
+    return {name: float(x) for name, x in found.items() if math.isfinite(x)}
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:

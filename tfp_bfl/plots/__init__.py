@@ -7,8 +7,10 @@ with `figure.savefig("curve.png")`. A notebook shows it once `%matplotlib inline
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels, client_sizes
 from tfp_bfl.plots.confidence import accuracy_confidence
+from tfp_bfl.plots.density import kernel_density
 from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_curve
+from tfp_bfl.plots.normality import normality_histograms
 from tfp_bfl.plots.report import write_report
 from tfp_bfl.plots.retention import retention_curves
 
@@ -16,7 +18,9 @@ __all__ = [
     "accuracy_confidence",
     "client_labels",
     "client_sizes",
+    "kernel_density",
     "learning_curve",
+    "normality_histograms",
     "reliability_diagram",
     "retention_curves",
     "uncertain_examples",

@@ -6,11 +6,14 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 broadcast, so that float32 keeps its digits where clients lie close together.
 
 A new rule is one function in a file of this folder and one entry in `RULES`. A rule that must see every client's
-posterior at once is a `GatherRule`. `clipped`, `trimmed` and `median` make a rule withstand adversarial clients.
+posterior at once is a `GatherRule`, such as `kernel_posterior`. `clipped`, `trimmed` and `median` make a rule withstand
+adversarial clients.
 """
 
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import GatherRule, gathered, reweighted, stacked
+from tfp_bfl.rules.gaussian import client_gaussian
+from tfp_bfl.rules.kernel import KernelModes, kernel_mode, kernel_modes, kernel_posterior
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average, weighted_sum
 from tfp_bfl.rules.products import (
     conflation,
@@ -19,7 +22,7 @@ from tfp_bfl.rules.products import (
     weighted_conflation,
 )
 from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
-from tfp_bfl.rules.rule import Rule
+from tfp_bfl.rules.rule import Rule, check_rule
 from tfp_bfl.rules.whole_model import whole_model
 
 RULES = {
@@ -39,10 +42,16 @@ __all__ = [
     "ROBUST",
     "RULES",
     "GatherRule",
+    "KernelModes",
     "Rule",
     "aggregate",
+    "check_rule",
+    "client_gaussian",
     "clipped",
     "gathered",
+    "kernel_mode",
+    "kernel_modes",
+    "kernel_posterior",
     "median",
     "parse_robust",
     "reweighted",

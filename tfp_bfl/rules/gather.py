@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.rules.rule import Rule, each
+from tfp_bfl.rules.rule import Rule, each, sharing
 
 
 class GatherRule(NamedTuple):
     """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
+
+    `simulate` joins a worker's stack within one computation. TFF keeps all partial stacks of a process's `next` that is
+    given a dataset for each client: clients^2 / 2 x weights.
 
     Fields:
       pool: (stacked, weights [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a graph.
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
       metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
+      min_clients: as of `Rule`.
+      together: what pool and metrics give, of a rule whose two share work (`rule.sharing`).
     """
 
     pool: Callable[[Any, tf.Tensor, Any], Any]
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, tf.Tensor, Any], dict[str, tf.Tensor]] = lambda stacked, weights, anchor: {}
+    min_clients: int = 1
+    together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, dict[str, tf.Tensor]]]] = None
+
+    def pool_with_metrics(self, stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        """What `pool` and `metrics` give."""
+        if self.together:
+            return self.together(stacked, weights, anchor)
+        return self.pool(stacked, weights, anchor), self.metrics(stacked, weights, anchor)
 
 
 class _Gathered(NamedTuple):
@@ -67,6 +80,8 @@ def gathered(rule: GatherRule) -> Rule:
         rule.name,
         rule.uses_anchor,
         lambda total, anchor: rule.metrics(*sound(total), anchor),
+        rule.min_clients,
+        lambda total, anchor: rule.pool_with_metrics(*sound(total), anchor),
     )
 
 
@@ -90,12 +105,9 @@ def reweighted(rule: Rule, weigh: Callable[[Any], tf.Tensor]) -> GatherRule:
       weigh: stacked -> weights [K], positive.
     """
 
-    def pool(stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
-        return rule.pool(summarise_stack(rule, stacked, tf.cast(weigh(stacked), weights.dtype), anchor), anchor)
-
-    def metrics(stacked: Any, weights: tf.Tensor, anchor: Any) -> dict[str, tf.Tensor]:
+    def together(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
         new = tf.cast(weigh(stacked), weights.dtype)
-        own = rule.metrics(summarise_stack(rule, stacked, new, anchor), anchor)
-        return {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
+        pooled, own = rule.pool_with_metrics(summarise_stack(rule, stacked, new, anchor), anchor)
+        return pooled, {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
 
-    return GatherRule(pool, rule.name, rule.uses_anchor, metrics)
+    return GatherRule(name=rule.name, uses_anchor=rule.uses_anchor, **sharing(together))

@@ -17,7 +17,7 @@ from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.models import by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import GatherRule, summarise_stack
-from tfp_bfl.rules.rule import Rule, check_rule, each
+from tfp_bfl.rules.rule import Rule, check_rule, each, sharing
 
 
 class _Clipped(NamedTuple):
@@ -68,6 +68,7 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
         f"clipped {rule.name}",
         uses_anchor=True,
         metrics=lambda total, anchor: {"clipped_clients": total.clipped, **rule.metrics(total.statistics, anchor)},
+        min_clients=rule.min_clients,
     )
 
 
@@ -133,15 +134,11 @@ def _trimmed(rule: Rule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what: st
         anchor = anchor if rule.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
         return summarise_stack(rule, left, tf.ones([num_clients - 2 * k], weights.dtype), anchor), anchor
 
-    def metrics(stacked: Any, weights: tf.Tensor, anchor: Any) -> dict[str, tf.Tensor]:
-        return {"trimmed_clients": 2 * dropped(weights), **rule.metrics(*total(stacked, weights, anchor))}
+    def together(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        pooled, own = rule.pool_with_metrics(*total(stacked, weights, anchor))
+        return pooled, {"trimmed_clients": 2 * dropped(weights), **own}
 
-    return GatherRule(
-        lambda stacked, weights, anchor: rule.pool(*total(stacked, weights, anchor)),
-        f"{what} {rule.name}",
-        rule.uses_anchor,
-        metrics,
-    )
+    return GatherRule(name=f"{what} {rule.name}", uses_anchor=rule.uses_anchor, **sharing(together))
 
 
 def _middle(k: tf.Tensor, stacked: MeanField) -> MeanField:

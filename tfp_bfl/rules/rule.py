@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -42,6 +42,8 @@ class Rule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
       metrics: (total, anchor) -> scalars to report with the round.
+      min_clients: the fewest for whom the rule is what its name says.
+      together: (total, anchor) -> what pool and metrics give, of a rule whose two share work (`sharing`).
     """
 
     summarise: Callable[[Any, Any, tf.Tensor], Any]
@@ -50,6 +52,23 @@ class Rule(NamedTuple):
     name: str = "custom"
     uses_anchor: bool = False
     metrics: Callable[[Any, Any], dict[str, tf.Tensor]] = no_metrics
+    min_clients: int = 1
+    together: Optional[Callable[[Any, Any], tuple[Any, dict[str, tf.Tensor]]]] = None
+
+    def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        """What `pool` and `metrics` give."""
+        if self.together:
+            return self.together(total, anchor)
+        return self.pool(total, anchor), self.metrics(total, anchor)
+
+
+def sharing(together: Callable[..., tuple[Any, dict[str, tf.Tensor]]]) -> dict[str, Any]:
+    """The fields of a `Rule` or `GatherRule` whose metrics come from the work of pooling."""
+    return {
+        "pool": lambda *given: together(*given)[0],
+        "metrics": lambda *given: together(*given)[1],
+        "together": together,
+    }
 
 
 def check_rule(rule: Any) -> None:

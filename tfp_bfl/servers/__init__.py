@@ -1,12 +1,16 @@
 """Server steps: how the pooled weights become the server's next weights.
 
-A step is two pure functions: `initialize(weights) -> state` and `next(state, weights, pooled) -> (state, weights)`.
+A step is two pure functions: `initialize(weights)` -> state; `next(state, weights, pooled, seed)` -> state, weights.
 A third says which weights predict, where these are not the ones that clients start from.
 """
 
 from tfp_bfl.servers import online
+from tfp_bfl.servers.distil import distil
+from tfp_bfl.servers.gaussian import keep_gaussian
+from tfp_bfl.servers.langevin import langevin
+from tfp_bfl.servers.optimize import optimize
 from tfp_bfl.servers.product import online_product
 from tfp_bfl.servers.replace import replace
 from tfp_bfl.servers.step import ServerStep
 
-__all__ = ["ServerStep", "online", "online_product", "replace"]
+__all__ = ["ServerStep", "distil", "keep_gaussian", "langevin", "online", "online_product", "optimize", "replace"]

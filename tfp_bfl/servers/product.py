@@ -57,7 +57,10 @@ def online_product(
         moments = MeanField((), ()) if frozen_moments else each(rows(), weights.moments)
         return ClientPosterior(number, number, q, moments)
 
-    def step(state: ClientPosterior, weights: ModelWeights, new: ClientPosterior) -> tuple[Any, ModelWeights]:
+    def step(
+        state: ClientPosterior, weights: ModelWeights, new: ClientPosterior, seed: Any
+    ) -> tuple[Any, ModelWeights]:
+        del seed
         stays = ~tf.reduce_any(tf.equal(state.client[:, tf.newaxis], new.client), 1)
         joined = tf.nest.map_structure(lambda x, y: tf.concat([tf.boolean_mask(x, stays), y], 0), state, new)
         order = tf.argsort(joined.client)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.servers.step import ServerStep
 
@@ -9,8 +11,8 @@ from tfp_bfl.servers.step import ServerStep
 def replace() -> ServerStep:
     """w <- pooled: federated averaging's step (McMahan et al. 2017), for any rule."""
 
-    def step(state: tuple, weights: ModelWeights, pooled: ModelWeights) -> tuple[tuple, ModelWeights]:
-        del weights
+    def step(state: tuple, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[tuple, ModelWeights]:
+        del weights, seed
         return state, pooled
 
     return ServerStep(lambda weights: (), step)

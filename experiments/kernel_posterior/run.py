@@ -1,0 +1,232 @@
+"""Runs the kernel-posterior study: `python -m experiments.kernel_posterior.run --table alphas --size small`.
+
+A cell is a folder under OUTPUT/SIZE. What is done is not run again, whichever table asked for it; one that was stopped
+goes on from its last checkpoint. Tables and figures are written for what is there.
+
+The table "writers" wants FEMNIST, "pachinko" CIFAR-100: where these can't be had, made writers and CIFAR-10 take their
+place, which the console, the cells' names and summaries, and the tables tell. --characters and --cifar ask for one.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+import click
+import numpy as np
+
+import tfp_bfl as bfl
+from experiments.cells import SUMMARY, is_done
+from experiments.kernel_posterior import femnist, writers
+from experiments.kernel_posterior.config import ALGORITHMS, CHOICES, DATASETS, SERVERS, SIZES, TABLES
+from experiments.kernel_posterior.figures import write_figures
+from experiments.kernel_posterior.models import NETWORKS
+from experiments.kernel_posterior.tables import write_tables
+from tfp_bfl import errors
+
+Cell = dict[str, Any]
+
+
+def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cell]:
+    """The options of each cell of a table, of CHOICES with what was chosen, else with the last."""
+    content = TABLES[table]
+    kind = content["dataset"]
+    dataset = chosen.get(kind, CHOICES.get(kind, (kind,))[-1])
+    options = {**DATASETS[dataset], **SIZES[size][kind]}
+    for partition in content["partitions"]:
+        for own in content["cells"]:
+            cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
+            for seed in options["seeds"]:
+                cell = {"dataset": dataset, "partition": partition, **options, **own}
+                yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
+
+
+def cell_name(cell: Cell) -> str:
+    """The folder of a cell: all that tables vary."""
+    parts = [cell["dataset"], cell["partition"], cell["algorithm"], cell["server"]]
+    parts += [f"epochs={cell['local_epochs']}", f"cohort={cell['cohort_size']}"]
+    parts += [f"popularity={cell['popularity']:g}"] if cell.get("popularity") else []
+    return ",".join([*parts, f"seed={cell['seed']}"]).replace(", ", "_").replace(" ", "_").replace(":", "_")
+
+
+def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
+    """Who holds what, and the test set."""
+    seed = cell["seed"]
+    if cell["dataset"] == "femnist":
+        clients, test = femnist.load(cell["clients"], seed, cell.get("cache_dir"))
+        return clients.limit(cell["examples"], seed), test
+    if cell["dataset"] == "mnist_writers":
+        clients = writers.writers(cell["clients"], seed).limit(cell["examples"], seed)
+        return clients, writers.unseen_writers(100, 2000, seed)
+    partition = bfl.data.parse_partition(cell["partition"], cell["clients"])
+    clients = bfl.data.load(cell["dataset"]).partition(partition, seed=seed).limit(cell["examples"], seed)
+    return clients, bfl.data.load(cell["dataset"], split="test")
+
+
+def choose(kind: str, asked: Optional[str], cache_dir: Optional[str] = None) -> str:
+    """The dataset of a choice: what is asked for, else the first that can be had, which the console is told.
+
+    Raises:
+      InvalidArgument: what is asked for can't be had.
+    """
+    *wanted, last = CHOICES[kind]
+    for name in [asked] if asked else wanted:
+        try:
+            if name == "femnist":
+                femnist.load_data(cache_dir)
+            elif name != "mnist_writers":
+                bfl.data.peek(name)
+            return name
+        except errors.InvalidArgument as error:
+            if asked:
+                raise
+            click.echo(f"{last} takes the place of {name}: {error}")
+    return last
+
+
+def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProcess:
+    """The process of a cell."""
+    recipe, options = ALGORITHMS[cell["algorithm"]]
+    options = dict(options)
+    if "burn_in_share" in options:
+        options["burn_in_rounds"] = int(options.pop("burn_in_share") * cell["rounds"])
+    if recipe == "fed_be":
+        # Of the clients' own data, without labels: the server of the study holds some.
+        rows = np.random.default_rng([cell["seed"], 8]).permutation(np.concatenate(clients.indices))[
+            : cell["unlabelled"]
+        ]
+        options["features"] = clients.source.features[rows]
+    server = SERVERS[cell["server"]]
+    return getattr(bfl.algorithms, recipe)(
+        lambda: NETWORKS[cell["network"]](clients.source.num_classes, cell["seed"]),
+        server_optimizer=bfl.federated.server_optimizer(**server) if server else None,
+        weighting="train_size",
+        element_spec=clients.element_spec,
+        local_epochs=cell["local_epochs"],
+        batch_size=cell["batch_size"],
+        learning_rate=cell["learning_rate"],
+        **options,
+    )
+
+
+def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
+    """Runs a cell, or goes on with it: its rounds and scores as JSON."""
+    started = time.perf_counter()
+    clients, test = clients_and_test(cell)
+    shown = test.subset(min(2000, test.num_examples), seed=0)
+    score = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels, num_samples=5).metrics
+    result = bfl.simulate(
+        build(cell, clients),
+        clients,
+        rounds=cell["rounds"],
+        cohort_size=cell["cohort_size"],
+        seed=cell["seed"],
+        checkpoint_dir=folder / "checkpoints",
+        checkpoint_every=5,
+        keep_checkpoints=1,
+        evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, num_samples=5),
+        evaluate_cohort=score,
+        evaluate_every=max(1, cell["rounds"] // 50),
+        popularity=cell.get("popularity"),
+        runtime=runtime,
+    )
+    final = bfl.evaluation.evaluate(result.model, test.features, test.labels, num_samples=20)
+    summary = {
+        "options": cell,
+        "metrics": final.metrics,
+        "rounds": result.rounds,
+        "seconds": time.perf_counter() - started,
+    }
+    draft = folder / "summary.draft"
+    draft.write_text(json.dumps(summary))
+    draft.replace(folder / SUMMARY)
+
+
+@click.command()
+@click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="All of them if none is named.")
+@click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
+@click.option("--cell", "only", default="", metavar="TEXT", help="Only cells whose name holds this.")
+@click.option("--seed", "seeds", type=int, multiple=True, help="Only cells of these seeds.")
+@click.option("--cifar", type=click.Choice(CHOICES["cifar"]), help="Else cifar100 where TFDS has it, or cifar10.")
+@click.option(
+    "--characters", type=click.Choice(CHOICES["characters"]), help="Else femnist where TFF has it, or mnist_writers."
+)
+@click.option("--cache-dir", help="Where TFF keeps FEMNIST; TFF's own place if not given.")
+@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=pathlib.Path),
+    default=pathlib.Path("runs/kernel_posterior"),
+    show_default=True,
+)
+def main(
+    tables: Any,
+    size: str,
+    only: str,
+    seeds: Any,
+    cifar: Optional[str],
+    characters: Optional[str],
+    cache_dir: Optional[str],
+    listed: bool,
+    output: pathlib.Path,
+) -> None:
+    """Runs the cells that are not done, and writes their tables and figures."""
+    output /= size
+    asked = {"cifar": cifar, "characters": characters}
+    kinds = {TABLES[table]["dataset"] for table in tables or TABLES} & CHOICES.keys()
+    try:
+        datasets = {kind: choose(kind, asked[kind], cache_dir) for kind in sorted(kinds)}
+    except errors.InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
+    chosen = {
+        table: {
+            cell_name(cell): {**cell, "cache_dir": cache_dir}
+            for cell in cells(table, size, datasets)
+            if only in cell_name(cell) and (not seeds or cell["seed"] in seeds)
+        }
+        for table in tables or TABLES
+    }
+    everything = {name: cell for table in chosen.values() for name, cell in table.items()}
+    if not everything:
+        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
+    if listed:
+        for name in everything:
+            click.echo(f"{'done' if is_done(output / 'cells' / name) else '    '}  {name}")
+        return
+    try:
+        _run(everything, output)
+    except errors.InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
+    for table in chosen:
+        names = map(cell_name, cells(table, size, datasets))
+        runs = [_read(output / "cells" / name) for name in names if _has(output, name)]
+        write_tables(table, runs, output)
+        write_figures(table, runs, output / "figures")
+
+
+def _run(everything: dict[str, Cell], output: pathlib.Path) -> None:
+    with bfl.federated.local_workers() as runtime:
+        for number, (name, cell) in enumerate(everything.items(), 1):
+            folder = output / "cells" / name
+            done = is_done(folder)
+            if not done:
+                run_cell(folder, cell, runtime)
+            summary = _read(folder)
+            seconds = "done before" if done else f"{summary['seconds']:.0f} s"
+            accuracy = summary["metrics"]["accuracy"]
+            click.echo(f"{number}/{len(everything)} {name}: accuracy {accuracy:.4f} ({seconds})")
+
+
+def _has(output: pathlib.Path, name: str) -> bool:
+    return is_done(output / "cells" / name)
+
+
+def _read(folder: pathlib.Path) -> dict[str, Any]:
+    return json.loads((folder / SUMMARY).read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Parts of posterior averaging in any combination, and FedKP's limit of wide kernels over whole rounds."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import algorithms, clients, federated, models, rules, servers
+
+from .methods import CLIENTS, SOURCE
+
+MODEL = functools.partial(models.mlp, "deterministic", hidden=())
+OPTIONS = {"local_epochs": 2, "batch_size": 8, "learning_rate": 0.05}
+SGD = functools.partial(tf.keras.optimizers.SGD, momentum=0.9)
+WORKS = {
+    "training": lambda: clients.variational(MODEL, optimizer_fn=SGD, **OPTIONS),
+    "proximal": lambda: clients.variational(MODEL, optimizer_fn=SGD, proximal=0.1, **OPTIONS),
+    "averaging": lambda: clients.posterior_averaging(MODEL, **OPTIONS),
+}
+RULES = {
+    "mean": lambda: rules.whole_model(rules.naive_weighted_average()),
+    "kernel": lambda: rules.kernel_posterior("clients"),
+}
+STEPS = {
+    "replace": servers.replace,
+    "sgd": lambda: servers.optimize(federated.server_optimizer("sgd", 0.5, momentum=0.9)),
+    "adam": lambda: servers.optimize(federated.server_optimizer("adam", 0.1)),
+    "langevin": lambda: servers.langevin(servers.replace(), 1e-6),
+}
+# Of 3 x 2 x 4 triples as many as hold every pair of two parts.
+TRIPLES = [(work, [*RULES][(i + j) % 2], step) for i, work in enumerate(WORKS) for j, step in enumerate(STEPS)]
+OWN_RULES = {
+    "gaussian": (rules.client_gaussian, servers.keep_gaussian),
+    "ensemble": (rules.stacked, lambda: servers.distil(MODEL, SOURCE.features[:20], num_models=2)),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runtime():
+    with federated.local_workers(max_concurrent_calls=1) as running:
+        yield running
+
+
+def a_round_learns(work, rule, step):
+    process = algorithms.compose(MODEL, WORKS[work](), rule(), step())
+    state = process.initialize()
+    output = process.next(state, [CLIENTS.dataset(k) for k in range(3)])
+    assert output.metrics["num_faulty"] == 0
+    for new in tf.nest.flatten((output.state, process.predictive_weights(output.state))):
+        assert np.all(np.isfinite(new))
+    moved = [np.abs(a - b).max() for a, b in zip(output.state.weights.point, state.weights.point)]
+    assert max(moved) > 1e-3
+
+
+def test_the_triples_hold_every_pair():
+    pairs = lambda *parts: {(a, b) for a in parts[0] for b in parts[1]}
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        parts = (WORKS, RULES, STEPS)
+        assert {(t[i], t[j]) for t in TRIPLES} == pairs(parts[i], parts[j])
+
+
+@pytest.mark.parametrize(("work", "rule", "step"), TRIPLES)
+def test_any_client_work_with_any_rule_and_any_server_step(work, rule, step):
+    a_round_learns(work, RULES[rule], STEPS[step])
+
+
+@pytest.mark.parametrize("name", OWN_RULES)
+def test_fedpas_clients_with_the_servers_that_have_a_rule_of_their_own(name):
+    a_round_learns("averaging", *OWN_RULES[name])
+
+
+@pytest.mark.parametrize(
+    ("start", "weighting", "kernel"),
+    [("mean", "equal", "epanechnikov"), ("clients", "train_size", "epanechnikov"), ("clients", "equal", "gaussian")],
+)
+def test_a_wide_kernel_is_federated_averaging_round_by_round(runtime, start, weighting, kernel):
+    """Also with momentum on the server; in float32, to 1e-5."""
+    optimizer = lambda: federated.server_optimizer("sgd", 0.5, momentum=0.9)
+    run = lambda process: federated.simulate(process, CLIENTS, 3, cohort_size=2, runtime=runtime).state
+    shared = {"weighting": weighting, **OPTIONS}
+    kernel_options = {"scale": 1e6, "kernel": kernel, "weighting": "kernels" if weighting == "train_size" else None}
+    averaged = run(algorithms.fed_opt(MODEL, server_optimizer=optimizer(), **shared))
+    shifted = run(
+        algorithms.fed_kp(MODEL, start=start, kernel_options=kernel_options, server_optimizer=optimizer(), **shared)
+    )
+    start_weights = models.get_weights(MODEL()).point
+    for a, b, first in zip(averaged.weights.point, shifted.weights.point, start_weights, strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-5)
+        assert np.abs(a - first).max() > 0.01

@@ -1,0 +1,104 @@
+"""Kernel densities of a single weight, and histograms of how far all of them are from Gaussian."""
+
+import io
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfp_bfl import evaluation, plots
+from tfp_bfl.errors import InvalidArgument
+
+VALUES = np.random.default_rng(0).normal(0.1, 0.01, size=30)
+CURVES = {"Epanechnikov": ("epanechnikov", 0.004), "Gaussian in $": ("gaussian", 0.003)}
+
+
+def draw(figure):
+    figure.savefig(io.BytesIO(), format="svg")
+    return figure
+
+
+def curve(figure, label):
+    return next(line for line in figure.axes[0].lines if line.get_label() == label).get_xydata().T
+
+
+def test_kernel_density_is_a_density_and_scipy_s():
+    figure = draw(plots.kernel_density(VALUES, CURVES, {"mean": VALUES.mean()}, title="$w"))
+    x, y = curve(figure, "Epanechnikov")
+    assert np.trapz(y, x) == pytest.approx(1, abs=1e-4)
+    x, y = curve(figure, r"Gaussian in \$")
+    wanted = stats.gaussian_kde(VALUES, 0.003 / VALUES.std(ddof=1))(x)
+    np.testing.assert_allclose(y, wanted, rtol=1e-8, atol=1e-8 * wanted.max())
+    assert figure.axes[0].get_title(loc="left") == r"\$w"
+    np.testing.assert_array_equal(curve(figure, "mean")[0], 2 * [VALUES.mean()])
+
+
+def test_the_rug_has_every_client_below_zero():
+    (rug,) = (c for c in draw(plots.kernel_density(VALUES, CURVES)).axes[0].collections if c.get_label() == "clients")
+    lines = np.array(rug.get_segments())
+    np.testing.assert_allclose(lines[:, 0, 0], VALUES)
+    assert (lines[..., 1] < 0).all()
+
+
+def test_kernel_density_of_extremes():
+    draw(plots.kernel_density([1, 2], {"narrow": ("gaussian", 1e-6)}))
+    draw(plots.kernel_density(1e-12 * VALUES, {"wide": ("epanechnikov", 10.0)}))
+    many = {str(i): ("epanechnikov", 0.001 * i) for i in range(1, 9)}
+    draw(plots.kernel_density(VALUES, many, dict.fromkeys("abcde", 0)))
+
+
+@pytest.mark.parametrize(
+    ("values", "curves", "marks", "message"),
+    [
+        (np.ones([2, 2]), CURVES, {}, r"shape \[S\]"),
+        ([1.0, np.nan], CURVES, {}, "finite numbers"),
+        (["a", "b"], CURVES, {}, "finite numbers"),
+        ([2.0, 2.0], CURVES, {}, "clients who differ"),
+        ([], CURVES, {}, "clients who differ"),
+        (VALUES, {}, {}, "at least one curve"),
+        (VALUES, {"a": ("epanechnikof", 1.0)}, {}, "did you mean 'epanechnikov'"),
+        (VALUES, {"a": ("gaussian", 0.0)}, {}, "bandwidth is 0.0, but must be"),
+        (VALUES, CURVES, {"mode": np.nan}, "mark 'mode' is at nan"),
+    ],
+)
+def test_kernel_density_of_bad_input(values, curves, marks, message):
+    with pytest.raises(InvalidArgument, match=message):
+        plots.kernel_density(values, curves, marks)
+
+
+def stack(seed=0, width=300):
+    return np.random.default_rng(seed).normal(size=[20, width])
+
+
+def test_normality_histograms():
+    results = {"Gaussian": evaluation.normality(stack()), "skewed in $": evaluation.normality(np.exp(stack(1)))}
+    figure = draw(plots.normality_histograms(results, evaluation.normality(stack(2)), title="by setting"))
+    p_values, skewness, kurtosis = figure.axes
+    heights = [patch.get_data().values for patch in p_values.patches]
+    # In percent of all weights, so that every line's bins add up to 100.
+    assert [sum(h) for h in heights] == pytest.approx([100, 100])
+    assert heights[1][0] > 50 > 20 > heights[0][0]
+    assert [len(panel.patches) for panel in (p_values, skewness, kurtosis)] == [2, 3, 3]
+    for panel in (skewness, kurtosis):
+        for patch in panel.patches:
+            values, edges, _ = patch.get_data()
+            assert 0.6 < np.sum(values * np.diff(edges)) <= 1 + 1e-9
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["Gaussian", r"skewed in \$", "if Gaussian: level", "if Gaussian"]
+
+
+def test_normality_histograms_leave_out_weights_without_spread():
+    values = stack()
+    with_ties = np.concatenate([values, np.ones([20, 100])], 1)
+    figures = [draw(plots.normality_histograms({"a": evaluation.normality(v)})) for v in (values, with_ties)]
+    one, other = ([patch.get_data().values for axes in f.axes for patch in axes.patches] for f in figures)
+    for a, b in zip(one, other):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_normality_histograms_of_bad_input():
+    with pytest.raises(InvalidArgument, match="at least one setting"):
+        plots.normality_histograms({})
+    with pytest.raises(InvalidArgument, match="In 'same' all clients agree"):
+        plots.normality_histograms({"same": evaluation.normality(np.ones([5, 2]))})

@@ -1,0 +1,68 @@
+"""The bandwidth study: what it pools, and its table and figure from made stacks."""
+
+import csv
+import json
+
+import numpy as np
+from click.testing import CliRunner
+
+import tfp_bfl as bfl
+from experiments.cells import SUMMARY
+from experiments.kernel_posterior import bandwidths, client_stacks, config
+from tfp_bfl.rules import kernel
+
+
+def test_every_bandwidth_and_scale_is_pooled_once():
+    found = bandwidths.poolings("tiny")
+    assert len(set(found)) == len(found)
+    assert {x.bandwidth for x in found} == {bandwidths.MEAN, *kernel.BANDWIDTHS}
+    assert {(x.start, x.kernel, x.scale) for x in found if x.bandwidth == "silverman"} == {
+        (start, k, scale) for start in kernel.STARTS for k in kernel.KERNELS for scale in (1.0, 100.0)
+    }
+
+
+def test_the_mean_and_the_modes_of_a_group():
+    stack = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+    mean, counts = bandwidths.pool(stack, bandwidths.Pooling())
+    np.testing.assert_array_equal(mean, stack.mean(0))
+    assert counts == {}
+    mode, counts = bandwidths.pool(stack, bandwidths.Pooling("clients", "gaussian", "scott", 2.0))
+    np.testing.assert_array_equal(mode, bfl.rules.kernel_mode(stack, "clients", "gaussian", "scott", 2.0))
+    assert counts["num_zero_spread"] == 0
+
+
+def test_a_table_and_a_figure_from_stacks_that_are_there(tmp_path, monkeypatch):
+    def load(name, split="train"):
+        rng = np.random.default_rng(3)
+        features, labels = rng.integers(256, size=(600, 28, 28, 1)).astype(np.uint8), np.arange(600) % 10
+        return bfl.data.Source(name, split, features, labels.astype(np.int32), tuple("0123456789"))
+
+    monkeypatch.setattr(bfl.data, "load", load)
+    # Two poolings, so that it is quick: the mean and one so wide that it is the mean.
+    wide = bandwidths.Pooling("mean", "epanechnikov", "silverman", 1e4)
+    monkeypatch.setattr(bandwidths, "poolings", lambda size: [bandwidths.Pooling(), wide])
+    rng, stacks = np.random.default_rng(0), tmp_path / "stacks" / "tiny"
+    num_weights = sum(
+        w.shape.num_elements() for w in client_stacks.model_of({"network": "mnist_network", "seed": 0}).weights
+    )
+    for setting in client_stacks.settings("tiny"):
+        for folder in (f(stacks, setting, 0) for f in (client_stacks.global_folder, client_stacks.stack_folder)):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / SUMMARY).write_text(json.dumps({"options": {}, "accuracy": {}}))
+        start = client_stacks.global_folder(stacks, setting, 0) / client_stacks.GLOBAL
+        np.savez(start, **{str(number): np.zeros(num_weights, np.float32) for number in (1, 2)})
+        np.save(folder / client_stacks.STACK, 0.1 * rng.normal(size=(12, num_weights)).astype(np.float32))
+    options = ["--size", "tiny", "--output", str(tmp_path / "out"), "--stacks", str(tmp_path / "stacks")]
+    result = CliRunner().invoke(bandwidths.main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    header, mean, mode = csv.reader((tmp_path / "out" / "tiny" / "bandwidths.csv").read_text().splitlines())
+    assert mean[header.index("bandwidth")] == bandwidths.MEAN
+    gain = mode[header.index("less the mean's")].split(" +- ")
+    assert len(gain) == 2 and abs(float(gain[0])) <= 0.002  # Of 600 images one more or less, from rounding.
+    assert (tmp_path / "out" / "tiny" / "figures" / "bandwidth_scales.png").stat().st_size > 1000
+    rows = json.loads(
+        (
+            tmp_path / "out" / "tiny" / f"alpha={config.BANDWIDTH_STUDY['tiny']['alphas'][0]:g}" / bandwidths.SCORES
+        ).read_text()
+    )
+    assert len(rows) == 4  # two groups of six clients

@@ -1,0 +1,144 @@
+"""What configurations stand for: shares of the data, recipes with their options, and runs of them that go on."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl import build
+from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
+from tfp_bfl.config import make_config
+
+RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]
+OF_RECIPE = {
+    "fed_opt": {"server_optimizer": "adam", "learning_rate_decay": 0.5},
+    "fed_prox": {"proximal": 0.2, "server_optimizer": "sgd", "server_momentum": 0.5},
+    "fed_ag": {"weighting": "equal"},
+    "fed_be": {"unlabelled_share": 0.2, "pretrain_share": 0.1},
+    "fed_pa": {"shrinkage": 0.2, "max_change_norm": 1e6},
+    "fed_sgld": {"burn_in_rounds": 1, "max_samples": 1, "step_size": 1e-4},
+    "fed_kp": {"server_optimizer": "yogi", "server_learning_rate": 0.1},
+    "fed_kppa": {"kernel": "gaussian", "bandwidth": "scott", "bandwidth_scale": 2.0, "burn_in_rounds": 1},
+}
+TINY = {"dataset": "breast_cancer", "model": "mlp", "partition": "iid", "clients": 3, "rounds": 3, "local_epochs": 1}
+SOURCE = bfl.data.load("breast_cancer")
+# What a recipe gets of every configuration.
+COMMON = {
+    *("element_spec", "local_epochs", "batch_size", "learning_rate"),
+    *("optimizer_fn", "server_optimizer", "max_change_norm"),
+}
+
+
+def config_of(algorithm, **options):
+    return make_config(None, {"algorithm": algorithm, **TINY, **OF_RECIPE[algorithm], **options})
+
+
+def process_of(config):
+    return build.process(config, SOURCE, lambda: build.shares(config, SOURCE).unlabelled)
+
+
+def exported(model, folder):
+    """The epistemic uncertainty of a few examples, as the SavedModel gives it."""
+    bfl.export.save(model, folder / "model")
+    loaded = tf.saved_model.load(str(folder / "model"))
+    return loaded.predict(SOURCE.features[:5], num_samples=10, seed=0)["epistemic"]
+
+
+@pytest.fixture
+def options_of(monkeypatch):
+    """Gives the options that a configuration's recipe is called with."""
+
+    def called(config):
+        given = {}
+        monkeypatch.setattr(bfl.algorithms, config.algorithm, lambda model_fn, **options: given.update(options))
+        process_of(config)
+        return given
+
+    return called
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logistic_regression():
+    """Of two tensors: what a kernel's graph costs, it costs for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(bfl.models.MODELS, "mlp", functools.partial(bfl.models.mlp, hidden=()))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    with bfl.federated.local_workers(max_concurrent_calls=1) as running:
+        yield running
+
+
+def test_every_recipe_is_tried():
+    assert set(OF_RECIPE) == set(RECIPES) == {name for name in bfl.algorithms.__all__ if name.startswith("fed_")}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_learns_exports_and_goes_on_to_the_same_bits(name, runtime, tmp_path):
+    config = config_of(name)
+    process, clients = process_of(config), build.shares(config, SOURCE).clients
+    run = functools.partial(bfl.simulate, process, clients, runtime=runtime, seed=1)
+    whole = run(3)
+    run(2, checkpoint_dir=tmp_path / "states")
+    result = run(3, checkpoint_dir=tmp_path / "states")
+    for a, b in zip(*(tf.nest.flatten(x.state) for x in (whole, result)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(result.rounds[::2], whole.rounds[::2], strict=True):  # The second was the last of a run.
+        assert {**a, "seconds": 0, "train_seconds": 0} == {**b, "seconds": 0, "train_seconds": 0}
+    # A single draw of the chain is no spread; the Gaussian of the clients is one.
+    assert bool(np.max(exported(result.model, tmp_path)) > 1e-9) == (name == "fed_ag")
+
+
+def test_a_chain_of_several_draws_is_uncertain_and_exported_so(runtime, tmp_path):
+    config = config_of("fed_sgld", burn_in_rounds=0, max_samples=3)
+    result = bfl.simulate(process_of(config), build.shares(config, SOURCE).clients, 3, runtime=runtime)
+    assert np.min(exported(result.model, tmp_path)) > 0
+
+
+def test_options_reach_the_recipe(options_of):
+    given = options_of(config_of("fed_kppa", shrinkage=0.3, learning_rate=0.25, server_optimizer="sgd"))
+    assert set(given) == COMMON | {"shrinkage", "burn_in_rounds", "start", "kernel_options"}
+    assert given["kernel_options"] == {"kernel": "gaussian", "bandwidth": "scott", "scale": 2.0}
+    assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 1)
+    assert float(given["learning_rate"](tf.constant(0))) == 0.25
+    assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
+    given = options_of(config_of("fed_sgld", max_samples=7))
+    assert set(given) == COMMON | {"weighting", "burn_in_rounds", "step_size", "max_samples"}
+    assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
+    assert options_of(config_of("fed_kp", kernel_start="clients"))["start"] == "clients"
+    assert set(options_of(config_of("fed_prox"))) == COMMON | {"weighting", "proximal"}
+
+
+@pytest.mark.parametrize(("rounds", "burn_in"), [(1, 0), (7, 3), (30, 15)])
+@pytest.mark.parametrize("name", ["fed_pa", "fed_kppa", "fed_sgld"])
+def test_burn_in_is_half_of_the_rounds(options_of, name, rounds, burn_in):
+    config = make_config(None, {**TINY, "algorithm": name, "rounds": rounds})
+    assert options_of(config)["burn_in_rounds"] == burn_in
+
+
+def test_server_optimizers_have_rates_of_their_own(options_of):
+    assert set(SERVER_OPTIMIZERS) == set(bfl.federated.SERVER_OPTIMIZERS)
+    for name, rate in SERVER_OPTIMIZERS.items():
+        optimizer = options_of(config_of("fed_ag", server_optimizer=name))["server_optimizer"]
+        state = optimizer.initialize(tf.TensorSpec([]))
+        assert state["learning_rate"] == rate
+    momentum = {"server_optimizer": "sgd", "server_learning_rate": 0.5, "server_momentum": 0.25}
+    state = options_of(config_of("fed_ag", **momentum))["server_optimizer"].initialize(tf.TensorSpec([]))
+    assert (state["learning_rate"], state["momentum"]) == (0.5, 0.25)
+    assert options_of(config_of("fed_ag"))["server_optimizer"] is None
+
+
+def test_the_servers_unlabelled_examples_are_nobodys():
+    config = config_of("fed_be", unlabelled_share=0.3, pretrain_share=0.2)
+    clients, server, held_out, unlabelled = build.shares(config, SOURCE)
+    size = SOURCE.num_examples
+    assert len(unlabelled) == pytest.approx(0.3 * size, abs=1)
+    assert server.sizes.sum() + held_out.sizes.sum() == pytest.approx(0.2 * size, abs=1)
+    assert clients.sizes.sum() + server.sizes.sum() + held_out.sizes.sum() + len(unlabelled) == size
+    theirs = {row.tobytes() for part in clients.indices for row in SOURCE.features[part]}
+    assert not theirs & {row.tobytes() for row in unlabelled}
+    assert build.shares(config_of("fed_opt"), SOURCE).unlabelled is None

@@ -1,0 +1,253 @@
+"""The kernel-posterior study: its cells and datasets, its writers, and cells of each dataset from end to end."""
+
+import collections
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tfp_bfl as bfl
+from experiments.kernel_posterior import config, femnist, models, run, writers
+from experiments.kernel_posterior.tables import setting
+from tfp_bfl.data.hierarchical import GROUPS
+from tfp_bfl.errors import InvalidArgument
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    """Made images in the place of MNIST and of CIFAR's."""
+
+    def load(name, split="train"):
+        rng = np.random.default_rng([3, split == "test"])
+        shape, classes = ((32, 32, 3) if "cifar" in name else (28, 28, 1)), (100 if name == "cifar100" else 10)
+        number = 60 if split == "test" and "cifar" in name else 4000
+        features, labels = rng.integers(256, size=(number, *shape)).astype(np.uint8), np.arange(number) % classes
+        return bfl.data.Source(name, split, features, labels.astype(np.int32), tuple(map(str, range(classes))))
+
+    monkeypatch.setattr(bfl.data, "load", load)
+
+
+def test_every_cell_has_a_name_of_its_own():
+    for table in config.TABLES:
+        for size in config.SIZES:
+            cells = list(run.cells(table, size))
+            assert len({run.cell_name(cell) for cell in cells}) == len(cells)
+
+
+def test_writers_are_made_when_asked_for(digits, monkeypatch):
+    made = []
+    restyle = writers.restyle
+    monkeypatch.setattr(writers, "restyle", lambda *x: made.append(1) or restyle(*x))
+    clients = writers.writers(30, 0)
+    assert clients.num_clients == 30 and not made
+    assert clients.sizes.min() >= writers.LEAST and clients.sizes.max() <= writers.MOST
+    examples = clients.examples(3)
+    assert len(made) == clients.sizes[3] == len(examples.labels)
+    assert examples.features.shape[1:] == (28, 28, 1) and examples.features.dtype == np.uint8
+
+
+def test_a_plain_hand_changes_nothing_and_a_thick_one_adds_ink():
+    image = np.zeros((28, 28), np.uint8)
+    image[8:20, 12:15] = 200
+    np.testing.assert_array_equal(writers.restyle(image, 0, 0, 1), image)
+    assert writers.restyle(image, 0, 0.5, 1).sum() > image.sum() > writers.restyle(image, 0, -0.5, 1).sum()
+    assert writers.restyle(image, 0, 0, 0.75).sum() < image.sum()
+
+
+def test_two_cells_from_end_to_end(digits, tmp_path, monkeypatch):
+    monkeypatch.setitem(config.SIZES["tiny"]["mnist"], "rounds", 2)
+    cells = [{"algorithm": name, "server": config.SGD} for name in ("FedBE", "FedKP, clustered")]
+    monkeypatch.setitem(config.TABLES["alphas"], "cells", cells)
+    options = ["--table", "alphas", "--size", "tiny", "--cell", "lda_0.1,", "--output", str(tmp_path)]
+    result = CliRunner().invoke(run.main, options, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    rows = list(csv.reader((tmp_path / "tiny" / "alphas.csv").read_text().splitlines()))
+    assert [row[1] for row in rows[1:]] == [f"{cell['algorithm']}, server {config.SGD}" for cell in cells]
+    assert (tmp_path / "tiny" / "alphas_accuracy.md").exists()
+    assert {p.name for p in (tmp_path / "tiny" / "figures").iterdir()} == {"alphas_curves.png", "alphas_bars.png"}
+    again = CliRunner().invoke(run.main, options, catch_exceptions=False)
+    assert again.output.count("done before") == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "algorithm", "options", "dataset"),
+    [
+        ("writers", "FedKPPA", [], "mnist_writers"),
+        ("pachinko", "FedAvg", ["--cifar", "cifar10"], "cifar10"),
+        ("writers", "FedAvg", ["--characters", "femnist", "--seed", "0"], "femnist"),
+    ],
+)
+def test_a_cell_of_each_other_dataset(
+    digits, federated_characters, tmp_path, monkeypatch, table, algorithm, options, dataset
+):
+    """What was chosen is told: on the console, in the cell's name, its summary and the table."""
+    if dataset == "mnist_writers":
+        monkeypatch.setattr(femnist, "load_data", unreachable)
+    # ResNet-20 takes long to trace, and modes of 1.7 million weights are tried elsewhere.
+    monkeypatch.setitem(models.NETWORKS, "character_network", models.mnist_network)
+    small = lambda num_classes, seed: bfl.models.lenet("deterministic", (32, 32, 3), num_classes, seed=seed)
+    monkeypatch.setitem(models.NETWORKS, "image_network", small)
+    unseen = writers.unseen_writers
+    monkeypatch.setattr(writers, "unseen_writers", lambda number, size, seed: unseen(number, 40, seed))
+    monkeypatch.setattr(bfl.data, "peek", bfl.data.load)
+    size = {
+        "rounds": 1,
+        "cohort_size": 2,
+        "clients": 4,
+        "examples": 8,
+        "local_epochs": 1,
+        "unlabelled": 8,
+        "seeds": [0],
+    }
+    monkeypatch.setitem(config.SIZES["tiny"], config.TABLES[table]["dataset"], size)
+    monkeypatch.setitem(config.TABLES[table], "cells", [{"algorithm": algorithm, "server": "sgd 0.5"}])
+    arguments = ["--table", table, "--size", "tiny", *options, "--output", str(tmp_path)]
+    result = CliRunner().invoke(run.main, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert ("mnist_writers takes the place of femnist: it is not here" in result.output) is (dataset == "mnist_writers")
+    (folder,) = (tmp_path / "tiny" / "cells").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert folder.name.startswith(f"{dataset},") and summary["options"]["dataset"] == dataset
+    assert summary["rounds"][0]["num_faulty"] == 0 and 0 <= summary["rounds"][0]["cohort_accuracy"] <= 1
+    assert setting(summary).startswith(f"{dataset}, {config.TABLES[table]['partitions'][0]}")
+
+
+def unreachable(*arguments):
+    raise InvalidArgument("it is not here.")
+
+
+@pytest.mark.parametrize(
+    ("table", "option", "wanted", "last"),
+    [("pachinko", "--cifar", "cifar100", "cifar10"), ("writers", "--characters", "femnist", "mnist_writers")],
+)
+def test_what_can_not_be_had_is_replaced_and_refused_if_asked_for(table, option, wanted, last, monkeypatch, tmp_path):
+    monkeypatch.setattr(bfl.data, "peek", unreachable)
+    monkeypatch.setattr(femnist, "load_data", unreachable)
+    arguments = ["--table", table, "--size", "tiny", "--list", "--output", str(tmp_path)]
+    listed = CliRunner().invoke(run.main, arguments, catch_exceptions=False)
+    assert listed.exit_code == 0
+    first, *names = listed.output.splitlines()
+    assert first == f"{last} takes the place of {wanted}: it is not here."
+    assert names and all(name.split()[-1].startswith(f"{last},") for name in names)
+    asked = CliRunner().invoke(run.main, [*arguments, option, wanted], catch_exceptions=False)
+    assert asked.exit_code == 2 and asked.output.splitlines()[-1] == "Error: it is not here."
+    other = CliRunner().invoke(run.main, [*arguments, option, "nothing"], catch_exceptions=False)
+    assert other.exit_code == 2
+
+
+def test_the_first_choice_is_taken_where_it_can_be_had(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(bfl.data, "peek", asked.append)
+    monkeypatch.setattr(femnist, "load_data", asked.append)
+    arguments = ["--size", "tiny", "--list", "--cache-dir", "somewhere", "--output", str(tmp_path)]
+    listed = CliRunner().invoke(run.main, arguments, catch_exceptions=False).output
+    assert asked == ["somewhere", "cifar100"] or asked == ["cifar100", "somewhere"]
+    assert "cifar100,pachinko" in listed and "femnist,writers" in listed and "takes the place" not in listed
+    asked.clear()
+    CliRunner().invoke(run.main, ["--table", "alphas", "--size", "tiny", "--list"], catch_exceptions=False)
+    assert asked == []
+
+
+SIZES = {"ann": 7, "bob": 3, "cleo": 5, "dan": 4}
+
+
+@pytest.fixture
+def federated_characters(monkeypatch):
+    """Made data as TFF has FEMNIST: floats, white paper, ink by writer and place."""
+    tff = bfl.federated.require_tff()
+
+    def of(seed):
+        rng = np.random.default_rng(seed)
+        ink = {name: rng.integers(256, size=(size, 28, 28)) for name, size in SIZES.items()}
+        entries = {
+            name: collections.OrderedDict(
+                label=np.arange(len(x), dtype=np.int32) + 55, pixels=(1 - x / 255).astype(np.float32)
+            )
+            for name, x in ink.items()
+        }
+        return ink, tff.simulation.datasets.TestClientData(entries)
+
+    splits = [of(seed) for seed in (0, 1)]
+    monkeypatch.setattr(femnist, "load_data", lambda cache_dir=None: tuple(data for _, data in splits))
+    femnist.load.cache_clear()
+    yield splits
+    femnist.load.cache_clear()
+
+
+def test_femnist_is_white_ink_in_bytes_and_a_client_a_writer(federated_characters):
+    (ink, data), _ = federated_characters
+    clients = femnist.clients(data, 4, 0)
+    assert clients.sizes.tolist() == [*SIZES.values()] and clients.source.num_classes == 62
+    for k, name in enumerate(SIZES):
+        examples = clients.examples(k)
+        np.testing.assert_array_equal(examples.features[..., 0], ink[name])
+        assert examples.features.dtype == np.uint8 and examples.labels.dtype == np.int32
+        assert [femnist.CLASS_NAMES[i] for i in examples.labels] == [*"tuvwxyz"][: SIZES[name]]
+    train, test = femnist.load(2, 5)
+    assert (train.num_clients, train.source.split, test.split) == (2, "train", "test")
+    assert test.num_examples == train.source.num_examples  # The same two: no other pair has as many.
+    with pytest.raises(InvalidArgument, match="5 writers are asked for, but FEMNIST has 4"):
+        femnist.clients(data, 5, 0)
+
+
+def test_femnist_that_can_not_be_downloaded_is_one_sentence_and_leaves_no_half_file(tmp_path, monkeypatch):
+    def no_network(*arguments, **options):
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(femnist.urllib.request, "urlopen", no_network)
+    with pytest.raises(InvalidArgument, match=r"FEMNIST can't be read from .* \(no route to host\): bring") as caught:
+        femnist.load_data(str(tmp_path / "cache"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "cache").exists()
+
+    def half(only_digits, cache_dir):
+        (tmp_path / "emnist_all.sqlite").write_text("half")
+        raise OSError("reset")
+
+    monkeypatch.setattr(femnist.urllib.request, "urlopen", lambda *arguments, **options: io.BytesIO())
+    monkeypatch.setattr(bfl.federated.require_tff().simulation.datasets.emnist, "load_data", half)
+    with pytest.raises(InvalidArgument, match="reset"):
+        femnist.load_data(str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_cifar100_loads_with_its_fine_labels_and_its_twenty_groups(tmp_path):
+    """Made examples written as TFDS has them: the coarse label is not the one that is read."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    own = tfds.builder("cifar100", data_dir=tmp_path)
+    with tfds.core.registered.skip_registration():
+
+        class Made(tfds.core.GeneratorBasedBuilder):
+            VERSION, pkg_dir_path = own.version, own.pkg_dir_path
+
+            def _info(self):
+                return tfds.core.DatasetInfo(
+                    builder=self, features=own.info.features, supervised_keys=own.info.supervised_keys
+                )
+
+            def _split_generators(self, dl_manager):
+                return {split: self._generate_examples(split) for split in ("train", "test")}
+
+            def _generate_examples(self, split):
+                for i in range(400):
+                    image = np.full((32, 32, 3), i % 100, np.uint8)
+                    yield i, {"id": f"{i}", "image": image, "label": i % 100, "coarse_label": GROUPS[100][i % 100]}
+
+    Made.name = "cifar100"
+    Made(data_dir=tmp_path).download_and_prepare()
+    source = bfl.data.load("cifar100", data_dir=tmp_path)
+    assert source.num_classes == 100
+    np.testing.assert_array_equal(source.labels, source.features[:, 0, 0, 0])
+    assert np.bincount(source.labels).tolist() == [4] * 100
+    counts = source.partition(bfl.data.parse_partition("pachinko:0.001", 20), seed=0).label_counts()
+    assert counts.sum(1).tolist() == [20] * 20
+    groups = np.stack([counts[:, np.array(GROUPS[100]) == g].sum(1) for g in range(20)], 1)
+    assert np.median(groups.max(1)) == 20  # Almost all clients have one group, those after which it is used up.
+
+
+def test_groups_of_cifar100_by_the_numbers_of_its_classes():
+    """In the order of their names: baby, boy, girl, man, woman; fish; trees."""
+    for group, members in ((14, [2, 11, 35, 46, 98]), (1, [1, 32, 67, 73, 91]), (17, [47, 52, 56, 59, 96])):
+        assert [i for i, own in enumerate(GROUPS[100]) if own == group] == members

@@ -1,0 +1,126 @@
+"""The clients' values of a single weight and their kernel density, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.plots import style
+
+KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "epanechnikov": lambda u: 0.75 * np.maximum(1 - u**2, 0),
+    "gaussian": lambda u: np.exp(-0.5 * u**2) / np.sqrt(2 * np.pi),
+}
+# A Gaussian kernel is this many bandwidths wide on either side.
+_REACH = {"epanechnikov": 1.0, "gaussian": 3.0}
+_POINTS = 2000
+_DASHES = ("-", "--", "-.", ":")
+_MARKS = ((style.INK, ":"), (style.ORANGE, "-"), (style.GREEN, "--"), (style.PURPLE, "-."))
+_CURVES = (style.BLUE, style.AMBER, style.SKY, style.PURPLE, style.GREEN, style.ORANGE)
+
+
+def kernel_density(
+    values: Any,
+    curves: Mapping[str, tuple[str, float]],
+    marks: Optional[Mapping[str, float]] = None,
+    title: str = "",
+    label: str = "value of the weight",
+) -> Figure:
+    """Draws S clients' values of one weight as a rug beneath their kernel densities, a line for each curve.
+
+    p(x) = 1 / (S h) sum_i K((x - w_i) / h)
+
+    The grey area is the Gaussian of the clients' mean and standard deviation (ddof 1). Marks are places on the axis,
+    such as the clients' mean and the modes that `tfp_bfl.rules.kernel_mode` finds.
+
+    Args:
+      values: [S], of at least two clients who differ.
+      curves: name -> (kernel, h): "epanechnikov" or "gaussian", and a bandwidth in units of the values.
+      marks: name -> place, drawn as vertical lines.
+      title: instead of none.
+      label: of the horizontal axis.
+
+    Raises:
+      InvalidArgument: values not [S], not finite or all the same; no curve, no such kernel, or a bandwidth that is not
+        finite and above zero; a mark that is not finite.
+    """
+    figure = style.new_figure(height=4.4)
+    axes = figure.subplots()
+    draw_kernel_density(axes, values, curves, marks, title, label)
+    density_legend(figure, axes)
+    return figure
+
+
+def density_legend(figure: Figure, axes: Axes) -> None:
+    """One legend beneath all panels, of what one of them shows."""
+    handles, names = axes.get_legend_handles_labels()
+    columns = 3 if figure.get_figwidth() < 8 else 4
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 1)
+
+
+def draw_kernel_density(
+    axes: Axes,
+    values: Any,
+    curves: Mapping[str, tuple[str, float]],
+    marks: Optional[Mapping[str, float]] = None,
+    title: str = "",
+    label: str = "value of the weight",
+) -> None:
+    """`kernel_density` on axes that are there, such as one of many panels; without a legend.
+
+    Raises:
+      InvalidArgument: as `kernel_density`.
+    """
+    values, marks = _checked(values, curves, marks or {})
+    low, high = values.min(), values.max()
+    reach = max(_REACH[kernel] * h for kernel, h in curves.values())
+    pad = min(reach, 0.6 * (high - low)) + 0.04 * (high - low)
+    x = np.sort(np.concatenate([np.linspace(low - pad, high + pad, _POINTS), values]))
+    stddev = values.std(ddof=1)
+    normal = KERNELS["gaussian"]((x - values.mean()) / stddev) / stddev
+    axes.fill_between(x, normal, color=style.GRID, linewidth=0, label="Gaussian of mean and sd")
+    top = normal.max()
+    for i, (name, (kernel, h)) in enumerate(curves.items()):
+        density = KERNELS[kernel]((x[:, np.newaxis] - values) / h).mean(1) / h
+        color, dashes = _CURVES[i % len(_CURVES)], _DASHES[i % len(_DASHES)]
+        axes.plot(x, density, dashes, color=color, linewidth=1.8, label=style.plain(name, 40))
+        top = max(top, density.max())
+    for i, (name, place) in enumerate(marks.items()):
+        color, dashes = _MARKS[i % len(_MARKS)]
+        axes.axvline(place, color=color, linestyle=dashes, linewidth=1.6, label=style.plain(name, 40))
+    # The rug has a strip of its own below zero.
+    axes.vlines(values, -0.09 * top, -0.02 * top, color=style.MUTED, linewidth=0.8, label="clients")
+    axes.set_ylim(-0.1 * top, 1.06 * top)
+    axes.set_xlim(x[0], x[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, prune="lower"))
+    axes.ticklabel_format(scilimits=(-2, 3), useMathText=True)
+    style.tidy(axes, style.plain(title), x=label, y="density", grid=None)
+
+
+def _checked(
+    values: Any, curves: Mapping[str, tuple[str, float]], marks: Mapping[str, float]
+) -> tuple[np.ndarray, Mapping[str, float]]:
+    values = np.asarray(values)
+    if values.ndim != 1 or values.dtype.kind not in "iuf" or not np.all(np.isfinite(values)):
+        raise InvalidArgument(
+            f"The values must be finite numbers of shape [S], one a client, not {values.dtype} {values.shape}."
+        )
+    if not len(values) or values.min() == values.max():
+        raise InvalidArgument("The values must be of at least two clients who differ: others have no density.")
+    if not curves:
+        raise InvalidArgument("kernel_density needs at least one curve, as a mapping of name to (kernel, bandwidth).")
+    for kernel, h in curves.values():
+        lookup(KERNELS, kernel, "kernel")
+        if not 0 < h < np.inf:
+            raise InvalidArgument(f"A bandwidth is {shown(h)}, but must be a finite number above 0.")
+    for name, place in marks.items():
+        if not np.isfinite(place):
+            raise InvalidArgument(f"The mark {name!r} is at {shown(place)}, but must be a finite number.")
+    return values.astype(np.float64), marks

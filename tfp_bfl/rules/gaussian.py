@@ -1,0 +1,44 @@
+"""The Gaussian of the clients' point weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules.mixtures import linear_pool
+from tfp_bfl.rules.rule import Rule, each
+
+
+def client_gaussian() -> Rule:
+    """Mean and variance over the clients of each point weight, for models without variational layers (FedAG).
+
+    mean = sum_k b_k w_k,   variance = sum_k b_k (w_k - mean)^2     (ddof 0)
+
+    The linear pool of the clients' weights as points without spread; BatchNorm's statistics likewise.
+
+    Returns:
+      A `Rule` over `ModelWeights`, whose pooled result has the posterior over all point weights in the place of these.
+
+    Source: Thorgeirsson & Gauterin 2020, algorithm 3 (FedAG).
+    """
+    pool_moments = linear_pool()
+
+    def as_moments(weights: ModelWeights) -> MeanField:
+        point = (*weights.posterior.mean, *weights.point)
+        spread = (*weights.posterior.variance, *each(tf.zeros_like, tuple(weights.point)))
+        return MeanField((point, weights.moments.mean), (spread, weights.moments.variance))
+
+    def pool(total: Any, anchor: ModelWeights) -> ModelWeights:
+        pooled = pool_moments.pool(total, as_moments(anchor))
+        (means, moving_means), (variances, moving_variances) = pooled
+        return ModelWeights(MeanField(means, variances), (), MeanField(moving_means, moving_variances))
+
+    return Rule(
+        lambda local, anchor, weight: pool_moments.summarise(as_moments(local), as_moments(anchor), weight),
+        pool_moments.merge,
+        pool,
+        "client_gaussian",
+    )

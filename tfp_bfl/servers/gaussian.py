@@ -1,0 +1,54 @@
+"""FedAG's server: training goes on from the mean of the clients' weights, predictions draw from their Gaussian."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.servers.langevin import check_point_weights
+from tfp_bfl.servers.replace import replace
+from tfp_bfl.servers.step import ServerStep
+
+
+class Spread(NamedTuple):
+    """The state: that of the step, and the variance over the clients of each point weight."""
+
+    step: Any
+    variance: Any
+
+
+def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
+    """w <- step(w) with the pooled mean; predictions draw from N(w, variance over the clients).
+
+    Args:
+      step: `replace()`, the default, or `optimize(...)`.
+
+    Returns:
+      A step over what `tfp_bfl.rules.client_gaussian` gives. Before the first round the weights themselves predict.
+
+    Raises:
+      InvalidArgument: with another rule, or a model with variational layers, when the process is built.
+
+    Source: Thorgeirsson & Gauterin 2020 (FedAG).
+    """
+    inner = step or replace()
+
+    def initialize(weights: ModelWeights) -> Spread:
+        check_point_weights(weights, "FedAG")
+        return Spread(inner.initialize(weights), tf.nest.map_structure(tf.zeros_like, weights.point))
+
+    def advance(state: Spread, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Spread, ModelWeights]:
+        if len(pooled.posterior.mean) != len(weights.point):
+            raise InvalidArgument("FedAG's server takes what rules.client_gaussian() gives: use it with that rule.")
+        points = weights._replace(point=pooled.posterior.mean, moments=pooled.moments)
+        own, moved = inner.next(state.step, weights, points, seed)
+        return Spread(own, pooled.posterior.variance), moved
+
+    def predictive(state: Spread, weights: ModelWeights) -> ModelWeights:
+        return weights._replace(posterior=MeanField(weights.point, state.variance), point=())
+
+    return ServerStep(initialize, advance, predictive)
