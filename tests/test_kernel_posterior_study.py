@@ -23,7 +23,8 @@ def digits(monkeypatch):
     def load(name, split="train"):
         rng = np.random.default_rng([3, split == "test"])
         shape, classes = ((32, 32, 3) if "cifar" in name else (28, 28, 1)), (100 if name == "cifar100" else 10)
-        features, labels = rng.integers(256, size=(4000, *shape)).astype(np.uint8), np.arange(4000) % classes
+        number = 60 if split == "test" and "cifar" in name else 4000
+        features, labels = rng.integers(256, size=(number, *shape)).astype(np.uint8), np.arange(number) % classes
         return bfl.data.Source(name, split, features, labels.astype(np.int32), tuple(map(str, range(classes))))
 
     monkeypatch.setattr(bfl.data, "load", load)
@@ -89,6 +90,8 @@ def test_a_cell_of_each_other_dataset(
     monkeypatch.setitem(models.NETWORKS, "character_network", models.mnist_network)
     small = lambda num_classes, seed: bfl.models.lenet("deterministic", (32, 32, 3), num_classes, seed=seed)
     monkeypatch.setitem(models.NETWORKS, "image_network", small)
+    unseen = writers.unseen_writers
+    monkeypatch.setattr(writers, "unseen_writers", lambda number, size, seed: unseen(number, 40, seed))
     monkeypatch.setattr(bfl.data, "peek", bfl.data.load)
     size = {
         "rounds": 1,
