@@ -1,6 +1,6 @@
 """Point weights by many rounds, and posteriors from how the clients' weights differ.
 
-Each recipe is a client work, a rule and a server step, and each part fits the others: `compose` takes any three.
+Each recipe is a client work, a rule and a server step, which `compose` puts together.
 FedOpt and FedProx (Reddi et al. 2021; Li et al. 2020), FedAG (Thorgeirsson & Gauterin 2020), FedBE (Chen & Chao 2021),
 FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
 """
@@ -184,7 +184,7 @@ def fed_kp(
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """
     work, process = _split(options)
-    rule = rules.kernel_posterior(start, **_known(rules.kernel_posterior, kernel_options, "the kernel", ("start",)))
+    rule = _kernel(start, kernel_options)
     return compose(model_fn, clients.variational(model_fn, **work), rule, _step(server_optimizer), **process)
 
 
@@ -205,7 +205,7 @@ def fed_kppa(
     Source: Johansson & Gullbrandson 2022, FedKPPA.
     """
     work, process = _split(options)
-    rule = rules.kernel_posterior(start, **_known(rules.kernel_posterior, kernel_options, "the kernel", ("start",)))
+    rule = _kernel(start, kernel_options)
     local = clients.posterior_averaging(model_fn, **work)
     burn_in = work.get("burn_in_rounds", 0)
     return compose(model_fn, local, rule, _step(server_optimizer), burn_in_rounds=burn_in, **process)
@@ -248,6 +248,10 @@ def _known(function: Callable[..., Any], options: Any, what: str, own: tuple[str
     for name in options or {}:
         lookup(dict.fromkeys(names), name, f"option of {what}")
     return dict(options or {})
+
+
+def _kernel(start: str, options: Any) -> Any:
+    return rules.kernel_posterior(start, **_known(rules.kernel_posterior, options, "the kernel", ("start",)))
 
 
 def _mean() -> Any:

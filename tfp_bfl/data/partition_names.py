@@ -29,7 +29,7 @@ PARTITIONS: dict[str, _Entry] = {
 
 
 def parse(text: str, num_clients: int) -> Partition:
-    """Reads a partition from text: "iid", "label_skew:2", "dirichlet:0.5", "lda:0.1" or "noniid_datasets:0.25".
+    """Reads a partition from text, such as "iid" or "dirichlet:0.5": see `partition_forms`.
 
     Raises:
       InvalidArgument: there is no such partition, or its argument is missing, superfluous or not a number.

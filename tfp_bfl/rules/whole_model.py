@@ -53,7 +53,7 @@ def whole_model(rule: Rule) -> Rule:
         )
 
     metrics = lambda total, anchor: rule.metrics(total.posterior, anchor.posterior)
-    return Rule(summarise, merge, pool, rule.name, rule.uses_anchor, metrics)
+    return Rule(summarise, merge, pool, rule.name, rule.uses_anchor, metrics, rule.min_clients)
 
 
 def _certain(point: object) -> MeanField:
