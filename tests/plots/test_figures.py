@@ -2,6 +2,7 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tfp_bfl import plots
@@ -49,6 +50,16 @@ def test_learning_curve_with_rounds_that_were_not_evaluated():
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [2, 4, 6])
     np.testing.assert_array_equal(figure.axes[1].lines[1].get_xdata(), range(1, 7))
     assert figure.axes[2].get_yscale() == "log"
+
+
+@pytest.mark.parametrize("last", [0.0031, 0.0046, 0.01])
+def test_a_narrow_spread_has_few_and_plain_numbers_beside_it(last):
+    rounds = [{"round": n, "stddev_median": value} for n, value in enumerate(np.geomspace(0.003, last, 15), 1)]
+    axes = draw(plots.learning_comparison({"run": rounds})).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels(which="both")]
+    low, high = axes.get_ylim()
+    inside = [text for text in labels if text and low <= float(text) <= high]
+    assert 2 <= len(set(inside)) == len(inside) <= 6
 
 
 def test_learning_curve_leaves_out_panels_without_data():
@@ -116,6 +127,23 @@ def test_client_labels(clients, classes):
     assert figure.get_figheight() < 12
     picture = figure.axes[1].images[0].get_array()
     np.testing.assert_array_equal(picture, counts.T)
+
+
+def test_client_labels_numbers_stand_out_from_their_cells():
+    counts = np.arange(1, 11).reshape(2, 5)
+    figure = draw(plots.client_labels(counts, NAMES[:1] * 5))
+    for text in figure.axes[1].texts:
+        opacity = int(text.get_text()) / 10
+        cell = 1 + opacity * (np.array(to_rgb(style.BLUE)) - 1)
+        # WCAG asks 3 of large letters, and more is not to be had at the shade where dark and light are alike.
+        assert contrast(to_rgb(text.get_color()), cell) > 3.5
+
+
+def contrast(*colors):
+    """WCAG 2.1's ratio of two colours' relative luminances."""
+    linear = [np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) for c in map(np.asarray, colors)]
+    dark, light = sorted(float(c @ [0.2126, 0.7152, 0.0722]) for c in linear)
+    return (light + 0.05) / (dark + 0.05)
 
 
 def test_client_labels_with_names_that_matplotlib_would_parse():

@@ -110,8 +110,9 @@ def _number_clients(axes: Axes) -> None:
 
 
 def _write_numbers(axes: Axes, counts: np.ndarray) -> None:
-    half = counts.max() / 2
+    # Up to this shade dark numbers stand out more.
+    dark = 0.8 * counts.max()
     for (client, label), count in np.ndenumerate(counts):
         if count:
-            color = style.ON_BLUE if count > half else style.INK
+            color = style.ON_BLUE if count > dark else style.INK
             axes.text(client, label, f"{count:g}", ha="center", va="center", fontsize=style.SIZE - 3, color=color)

@@ -5,7 +5,7 @@ from typing import Any, Literal, Optional
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 # Okabe and Ito's palette, which stays distinct under the common kinds of colour blindness.
 BLUE = "#0072B2"
@@ -82,11 +82,14 @@ def logarithmic(axes: Axes) -> None:
     # What is exactly zero has no place there: it is left out.
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
-    if high > 4 * low:  # In a narrower range matplotlib's own numbers do.
+    if high > 4 * low:
         steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
         axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:  # Too narrow for round numbers of a logarithm.
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def legend(axes: Axes, **options: Any) -> None:
