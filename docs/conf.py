@@ -43,6 +43,7 @@ python_maximum_signature_line_length = 88
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Fields", "params_style"), "Source", "Sources"]
 
+highlight_language = "text"  # blocks that name no language are commands and equations
 html_theme = "furo"
 html_title = f"tfp_bfl {release}"
 html_static_path = ["_static"]
