@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 import tensorflow as tf
@@ -161,6 +163,19 @@ def _convert(module: _Fixed, shape: Any) -> bytes:
         if dtype != tf.uint8 or len(shape) == 3
     }
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures=signatures)
+        with _silence():
+            tf.saved_model.save(module, folder, signatures=signatures)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
         return converter.convert()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without TensorFlow's line on where it wrote: to a folder that is gone before anybody can look."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
