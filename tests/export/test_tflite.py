@@ -116,6 +116,9 @@ def test_more_samples_than_a_file_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 1000)
     with pytest.raises(InvalidArgument, match="holds at most 1000: take fewer"):
         export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=2)
+    monkeypatch.undo()
+    with pytest.raises(InvalidArgument, match="take fewer"):  # before memory is taken for them
+        export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=10**11)
     assert not list(tmp_path.iterdir())
 
 

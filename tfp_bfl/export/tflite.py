@@ -58,7 +58,7 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         model, _ = model_of(model_or_run)
         module = make_functions(model)
         shape, stochastic = model.input_shape[1:], is_stochastic(model)
-    content = _convert(_Fixed(module, shape, sample_seeds(seed, num_samples if stochastic else 1)), shape)
+    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1), shape)
     draft = file.with_name(f"{file.name}.draft")
     try:
         draft.write_bytes(content)
@@ -87,21 +87,21 @@ class _Fixed(tf.Module):
     Args:
       module: of `make_functions`.
       shape: of an example.
-      seeds: [S, 2].
+      seed, num_samples: of `predict`.
     """
 
-    def __init__(self, module: Any, shape: Any, seeds: tf.Tensor):
+    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int):
         super().__init__()
         self.weights = list(module.weights)
         rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))
-        samples = [drawn(seed) for seed in seeds]
-        values = [*fixed, *(value for sample in samples for value in sample)]
-        num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in values)
+        # All samples have the size of the first: known before memory is taken for the rest.
+        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(sample_seeds(seed, 1)[0]))
         if num_bytes > MOST_BYTES:
             raise InvalidArgument(
-                f"{len(samples)} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
+                f"{num_samples} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
                 f"{MOST_BYTES}: take fewer."
             )
+        samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.image.convert_image_dtype(images, tf.float32)
@@ -112,6 +112,10 @@ class _Fixed(tf.Module):
 
         self.mean = tf.function(lambda images: module.mean(tf.image.convert_image_dtype(images, tf.float32)))
         self.predict = tf.function(predict)
+
+
+def _num_bytes(values: list[tf.Tensor]) -> int:
+    return sum(value.shape.num_elements() * value.dtype.size for value in values)
 
 
 def _split(
