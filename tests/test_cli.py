@@ -150,8 +150,17 @@ def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, 
 def test_overview_has_examples_and_exit_statuses(capsys):
     assert run_command_line(["--help"]) == 0
     text = capsys.readouterr().out
-    assert "tfp-bfl run --output my_run" in text
+    for command in ("run --output my_run", "predict my_run scans/", "export my_run my_model"):
+        assert f"  tfp-bfl {command}  " in text
     assert all(re.search(rf"^ *{status}  +\w", text, re.MULTILINE) for status in (0, 1, 2, 130))
+
+
+def test_a_full_disk_is_one_sentence_and_status_1():
+    command = [sys.executable, "-m", "tfp_bfl", "list"]
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr == "tfp-bfl: there is no space left on the disk: make some, then try again.\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

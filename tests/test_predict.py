@@ -118,6 +118,7 @@ def test_bad_input_is_one_sentence_and_status_2(call, model, images, tmp_path):
         ((model, tmp_path / "text.png"), "is not a readable PNG image"),
         ((model, tmp_path / "nowhere"), "No such file or directory"),
         ((model, images, "--num-samples", 0), "num_samples is 0, but must be an integer of at least 1"),
+        ((model, images, "--num-samples", 10**11), "num_samples is 100000000000, but may be at most 10000"),
         ((model, images, "--num-samples", "many"), "'many' is not a valid integer"),
         ((model, images, "--seed", -1), "is not in the range"),
         ((model, images, "--max-uncertainty", 1.5), "max_uncertainty is 1.5, but must be between 0 and 1"),

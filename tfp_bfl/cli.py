@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Sequence
@@ -34,12 +35,14 @@ Examples:
   tfp-bfl run --output my_run         train, evaluate, export: my_run/report.html
   tfp-bfl run --config my_run/config.yaml --seed 1
   tfp-bfl list                        what --dataset, --rule and others take
+  tfp-bfl predict my_run scans/       what the run's model says of images
+  tfp-bfl export my_run my_model      its SavedModel; --tflite for small devices
   eval "$(tfp-bfl completion bash)"   complete by Tab
 
 \b
 Exit status:
   0    done
-  1    the run failed, or a check of doctor did
+  1    the run failed, a check of doctor did, or predict could not read some images
   2    bad input; no work was begun
   130  interrupted by Ctrl-C
 """
@@ -266,6 +269,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
         return _fail(missing_package(error.name), 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        return _fail(f"there is no space left on the disk{where}: make some, then try again.", 1)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     return status if isinstance(status, int) else 0

@@ -30,7 +30,9 @@ predicted.
 _num_samples = click.option(
     "--num-samples", type=int, metavar="NUMBER", help="Weight samples of a prediction.  [default: 20]"
 )
-_seed = click.option("--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Of them.  [default: 0]")
+_seed = click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Of the samples.  [default: 0]"
+)
 
 
 @click.command("export", epilog=EXPORT_EXAMPLES)

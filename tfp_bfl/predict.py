@@ -21,6 +21,8 @@ from tfp_bfl.errors import InvalidArgument, check_count, shown
 
 # Images at once; the samples are the same for all.
 BATCH_SIZE = 250
+# All of a batch are held at once, and an answer is rough by 1 / sqrt(S) only.
+MOST_SAMPLES = 10_000
 
 
 class Row(NamedTuple):
@@ -56,7 +58,7 @@ def predict(
     Args:
       model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
       images: as `tfp_bfl.data.read_images` takes them; they are not resized.
-      num_samples: S.
+      num_samples: S, at most 10,000.
       seed: of the samples.
       max_uncertainty: an image with a larger entropy gets abstain = True; None for no limit.
 
@@ -67,7 +69,8 @@ def predict(
       InvalidArgument: the model or none of the images can be read, the model does not take images, or a number is not
         what it must be.
     """
-    check_count(num_samples, "num_samples")
+    if check_count(num_samples, "num_samples") > MOST_SAMPLES:
+        raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
     if max_uncertainty is not None and not 0 <= max_uncertainty <= 1:
         raise InvalidArgument(
             f"max_uncertainty is {max_uncertainty}, but must be between 0 and 1: entropies are normalised."

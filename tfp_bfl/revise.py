@@ -72,14 +72,17 @@ def revise(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
     ).metrics
     scores = {"nll": scores.pop("test_nll"), **scores}
-    summary = {**scores, "clients": list(state.product.names)}
+    names = list(state.product.names)
+    summary = {**scores, "clients": names}
+    info = build.export_info(config, train, scores)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise InvalidArgument(f"{folder} can't be made ({error.strerror}): give --output another folder.") from None
     (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
     online.save(state, folder / STATE)
-    bfl.export.save(model, folder / "saved_model", build.export_info(config, train, scores))
+    # Who left has left the card too.
+    bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
 

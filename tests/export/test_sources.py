@@ -44,8 +44,21 @@ def test_what_is_told_wins_over_what_the_run_knows(run, tmp_path):
     probabilities(tmp_path / "saved")  # its checksums are those of the new files
 
 
+def test_a_card_does_not_name_numbers_twice_and_says_what_the_metrics_are_of(tmp_path):
+    data = {"dataset": "mine", "metrics_on": "test"}
+    info = export.Info(class_names=["0", "1", "2"], metrics={"accuracy": 0.5}, data=data)
+    export.save(MODEL, tmp_path / "saved", info)
+    card = (tmp_path / "saved" / "model_card.md").read_text()
+    assert "## Classes\n\nThe numbers 0 to 2.\n" in card
+    assert "## Metrics\n\nOn the split test.\n\n| metric |" in card and "metrics_on" not in card
+    assert export.read_info(tmp_path / "saved").data == data
+
+
 def test_a_simulation_s_result(tmp_path):
-    rows = [{"round": 1, "accuracy": 0.1}, {"round": 2, "accuracy": 0.5, "faulty_clients": {}, "nll": float("nan")}]
+    """Scores are the model's metrics; how the last round went is not."""
+    went = {"num_clients": 9, "num_examples": 90, "num_faulty": 1, "num_dropped": 2, "faulty_clients": {}}
+    went |= {"retries": 0, "restarts": 0, "train_seconds": 1.5, "seconds": 2.0}
+    rows = [{"round": 1, "accuracy": 0.1}, {"round": 2, "accuracy": 0.5, "nll": float("nan"), **went}]
     export.save(types.SimpleNamespace(model=MODEL, rounds=rows), tmp_path / "saved")
     assert export.read_info(tmp_path / "saved").metrics == {"round": 2, "accuracy": 0.5, "nll": None}
 

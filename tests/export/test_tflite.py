@@ -1,6 +1,7 @@
 """Files for TensorFlow Lite against the SavedModel of the same model."""
 
 import functools
+import logging
 
 import numpy as np
 import pytest
@@ -115,4 +116,15 @@ def test_more_samples_than_a_file_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 1000)
     with pytest.raises(InvalidArgument, match="holds at most 1000: take fewer"):
         export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=2)
+    monkeypatch.undo()
+    with pytest.raises(InvalidArgument, match="take fewer"):  # before memory is taken for them
+        export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=10**11)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_temporary_folder_is_not_told_of(tmp_path, caplog):
+    logger = logging.getLogger("tensorflow")
+    with caplog.at_level(logging.INFO, logger="tensorflow"):
+        export.save_tflite(build("deterministic"), tmp_path / "new.tflite")
+        assert logger.level == logging.INFO
+    assert "Assets written" not in caplog.text

@@ -67,7 +67,7 @@ The same seed gives the same answer. Each function is a serving signature as wel
 
 def card(info: Info) -> str:
     """The text of the card; `info.model` is what `info.describe` gives."""
-    facts = dict(info.model or {})
+    facts, data = dict(info.model or {}), dict(info.data or {})
     is_image = len(facts["input_shape"]) == 3
     return _CARD.format(
         name=facts["name"],
@@ -80,9 +80,9 @@ def card(info: Info) -> str:
         num_classes=facts["num_classes"],
         num_weights=facts["num_weights"],
         **facts["versions"],
-        data=_table(info.data, "data"),
+        data=_table({name: x for name, x in data.items() if name != "metrics_on"}, "data"),
         configuration=_table(info.configuration, "option"),
-        metrics=_table(info.metrics, "metric"),
+        metrics=_measured_on(data) + _table(info.metrics, "metric"),
         class_names=_list(info.class_names),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
@@ -91,6 +91,10 @@ def card(info: Info) -> str:
         ),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
+
+
+def _measured_on(data: Mapping[str, Any]) -> str:
+    return f"On the split {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
 
 
 def _table(values: Optional[Mapping[str, Any]], title: str) -> str:
@@ -108,4 +112,6 @@ def _cell(value: Any) -> str:
 def _list(names: Optional[Any]) -> str:
     if not names:
         return "Unknown: whoever exported the model did not name them."
+    if list(names) == [str(number) for number in range(len(names))]:
+        return f"The numbers 0 to {len(names) - 1}."
     return "\n".join(f"{number}. {_cell(name)}" for number, name in enumerate(names))

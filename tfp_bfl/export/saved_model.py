@@ -19,6 +19,12 @@ from tfp_bfl.export.signatures import make_functions, make_signatures
 
 Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
 
+# What a round records of how it went, not of the model.
+_BOOKKEEPING = {
+    *("num_clients", "num_examples", "num_faulty", "num_dropped"),
+    *("retries", "restarts", "train_seconds", "seconds"),
+}
+
 
 def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Info] = None) -> None:
     """Writes a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
@@ -150,5 +156,6 @@ def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:
             f"{shown(model_or_run)} can't be exported: give a Keras model, what simulate returned, or a run's folder."
         )
     rows = getattr(model_or_run, "rounds", None) or [{}]
-    metrics = {k: x for k, x in rows[-1].items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    told = {k: x for k, x in rows[-1].items() if k not in _BOOKKEEPING}
+    metrics = {k: x for k, x in told.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
     return model, Info(metrics=metrics or None)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 import tensorflow as tf
@@ -56,7 +58,7 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         model, _ = model_of(model_or_run)
         module = make_functions(model)
         shape, stochastic = model.input_shape[1:], is_stochastic(model)
-    content = _convert(_Fixed(module, shape, sample_seeds(seed, num_samples if stochastic else 1)), shape)
+    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1), shape)
     draft = file.with_name(f"{file.name}.draft")
     try:
         draft.write_bytes(content)
@@ -85,21 +87,21 @@ class _Fixed(tf.Module):
     Args:
       module: of `make_functions`.
       shape: of an example.
-      seeds: [S, 2].
+      seed, num_samples: of `predict`.
     """
 
-    def __init__(self, module: Any, shape: Any, seeds: tf.Tensor):
+    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int):
         super().__init__()
         self.weights = list(module.weights)
         rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))
-        samples = [drawn(seed) for seed in seeds]
-        values = [*fixed, *(value for sample in samples for value in sample)]
-        num_bytes = sum(value.shape.num_elements() * value.dtype.size for value in values)
+        # All samples have the size of the first: known before memory is taken for the rest.
+        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(sample_seeds(seed, 1)[0]))
         if num_bytes > MOST_BYTES:
             raise InvalidArgument(
-                f"{len(samples)} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
+                f"{num_samples} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
                 f"{MOST_BYTES}: take fewer."
             )
+        samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.image.convert_image_dtype(images, tf.float32)
@@ -110,6 +112,10 @@ class _Fixed(tf.Module):
 
         self.mean = tf.function(lambda images: module.mean(tf.image.convert_image_dtype(images, tf.float32)))
         self.predict = tf.function(predict)
+
+
+def _num_bytes(values: list[tf.Tensor]) -> int:
+    return sum(value.shape.num_elements() * value.dtype.size for value in values)
 
 
 def _split(
@@ -161,6 +167,19 @@ def _convert(module: _Fixed, shape: Any) -> bytes:
         if dtype != tf.uint8 or len(shape) == 3
     }
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, signatures=signatures)
+        with _silence():
+            tf.saved_model.save(module, folder, signatures=signatures)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
         return converter.convert()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without TensorFlow's line on where it wrote: to a folder that is gone before anybody can look."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
