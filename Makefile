@@ -29,7 +29,7 @@ demo: $(INSTALLED)
 	$(BIN)/tfp-bfl run --output demo
 
 test: $(INSTALLED) lint docs
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz

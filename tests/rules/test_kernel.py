@@ -24,7 +24,7 @@ COMBINATIONS = [
     if options[2] != "plug_in" or options[:2] in (("mean", "gaussian"), ("clients", "epanechnikov"))
 ]
 every_combination = pytest.mark.parametrize(("start", "kind", "bandwidth"), COMBINATIONS)
-# Half of them, in which every option meets every other: for tests that only trace.
+# Half of them, in which every option meets every other: tracing takes a second each.
 PLACES = [{name: i for i, name in enumerate(names)} for names in (kernel.STARTS, kernel.KERNELS, kernel.BANDWIDTHS)]
 HALF = [options for options in COMBINATIONS if sum(place[x] for place, x in zip(PLACES, options)) % 2 == 0]
 every_pair = pytest.mark.parametrize(("start", "kind", "bandwidth"), HALF)
@@ -100,7 +100,7 @@ def test_a_bandwidth_of_zero_stays_and_is_counted(start, kind):
     assert counts(modes) == {"num_zero_bandwidths": 1}
 
 
-@every_combination
+@every_pair
 @every_weighting
 def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
     """To the last digits, but for the tables: of the plug-in bandwidth, and of the Gaussian sums in float32."""
