@@ -6,12 +6,13 @@ INSTALLED := $(VENV)/.installed
 
 INPUTS ?= 10000
 
-.PHONY: help demo test fuzz lint format clean
+.PHONY: help demo test fuzz docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
-	@echo "make test    formatting, lint, types and tests"
+	@echo "make test    formatting, lint, types, documentation and tests"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
+	@echo "make docs    the documentation site: build/docs/index.html"
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
 
@@ -27,11 +28,14 @@ demo: $(INSTALLED)
 	@rm -rf demo
 	$(BIN)/tfp-bfl run --output demo
 
-test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(INSTALLED) lint docs
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
+
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx -c docs -b html -j 2 -q -W --keep-going . build/docs
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -43,4 +47,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,8 +2,8 @@
 
     python benchmarks/ratios.py
 
-Prediction: S = 20 weight samples of a Flipout model against 20 passes of the deterministic one. Pooling:
-`rules.aggregate` over 10 clients of 10 million weights against a copy of the same bytes.
+Prediction: S = 20 weight samples of a Flipout model, in this process and by its SavedModel, against 20 passes of the
+deterministic one. Pooling: `rules.aggregate` over 10 clients of 10 million weights against a copy of the same bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
+import tempfile
 import time
 
 import click
@@ -49,8 +50,8 @@ def pair(what, ours, reference, repeats):
     click.echo(json.dumps(line))
 
 
-def prediction(model, repeats):
-    images = tf.constant(make_clients(model, 1, 500).examples(0).features)
+def prediction(model, num_images, repeats):
+    images = tf.constant(make_clients(model, 1, num_images).examples(0).features)
     shape = images.shape[1:]
     flipout, plain = (bfl.models.MODELS[model](kind=kind, input_shape=shape) for kind in ("flipout", "deterministic"))
     seeds = bfl.evaluation.sample_seeds(0, SAMPLES)
@@ -66,7 +67,15 @@ def prediction(model, repeats):
         one = lambda i: tf.nn.softmax(plain(scaled + tf.cast(i, tf.float32), training=False))
         return tf.map_fn(one, tf.range(SAMPLES), fn_output_signature=tf.float32)
 
-    pair(f"predict {model}, {SAMPLES} samples / {SAMPLES} deterministic passes", sampled, passes, repeats)
+    with tempfile.TemporaryDirectory() as folder:
+        bfl.export.save(flipout, folder)
+        served = tf.saved_model.load(folder).signatures["predict"]
+    numbers = {"num_samples": tf.constant(SAMPLES), "seed": tf.constant(0)}
+    exported = functools.partial(served, images=scaled, **numbers)
+
+    what = f"{SAMPLES} samples / {SAMPLES} deterministic passes"
+    pair(f"predict {model}, {what}", sampled, passes, repeats)
+    pair(f"SavedModel of {model}, {what}", exported, passes, repeats)
 
 
 def pooling(num_clients, num_weights, repeats):
@@ -88,10 +97,13 @@ def pooling(num_clients, num_weights, repeats):
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True)
-def main(repeats):
+@click.option("--prediction-only", is_flag=True, help="Leave pooling out.")
+@click.option("--images", type=click.IntRange(min=1), default=500, show_default=True, help="Predicted at once.")
+def main(repeats, prediction_only, images):
     for model in DATASETS:
-        prediction(model, repeats)
-    pooling(10, 10_000_000, repeats)
+        prediction(model, images, repeats)
+    if not prediction_only:
+        pooling(10, 10_000_000, repeats)
 
 
 if __name__ == "__main__":

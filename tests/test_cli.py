@@ -1,7 +1,9 @@
 """The command line as a user meets it: results on disk, exit statuses, one sentence for what is wrong."""
 
 import json
+import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -53,7 +55,8 @@ def test_run_folder_is_complete(small_run):
     assert ["accuracy" in row for row in lines] == [False, True, True]
     assert {"nll", "kl", "elbo", "stddev_median", "share_at_floor", "num_faulty", "train_seconds"} <= set(lines[0])
     summary = json.loads((small_run / "summary.json").read_text())
-    assert {"accuracy", "nll", "ece", "mce", "brier", "epistemic_share", "ms_per_step", "worker_mb"} <= set(summary)
+    assert {"accuracy", "nll", "ece", "mce", "brier", "epistemic_share", "ms_per_step"} <= set(summary)
+    assert summary["worker_mb"] > 10 and summary["process_mb"] > 100
     assert {path.stem for path in (small_run / "figures").iterdir()} == {
         "learning_curve",
         "reliability_diagram",
@@ -63,7 +66,11 @@ def test_run_folder_is_complete(small_run):
     }
     assert list((small_run / "tensorboard").glob("events.*"))
     page = (small_run / "report.html").read_text()
-    assert "http://" not in page.replace("http://www.w3.org", "") and page.count("<img") == 5
+    assert (
+        "http://" not in page.replace("http://www.w3.org", "")
+        and page.count("image/svg+xml") == 4
+        and page.count("image/png") == 16
+    )
 
 
 def test_saved_model_of_a_run_predicts(small_run):
@@ -138,6 +145,40 @@ def test_unusable_output_is_one_sentence_and_status_2(output, capsys, tmp_path, 
     assert run_command_line(["run", *SMALL, "--output", output]) == 2
     assert capsys.readouterr().err.startswith(f"tfp-bfl: The run folder {output}")
     assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "link").is_symlink()
+
+
+def test_overview_has_examples_and_exit_statuses(capsys):
+    assert run_command_line(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("run --output my_run", "predict my_run scans/", "export my_run my_model"):
+        assert f"  tfp-bfl {command}  " in text
+    assert all(re.search(rf"^ *{status}  +\w", text, re.MULTILINE) for status in (0, 1, 2, 130))
+
+
+def test_a_full_disk_is_one_sentence_and_status_1():
+    command = [sys.executable, "-m", "tfp_bfl", "list"]
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr == "tfp-bfl: there is no space left on the disk: make some, then try again.\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(shell, capsys):
+    assert run_command_line(["completion", shell]) == 0
+    assert f"_TFP_BFL_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def test_completion_of_another_shell_is_bad_input(capsys):
+    assert run_command_line(["completion", "tcsh"]) == 2
+    assert "'tcsh' is not one of" in capsys.readouterr().err
+
+
+def test_an_option_is_completed_as_the_script_asks():
+    asked = {"_TFP_BFL_COMPLETE": "bash_complete", "COMP_WORDS": "tfp-bfl run --ru", "COMP_CWORD": "2"}
+    command = [sys.executable, "-m", "tfp_bfl"]
+    answer = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert answer.stdout == "plain,--rule\n"
 
 
 def test_help_lists_every_option(capsys):

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import tfp_bfl as bfl
-from experiments.kernel_posterior import config, femnist, models, run, writers
-from experiments.kernel_posterior.tables import setting
+from experiments.kernel_posterior import config, femnist, figures, models, run, writers
+from experiments.kernel_posterior.tables import grouped, setting
 from tfp_bfl.data.hierarchical import GROUPS
 from tfp_bfl.errors import InvalidArgument
 
@@ -70,6 +70,26 @@ def test_two_cells_from_end_to_end(digits, tmp_path, monkeypatch):
     assert {p.name for p in (tmp_path / "tiny" / "figures").iterdir()} == {"alphas_curves.png", "alphas_bars.png"}
     again = CliRunner().invoke(run.main, options, catch_exceptions=False)
     assert again.output.count("done before") == 2
+
+
+def test_bars_name_what_differs_and_their_legend_is_not_cut_off():
+    rounds = [{"round": 1, "accuracy": 0.5}]
+    cells = [cell for table in ("popularity", "alphas") for cell in run.cells(table, "small")]
+    for drawn in (cells[:18], cells[18:]):
+        groups = grouped([{"options": cell, "rounds": rounds} for cell in drawn])
+        settings, methods = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+        figure = figures._bars(groups, settings, methods)
+        figure.canvas.draw()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
+        names = [text.get_text() for text in legend.get_texts()]
+        ticks = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+        if drawn[0] == cells[0]:
+            assert names == ["FedAvg", "FedKP, clustered"]
+            assert ticks == ["drawn uniformly", "popularity 1", "popularity 0.1"]
+        else:
+            assert names == methods and ticks[0] == "lda:0.01"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def rows(folder):
 
 
 def summary(folder):
-    clock = ("train_seconds", "seconds", "ms_per_step", "worker_mb")
+    clock = ("train_seconds", "seconds", "ms_per_step", "worker_mb", "process_mb")
     return {name: x for name, x in json.loads((folder / "summary.json").read_text()).items() if name not in clock}
 
 

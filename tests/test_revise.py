@@ -136,6 +136,7 @@ def test_a_client_leaves_as_if_it_had_never_been_there(whole, without_1):
     assert make_config(without_1 / "config.yaml", {}) == make_config(whole / "config.yaml", {})
     named = dict(zip(state(whole).product.names, state(whole).product.posteriors))
     wanted = product_of({name: named[name] for name in ("0", "2")})
+    assert bfl.export.read_info(without_1 / "saved_model").data["clients"] == ["0", "2"]
     assert state(without_1).product.names == ("0", "2") and state(without_1).num_examples == {"0": 60, "2": 60}
     tf.nest.map_structure(np.testing.assert_array_equal, state(without_1).product, wanted)
     told = summary(without_1)

@@ -76,6 +76,22 @@ def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -
     return server.limit(BATCH_NORM_EXAMPLES, seed=config.seed).examples(0).features
 
 
+def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, Any]) -> bfl.export.Info:
+    """What travels with the exported model of a run; paths of this machine stay here."""
+    return bfl.export.Info(
+        class_names=[name if name.isprintable() else ascii(name) for name in train.class_names],
+        configuration={name: x for name, x in config.told().items() if name != "data_dir"},
+        metrics=metrics,
+        data={
+            "dataset": train.name,
+            "split": train.split,
+            "num_examples": train.num_examples,
+            "sha256": train.sha256(),
+            "metrics_on": "test",
+        },
+    )
+
+
 def process(config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any]) -> bfl.federated.BayesianProcess:
     """The federated process of a configuration.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
+from tfp_bfl.cli_models import export_model, predict_images
 from tfp_bfl.errors import Error, InvalidArgument, check_python, missing_package
 
 EXAMPLES = """
@@ -26,6 +28,33 @@ Examples:
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
+OVERVIEW = """
+\b
+Examples:
+  tfp-bfl doctor                      is this machine ready?
+  tfp-bfl run --output my_run         train, evaluate, export: my_run/report.html
+  tfp-bfl run --config my_run/config.yaml --seed 1
+  tfp-bfl list                        what --dataset, --rule and others take
+  tfp-bfl predict my_run scans/       what the run's model says of images
+  tfp-bfl export my_run my_model      its SavedModel; --tflite for small devices
+  eval "$(tfp-bfl completion bash)"   complete by Tab
+
+\b
+Exit status:
+  0    done
+  1    the run failed, a check of doctor did, or predict could not read some images
+  2    bad input; no work was begun
+  130  interrupted by Ctrl-C
+"""
+
+COMPLETION_EXAMPLES = """
+\b
+For good:
+  echo 'eval "$(tfp-bfl completion bash)"' >> ~/.bashrc
+  echo 'eval "$(tfp-bfl completion zsh)"' >> ~/.zshrc
+  tfp-bfl completion fish > ~/.config/fish/completions/tfp-bfl.fish
+"""
+
 REVISE_EXAMPLES = """
 \b
 Examples:
@@ -36,13 +65,26 @@ Examples:
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+REPORT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl report my_run
+  tfp-bfl report my_run another_run a_third --output comparison.html
+  tfp-bfl report fashion_run --ood mnist --output fashion.html
+"""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, epilog=OVERVIEW)
 @click.version_option(__version__, prog_name="tfp-bfl")
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Bayesian federated learning: simulate, evaluate, export."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
+
+
+cli.add_command(export_model)
+cli.add_command(predict_images)
 
 
 class _Grouped(click.Command):
@@ -99,6 +141,17 @@ def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> Non
         f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
     )
     click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")
+
+
+@cli.command(epilog=REPORT_EXAMPLES)
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True)
+@click.option("--output", metavar="FILE", default="report.html", help="The page, a new file.  [default: report.html]")
+@click.option("--ood", metavar="DATASET", help="Images that the models were not made for: how unsure are they of them?")
+def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> None:
+    """Write one page about a complete run, or several side by side."""
+    from tfp_bfl.report import write
+
+    click.echo(f"{write(run_folders, output, ood)} shows {len(run_folders)} run{'s' if len(run_folders) > 1 else ''}.")
 
 
 @cli.group(epilog=REVISE_EXAMPLES)
@@ -187,6 +240,17 @@ def list_choices() -> None:
         click.echo(f"{title}: {', '.join(names)}")
 
 
+@cli.command(epilog=COMPLETION_EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the script by which a shell completes commands and options."""
+    from click.shell_completion import get_completion_class
+
+    script = get_completion_class(shell)
+    assert script is not None  # click has one for each of the choices
+    click.echo(script(cli, {}, "tfp-bfl", "_TFP_BFL_COMPLETE").source())
+
+
 def run_command_line(arguments: Sequence[str]) -> int:
     """Runs a command and returns its exit status: 0, 2 for bad input, 1 for a failed run, 130 for Ctrl-C."""
     console = Console(stderr=True)
@@ -205,6 +269,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return _fail(error, 1)
     except ModuleNotFoundError as error:
         return _fail(missing_package(error.name), 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f" for {error.filename}" if error.filename else ""
+        return _fail(f"there is no space left on the disk{where}: make some, then try again.", 1)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     return status if isinstance(status, int) else 0

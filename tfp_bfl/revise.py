@@ -64,27 +64,30 @@ def revise(
         raise InvalidArgument(f"{folder} exists already: give --output a new folder, nothing is overwritten.")
     state = change(read_state(run))
     config = make_config(pathlib.Path(run) / "config.yaml", {})
-    test = bfl.data.load(config.dataset, split="test", data_dir=config.data_dir)
+    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     model = bfl.models.predictive_model(
-        build.model_fn(config, test)(), online.pool(state, config.diagonal_only), _batch_norm_examples(config)
+        build.model_fn(config, test)(), online.pool(state, config.diagonal_only), _batch_norm_examples(config, train)
     )
     scores = bfl.evaluation.evaluate(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
     ).metrics
-    summary = {"nll": scores.pop("test_nll"), **scores, "clients": list(state.product.names)}
+    scores = {"nll": scores.pop("test_nll"), **scores}
+    names = list(state.product.names)
+    summary = {**scores, "clients": names}
+    info = build.export_info(config, train, scores)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise InvalidArgument(f"{folder} can't be made ({error.strerror}): give --output another folder.") from None
     (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
     online.save(state, folder / STATE)
-    bfl.export.save(model, folder / "saved_model")
+    # Who left has left the card too.
+    bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
 
 
-def _batch_norm_examples(config: RunConfig) -> Any:
+def _batch_norm_examples(config: RunConfig, train: bfl.data.Source) -> Any:
     if not config.pretrain_share or config.last_layer:
         return None
-    train = bfl.data.load(config.dataset, split="train", data_dir=config.data_dir)
     return build.batch_norm_examples(config, build.shares(config, train).server)

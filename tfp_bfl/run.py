@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import pathlib
+import resource
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl import build
+from tfp_bfl import build, report
 from tfp_bfl.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.revise import STATE
@@ -86,7 +87,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
         shares = pool.submit(lambda: build.shares(config, splits[0].result()))
         process = build.process(config, sample, lambda: shares.result().unlabelled)
         clients, server, held_out, _ = shares.result()
-        test = splits[1].result()
+        train, test = (split.result() for split in splits)
     bfl.federated.check_clients(process, clients)
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
@@ -117,21 +118,26 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
                 max_retries=config.max_retries,
                 batch_norm_examples=build.batch_norm_examples(config, server),
             )
-        worker_mb = runtime.workers[0].peak_memory_bytes() / 2**20
+        worker_mb = sum(worker.peak_memory_bytes() for worker in runtime.workers) / 2**20
         final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
         uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
-        summary = {
+        scores = {
             **_renamed(final.metrics),
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
+        }
+        summary = {
+            **scores,
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
             "worker_mb": round(worker_mb),
+            "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
             "versions": {name: metadata.version(name) for name in _VERSIONED},
         }
-        _write_results(folder, config, clients, test, final, result, summary)
+        info = build.export_info(config, train, scores)
+        _write_results(folder, config, clients, test, final, result, summary, info)
     return folder
 
 
@@ -155,18 +161,13 @@ def _owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
         yield
 
 
-def method(config: RunConfig) -> str:
-    """What distinguishes a run: the rule, or the algorithm that has none to choose."""
-    return config.rule if config.algorithm == "variational" else config.algorithm
-
-
 def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        output = pathlib.Path("runs") / f"{config.dataset}-{config.model}-{config.kind}-{method(config)}-{now}".replace(
-            "/", "-"
-        )
+        output = pathlib.Path(
+            "runs"
+        ) / f"{config.dataset}-{config.model}-{config.kind}-{report.method(config)}-{now}".replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
         raise InvalidArgument(
@@ -248,6 +249,7 @@ def _write_results(
     final: bfl.evaluation.Evaluation,
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
+    info: bfl.export.Info,
 ) -> None:
     """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.
@@ -255,36 +257,18 @@ def _write_results(
         shutil.rmtree(folder / half, ignore_errors=True)
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(result.model, folder / "saved_model")
+    bfl.export.save(result.model, folder / "saved_model", info)
     if config.algorithm == "fl_swag":
         state = online.from_stack(result.state.step, result.state.weights)
         online.save(state, folder / STATE)
-    uncertainties = {"entropy": final.entropy, "aleatoric": final.aleatoric, "epistemic": final.epistemic}
-    np.savez_compressed(
-        folder / "predictions.npz", probabilities=final.probabilities, labels=test.labels, **uncertainties
-    )
-    figures = {
-        "learning_curve": bfl.plots.learning_curve(result.rounds),
-        "reliability_diagram": bfl.plots.reliability_diagram(final.probabilities, test.labels),
-        "retention_curves": bfl.plots.retention_curves(final.probabilities, test.labels, uncertainties),
-        "client_labels": bfl.plots.client_labels(clients.label_counts(), test.class_names),
-        "uncertain_examples": bfl.plots.uncertain_examples(
-            test.features, test.labels, final.probabilities, final.entropy, test.class_names
-        ),
-    }
+    predictions = {"probabilities": final.probabilities, "labels": test.labels}
+    predictions.update((name, getattr(final, name)) for name in report.UNCERTAINTIES)
+    np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
+    results = report.results(folder.name, config, summary, result.rounds, predictions, test, clients)
     (folder / "figures").mkdir()
-    for name, figure in figures.items():
-        if figure is not None:
-            figure.savefig(folder / "figures" / f"{name}.png", dpi=150)
-    bfl.plots.write_report(
-        folder / "report.html",
-        title=f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {method(config)}",
-        config=config.told(),
-        summary=summary,
-        rounds=result.rounds,
-        figures=figures,
-        warnings=[bfl.federated.collapse_warning(result.collapsed)] if result.collapsed else [],
-    )
+    for name, figure in bfl.plots.run_figures(results).items():
+        figure.savefig(folder / "figures" / f"{name}.png", dpi=150)
+    bfl.plots.write_report(folder / "report.html", [results], title=report.title(config))
     # Last, and at once: that it is there says that the run is complete.
     draft = folder / "summary.json.draft"
     draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -18,19 +18,19 @@ _LARGEST_KL = 1e300
 
 
 def equal(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
-    """w_k = 1 (eq. 18)."""
+    """w_k = 1 (equation 18)."""
     del local, anchor
     return tf.ones_like(num_examples, tf.float32)
 
 
 def train_size(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
-    """w_k = N_k, the client's training examples (eq. 19)."""
+    """w_k = N_k, the client's training examples (equation 19)."""
     del local, anchor
     return tf.cast(num_examples, tf.float32)
 
 
 def distance(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
-    """w_k = 1 / KL[q_g || q_k], q_g the anchor: the global posterior of the round before (eq. 21).
+    """w_k = 1 / KL[q_g || q_k], q_g the anchor: the global posterior of the round before (equation 21).
 
     Each client computes its own; the rule normalises by the sum. It needs a model with variational weights.
     """

@@ -27,16 +27,21 @@ def _look(how: str) -> dict[str, Any]:
 
 
 def _varying(settings: list[str]) -> list[str]:
-    """Settings without the parts that all of them share, unless nothing is left."""
+    """Settings without the parts that all of them share; clients without a popularity are drawn uniformly."""
     parts = [where.split(", ") for where in settings]
     shared = set.intersection(*map(set, parts))
-    return [", ".join(p for p in own if p not in shared) or where for own, where in zip(parts, settings)]
+    if len(settings) == 1:
+        return settings
+    return [", ".join(part for part in own if part not in shared) or "drawn uniformly" for own in parts]
 
 
 def _legend(figure: Figure, handles: dict[str, Any]) -> None:
+    """Below; the server's step is named where it is not the same for all."""
     columns = 2 if figure.get_figwidth() < 12 else 4
+    servers = {how.partition(", server ")[2] for how in handles}
+    names = handles if len(servers) > 1 else [how.partition(", server ")[0] for how in handles]
     figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 2
+        handles.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 2
     )
 
 

@@ -1,5 +1,6 @@
 """SavedModels read back: what `save` wrote as it was, and everything else as one sentence."""
 
+import json
 import os
 import subprocess
 
@@ -12,8 +13,8 @@ from tests.export.tampering import add_node, change_file, change_graph, copy, fu
 from tests.fuzz.harness import attempt
 from tfp_bfl import export, models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.export.graph_checks import OUTPUTS
-from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, MANIFEST, VALUES, write_manifest
+from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, INFO, MANIFEST, VALUES, write_manifest
+from tfp_bfl.export.signatures import OUTPUTS
 from tfp_bfl.files import tensor_bundle
 
 PIXELS = np.random.default_rng(0).integers(256, size=[3, 4, 4, 1]).astype(np.uint8)
@@ -49,14 +50,47 @@ def test_predicts_as_tensorflow_s_own_loader(tmp_path, kind):
         np.testing.assert_array_equal(answer[name], value)
     numbers = {"num_samples": tf.constant(4), "seed": tf.constant(1)}
     signature = ours.signatures["predict_uint8"](images=tf.constant(PIXELS), **numbers)
-    assert set(signature) == set(OUTPUTS) == set(answer)
+    assert set(signature) == set(OUTPUTS["predict"]) == set(answer)
     for name, value in signature.items():
         np.testing.assert_allclose(value, answer[name], rtol=1e-5, atol=1e-6)
 
 
-def test_a_table_has_one_signature(tmp_path):
+def test_a_table_has_no_signatures_for_bytes(tmp_path):
     export.save(models.mlp("flipout", input_shape=(5,), num_classes=3, hidden=()), tmp_path / "saved")
-    assert list(export.load(str(tmp_path / "saved")).signatures) == ["predict"]
+    assert set(export.load(str(tmp_path / "saved")).signatures) == {"mean", "sample", "predict", "abstain"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda info: {**info, "model": None},
+        lambda info: {**info, "model": {**info["model"], "num_classes": "3"}},
+        lambda info: {**info, "more": 1},
+        lambda info: {**info, "class_names": ["a", "b"]},
+        lambda info: {**info, "class_names": ["a", "b", "\x1b[2J"]},
+        lambda info: {**info, "metrics": {"accuracy": "high"}},
+        lambda info: [info],
+    ],
+)
+def test_info_of_another_form(saved, change):
+    change_file(saved, INFO, lambda content: json.dumps(change(json.loads(content))).encode())
+    refused(saved, "its info.json does not say what an export's says")
+    error = attempt(saved.parent, export.read_info, saved)
+    assert isinstance(error, InvalidArgument) and "info.json" in str(error)
+
+
+def test_info_that_is_nested_without_end(saved):
+    change_file(saved, INFO, lambda content: b"[" * 10**5)
+    refused(saved, "its info.json does not say what an export's says")
+
+
+def test_info_of_another_model(saved):
+    def change(content):
+        info = json.loads(content)
+        return json.dumps({**info, "model": {**info["model"], "num_classes": 4}}).encode()
+
+    change_file(saved, INFO, change)
+    refused(saved, "does not give the 4 classes that its info says")
 
 
 def test_sha256sum_and_saved_model_cli_take_it(valid):
@@ -84,7 +118,9 @@ def test_a_file_that_is_missing_a_link_or_a_pipe(saved, name):
     refused(saved, "must be a regular file")
 
 
-@pytest.mark.parametrize("name", ["keras_metadata.pb", "assets/words.txt", "variables/more", "saved_model.pbtxt"])
+@pytest.mark.parametrize(
+    "name", ["keras_metadata.pb", "assets/words.txt", "README.md", "variables/more", "saved_model.pbtxt"]
+)
 def test_a_file_too_many(saved, name):
     (saved / name).parent.mkdir(exist_ok=True)
     (saved / name).write_text("")
@@ -122,7 +158,7 @@ def test_a_savedmodel_of_another_origin(tmp_path, forged):
     tf.saved_model.save(module, str(tmp_path / "saved"))
     if forged:
         write_manifest(tmp_path / "saved")
-    refused(tmp_path / "saved", "does not take images" if forged else "no checksums")
+    refused(tmp_path / "saved", "its files must be" if forged else "no checksums")
 
 
 OPERATIONS = [
@@ -153,8 +189,9 @@ OPERATIONS = [
 def test_operations_that_no_export_has(saved, op):
     change_graph(saved, lambda s: add_node(s, op))
     refused(saved, "reads or writes files when it predicts" if op in SAVED else "which is not among those allowed")
-    change_graph(saved, lambda s: s.meta_graphs[0].graph_def.node.add(name="added", op=op))
-    refused(saved, "which is not among those allowed")
+    if op != "AssignVariableOp":  # sets the path of the asset
+        change_graph(saved, lambda s: s.meta_graphs[0].graph_def.node.add(name="added", op=op))
+        refused(saved, "which is not among those allowed")
 
 
 SAVED = {"SaveV2", "RestoreV2", "MergeV2Checkpoints", "AssignVariableOp"}
@@ -217,18 +254,22 @@ GRAPHS = {
     "a large constant": (large_constant, "a constant that is not a tensor of at most"),
     "two graphs": (lambda s: s.meta_graphs.add(), "one graph"),
     "another tag": (lambda s: s.meta_graphs[0].meta_info_def.tags.append("gpu"), "one graph"),
-    "assets": (lambda s: s.meta_graphs[0].asset_file_def.add(filename="../x"), "assets"),
+    "one more asset": (lambda s: s.meta_graphs[0].asset_file_def.add(filename="../x"), "assets"),
+    "another asset": (lambda s: setattr(s.meta_graphs[0].asset_file_def[0], "filename", "/etc/passwd"), "assets"),
+    "no asset": (lambda s: s.meta_graphs[0].asset_file_def.pop(), "assets"),
     "another signature": (signature(lambda d: d["predict"].inputs["x"].SetInParent()), "does not take images"),
-    "one more signature": (signature(lambda d: d["run"].CopyFrom(d["predict"])), "does not take images"),
+    "one more signature": (signature(lambda d: d["run"].CopyFrom(d["predict"])), "a signature 'run'"),
     "another type": (signature(lambda d: setattr(d["predict"].inputs["seed"], "dtype", 9)), "does not take images"),
     "another output": (signature(lambda d: d["predict"].outputs["loss"].SetInParent()), "does not give"),
-    "a method of Python": (rename_child("weights", "__class__"), "weights, predict and signatures"),
+    "a method of Python": (rename_child("weights", "__class__"), "it must have mean, sample, predict"),
     "a child too many": (objects(lambda n: n[0].children.add(node_id=0, local_name="me")), "and nothing else"),
     "a Keras model": (
         objects(lambda n: setattr(n[0].user_object, "identifier", "_tf_keras_model")),
         "is not a _generic",
     ),
     "a registered type": (objects(lambda n: setattr(n[0], "registered_name", "a.b")), "types that an export has not"),
+    "no sampling": (rename_child("sample", "simple"), "and nothing else"),
+    "a signature too few": (rename_child("abstain_uint8", "mean_int8"), "its signatures must be"),
     "a resource": (objects(lambda n: n.add().resource.SetInParent()), "objects that an export has not"),
     "a variable of any size": (objects(lambda n: grow_variable(n)), "other types or shapes"),
     "a variable of text": (objects(lambda n: setattr(variable(n), "dtype", 7)), "is of type string"),

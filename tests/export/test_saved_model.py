@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import evaluation, export, models
+from tfp_bfl import evaluation, export, layers, models
 from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(0)
@@ -17,12 +17,13 @@ IMAGE = {"input_shape": (8, 8, 1), "num_classes": 3, "initial_stddev": 0.05, "dr
 TABLE = {"input_shape": (5,), "num_classes": 3, "hidden": (4,), "initial_stddev": 0.3}
 BUILDERS = {
     "flipout": lambda: models.lenet("flipout", normalization="batch", **IMAGE),
-    "mc_dropout": lambda: models.mlp("mc_dropout", hidden=(6,), **IMAGE),
+    "mc_dropout": lambda: models.lenet("mc_dropout", normalization="batch", **IMAGE),
     "deterministic": lambda: models.mlp("deterministic", hidden=(6,), **IMAGE),
     "table": lambda: models.mlp("flipout", **TABLE),
 }
 PIXELS = RNG.integers(256, size=[6, 8, 8, 1]).astype(np.uint8)
 ROWS = RNG.normal(size=[6, 5]).astype(np.float32)
+INFO = export.Info(class_names=["cat", "dog", "a | b"], configuration={"rule": "x"}, metrics={"accuracy": 0.75})
 NUM_SAMPLES, SEED = 5, 7
 OUTPUTS = ("probabilities", "entropy", "aleatoric", "epistemic")
 every_model = pytest.mark.parametrize("name", BUILDERS)
@@ -66,6 +67,10 @@ for name in ("flipout", "mc_dropout", "deterministic", "table"):
     keep(name + "/other", predict(x, seed=seed + 1))
     keep(name + "/one", predict(x[:1]))
     keep(name + "/single", predict(x, n=1))
+    keep(name + "/mean", loaded.mean(x))
+    keep(name + "/sample", loaded.sample(x, num_samples=num_samples, seed=seed))
+    limit = float(np.median(answers[name + "/first/entropy"]))
+    keep(name + "/abstain", loaded.abstain(x, num_samples=num_samples, seed=seed, max_uncertainty=limit))
     numbers = {"num_samples": tf.constant(num_samples), "seed": tf.constant(seed)}
     keep(name + "/signature", loaded.signatures["predict"](images=tf.constant(x), **numbers))
     if name != "table":
@@ -77,7 +82,8 @@ for name in ("flipout", "mc_dropout", "deterministic", "table"):
         error = ""
     except tf.errors.InvalidArgumentError as e:
         error = str(e)
-    facts[name] = {"signatures": sorted(loaded.signatures), "error": error}
+    with open(loaded.info.asset_path.numpy()) as file:
+        facts[name] = {"signatures": sorted(loaded.signatures), "error": error, "info": json.load(file)}
 
 np.savez(folder + "/answers.npz", **answers)
 print(json.dumps(facts))
@@ -98,10 +104,10 @@ def build(name):
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     for name in BUILDERS:
-        export.save(build(name), folder / name)
+        export.save(build(name), folder / name, INFO)
     np.savez(folder / "inputs.npz", pixels=PIXELS, rows=ROWS)
     command = [sys.executable, "-c", LOADER, str(folder), str(NUM_SAMPLES), str(SEED)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     with np.load(folder / "answers.npz") as file:
         answers = dict(file)
@@ -157,17 +163,10 @@ def test_shapes(answers, name):
     assert shapes == {"probabilities": (6, 3), "entropy": (6,), "aleatoric": (6,), "epistemic": (6,)}
 
 
-@pytest.mark.parametrize("name", ["flipout", "deterministic", "table"])
+@every_model
 def test_one_example_gets_the_same_answer_as_in_a_batch(answers, name):
     first = {output: value[:1] for output, value in answers(name, "first").items()}
     assert_same(answers(name, "one"), first)
-
-
-def test_any_number_of_examples_with_dropout(answers):
-    """Its masks are drawn for the batch, so that the answer depends on the batch; its form does not."""
-    one = answers("mc_dropout", "one")
-    assert one["probabilities"].shape == (1, 3)
-    np.testing.assert_allclose(one["probabilities"].sum(), 1, rtol=1e-5)
 
 
 @every_image_model
@@ -183,10 +182,72 @@ def test_epistemic_uncertainty_needs_samples_that_differ(answers, name):
 
 @every_model
 def test_signatures(answers, facts, name):
-    assert facts[name]["signatures"] == (["predict"] if name == "table" else ["predict", "predict_uint8"])
+    functions = ["abstain", "mean", "predict", "sample"]
+    bytes_too = [] if name == "table" else [f"{function}_uint8" for function in functions]
+    assert facts[name]["signatures"] == sorted(functions + bytes_too)
     assert_same(answers(name, "signature"), answers(name, "first"))
     if name != "table":
         assert_same(answers(name, "bytes signature"), answers(name, "first"))
+
+
+@every_model
+def test_mean_is_one_pass_at_the_posterior_mean(saved, name):
+    x = ROWS if name == "table" else tf.image.convert_image_dtype(PIXELS, tf.float32)
+    with layers.sampling("mean"):
+        probabilities = tf.nn.softmax(build(name)(x, training=False))
+    np.testing.assert_allclose(saved[1][f"{name}/mean/probabilities"], probabilities, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(saved[1][f"{name}/mean/label"], np.argmax(probabilities, 1))
+    entropy = evaluation.decompose(np.array(probabilities)[np.newaxis]).entropy
+    np.testing.assert_allclose(saved[1][f"{name}/mean/entropy"], entropy, rtol=1e-4)
+
+
+@every_model
+def test_samples_are_those_of_predict(saved, name):
+    """Of a model with BatchNorm and dropout too: the one by its moving statistics, the other on."""
+    samples = saved[1][f"{name}/sample/probabilities"]
+    x = ROWS if name == "table" else PIXELS
+    wanted = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)
+    np.testing.assert_allclose(samples, wanted, rtol=1e-4, atol=1e-6)
+    assert (samples.std(0).max() > 1e-3) == (name != "deterministic")
+
+
+@every_model
+def test_abstains_where_the_entropy_exceeds_the_limit(saved, name):
+    entropy, label, first = (saved[1][f"{name}/{key}"] for key in ("abstain/entropy", "abstain/label", "first/label"))
+    exceeds = entropy > np.float32(np.median(entropy))
+    assert 0 < exceeds.sum() < len(exceeds)
+    np.testing.assert_array_equal(label, np.where(exceeds, -1, first))
+
+
+@every_model
+def test_what_is_known_travels_as_an_asset(saved, facts, name):
+    info = facts[name]["info"]
+    assert info["class_names"] == ["cat", "dog", "a | b"] and info["metrics"] == {"accuracy": 0.75}
+    assert info["model"]["stochastic"] is (name != "deterministic") and info["data"] is None
+    card = (saved[0] / name / "model_card.md").read_text()
+    assert "| accuracy | 0.75 |" in card and "2. a \\| b" in card
+    assert "Unknown: whoever exported the model did not say." in card  # the data
+    assert export.read_info(saved[0] / name).configuration == {"rule": "x"}
+
+
+def test_saved_model_cli_runs_it(saved, tmp_path):
+    """A program of TensorFlow's alone, by the graph without its objects, as TensorFlow Serving reads it."""
+    np.save(tmp_path / "images.npy", PIXELS)
+    command = [
+        sys.executable,
+        "-m",
+        "tensorflow.python.tools.saved_model_cli",
+        "run",
+        "--dir",
+        str(saved[0] / "flipout"),
+    ]
+    command += ["--tag_set", "serve", "--signature_def", "predict_uint8", "--inputs", "images=images.npy"]
+    command += ["--input_exprs", f"num_samples={NUM_SAMPLES};seed={SEED}", "--outdir", "answer"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for output in OUTPUTS:
+        answer = np.load(tmp_path / "answer" / f"{output}.npy")
+        np.testing.assert_allclose(answer, saved[1][f"flipout/first/{output}"], rtol=1e-4, atol=1e-6)
 
 
 @every_model

@@ -9,8 +9,9 @@ from tests.export.tampering import copy, parse
 from tests.fuzz.harness import attempt, inputs, tally
 from tests.fuzz.mutations import mutated, mutated_message
 from tfp_bfl import export, models
-from tfp_bfl.export.graph_checks import IMAGES, OUTPUTS
-from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, MANIFEST, VALUES, write_manifest
+from tfp_bfl.export.manifest import FILES, GRAPH, INDEX, INFO, MANIFEST, VALUES, write_manifest
+from tfp_bfl.export.model_card import NAME as CARD
+from tfp_bfl.export.signatures import OUTPUTS, SIGNATURES
 
 WORDS = [
     *[
@@ -25,7 +26,7 @@ WORDS = [
         "While",
         "Fill",
     ],
-    *["predict", "predict_uint8", "weights", "signatures", "trace_0", "images", "num_samples", "seed", "mean"],
+    *["predict", "predict_uint8", "weights", "signatures", "trace_0", "images", "num_samples", "seed", "mean", "info"],
     *["_generic_user_object", "trackable_list_wrapper", "signature_map", "_tf_keras_model", "__call__", "dtype"],
     *["weights/0/.ATTRIBUTES/VARIABLE_VALUE", "_CHECKPOINTABLE_OBJECT_GRAPH", "added:output:0", "^added", "tfp_bfl"],
 ]
@@ -34,6 +35,8 @@ BYTES = {
     "fingerprint.pb": [],
     INDEX: [b"weights/", b"0/.ATTRIBUTES/VARIABLE_VALUE", b"\x08\x01\x12", b"\0\0\0\0"],
     VALUES: [],
+    INFO: [b"null", b"[", b"{", b'"model"', b"1e999", b"NaN", b"\\u0000"],
+    CARD: [],
     MANIFEST: [b"  ", b"\n", b"../", b"/etc/passwd", b"saved_model.pb", b"sha256sums.txt", b"assets/x", b"*", b"\0"],
 }
 
@@ -46,10 +49,11 @@ def valid(tmp_path_factory):
 
 
 def assert_valid(loaded):
-    assert set(loaded.signatures) <= set(IMAGES) and "predict" in loaded.signatures
+    assert set(SIGNATURES) >= set(loaded.signatures) >= set(OUTPUTS)
     for name, signature in loaded.signatures.items():
-        assert signature.structured_input_signature[1]["images"].dtype == IMAGES[name]
-        assert set(signature.structured_outputs) == set(OUTPUTS)
+        function, dtype = SIGNATURES[name]
+        assert signature.structured_input_signature[1]["images"].dtype == dtype
+        assert set(signature.structured_outputs) == set(OUTPUTS[function])
     assert all(tf.reduce_all(tf.math.is_finite(weight)) for weight in loaded.weights)
 
 
@@ -79,7 +83,7 @@ def test_mutated_files(valid, tmp_path):
         forged = st.just(False) if name == MANIFEST else st.integers(0, 4).map(bool)
         return st.tuples(st.just(name), mutated(contents[name], list(contents.values()), BYTES[name]), forged)
 
-    fuzz(valid, tmp_path, "SavedModel", 0.1, st.sampled_from([*contents, GRAPH, INDEX, VALUES]).flatmap(broken))
+    fuzz(valid, tmp_path, "SavedModel", 0.1, st.sampled_from([*contents, GRAPH, INDEX, VALUES, INFO]).flatmap(broken))
 
 
 def test_mutated_graphs(valid, tmp_path):

@@ -2,10 +2,12 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tfp_bfl import plots
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import style
 
 NAMES = ["cat", "dog", "ship"]
 
@@ -48,6 +50,16 @@ def test_learning_curve_with_rounds_that_were_not_evaluated():
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [2, 4, 6])
     np.testing.assert_array_equal(figure.axes[1].lines[1].get_xdata(), range(1, 7))
     assert figure.axes[2].get_yscale() == "log"
+
+
+@pytest.mark.parametrize("last", [0.0031, 0.0046, 0.01])
+def test_a_narrow_spread_has_few_and_plain_numbers_beside_it(last):
+    rounds = [{"round": n, "stddev_median": value} for n, value in enumerate(np.geomspace(0.003, last, 15), 1)]
+    axes = draw(plots.learning_comparison({"run": rounds})).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels(which="both")]
+    low, high = axes.get_ylim()
+    inside = [text for text in labels if text and low <= float(text) <= high]
+    assert 2 <= len(set(inside)) == len(inside) <= 6
 
 
 def test_learning_curve_leaves_out_panels_without_data():
@@ -115,6 +127,23 @@ def test_client_labels(clients, classes):
     assert figure.get_figheight() < 12
     picture = figure.axes[1].images[0].get_array()
     np.testing.assert_array_equal(picture, counts.T)
+
+
+def test_client_labels_numbers_stand_out_from_their_cells():
+    counts = np.arange(1, 11).reshape(2, 5)
+    figure = draw(plots.client_labels(counts, NAMES[:1] * 5))
+    for text in figure.axes[1].texts:
+        opacity = int(text.get_text()) / 10
+        cell = 1 + opacity * (np.array(to_rgb(style.BLUE)) - 1)
+        # WCAG asks 3 of large letters, and more is not to be had at the shade where dark and light are alike.
+        assert contrast(to_rgb(text.get_color()), cell) > 3.5
+
+
+def contrast(*colors):
+    """WCAG 2.1's ratio of two colours' relative luminances."""
+    linear = [np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4) for c in map(np.asarray, colors)]
+    dark, light = sorted(float(c @ [0.2126, 0.7152, 0.0722]) for c in linear)
+    return (light + 0.05) / (dark + 0.05)
 
 
 def test_client_labels_with_names_that_matplotlib_would_parse():
@@ -193,3 +222,72 @@ def test_uncertain_examples_of_bad_input():
         plots.uncertain_examples(images, y, p, u, NAMES[:2])
     with pytest.raises(InvalidArgument, match="count is 0, but must be"):
         plots.uncertain_examples(images, y, p, u, NAMES, count=0)
+
+
+def test_uncertainty_density_is_of_shares_in_common_bins():
+    figure = draw(plots.uncertainty_density([0.0, 0.1, 0.1, 0.9], [0.9, 1.0], upper=1.0, num_bins=2, name_out="$ out"))
+    filled = [patch.get_data() for patch in figure.axes[0].patches]
+    np.testing.assert_allclose(filled[0].values, [0.75, 0.25])
+    np.testing.assert_allclose(filled[2].values, [0.0, 1.0])
+    for data in filled:
+        np.testing.assert_allclose(data.edges, [0, 0.5, 1])
+    # Of the eight pairs out wins seven and draws one; of the scores from 0.9 on two of three are out.
+    assert titles(figure) == ["Entropy: AUROC 0.938, AUPR 0.833"]
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["in distribution (4)", r"\$ out (2)"]
+
+
+def test_uncertainty_density_without_an_upper_end():
+    figure = draw(plots.uncertainty_density([0.0, 0.001], [0.002, 0.004], quantity="epistemic part"))
+    assert figure.axes[0].get_xlim() == pytest.approx((0, 0.004))
+    assert sum(figure.axes[0].patches[0].get_data().values) == pytest.approx(1.0)
+    draw(plots.uncertainty_density([0.0, 0.0], [0.0]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([0.1], [1.2]), {"upper": 1.0}, r"must lie in \[0, 1\], but they span \[0.1, 1.2\]"),
+        (([-0.1], [0.2]), {}, r"must lie in \[0, infinity\]"),
+        (([], [0.2]), {}, "scores_in must have at least one"),
+        (([0.1], [0.2]), {"num_bins": 0}, "num_bins is 0, but must be"),
+    ],
+)
+def test_uncertainty_density_of_bad_input(arguments, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        plots.uncertainty_density(*arguments, **options)
+
+
+def test_learning_comparison_draws_what_each_run_has():
+    runs = {"_one": [row(n) for n in (1, 2, 3)], "other in $": [row(n, posterior=False) for n in (1, 2)]}
+    figure = draw(plots.learning_comparison(runs))
+    assert [len(axes.lines[1].get_xdata()) for axes in figure.axes] == [2, 2, 0]
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [0.5, 0.75, 1 - 0.5 / 3])
+    assert figure.axes[0].get_legend_handles_labels()[1] == [" _one", r"other in \$"]
+    only = plots.learning_comparison({"a": [row(1, evaluated=False)], "b": [row(1, evaluated=False)]})
+    assert titles(draw(only)) == ["Spread of the posterior"]
+
+
+def test_learning_comparison_of_a_wide_spread_has_few_numbers():
+    rounds = [{**row(n), "stddev_median": 10.0**-n} for n in range(1, 9)]
+    figure = draw(plots.learning_comparison({"a": rounds, "b": [row(1)]}))
+    labels = [label.get_text() for label in figure.axes[2].get_yticklabels(which="both")]
+    assert 3 <= len([label for label in labels if label]) <= 12
+
+
+def test_retention_comparison():
+    p, y, u = predictions()
+    figure = draw(plots.retention_comparison({"one": (p, y, u), "other": (p[:20], y[:20], u[:20])}))
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert [label.split(" (")[0] for label in labels] == ["one", "other"]
+    assert figure.axes[0].lines[1].get_ydata()[-1] == pytest.approx(np.mean(p[:20].argmax(1) == y[:20]))
+
+
+@pytest.mark.parametrize("compare", [plots.learning_comparison, plots.retention_comparison])
+def test_comparison_of_nothing(compare):
+    with pytest.raises(InvalidArgument, match="needs at least one"):
+        compare({})
+
+
+def test_lines_can_be_told_apart():
+    looks = [tuple(style.line(i).values()) for i in range(24)]
+    assert len(set(looks)) == 24

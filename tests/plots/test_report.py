@@ -1,28 +1,35 @@
+import base64
 import html.parser
+import io
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from tfp_bfl import plots
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import style
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
+EVIL = "<script>alert(1)</script>"
 
 
 class Page(html.parser.HTMLParser):
-    """Collects a page's tags, attributes and text, and fails where tags don't nest."""
+    """Collects a page's tags, attributes, headings and text, and fails where tags don't nest."""
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.links, self.open, self.texts = [], [], [], []
-        self.feed(text)
+        self.tags, self.links, self.alts, self.open, self.texts, self.heads = [], [], [], [], [], []
+        self.feed(text.replace("<wbr>", ""))
         self.close()
         assert not self.open
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.links += [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        self.alts += [dict(attrs).get("alt", "") for _ in range(tag == "img")]
         assert not any(name.startswith("on") for name, _ in attrs)
         if tag not in VOID:
             self.open.append(tag)
@@ -32,93 +39,194 @@ class Page(html.parser.HTMLParser):
 
     def handle_data(self, data):
         self.texts.append(data.strip())
+        if self.open and self.open[-1] in ("h1", "h2", "h3", "h4"):
+            self.heads.append((int(self.open[-1][1]), data.strip()))
 
 
-@pytest.fixture(scope="module")
-def figures():
-    counts = np.array([[3, 0], [1, 5]])
-    return {
-        "client_labels": plots.client_labels(counts, ["<script>alert(1)</script>", "dog"]),
-        "client_sizes": plots.client_sizes(counts.sum(axis=1)),
-        "learning_curve": plots.learning_curve([{"round": 1, "nll": 1.0}]),
-        "uncertain_examples": None,
-        "my_own": plots.client_labels(counts, ["a", "b"]),
-    }
-
-
-def write(path, figures, **changes):
-    arguments = {
-        "title": "A run <script>alert(1)</script>",
-        "config": {
-            "model": {"name": "lenet", "classes": ["<script>", "dog"]},
-            "augment": False,
-            "seed": None,
-        },
+def run(name="first", seed=0, **changes):
+    rng = np.random.default_rng(seed)
+    entropy = np.linspace(0, 1, 12)
+    fields = {
+        "name": name,
+        "config": {"model": {"name": "lenet", "classes": [EVIL, "dog"]}, "augment": False, "seed": seed},
         "summary": {
             "accuracy": np.float32(0.8123),
             "nll": tf.constant(0.61),
             "ece": 0.02,
             "epistemic_share": 0.25,
             "brier": tf.constant(0.125),
+            "worker_mb": 129,
+            "seconds": 23.4,
         },
         "rounds": [{"round": 1, "nll": 1.23456}, {"round": 2, "nll": float("nan"), "accuracy": 0.8123}],
-        "figures": figures,
+        "probabilities": np.stack([1 - entropy / 2, entropy / 2], axis=1),
+        "labels": np.array([0, 1] * 6),
+        "uncertainties": {"entropy": entropy, "aleatoric": entropy / 2, "epistemic": entropy / 3},
+        "class_names": (EVIL, "dog"),
+        "features": rng.integers(0, 256, (12, 5, 4, 1), dtype=np.uint8),
+        "label_counts": np.array([[3, 0], [1, 5]]),
         "warnings": ["The posterior has collapsed & says nothing."],
     }
-    return plots.write_report(path, **{**arguments, **changes})
+    return plots.RunResults(**{**fields, **changes})
 
 
-def test_holds_the_values_and_escapes_them(tmp_path, figures):
-    path = write(tmp_path / "new" / "report.html", figures)
-    text = path.read_text("utf-8")
-    page = Page(text)
-    for value in ("81.2%", "0.610", "0.020", "25.0%", "0.125", "model.name", "lenet", "no", "1.235", "nan"):
-        assert value in page.texts, value
-    assert "<script>, dog" in page.texts
-    assert "The posterior has collapsed & says nothing." in page.texts
-    assert page.texts.count("A run <script>alert(1)</script>") == 2
-    assert "script" not in page.tags
+def page(path, *runs, **options):
+    return Page(plots.write_report(path, runs, **options).read_text("utf-8"))
 
 
-def test_is_self_contained(tmp_path, figures):
-    text = write(tmp_path / "report.html", figures).read_text("utf-8")
-    page = Page(text)
-    assert len(page.links) == 4
-    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
-    assert not {"link", "iframe", "object", "script"} & set(page.tags)
-    assert "http:" not in text
-    assert "https:" not in text
-    assert "url(" not in text
-    assert "@import" not in text
+def headings(read):
+    return [text for _, text in read.heads]
 
 
-def test_order_and_missing_figures(tmp_path, figures):
-    texts = Page(write(tmp_path / "report.html", figures).read_text("utf-8")).texts
-    headings = ("Learning curve", "Labels of the clients", "Sizes of the clients", "My own")
-    places = [texts.index(name) for name in headings]
-    assert places == sorted(places)
-    assert "Surest and least sure examples" not in texts
+def table(read, first):
+    """The text from the cell `first` on."""
+    return [text for text in read.texts[read.texts.index(first) :] if text]
+
+
+def test_holds_the_values_and_escapes_them(tmp_path):
+    path = tmp_path / "new" / "report.html"
+    read = page(path, run(), title=f"A run {EVIL}")
+    for value in ("81.2%", "0.610", "0.020", "25.0%", "0.1250", "model.name", "lenet", "no", "1.235", "nan", "129 MB"):
+        assert value in read.texts, value
+    assert f"{EVIL}, dog" in read.texts
+    assert "The posterior has collapsed & says nothing." in read.texts
+    assert read.texts.count(f"A run {EVIL}") == 2
+    assert f"{EVIL} 100\u00a0%" in read.texts and "is dog" in read.texts
+    assert "script" not in read.tags
+
+
+def test_is_self_contained(tmp_path):
+    text = plots.write_report(tmp_path / "report.html", [run(), run(EVIL, 1)]).read_text("utf-8")
+    read = Page(text)
+    assert not {"link", "iframe", "object", "script"} & set(read.tags)
+    kinds = [link.split(",")[0] for link in read.links]
+    assert set(kinds) == {"data:image/svg+xml;base64", "data:image/png;base64"}
+    for forbidden in ("http:", "https:", "url(", "@import"):
+        assert forbidden not in text
+
+
+def test_can_be_read_without_the_pictures(tmp_path):
+    """Each picture says what it shows, and no level of heading is left out."""
+    read = page(tmp_path / "r.html", run(), run("second", 1))
+    assert len(read.alts) == len(read.links) and all(len(alt) > 15 for alt in read.alts)
+    assert any("Calibration: ECE" in alt for alt in read.alts)
+    levels = [level for level, _ in read.heads]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in zip(levels, levels[1:]))
+
+
+def test_figures_follow_the_colours_of_the_page(tmp_path):
+    read = page(tmp_path / "r.html", run())
+    drawings = [base64.b64decode(link.split(",")[1]).decode() for link in read.links if "svg" in link[:20]]
+    assert len(drawings) == 4
+    for drawing in drawings:
+        assert "prefers-color-scheme: dark" in drawing
+        # A colour that is written otherwise than the rules expect would stay dark on dark.
+        ink = style.INK.lower()
+        assert f'style="fill: {ink}"' in drawing and f'[style*="fill: {ink}"]' in drawing
+
+
+def test_images_are_those_of_the_test_set(tmp_path):
+    given = run()
+    read = page(tmp_path / "r.html", given)
+    images = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(u.split(",")[1])))) for u in read.links if "png" in u[:20]
+    ]
+    order = [*range(6), *range(11, 5, -1)]  # Of twelve each is in one group.
+    assert len(images) == len(order)
+    for image, number in zip(images, order):
+        np.testing.assert_array_equal(image, given.features[number, ..., 0])
 
 
 def test_the_least_of_a_run(tmp_path):
-    path = write(tmp_path / "r.html", {}, config={}, summary={"accuracy": None}, rounds=[], warnings=[])
-    page = Page(path.read_text("utf-8"))
-    assert not {"section", "details", "dl", "img"} & set(page.tags)
+    least = run(config={}, summary={"accuracy": None}, rounds=[], features=None, label_counts=None, warnings=[])
+    read = page(tmp_path / "r.html", least)
+    assert headings(read) == ["first", "Retention curves", "Reliability diagram"]
+    assert not {"details", "dl", "table"} & set(read.tags)
+
+
+def test_several_runs_show_what_differs(tmp_path):
+    second = run(
+        "second", 1, summary={"accuracy": 0.9, "nll": 0.7}, config={"model": {"name": "mlp"}, "augment": False}
+    )
+    read = page(tmp_path / "r.html", run(), second)
+    assert read.texts.count("first and second") == 2
+    found = headings(read)
+    for heading in ("Results", "What differs", "Learning curves", "Reliability diagrams", "What the runs share"):
+        assert found.count(heading) == 1
+    assert table(read, "model.name")[:3] == ["model.name", "lenet", "mlp"]
+    assert table(read, "seed")[:3] == ["seed", "0", "\u2013"]
+    assert table(read, "augment")[:2] == ["augment", "no"] and "second" not in table(read, "augment")[:3]
+    assert table(read, "Accuracy")[:3] == ["Accuracy", "0.8123", "0.9000"]
+    assert "first: The posterior has collapsed & says nothing." in read.texts
+
+
+def test_the_best_of_a_row_is_bold(tmp_path):
+    better = run("second", summary={"accuracy": 0.7, "nll": 0.5, "ece": 0.02, "entropy": 0.1})
+    text = plots.write_report(tmp_path / "r.html", [run(), better]).read_text()
+    assert "<strong>0.8123</strong>" in text and "<strong>0.5000</strong>" in text
+    # Equal ones, and those that are neither good nor bad.
+    assert "<strong>0.0200</strong>" not in text and "<strong>0.1000</strong>" not in text
+
+
+def test_clients_are_served_by_their_classes(tmp_path):
+    """Hand-worked: the model is right on all six of class 0 and none of class 1; client 1 has one of six of class 0."""
+    p = np.tile([[0.9, 0.1]], (12, 1))
+    rounds = [{"round": 1, "nll": 1.0, "faulty_clients": {"1": "NaN"}}]
+    entropy = {key: np.array([0.2, 0.5] * 6) for key in ("entropy", "aleatoric", "epistemic")}
+    read = page(tmp_path / "r.html", run(probabilities=p, uncertainties=entropy, rounds=rounds))
+    cells = table(read, "client")
+    assert cells[:6] == ["client", "examples", "classes", "accuracy", "entropy", "faulty rounds"]
+    assert cells[6:12] == ["0", "3", "1", "1.000", "0.200", "0"]
+    assert cells[12:18] == ["1", "6", "2", "0.167", "0.450", "1"]
+
+
+def test_runs_with_the_same_clients_share_a_table(tmp_path):
+    alike = page(tmp_path / "a.html", run(), run("second", 1))
+    assert table(alike, "client")[:5] == ["client", "examples", "classes", "first", "second"]
+    other = run("second", 1, label_counts=np.array([[1, 1]] * 300))
+    apart = page(tmp_path / "b.html", run(), other)
+    assert apart.texts.count("client") == 2 and "199" in apart.texts and "200" not in apart.texts
+    assert any("The first 200 clients" in text for text in apart.texts)
+
+
+def test_a_client_whose_classes_are_not_tested_has_no_accuracy(tmp_path):
+    read = page(tmp_path / "r.html", run(labels=np.zeros(12, int), label_counts=np.array([[0, 4], [2, 2]])))
+    assert table(read, "client")[5:10] == ["0", "4", "1", "\u2013", "\u2013"]
+
+
+def test_out_of_distribution(tmp_path):
+    outside = {"entropy": np.full(6, 0.95), "epistemic": np.full(6, 0.01)}
+    sure = run("sure", uncertainties={**run().uncertainties, "epistemic": np.zeros(12)})
+    sure = sure._replace(out_of_distribution={"entropy": np.full(6, 0.95), "epistemic": np.zeros(6)})
+    read = page(tmp_path / "r.html", run(out_of_distribution=outside), sure, out_of_distribution="mn<ist>")
+    # 11 of 12 are surer than 0.95 by entropy; of the epistemic values 1 of 12 lies below 0.01.
+    assert table(read, "AUROC of the entropy")[:3] == ["AUROC of the entropy", "0.917", "0.917"]
+    assert table(read, "AUROC of the epistemic part")[:3] == ["AUROC of the epistemic part", "0.083", "\u2013"]
+    assert any("from mn<ist>," in text and "is 0.33." in text for text in read.texts)
+
+
+def test_names_that_would_break_a_page_or_a_picture(tmp_path):
+    names = ["_hidden", "$\\frac{$", "a\x01b -- \n", "\udcff", EVIL, "x" * 300]
+    read = page(tmp_path / "r.html", *(run(name, i, warnings=()) for i, name in enumerate(names)))
+    for link in read.links:
+        if "svg" in link[:20]:
+            xml.etree.ElementTree.fromstring(base64.b64decode(link.split(",")[1]))
+    assert "script" not in read.tags and EVIL in read.texts
 
 
 def test_the_same_run_gives_the_same_file(tmp_path):
-    def once(name):
-        figure = plots.learning_curve([{"round": 1, "nll": 1.0}])
-        return write(tmp_path / name, {"learning_curve": figure}).read_bytes()
-
-    assert once("a.html") == once("b.html")
+    one, other = (plots.write_report(tmp_path / name, [run()]).read_bytes() for name in ("a.html", "b.html"))
+    assert one == other
 
 
 def test_bad_arguments(tmp_path):
     with pytest.raises(InvalidArgument, match="must be a file"):
-        write(tmp_path, {})
-    with pytest.raises(InvalidArgument, match="not a str"):
-        write(tmp_path / "r.html", {"x": "curve.png"})
+        plots.write_report(tmp_path, [run()])
     with pytest.raises(InvalidArgument, match="list of sentences"):
-        write(tmp_path / "r.html", {}, warnings="collapsed")
+        plots.write_report(tmp_path / "r.html", [run(warnings="collapsed")])
+    with pytest.raises(InvalidArgument, match="at least one run"):
+        plots.write_report(tmp_path / "r.html", [])
+    with pytest.raises(InvalidArgument, match="name of its own"):
+        plots.write_report(tmp_path / "r.html", [run(), run()])
     assert not (tmp_path / "r.html").exists()

@@ -1,8 +1,10 @@
 """Data: a source of labelled examples, its partition over clients, and the cohort of a round.
 
-clients = load("cifar10").partition(dirichlet(num_clients=10, alpha=0.5), seed=0)
-clients.dataset(0)                                      # one element: all examples of client 0
-cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
+They follow each other:
+
+    clients = load("cifar10").partition(dirichlet(num_clients=10, alpha=0.5), seed=0)
+    clients.dataset(0)                                      # one element: all examples of client 0
+    cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 """
 
 from tfp_bfl.data.clients import ClientExamples, Clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable
 from typing import NamedTuple, Union
@@ -89,6 +90,14 @@ class Source:
         rng = generator(seed, "subset")
         keep = np.sort(rng.choice(self.num_examples, num_examples, replace=False))
         return dataclasses.replace(self, features=self.features[keep], labels=self.labels[keep])
+
+    def sha256(self) -> str:
+        """The SHA-256 sum of features and labels, their types and shapes: the same for whoever has the same data."""
+        total = hashlib.sha256()
+        for array in (self.features, self.labels):
+            total.update(f"{array.dtype.str} {list(array.shape)}\n".encode())
+            total.update(np.ascontiguousarray(array).data)
+        return total.hexdigest()
 
     def as_dataset(self) -> tf.data.Dataset:
         """Returns a dataset of (features [...], label []), an example an element, in order."""

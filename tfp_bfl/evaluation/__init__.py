@@ -1,4 +1,4 @@
-"""Predictive sampling, uncertainty and its decomposition, calibration, retention curves, normality of clients."""
+"""Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores, normality."""
 
 from tfp_bfl.evaluation.calibration import (
     Reliability,
@@ -7,7 +7,7 @@ from tfp_bfl.evaluation.calibration import (
     reliability,
 )
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
-from tfp_bfl.evaluation.decomposition import Traces, Uncertainty, decompose, scalars
+from tfp_bfl.evaluation.decomposition import Summary, Traces, Uncertainty, decompose, scalars, summarise
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     brier_score,
@@ -16,8 +16,10 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
+from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
 from tfp_bfl.evaluation.predictive import (
     Evaluation,
+    draw_probabilities,
     evaluate,
     evaluator,
     is_stochastic,
@@ -32,8 +34,10 @@ __all__ = [
     "ConfidenceCurve",
     "Evaluation",
     "Normality",
+    "OutOfDistribution",
     "Reliability",
     "RetentionCurve",
+    "Summary",
     "Traces",
     "Uncertainty",
     "accuracy",
@@ -41,6 +45,7 @@ __all__ = [
     "brier_score",
     "confidence_curve",
     "decompose",
+    "draw_probabilities",
     "evaluate",
     "evaluator",
     "expected_calibration_error",
@@ -51,6 +56,7 @@ __all__ = [
     "negative_log_likelihood",
     "normality",
     "normality_summary",
+    "out_of_distribution",
     "predict",
     "reliability",
     "retention_curve",
@@ -59,4 +65,5 @@ __all__ = [
     "sample_probabilities",
     "sample_seeds",
     "scalars",
+    "summarise",
 ]

@@ -11,10 +11,11 @@ from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, correc
 class Reliability(NamedTuple):
     """Confidence and accuracy in M bins of equal width.
 
-    confidence: [M], mean probability of the predicted class in each bin; NaN in an empty bin.
-    accuracy: [M], share of right predictions in each bin; NaN in an empty bin.
-    count: [M], number of examples in each bin, int64.
-    edges: [M + 1], from 0 to 1; bin m is (edges[m], edges[m + 1]], and the first one also holds 0.
+    Fields:
+      confidence: [M], mean probability of the predicted class in each bin; NaN in an empty bin.
+      accuracy: [M], share of right predictions in each bin; NaN in an empty bin.
+      count: [M], number of examples in each bin, int64.
+      edges: [M + 1], from 0 to 1; bin m is (edges[m], edges[m + 1]], and the first one also holds 0.
     """
 
     confidence: tf.Tensor

@@ -11,9 +11,10 @@ from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, correc
 class ConfidenceCurve(NamedTuple):
     """Accuracy against the confidence that is asked for.
 
-    threshold: [P], the confidences 0, 1/P, ..., (P - 1)/P.
-    accuracy: [P], on the examples predicted with at least that confidence; NaN where there are none.
-    kept: [P], the share of examples that are.
+    Fields:
+      threshold: [P], the confidences 0, 1/P, ..., (P - 1)/P.
+      accuracy: [P], on the examples predicted with at least that confidence; NaN where there are none.
+      kept: [P], the share of examples that are.
     """
 
     threshold: tf.Tensor

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.evaluation.metrics import check_probabilities
@@ -10,10 +11,24 @@ from tfp_bfl.evaluation.metrics import check_probabilities
 class Uncertainty(NamedTuple):
     """What S sampled predictions say together.
 
-    mean: [B, C], the predictive distribution.
-    entropy: [B], its entropy divided by log C: 0 is certain, 1 is uniform.
-    aleatoric: [B, C, C], covariance of the one-hot label within one weight sample, averaged over the samples.
-    epistemic: [B, C, C], covariance of the predicted probabilities between weight samples.
+    Fields:
+      mean: [B, C], the predictive distribution.
+      entropy: [B], its entropy divided by log C: 0 is certain, 1 is uniform.
+      aleatoric: [B, C, C], covariance of the one-hot label within one weight sample, averaged over the samples.
+      epistemic: [B, C, C], covariance of the predicted probabilities between weight samples.
+    """
+
+    mean: tf.Tensor
+    entropy: tf.Tensor
+    aleatoric: tf.Tensor
+    epistemic: tf.Tensor
+
+
+class Summary(NamedTuple):
+    """`Uncertainty` with one number per example for either kind: the trace of its matrix.
+
+    mean: [B, C].
+    entropy, aleatoric, epistemic: [B].
     """
 
     mean: tf.Tensor
@@ -57,15 +72,39 @@ def decompose(probabilities: Any) -> Uncertainty:
     probabilities = check_probabilities(probabilities, "[S, B, C]")
     num_samples = tf.cast(tf.shape(probabilities)[0], probabilities.dtype)
     mean = tf.reduce_mean(probabilities, axis=0)
-    log_classes = tf.math.log(tf.cast(tf.shape(mean)[-1], mean.dtype))
-    # Rounding, or rows that don't quite sum to one, would otherwise step over the ends of the interval.
-    entropy = tf.clip_by_value(-tf.reduce_sum(tf.math.xlogy(mean, mean), axis=-1) / log_classes, 0.0, 1.0)
     # p (1 - p) on the diagonal: p - p^2 would lose the digits that matter where p is near one.
     variance = tf.reduce_mean(probabilities * (1.0 - probabilities), axis=0)
     aleatoric = tf.linalg.set_diag(-_outer(probabilities) / num_samples, variance)
     # Centred first: the raw second moment less the squared mean may come out negative.
     epistemic = _outer(probabilities - mean) / num_samples
-    return Uncertainty(mean, entropy, aleatoric, epistemic)
+    return Uncertainty(mean, _entropy(mean), aleatoric, epistemic)
+
+
+def summarise(probabilities: Any) -> Summary:
+    """What `scalars(decompose(probabilities))` gives, without the matrices: S B C steps instead of S B C^2.
+
+        aleatoric_b = 1/S sum_s sum_c p_sbc (1 - p_sbc)
+        epistemic_b = 1/S sum_s sum_c (p_sbc - mean_bc)^2
+
+    Args and errors as `decompose`.
+
+    Returns:
+      A `Summary`, all of it at least zero.
+    """
+    probabilities = check_probabilities(probabilities, "[S, B, C]")
+    mean = tf.reduce_mean(probabilities, axis=0)
+    aleatoric = tf.reduce_sum(tf.reduce_mean(probabilities * (1.0 - probabilities), axis=0), axis=-1)
+    epistemic = tf.reduce_sum(tf.reduce_mean(tf.square(probabilities - mean), axis=0), axis=-1)
+    return Summary(mean, _entropy(mean), aleatoric, epistemic)
+
+
+def _entropy(mean: tf.Tensor) -> tf.Tensor:
+    """[B], normalised to [0, 1]."""
+    log_classes = tf.math.log(tf.cast(tf.shape(mean)[-1], mean.dtype))
+    # 0 log 0 = 0, in operations that TensorFlow Lite has as well.
+    nats = -tf.reduce_sum(mean * tf.math.log(tf.maximum(mean, np.finfo(mean.dtype.as_numpy_dtype).tiny)), axis=-1)
+    # Rounding, or rows that don't quite sum to one, would otherwise step over the ends of the interval.
+    return tf.clip_by_value(nats / log_classes, 0.0, 1.0)
 
 
 def _outer(values: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
-from tfp_bfl.evaluation.decomposition import decompose, scalars
+from tfp_bfl.evaluation.decomposition import summarise
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     brier_score,
@@ -53,8 +53,23 @@ def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
     return tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
 
 
+def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+    """p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
+
+    The sample is of the whole batch, so that a Flipout layer needs one convolution for it, not two. Each example's
+    prediction is distributed as with a sample of its own; those of one batch are of one and the same model.
+
+    Args:
+      model: returns logits.
+      features: [B, ...], float32.
+      seed: [2].
+    """
+    with sampling("shared", seed):
+        return tf.nn.softmax(model(features, training=False))
+
+
 def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """p(y | x, w_s) = softmax(model(x; w_s)) for a weight sample w_s ~ q of each seed, in one graph.
+    """`draw_probabilities` for each seed, in one graph.
 
     Args:
       model: returns logits.
@@ -65,12 +80,7 @@ def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.T
       [S, B, C].
     """
     features = tf.image.convert_image_dtype(features, tf.float32)
-
-    def one(seed: tf.Tensor) -> tf.Tensor:
-        with sampling("shared", seed):
-            return tf.nn.softmax(model(features, training=False))
-
-    return tf.map_fn(one, seeds, fn_output_signature=tf.float32)
+    return tf.map_fn(lambda seed: draw_probabilities(model, features, seed), seeds, fn_output_signature=tf.float32)
 
 
 _TRACED = "_tfp_bfl_sample_probabilities"
@@ -122,8 +132,7 @@ def evaluate(
     """
     parts = []
     for probabilities in _batches(model, features, num_samples, seed, batch_size):
-        uncertainty = decompose(probabilities)
-        parts.append((uncertainty.mean, uncertainty.entropy, *scalars(uncertainty)))
+        parts.append(summarise(probabilities))
     mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
     metrics = {
         "accuracy": accuracy(mean, labels),

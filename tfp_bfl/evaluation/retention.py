@@ -18,8 +18,9 @@ from tfp_bfl.evaluation.metrics import (
 class RetentionCurve(NamedTuple):
     """Accuracy against the share of examples that are kept.
 
-    retained: [P], the shares 1/P, 2/P, ..., 1.
-    accuracy: [P], the accuracy on that share of examples with the least uncertainty.
+    Fields:
+      retained: [P], the shares 1/P, 2/P, ..., 1.
+      accuracy: [P], the accuracy on that share of examples with the least uncertainty.
     """
 
     retained: tf.Tensor

@@ -11,13 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
+from tfp_bfl.export import info
+from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, INITIALISING, SAVING
+from tfp_bfl.export.signatures import INPUTS, NUMBERS, OUTPUTS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import num_elements
 
 INIT = "__saved_model_init_op"
-IMAGES = {"predict": tf.float32, "predict_uint8": tf.uint8}
-# Each output and its rank.
-OUTPUTS = {"probabilities": 2, "mean": 2, "entropy": 1, "aleatoric": 1, "epistemic": 1}
 MOST_CONSTANT_BYTES = 2**26
 MOST_CALLS_DEEP = 32
 MOST_NODES = 5_000_000
@@ -31,20 +30,23 @@ _NODE_ATTRIBUTES = {
     "_read_only_resource_inputs",
 }
 _FUNCTION_ATTRIBUTES = {"_construction_context", "_input_shapes"}
+_FUNCTIONS = (*INPUTS, "draw")
 _VARIABLE_TYPES = (tf.float32, tf.bfloat16, tf.float16, tf.float64, tf.int32, tf.int64)
 
 
 def check_graph(meta: Any) -> None:
     """Operations, their constants, and who calls whom in a MetaGraphDef."""
     library = meta.graph_def.library
-    if library.gradient or library.registered_gradients or meta.asset_file_def:
-        raise InvalidArgument("it brings gradients or assets")
+    if library.gradient or library.registered_gradients:
+        raise InvalidArgument("it brings gradients")
+    if [asset.filename for asset in meta.asset_file_def] != [info.NAME]:
+        raise InvalidArgument(f"its assets are not {info.NAME} alone")
     functions = {function.signature.name: function for function in library.function}
     if len(functions) < len(library.function):
         raise InvalidArgument("two of its functions have one name")
     saving: set[str] = set()
     called: set[str] = set(meta.object_graph_def.concrete_functions)
-    _check_nodes(meta.graph_def.node, frozenset())
+    _check_nodes(meta.graph_def.node, INITIALISING)
     for name, function in functions.items():
         if set(function.attr) - _FUNCTION_ATTRIBUTES:
             raise InvalidArgument(f"its function {shown(name)} has attributes that an export has not")
@@ -62,7 +64,7 @@ def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
     """Whether one of the operations is in `also`."""
     found = False
     for node in nodes:
-        if node.op in SAVING and node.op in also:
+        if node.op in also:
             found = True
         elif node.op not in EXPORTED and node.op not in ARITHMETIC:
             raise InvalidArgument(f"it uses the operation {shown(node.op)}, which is not among those allowed")
@@ -108,7 +110,7 @@ def _check_calls(functions: dict[str, Any]) -> None:
 
 
 def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """The tree of objects: a list of variables, the function `predict` and its signatures.
+    """The tree of objects: a list of variables, the functions that predict, their signatures, and the asset.
 
     Returns:
       For the name of each variable in the checkpoint its data type and shape.
@@ -119,21 +121,23 @@ def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
         if node.registered_name or node.registered_saver or node.saveable_objects or node.slot_variables:
             raise InvalidArgument("it has objects of types that an export has not")
     root = _user_object(nodes, 0, "_generic_user_object")
-    if root.keys() != {"weights", "predict", "signatures"}:
-        raise InvalidArgument("it must have weights, predict and signatures, and nothing else")
+    if root.keys() != {*_FUNCTIONS, "weights", "signatures", "info"}:
+        raise InvalidArgument(f"it must have {', '.join(_FUNCTIONS)}, weights, signatures and info, and nothing else")
+    if _children(nodes, root["info"], "asset") or nodes[root["info"]].asset.asset_file_def_index:
+        raise InvalidArgument(f"its info is not the asset {info.NAME}")
     weights = _user_object(nodes, root["weights"], "trackable_list_wrapper")
     if list(weights) != [str(i) for i in range(len(weights))]:
         raise InvalidArgument("its weights are not a list")
     variables: dict[int, str] = {}
     for position, node_id in weights.items():
         variables.setdefault(node_id, f"weights/{position}/.ATTRIBUTES/VARIABLE_VALUE")
-    traces = _children(nodes, root["predict"], "function")
+    traces = [trace for name in _FUNCTIONS for trace in _children(nodes, root[name], "function").values()]
     signatures = _user_object(nodes, root["signatures"], "signature_map")
-    if not signatures.keys() <= IMAGES.keys() or "predict" not in signatures:
-        raise InvalidArgument(f"its signatures must be {' and '.join(IMAGES)}")
-    for node_id in (*traces.values(), *signatures.values()):
+    if not SIGNATURES.keys() >= signatures.keys() >= set(INPUTS):
+        raise InvalidArgument(f"its signatures must be {', '.join(INPUTS)}, for bytes too or not, and no others")
+    for node_id in (*traces, *signatures.values()):
         _children(nodes, node_id, "bare_concrete_function")
-    reached = {0, *root.values(), *variables, *traces.values(), *signatures.values()}
+    reached = {0, *root.values(), *variables, *traces, *signatures.values()}
     if reached != set(range(len(nodes))):
         raise InvalidArgument("it has objects that an export has not")
     for concrete in meta.object_graph_def.concrete_functions.values():
@@ -176,12 +180,18 @@ def check_signatures(meta: Any) -> None:
     for name, signature in meta.signature_def.items():
         if name == INIT:
             continue
-        images = IMAGES.get(name)
-        wanted = {"images": images, "num_samples": tf.int32, "seed": tf.int32}
-        if images is None or _types(signature.inputs) != wanted:
-            raise InvalidArgument(f"its signature {shown(name)} does not take images, num_samples and seed")
-        if _types(signature.outputs) != dict.fromkeys(OUTPUTS, tf.float32):
-            raise InvalidArgument(f"its signature {shown(name)} does not give {', '.join(OUTPUTS)}")
+        if name not in SIGNATURES:
+            raise InvalidArgument(f"it has a signature {shown(name)}, which an export has not")
+        function, images = SIGNATURES[name]
+        if _types(signature.inputs) != {"images": images, **{n: NUMBERS[n] for n in INPUTS[function]}}:
+            raise InvalidArgument(f"its signature {name} does not take {inputs_of(function)}")
+        if _types(signature.outputs) != {output: output_type(output) for output in OUTPUTS[function]}:
+            raise InvalidArgument(f"its signature {name} does not give {', '.join(OUTPUTS[function])}")
+
+
+def inputs_of(function: str) -> str:
+    """What a function takes, in words."""
+    return ", ".join(("images", *INPUTS[function]))
 
 
 def _types(tensors: Any) -> dict[str, Any]:

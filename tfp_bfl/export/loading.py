@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
-from typing import Any, Union
+from collections.abc import Callable
+from typing import Any, TypeVar, Union
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -13,12 +14,17 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.export import manifest
-from tfp_bfl.export.graph_checks import IMAGES, OUTPUTS, check_graph, check_objects, check_signatures
+from tfp_bfl.export import info as information
+from tfp_bfl.export import manifest, model_card
+from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, inputs_of
+from tfp_bfl.export.info import Info
+from tfp_bfl.export.signatures import INPUTS, NUMBERS, OUTPUTS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
 MOST_GRAPH_BYTES = 2**28
 MOST_INDEX_BYTES = 2**24
+
+_Made = TypeVar("_Made")
 
 
 def load(path: Union[str, os.PathLike]) -> Any:
@@ -37,13 +43,28 @@ def load(path: Union[str, os.PathLike]) -> Any:
       path: the folder.
 
     Returns:
-      What `tf.saved_model.load` returns: `predict(images, num_samples, seed)` and `signatures`, with "predict" and,
-      for images, "predict_uint8", as `save` describes them.
+      What `tf.saved_model.load` returns: `mean`, `sample`, `predict` and `abstain`, and `signatures` of the same names,
+      as `save` describes them; and `draw(images, seed)`, one weight sample's p(y | x, w): float32 [B, ...] and int32
+      [2] -> [B, C].
 
     Raises:
       InvalidArgument: there is no such folder, or it is not what `save` wrote. That holds also for a model with layers
         of your own that use operations not on the list: `tf.saved_model.load` reads it without these checks.
     """
+    return _reading(path, _load)
+
+
+def read_info(path: Union[str, os.PathLike]) -> Info:
+    """What the files of a SavedModel say of it: class names, configuration, metrics, data, and the model.
+
+    Raises:
+      InvalidArgument: there is no such folder, or its files are not those of what `save` wrote.
+    """
+    return _reading(path, lambda folder: _read_info(folder, manifest.read_manifest(folder)))
+
+
+def _reading(path: Any, read: Callable[[pathlib.Path], _Made]) -> _Made:
+    """What `read` makes of a folder; what it raises as a sentence that names it."""
     try:
         folder = pathlib.Path(path)
         is_folder = folder.is_dir()
@@ -52,7 +73,7 @@ def load(path: Union[str, os.PathLike]) -> Any:
     if not is_folder:
         raise InvalidArgument(f"The SavedModel {files.name(path)} can't be read: there is no such folder.")
     try:
-        return _load(folder)
+        return read(folder)
     except (InvalidArgument, OSError) as error:
         problem = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise InvalidArgument(
@@ -62,19 +83,12 @@ def load(path: Union[str, os.PathLike]) -> Any:
 
 def _load(folder: pathlib.Path) -> Any:
     digests = manifest.read_manifest(folder)
-    contents = {
-        name: files.read_regular(folder / name, "file", most)
-        for name, most in (
-            (manifest.GRAPH, MOST_GRAPH_BYTES),
-            ("fingerprint.pb", 4096),
-            (manifest.INDEX, MOST_INDEX_BYTES),
-        )
-    }
-    for name, content in contents.items():
-        if hashlib.sha256(content).hexdigest() != digests[name]:
-            raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
-    variables = _check(contents[manifest.GRAPH])
-    spans = check_index(contents[manifest.INDEX], variables, [OBJECTS])
+    graph = _read(folder, manifest.GRAPH, digests, MOST_GRAPH_BYTES)
+    _read(folder, "fingerprint.pb", digests, 4096)
+    index = _read(folder, manifest.INDEX, digests, MOST_INDEX_BYTES)
+    manifest.check_digest(folder, model_card.NAME, digests[model_card.NAME])
+    info = _read_info(folder, digests)
+    spans = check_index(index, _check(graph), [OBJECTS])
     with files.open_regular(folder / manifest.VALUES, "file") as values:
         if os.fstat(values.fileno()).st_size != max(span.offset + span.size for span in spans.values()):
             raise InvalidArgument("the values of its variables are more or fewer than its index says")
@@ -85,8 +99,20 @@ def _load(folder: pathlib.Path) -> Any:
         loaded = tf.saved_model.load(str(folder))
     except Exception:
         raise InvalidArgument("TensorFlow can't read it") from None
-    _check_loaded(loaded)
+    _check_loaded(loaded, info)
     return loaded
+
+
+def _read(folder: pathlib.Path, name: str, digests: dict[str, str], most: int) -> bytes:
+    """A file's content, held against its checksum."""
+    content = files.read_regular(folder / name, "file", most)
+    if hashlib.sha256(content).hexdigest() != digests[name]:
+        raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
+    return content
+
+
+def _read_info(folder: pathlib.Path, digests: dict[str, str]) -> Info:
+    return information.from_json(_read(folder, manifest.INFO, digests, information.MOST_BYTES))
 
 
 def _check(graph: bytes) -> dict[str, Any]:
@@ -102,21 +128,24 @@ def _check(graph: bytes) -> dict[str, Any]:
     return check_objects(meta)
 
 
-def _check_loaded(loaded: Any) -> None:
+def _check_loaded(loaded: Any, info: Info) -> None:
     """The functions behind the names, which need not be as the file's own list of signatures says."""
-    scalar = tf.TensorSpec([], tf.int32)
+    facts: Any = info.model
+    num_classes = facts["num_classes"]
     for name, signature in loaded.signatures.items():
-        inputs = signature.structured_input_signature[1]
-        outputs = signature.structured_outputs
-        types = {key: (spec.dtype, spec.shape.rank) for key, spec in outputs.items()}
-        if types != {key: (tf.float32, rank) for key, rank in OUTPUTS.items()}:
-            raise InvalidArgument(f"its signature {name} does not give {', '.join(OUTPUTS)}")
-        images = inputs.get("images")
-        numbers = [inputs.get(key) for key in ("num_samples", "seed")]
-        if len(inputs) != 3 or images is None or images.dtype != IMAGES[name] or None in numbers:
-            raise InvalidArgument(f"its signature {name} does not take images, num_samples and seed")
-        if any(not scalar.is_compatible_with(tf.TensorSpec(spec.shape, spec.dtype)) for spec in numbers):
-            raise InvalidArgument(f"its signature {name} does not take num_samples and seed as int32 scalars")
+        function, dtype = SIGNATURES[name]
+        outputs = {key: (spec.dtype, spec.shape.rank) for key, spec in signature.structured_outputs.items()}
+        if outputs != {key: (output_type(key), rank) for key, rank in OUTPUTS[function].items()}:
+            raise InvalidArgument(f"its signature {name} does not give {', '.join(OUTPUTS[function])}")
+        if signature.structured_outputs["probabilities"].shape[-1] != num_classes:
+            raise InvalidArgument(f"its signature {name} does not give the {num_classes} classes that its info says")
+        inputs = dict(signature.structured_input_signature[1])
+        images = inputs.pop("images", None)
+        scalars = {number: tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[function]}
+        if images is None or images.dtype != dtype or inputs != scalars:
+            raise InvalidArgument(f"its signature {name} does not take {inputs_of(function)}")
+        if images.shape.rank is None or images.shape[1:].as_list() != facts["input_shape"]:
+            raise InvalidArgument(f"its signature {name} does not take the examples that its info says")
     for weight in loaded.weights:
         if weight.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(weight))):
             raise InvalidArgument("its weights are not all finite")

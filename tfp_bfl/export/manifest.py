@@ -8,14 +8,16 @@ import re
 from collections.abc import Sequence
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.export import info, model_card
 from tfp_bfl.files import digest, read_regular
 
 MANIFEST = "sha256sums.txt"
 GRAPH = "saved_model.pb"
 INDEX = "variables/variables.index"
 VALUES = "variables/variables.data-00000-of-00001"
-# Just these: TensorFlow would also read assets, debug information and other forms of the graph.
-FILES = (GRAPH, "fingerprint.pb", INDEX, VALUES)
+INFO = f"assets/{info.NAME}"
+# Just these: TensorFlow would also read other assets, debug information and other forms of the graph.
+FILES = (GRAPH, "fingerprint.pb", INDEX, VALUES, INFO, model_card.NAME)
 _FOLDERS = ("assets", "variables")
 _LINE = re.compile(r"([0-9a-f]{64})  (\S+)")
 _MOST_BYTES = 4096

@@ -8,23 +8,23 @@ def _words(text: str) -> frozenset[str]:
 # What the exports of every model and kind are made of; a test holds this against them.
 EXPORTED = _words(
     """
-    AddV2 All Assert AvgPool BatchMatMulV2 BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp FloorDiv
-    FusedBatchNormV3 GatherV2 GreaterEqual Identity Less Log LogicalAnd MatMul MatrixDiagPartV3 MatrixSetDiagV3 MaxPool
-    Maximum Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp RealDiv Relu Reshape
-    RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt SquaredDifference Squeeze StatefulPartitionedCall
+    AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
+    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity Less LessEqual Log LogicalAnd MatMul MaxPool Maximum
+    Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp RealDiv Relu Reshape RightShift
+    Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze StatefulPartitionedCall
     StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2 StatelessRandomUniformIntV2
     StatelessRandomUniformV2 StatelessWhile StopGradient StridedSlice Sub Sum TensorListFromTensor TensorListGetItem
-    TensorListReserve TensorListSetItem TensorListStack Transpose VarHandleOp While Xlogy ZerosLike
+    TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp While ZerosLike
     """
 )
 
 # What other layers and activations of Keras add: arithmetic on tensors, all of it.
 ARITHMETIC = _words(
     """
-    Abs Add AddN ArgMax BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf ExpandDims Expm1 Fill
-    Floor FloorMod Greater LeakyRelu LessEqual Log1p LogSoftmax LogicalNot LogicalOr Max Min NotEqual
-    PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign
-    SpaceToBatchND Split SplitV Square Tanh Tile Unpack
+    Abs Add AddN BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
+    Floor FloorMod Greater LeakyRelu Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
+    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign
+    SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
     """
 )
 
@@ -35,3 +35,6 @@ SAVING = _words(
     StringJoin
     """
 )
+
+# The path of the asset is a variable, which these set when TensorFlow reads the file without its tree of objects.
+INITIALISING = _words("AssignVariableOp VarIsInitializedOp")

@@ -4,78 +4,158 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Union
+import shutil
+import tempfile
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation import decompose, is_stochastic, sample_probabilities, sample_seeds, scalars
-from tfp_bfl.export.manifest import write_manifest
+from tfp_bfl import files
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.export import info as information
+from tfp_bfl.export import loading, manifest, model_card
+from tfp_bfl.export.info import Info
+from tfp_bfl.export.signatures import make_functions, make_signatures
+
+Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
+
+# What a round records of how it went, not of the model.
+_BOOKKEEPING = {
+    *("num_clients", "num_examples", "num_faulty", "num_dropped"),
+    *("retries", "restarts", "train_seconds", "seconds"),
+}
 
 
-def _predictor(model: tf.keras.Model) -> tuple[tf.Module, dict[str, Any]]:
-    """A module that predicts, and its serving signatures.
-
-    It holds the model's variables, not its layers: whoever loads it needs neither this package nor TFP.
-    """
-
-    @tf.function
-    def predict(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
-            seeds = sample_seeds(seed, num_samples)
-        if not is_stochastic(model):
-            seeds = seeds[:1]
-        uncertainty = decompose(sample_probabilities(model, images, seeds))
-        aleatoric, epistemic = scalars(uncertainty)
-        return {
-            "probabilities": uncertainty.mean,
-            "mean": uncertainty.mean,
-            "entropy": uncertainty.entropy,
-            "aleatoric": aleatoric,
-            "epistemic": epistemic,
-        }
-
-    module = tf.Module()
-    module.weights = list(model.variables)
-    module.predict = predict
-    images = model.input_shape[1:]
-    types = {"predict": tf.float32, "predict_uint8": tf.uint8} if len(images) == 3 else {"predict": tf.float32}
-    signatures = {
-        name: predict.get_concrete_function(
-            tf.TensorSpec([None, *images], dtype, "images"),
-            tf.TensorSpec([], tf.int32, "num_samples"),
-            tf.TensorSpec([], tf.int32, "seed"),
-        )
-        for name, dtype in types.items()
-    }
-    # Not a signature, but what NumPy makes of images: without it a loaded `predict` refuses them.
-    scalar = tf.TensorSpec([], tf.int32)
-    predict.get_concrete_function(tf.TensorSpec([None, *images], tf.float64), scalar, scalar)
-    return module, signatures
-
-
-def save(model: tf.keras.Model, path: Union[str, os.PathLike]) -> None:
-    """Writes a SavedModel whose `predict(images, num_samples, seed)` gives probabilities and their uncertainty.
+def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Info] = None) -> None:
+    """Writes a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
         loaded = tf.saved_model.load("saved/")
         loaded.predict(images, num_samples=20, seed=0)["epistemic"]
 
-    Inputs: images [B, ...], floats in [0, 1] or uint8; num_samples and seed, int32 scalars; the same seed gives the
-    same answer. Outputs: probabilities [B, C] (also as `mean`, their name in `tfp_bfl.evaluation.decompose`);
-    entropy [B], normalised to [0, 1]; aleatoric and epistemic [B], the traces of its matrices. The serving signatures
-    are "predict" (float32) and, for images, "predict_uint8". The file sha256sums.txt has the checksums of all others,
-    by which `tfp_bfl.export.load` and `sha256sum --check` find what was changed.
+    It has four functions, which are serving signatures as well:
+
+        mean(images): one pass at the posterior's mean -> probabilities [B, C], entropy [B], label [B]
+        sample(images, num_samples, seed) -> probabilities [S, B, C]
+        predict(images, num_samples, seed) -> probabilities [B, C], entropy, aleatoric, epistemic, label [B]
+        abstain(images, num_samples, seed, max_uncertainty) -> as predict; label is -1 where entropy exceeds the limit
+
+    Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, which are scaled inside. A signature takes one
+    type: those named above take float32, and for images "predict_uint8" and the like uint8. num_samples and seed are
+    int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs: probabilities (of
+    predict also as `mean`, their name in `tfp_bfl.evaluation.decompose`); entropy, normalised to [0, 1]; aleatoric and
+    epistemic, the traces of its matrices; label, int32. Each weight sample is one pass, the same for the whole batch;
+    Monte Carlo dropout stays on (but in `mean`), BatchNorm uses its moving statistics.
+
+    Beside the graph lie assets/info.json, with what is known of the model, model_card.md, which says it in words, and
+    sha256sums.txt, the checksums of all other files, by which `load` and `sha256sum --check` find what was changed.
 
     Args:
-      model: a Keras model that returns logits.
+      model_or_run: a Keras model that returns logits [B, C], what `tfp_bfl.simulate` returned, or the folder of a
+        complete run (or a SavedModel of this library), whose SavedModel is then copied.
       path: a folder that doesn't exist or is empty.
+      info: what is known of the model: class names, configuration, metrics, data. What it leaves out is taken from the
+        run; of a Keras model it stays unknown.
 
     Raises:
-      InvalidArgument: there is something at `path`.
+      InvalidArgument: there is something at `path`, or `model_or_run` or `info` is not what is described above.
     """
-    folder = pathlib.Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidArgument(f"{folder} exists already: choose a new folder for the SavedModel.")
-    module, signatures = _predictor(model)
-    tf.saved_model.save(module, str(folder), signatures=signatures)
-    write_manifest(folder)
+    if info is not None:
+        information.check(info)
+    folder = _new_folder(path)
+    if isinstance(model_or_run, (str, os.PathLike)):
+        source = find(model_or_run)
+        loading.load(source)
+        known = loading.read_info(source)
+        texts = {} if info is None else _texts(information.merged(info, known)._replace(model=known.model))
+        _make(folder)
+        _copy(source, folder)
+    else:
+        model, known = model_of(model_or_run)
+        texts = _texts(information.merged(info, known)._replace(model=information.describe(model)))
+        _make(folder)
+        _write(model, folder, texts)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    manifest.write_manifest(folder)
+
+
+def _new_folder(path: Any) -> pathlib.Path:
+    try:
+        folder = pathlib.Path(path)
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{shown(path)} is not a path: give a new folder for the SavedModel.") from None
+    if taken:
+        raise InvalidArgument(f"{files.name(path)} exists already: choose a new folder for the SavedModel.")
+    return folder
+
+
+def _make(folder: pathlib.Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", error)
+        raise InvalidArgument(f"{files.name(folder)} can't be made ({problem}): choose another folder.") from None
+
+
+def _texts(info: Info) -> dict[str, str]:
+    """The files that tell what is known, by name."""
+    info = information.check(info)
+    return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
+
+
+def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str]) -> None:
+    module = make_functions(model)
+    signatures = make_signatures(module, model.input_shape[1:])
+    with tempfile.TemporaryDirectory() as draft:
+        asset = pathlib.Path(draft) / information.NAME
+        asset.write_text(texts[manifest.INFO], encoding="utf-8")
+        module.info = tf.saved_model.Asset(str(asset))
+        tf.saved_model.save(module, str(folder), signatures=signatures)
+
+
+def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
+    for name in manifest.FILES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, folder / name)
+
+
+def find(run: Union[str, os.PathLike]) -> pathlib.Path:
+    """The folder of the SavedModel of a run, or of one that is given itself.
+
+    Raises:
+      InvalidArgument: there is none.
+    """
+    try:
+        folder = pathlib.Path(run)
+    except TypeError:
+        raise InvalidArgument(f"{shown(run)} is not a path: give the folder of a run or of a SavedModel.") from None
+    found = next((f for f in (folder / "saved_model", folder) if (f / manifest.GRAPH).is_file()), None)
+    if found:
+        return found
+    if (folder / "config.yaml").is_file():
+        raise InvalidArgument(
+            f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume goes on with it."
+        )
+    raise InvalidArgument(
+        f"{files.name(run)} is neither the folder of a complete run nor a SavedModel of this library."
+    )
+
+
+def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:
+    """A Keras model, and what is known of it.
+
+    Raises:
+      InvalidArgument: it is neither a Keras model nor a simulation's result.
+    """
+    if isinstance(model_or_run, tf.keras.Model):
+        return model_or_run, Info()
+    model = getattr(model_or_run, "model", None)
+    if not isinstance(model, tf.keras.Model):
+        raise InvalidArgument(
+            f"{shown(model_or_run)} can't be exported: give a Keras model, what simulate returned, or a run's folder."
+        )
+    rows = getattr(model_or_run, "rounds", None) or [{}]
+    told = {k: x for k, x in rows[-1].items() if k not in _BOOKKEEPING}
+    metrics = {k: x for k, x in told.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    return model, Info(metrics=metrics or None)

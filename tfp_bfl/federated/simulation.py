@@ -96,7 +96,7 @@ def simulate(
       max_restarts: in a round, of local workers that died; the round is then run again.
       popularity: the clients' probabilities of being drawn are Dirichlet of this concentration (`data.cohort`).
       evaluate_cohort: model, features, labels -> metrics on the data of the round's clients, whose names get the prefix
-        "cohort_" in the round's.
+        `"cohort_"` in the round's.
       batch_norm_examples: of the server's own, [N, ...], for posteriors over all weights of a model with BatchNorm
         (`models.predictive_model`).
 

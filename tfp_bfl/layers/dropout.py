@@ -38,7 +38,9 @@ class MCDropout(tf.keras.layers.Layer):
         # Stateless by hand: tf.nn.experimental.stateless_dropout divides and selects in twice as many ops.
         shape = tf.shape(inputs)
         if noise.mode() == "shared":
-            shape = tf.concat([[1], shape[1:]], 0)
+            # By its static shape where that is known: a mask that does not depend on the batch.
+            own = inputs.shape[1:]
+            shape = [1, *own] if own.is_fully_defined() else tf.concat([[1], shape[1:]], 0)
         keep = tf.random.stateless_uniform(shape, seed) >= self.rate
         return tf.where(keep, inputs * (1 / (1 - self.rate)), 0)
 

@@ -47,5 +47,6 @@ def coordinates(weights: Any) -> Any:
 
 
 def from_coordinates(coordinates: Any) -> Any:
+    """What `coordinates` was made from: weights with variances, in float64."""
     variance = lambda log_stddev: tf.exp(2 * log_stddev)
     return by_part(lambda q: q._replace(variance=tf.nest.map_structure(variance, q.variance)), lambda x: x, coordinates)

@@ -27,7 +27,7 @@ def mlp(
       others: as `tfp_bfl.models.lenet`; there is no convolution, so that `normalization` changes nothing.
 
     Returns:
-      A `tf.keras.Model` from inputs [B, *input_shape] to logits [B, C].
+      A `tf.keras.Model` from inputs `[B, *input_shape]` to logits [B, C].
 
     Raises:
       InvalidArgument: no such kind or normalization, or fewer than two classes.

@@ -9,20 +9,27 @@ from tfp_bfl.plots.clients import client_labels, client_sizes
 from tfp_bfl.plots.confidence import accuracy_confidence
 from tfp_bfl.plots.density import kernel_density
 from tfp_bfl.plots.examples import uncertain_examples
-from tfp_bfl.plots.learning import learning_curve
+from tfp_bfl.plots.learning import learning_comparison, learning_curve
 from tfp_bfl.plots.normality import normality_histograms
+from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.report import write_report
-from tfp_bfl.plots.retention import retention_curves
+from tfp_bfl.plots.results import RunResults, run_figures
+from tfp_bfl.plots.retention import retention_comparison, retention_curves
 
 __all__ = [
+    "RunResults",
     "accuracy_confidence",
     "client_labels",
     "client_sizes",
     "kernel_density",
+    "learning_comparison",
     "learning_curve",
     "normality_histograms",
     "reliability_diagram",
+    "retention_comparison",
     "retention_curves",
+    "run_figures",
     "uncertain_examples",
+    "uncertainty_density",
     "write_report",
 ]

@@ -41,8 +41,9 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15) -> 
     top.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
     top.set(xlim=(0, 1), ylim=(0, 1))
     style.tidy(top, f"Calibration: ECE {ece:.3f}, MCE {mce:.3f}", y="accuracy in the bin")
-    style.legend(top, loc="upper left")
 
     bottom.bar(left, share, width=width, align="edge", color=style.MUTED, linewidth=0.8, edgecolor="white")
     style.tidy(bottom, x="confidence: probability of the predicted class", y="share of examples")
+    figure.align_ylabels([top, bottom])
+    style.figure_legend(figure, top)
     return figure

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -15,6 +16,9 @@ from tfp_bfl.plots import style
 _MAX_CLIENTS_WITH_NUMBERS = 12
 _MAX_CLASS_NAMES = 30
 _MAX_CLIENTS_WITH_GAPS = 40
+
+# By opacity, so that on a dark page too more examples stand out more.
+_SHADES = LinearSegmentedColormap.from_list("shades", [(style.BLUE, 0.0), (style.BLUE, 1.0)])
 
 
 def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
@@ -48,7 +52,7 @@ def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
     top.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
 
     picture = main.imshow(
-        counts.T, aspect="auto", cmap="Blues", vmin=0, vmax=max(counts.max(), 1), interpolation="none"
+        counts.T, aspect="auto", cmap=_SHADES, vmin=0, vmax=max(counts.max(), 1), interpolation="none"
     )
     if num_clients <= _MAX_CLIENTS_WITH_NUMBERS and num_classes <= _MAX_CLASS_NAMES:
         _write_numbers(main, counts)
@@ -60,7 +64,7 @@ def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
     main.set_yticks(range(0, num_classes, step), [style.plain(name, 18) for name in class_names[::step]])
     bar = figure.colorbar(picture, ax=main, pad=0.02, aspect=30, ticks=MaxNLocator(nbins=8, integer=True))
     bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=style.SIZE - 2, length=0)
+    bar.ax.tick_params(labelsize=style.SIZE - 2, labelcolor=style.INK, length=0)
     bar.set_label("examples", fontsize=style.SIZE - 1, color=style.INK)
     return figure
 
@@ -106,8 +110,9 @@ def _number_clients(axes: Axes) -> None:
 
 
 def _write_numbers(axes: Axes, counts: np.ndarray) -> None:
-    half = counts.max() / 2
+    # Up to this shade dark numbers stand out more.
+    dark = 0.8 * counts.max()
     for (client, label), count in np.ndenumerate(counts):
         if count:
-            color = "white" if count > half else style.INK
+            color = style.ON_BLUE if count > dark else style.INK
             axes.text(client, label, f"{count:g}", ha="center", va="center", fontsize=style.SIZE - 3, color=color)

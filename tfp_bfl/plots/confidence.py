@@ -9,8 +9,6 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.confidence import confidence_curve
 from tfp_bfl.plots import style
 
-_DASHES = ("-", "--", "-.", ":")
-
 
 def accuracy_confidence(probabilities: Mapping[str, Any], labels: Any, title: str = "") -> Figure:
     """Draws the accuracy of the predictions above a confidence against that confidence, a line for each model.
@@ -32,10 +30,8 @@ def accuracy_confidence(probabilities: Mapping[str, Any], labels: Any, title: st
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[2.2, 1.0])
     for i, (name, p) in enumerate(probabilities.items()):
         curve = confidence_curve(p, labels)
-        color = style.PALETTE[i % len(style.PALETTE)]
-        dashes = _DASHES[(i + i // len(style.PALETTE)) % len(_DASHES)]
-        top.plot(curve.threshold, curve.accuracy, dashes, color=color, label=style.plain(name, 40), linewidth=1.8)
-        bottom.plot(curve.threshold, 100 * curve.kept, dashes, color=color, linewidth=1.8)
+        top.plot(curve.threshold, curve.accuracy, label=style.plain(name, 40), linewidth=1.8, **style.line(i))
+        bottom.plot(curve.threshold, 100 * curve.kept, linewidth=1.8, **style.line(i))
     low, high = top.get_ylim()
     top.plot([0, 1], [0, 1], color=style.MUTED, linewidth=1.2, linestyle=(0, (1, 1.5)))
     top.set_ylim(low, min(high, 1.005))
@@ -43,7 +39,5 @@ def accuracy_confidence(probabilities: Mapping[str, Any], labels: Any, title: st
     bottom.set_ylim(0, 102)
     style.tidy(top, title or "Accuracy of the confident predictions", y="accuracy")
     style.tidy(bottom, x="confidence of at least", y="examples, in %")
-    handles, names = top.get_legend_handles_labels()
-    if len(names) > 1:
-        figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=style.SIZE - 1)
+    style.figure_legend(figure, top)
     return figure

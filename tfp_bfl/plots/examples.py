@@ -39,7 +39,7 @@ def uncertain_examples(
       InvalidArgument: the arguments don't fit each other or the description above.
     """
     images = np.asarray(features)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
+    if not are_images(images):
         return None
     count = check_count(count, "count")
     probabilities = check_probabilities(mean_probabilities, "[N, C]")
@@ -52,11 +52,9 @@ def uncertain_examples(
         raise InvalidArgument(
             f"There must be a name for each of the {probabilities.shape[-1]} classes, not {len(class_names)}."
         )
-    order = np.argsort(values.numpy(), kind="stable")
-    count = min(count, max(len(order) // 2, 1))
-    groups = [("Surest", order[:count]), ("Least sure", order[::-1][:count])][: min(len(order), 2)]
+    groups = extremes(values.numpy(), count)
 
-    rows = -(-count // _COLUMNS)
+    rows = -(-len(groups[0][1]) // _COLUMNS)
     figure = style.new_figure(height=len(groups) * (0.4 + 2.0 * rows))
     parts = figure.subfigures(len(groups), 1, squeeze=False)[:, 0]
     for part, (title, chosen) in zip(parts, groups):
@@ -68,6 +66,21 @@ def uncertain_examples(
         for axes, i in zip(grid, chosen):
             _draw(axes, images[i], probabilities[i].numpy(), int(truth[i]), class_names)
     return figure
+
+
+def are_images(features: np.ndarray) -> bool:
+    """Whether features [N, ...] can be shown: [N, H, W, 1] or [N, H, W, 3], uint8."""
+    return features.dtype == np.uint8 and features.ndim == 4 and features.shape[-1] in (1, 3)
+
+
+def extremes(uncertainty: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
+    """Returns the numbers of the `count` examples of least and of most uncertainty, under a heading each.
+
+    With fewer than 2 `count` examples, each is in one group only.
+    """
+    order = np.argsort(uncertainty, kind="stable")
+    count = min(count, max(len(order) // 2, 1))
+    return [("Surest", order[:count]), ("Least sure", order[::-1][:count])][: min(len(order), 2)]
 
 
 def _draw(axes: Axes, image: np.ndarray, probabilities: np.ndarray, truth: int, names: Sequence[str]) -> None:

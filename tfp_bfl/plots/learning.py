@@ -1,6 +1,6 @@
 """How a run went, round by round."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,14 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
 
 _SPREAD = ("stddev_q05", "stddev_median", "stddev_q95")
+_COMPARED = {
+    "accuracy": ("Accuracy on the test set", "share right"),
+    "test_nll": ("Negative log-likelihood on the test set", "nats per example"),
+    "stddev_median": ("Spread of the posterior", "median standard deviation"),
+}
 
 
-def learning_curve(rounds: Sequence[dict[str, Any]]) -> Figure:
+def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
     """Draws accuracy, negative log-likelihood and the posterior's spread against the round.
 
     A panel is drawn if any round holds its keys: "accuracy" (share), "test_nll" and "nll" (test and training,
@@ -31,10 +36,7 @@ def learning_curve(rounds: Sequence[dict[str, Any]]) -> Figure:
     Raises:
       InvalidArgument: there is no round, a round has no "round", or none holds a key that can be drawn.
     """
-    if not rounds:
-        raise InvalidArgument("A learning curve needs at least one round, but the list of rounds is empty.")
-    if not all("round" in row for row in rounds):
-        raise InvalidArgument("Each row of a learning curve must hold its number under the key 'round'.")
+    _check_rounds(rounds)
     panels = []
     if _has(rounds, "accuracy"):
         panels.append(_accuracy)
@@ -50,42 +52,86 @@ def learning_curve(rounds: Sequence[dict[str, Any]]) -> Figure:
         panel(axis, rounds)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
+    figure.align_ylabels(axes)
     return figure
 
 
-def _has(rounds: Sequence[dict[str, Any]], key: str) -> bool:
+def learning_comparison(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draws test accuracy, test NLL and the median spread of several runs against the round, a line for each run.
+
+    A panel is drawn if any run holds its key; a run without it has no line there.
+
+    Args:
+      runs: name -> rounds, as for `learning_curve`.
+
+    Returns:
+      A figure with one to three panels above each other.
+
+    Raises:
+      InvalidArgument: there is no run, or as `learning_curve`.
+    """
+    if not runs:
+        raise InvalidArgument("A comparison of learning curves needs at least one run, as a mapping of name to rounds.")
+    for rounds in runs.values():
+        _check_rounds(rounds)
+    panels = [key for key in _COMPARED if any(_has(rounds, key) for rounds in runs.values())]
+    if not panels:
+        raise InvalidArgument(f"The rounds hold nothing to draw: give {', '.join(map(repr, _COMPARED))}.")
+    figure = style.new_figure(height=0.5 + 2.2 * len(panels) + 0.2 * len(runs))
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for key, axis in zip(panels, axes):
+        for i, (name, rounds) in enumerate(runs.items()):
+            # In every panel, so that the first one's legend names the runs that have no line there too.
+            _line(axis, rounds, key, style.plain(name, 40), **style.line(i))
+        style.tidy(axis, _COMPARED[key][0], y=_COMPARED[key][1])
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        if key == "stddev_median":
+            style.logarithmic(axis)
+    axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
+    figure.align_ylabels(axes)
+    style.figure_legend(figure, axes[0])
+    return figure
+
+
+def _check_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
+    if not rounds:
+        raise InvalidArgument("A learning curve needs at least one round, but the list of rounds is empty.")
+    if not all("round" in row for row in rounds):
+        raise InvalidArgument("Each row of a learning curve must hold its number under the key 'round'.")
+
+
+def _has(rounds: Sequence[Mapping[str, Any]], key: str) -> bool:
     return any(row.get(key) is not None for row in rounds)
 
 
-def _series(rounds: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+def _series(rounds: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rounds that hold `key`, and their values."""
     pairs = [(row["round"], row[key]) for row in rounds if row.get(key) is not None]
     values = np.asarray(pairs, np.float64).reshape(-1, 2)
     return values[:, 0], values[:, 1]
 
 
-def _line(axes: Axes, rounds: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
+def _line(axes: Axes, rounds: Sequence[Mapping[str, Any]], key: str, label: str, **look: Any) -> None:
     x, y = _series(rounds, key)
-    if x.size:
-        marker = "o" if x.size <= 30 else ""
-        axes.plot(x, y, color=color, label=label, linewidth=1.8, marker=marker, markersize=4)
+    marker = "o" if x.size <= 30 else ""
+    axes.plot(x, y, label=label, linewidth=1.8, marker=marker, markersize=4, **look)
 
 
-def _accuracy(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
-    _line(axes, rounds, "accuracy", "test", style.BLUE)
+def _accuracy(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+    _line(axes, rounds, "accuracy", "test", color=style.BLUE)
     style.tidy(axes, "Accuracy on the test set", y="share right")
 
 
-def _loss(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
-    _line(axes, rounds, "test_nll", "test", style.BLUE)
-    _line(axes, rounds, "nll", "training", style.ORANGE)
+def _loss(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+    _line(axes, rounds, "test_nll", "test", color=style.BLUE)
+    _line(axes, rounds, "nll", "training", color=style.ORANGE)
     only = "" if _has(rounds, "test_nll") else " in training"
     style.tidy(axes, f"Negative log-likelihood{only}", y="nats per example")
     style.legend(axes, loc="upper right")
 
 
-def _spread(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
-    _line(axes, rounds, "stddev_median", "median", style.GREEN)
+def _spread(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+    _line(axes, rounds, "stddev_median", "median", color=style.GREEN)
     rows = [row for row in rounds if all(row.get(key) is not None for key in _SPREAD)]
     if rows:
         x, low = _series(rows, "stddev_q05")
@@ -102,7 +148,6 @@ def _spread(axes: Axes, rounds: Sequence[dict[str, Any]]) -> None:
             )
         else:
             axes.fill_between(x, low, high, color=style.GREEN, alpha=0.2, linewidth=0, label="5% to 95%")
-    # Standard deviations of exactly zero have no place on a logarithmic axis: they are left out.
-    axes.set_yscale("log", nonpositive="mask")
+    style.logarithmic(axes)
     style.tidy(axes, "Spread of the posterior", y="standard deviation")
     style.legend(axes, loc="best")

@@ -1,129 +1,102 @@
-"""One page about one run, in a single file that opens from disk."""
+"""One page about one run or several side by side, in a single file that opens from disk."""
 
-import base64
-import io
-import numbers
+from __future__ import annotations
+
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional, Union
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Optional, Union
 
 import jinja2
-import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import tables
+from tfp_bfl.plots.calibration import reliability_diagram
+from tfp_bfl.plots.clients import client_labels
+from tfp_bfl.plots.examples import are_images
+from tfp_bfl.plots.learning import learning_comparison, learning_curve
+from tfp_bfl.plots.out_of_distribution import uncertainty_density
+from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
+from tfp_bfl.plots.results import RunResults
+from tfp_bfl.plots.retention import retention_comparison, retention_curves
 
-_DASH = "\u2013"
+# Runs whose table still has room in half of the page.
+_MOST_BESIDE = 3
 
 
-class _Headline(NamedTuple):
-    name: str
-    value: str
-    hint: str
+class _Gallery(NamedTuple):
+    caption: str
+    groups: list[tuple[str, list[Example]]]
 
 
 class _Section(NamedTuple):
+    """A heading, a line on how to read what is below it, and that: pictures, images, tables.
+
+    A wide one takes the page's whole width; a folded one is opened by a click.
+    """
+
     heading: str
     how: str
-    source: str
-
-
-# key of the summary -> (name, hint, format)
-_HEADLINES = {
-    "accuracy": ("Accuracy", "share of test examples predicted right", "{:.1%}"),
-    "nll": ("NLL", "nats per test example; lower is better", "{:.3f}"),
-    "ece": ("ECE", "mean gap of confidence and accuracy; 0 is ideal", "{:.3f}"),
-    "epistemic_share": ("Epistemic share", "part of the uncertainty that more data would remove", "{:.1%}"),
-}
-
-# key of the figures -> (heading, how to read it); this is also the order on the page
-_SECTIONS = {
-    "learning_curve": (
-        "Learning curve",
-        "Accuracy should rise and the loss fall until both level off; a spread of the posterior that falls "
-        "towards zero means that the model is becoming certain of its weights.",
-    ),
-    "reliability_diagram": (
-        "Reliability diagram",
-        "Bars that end on the dashed line mean that the model is right as often as it says; lower "
-        "bars mean that it is too sure of itself, higher ones that it is not sure enough.",
-    ),
-    "retention_curves": (
-        "Retention curves",
-        "A line that rises to the left means that the uncertainty finds the mistakes: leaving out the "
-        "examples that the model is least sure about makes the rest more accurate.",
-    ),
-    "client_labels": (
-        "Labels of the clients",
-        "Each column is a client, each row a class: the more alike the columns, the more alike the clients' data.",
-    ),
-    "client_sizes": (
-        "Sizes of the clients",
-        "Each bar is a client: the more the bars differ, the more it matters how much each client counts.",
-    ),
-    "uncertain_examples": (
-        "Surest and least sure examples",
-        "The images with the least uncertainty should be easy to name and those with the most hard, even for you.",
-    ),
-}
-_OTHER = "A further figure of this run."
+    pictures: Sequence[Picture] = ()
+    galleries: Sequence[_Gallery] = ()
+    tables: Sequence[tables.Table] = ()
+    is_wide: bool = False
+    is_folded: bool = False
 
 
 def write_report(
     path: Union[str, os.PathLike],
+    runs: Sequence[RunResults],
     *,
-    title: str,
-    config: Mapping[str, Any],
-    summary: Mapping[str, Any],
-    rounds: Sequence[Mapping[str, Any]],
-    figures: Mapping[str, Optional[Figure]],
+    title: Optional[str] = None,
     warnings: Sequence[str] = (),
+    out_of_distribution: str = "",
 ) -> pathlib.Path:
     """Writes a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.
 
+    Several runs stand side by side: what differs between their settings, their learning and retention curves in one
+    picture, all else next to each other.
+
     Args:
       path: the file to write, such as "run/report.html"; missing folders are made, an old file is replaced.
-      title: the heading.
-      config: the run's settings; nested mappings become dotted names.
-      summary: the run's results. "accuracy" and "epistemic_share" (shares), "nll" (nats per example) and
-        "ece" are shown large, all others in a table.
-      rounds: a mapping per round, as for `learning_curve`.
-      figures: name -> figure; those under None are left out. "learning_curve", "reliability_diagram",
-        "retention_curves", "client_labels", "client_sizes" and "uncertain_examples" come with a line on how to
-        read them.
-      warnings: whole sentences, shown above everything else.
+      runs: their names all different.
+      title: the heading; the runs' names if None.
+      warnings: whole sentences, shown above everything else, with those of the runs.
+      out_of_distribution: where the runs' `out_of_distribution` examples come from, such as "mnist".
 
     Returns:
       The path.
 
     Raises:
-      InvalidArgument: the path is a folder, a figure is no matplotlib Figure, or the warnings are one string.
+      InvalidArgument: the path is a folder, there is no run, two have one name, the warnings are one string, or a
+        run's results do not fit each other.
     """
     path = pathlib.Path(path)
     if path.is_dir():
         raise InvalidArgument(f"The report's path must be a file, but {str(path)!r} is a folder.")
-    if isinstance(warnings, str):
+    if isinstance(warnings, str) or any(isinstance(run.warnings, str) for run in runs):
         raise InvalidArgument("The warnings must be a list of sentences, not one string.")
-    headlines = [
-        _Headline(name, form.format(float(summary[key])), hint)
-        for key, (name, hint, form) in _HEADLINES.items()
-        if summary.get(key) is not None
+    names = [run.name for run in runs]
+    if not names or len(set(names)) < len(names):
+        raise InvalidArgument(f"A report needs at least one run, and a name of its own for each, not {names}.")
+    single = len(runs) == 1
+    notices = [
+        *warnings,
+        *(warning if single else f"{run.name}: {warning}" for run in runs for warning in run.warnings),
     ]
-    further = {key: value for key, value in summary.items() if key not in _HEADLINES}
-    columns = list(dict.fromkeys(key for row in rounds for key in row))
     page = _template().render(
-        title=title,
-        warnings=list(warnings),
-        headlines=headlines,
-        figures=list(_sections(figures)),
-        further=list(_flatten(further)),
-        config=list(_flatten(config)),
-        columns=columns,
-        rounds=[[_text(row.get(key)) for key in columns] for row in rounds],
+        title=title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
+        warnings=notices,
+        headlines=tables.headlines(runs[0]) if single else [],
+        sections=[*_sections(runs, out_of_distribution)],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    # A name may hold what no encoding has.
+    path.write_bytes(page.encode("utf-8", errors="replace"))
     return path
 
 
@@ -133,48 +106,198 @@ def _template() -> jinja2.Template:
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters["breakable"] = _breakable
     return environment.get_template("report.html.jinja")
 
 
-def _sections(figures: Mapping[str, Optional[Figure]]) -> Iterator[_Section]:
-    known = [name for name in _SECTIONS if name in figures]
-    for name in known + [name for name in figures if name not in _SECTIONS]:
-        figure = figures[name]
-        if figure is None:
-            continue
-        if not isinstance(figure, Figure):
-            raise InvalidArgument(f"The figure {name!r} must be a matplotlib Figure, not a {type(figure).__name__}.")
-        heading, how = _SECTIONS.get(name, (name.replace("_", " ").capitalize(), _OTHER))
-        yield _Section(heading, how, _data_uri(figure))
+def _breakable(text: str) -> Markup:
+    """A name that may go on in the next line after a mark, so that a narrow table still holds it."""
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))
 
 
-def _data_uri(figure: Figure) -> str:
-    # An <img> of its own for each picture: their ids would clash if the SVG stood in the page itself. The
-    # fixed salt and the missing date make the same run give the same file.
-    data = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": "path"}):
-        figure.savefig(data, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(data.getvalue()).decode("ascii")
+def _sections(runs: Sequence[RunResults], other: str) -> Iterator[_Section]:
+    single = len(runs) == 1
+    costs = tables.costs(runs)
+    how = "As far as the run recorded them." if single else "As far as the runs recorded them."
+    spent = [_Section("Time and memory", how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)] if costs.rows else []
+    if not single:
+        yield from _scores(runs)
+        yield from spent
+    if any(run.rounds for run in runs):
+        yield _learning(runs)
+    yield _retention(runs)
+    yield _Section(
+        "Reliability diagram" if single else "Reliability diagrams",
+        "Bars that end on the dashed line mean that the model is right as often as it says; lower bars mean that it is "
+        "too sure of itself, higher ones that it is not sure enough.",
+        pictures=_each(runs, [reliability_diagram(run.probabilities, run.labels) for run in runs]),
+        is_wide=not single,
+    )
+    yield from _clients(runs)
+    if single:
+        yield from spent
+        yield from _further(runs)
+    if any(run.out_of_distribution for run in runs):
+        yield _out_of_distribution(runs, other)
+    yield from _examples(runs)
+    yield from _records(runs)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:
+    """A picture for each run, with its name where there are several."""
+    return [picture(figure, run.name if len(runs) > 1 else "") for run, figure in zip(runs, figures)]
+
+
+def _scores(runs: Sequence[RunResults]) -> Iterator[_Section]:
+    is_wide = len(runs) > _MOST_BESIDE
+    how = "On the test set; bold is the best of a row."
+    yield _Section("Results", how, tables=[tables.results(runs)], is_wide=is_wide)
+    differing = tables.settings(runs, differing=True)
+    how = "All other settings are the same." if differing.rows else "The runs were started with the same settings."
+    yield _Section("What differs", how, tables=[differing] if differing.rows else [], is_wide=is_wide)
+
+
+def _further(runs: Sequence[RunResults]) -> Iterator[_Section]:
+    further = tables.results(runs)
+    if further.rows:
+        yield _Section("Further results", "What else the run measured at its end.", tables=[further])
+
+
+def _learning(runs: Sequence[RunResults]) -> _Section:
+    how = (
+        "Accuracy should rise and the loss fall until both level off; a spread of the posterior that falls towards "
+        "zero means that the model is becoming certain of its weights."
+    )
+    if len(runs) == 1:
+        return _Section("Learning curve", how, pictures=[picture(learning_curve(runs[0].rounds))])
+    figure = learning_comparison({run.name: run.rounds for run in runs if run.rounds})
+    return _Section("Learning curves", how, pictures=[picture(figure)])
+
+
+def _retention(runs: Sequence[RunResults]) -> _Section:
+    how = (
+        "A line that rises to the left means that the uncertainty finds the mistakes: leaving out the examples that "
+        "the model is least sure about makes the rest more accurate."
+    )
+    if len(runs) == 1:
+        figure = retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
+    else:
+        figure = retention_comparison(
+            {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
+        )
+    return _Section("Retention curves", how, pictures=[picture(figure)])
+
+
+def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:
+    quantities = {"entropy": "entropy", "epistemic": "epistemic part"}
+    compared = [run for run in runs if run.out_of_distribution]
+    pictures = []
+    for run in compared:
+        for quantity, name in quantities.items():
+            inside, outside = run.uncertainties[quantity], run.out_of_distribution[quantity]  # type: ignore[index]
+            if not (np.any(inside) or np.any(outside)):
+                continue  # A deterministic model has no epistemic part.
+            figure = uncertainty_density(
+                inside,
+                outside,
+                quantity=name,
+                name_in="test set",
+                name_out=other or "elsewhere",
+                upper=1.0 if quantity == "entropy" else None,
+            )
+            pictures.append(picture(figure, run.name if len(runs) > 1 else ""))
+    share = [
+        len(run.out_of_distribution["entropy"]) / (len(run.labels) + len(run.out_of_distribution["entropy"]))  # type: ignore[index]
+        for run in compared
+    ]
+    base = ", ".join(sorted({f"{value:.2f}" for value in share}))
+    return _Section(
+        "Out of distribution",
+        f"How unsure the model is of images from {other or 'elsewhere'}, which it was not made for: the less the two "
+        "histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of the "
+        f"test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
+        pictures=pictures,
+        tables=[tables.out_of_distribution_scores(compared, quantities)],
+        is_wide=True,
+    )
+
+
+def _clients(runs: Sequence[RunResults]) -> Iterator[_Section]:
+    groups = _alike([run for run in runs if run.label_counts is not None])
+    if not groups:
+        return
+    pictures = [
+        picture(client_labels(group[0].label_counts, group[0].class_names), _names(group) if len(groups) > 1 else "")
+        for group in groups
+    ]
+    yield _Section(
+        "Labels of the clients",
+        "Each column is a client, each row a class: the more alike the columns, the more alike the clients' data."
+        + (" All runs have the same clients." if len(groups) == 1 and len(runs) > 1 else ""),
+        pictures=pictures,
+        is_wide=len(groups) > 1,
+    )
+    found = [tables.clients(group)._replace(title=_names(group) if len(groups) > 1 else "Clients") for group in groups]
+    more = max(len(group[0].label_counts) for group in groups) - tables.MOST_CLIENTS  # type: ignore[arg-type]
+    yield _Section(
+        "Clients",
+        f"What each client holds, and {_served(runs)} on the test set with its classes in the client's shares: "
+        "an estimate of how the model serves it, not a measurement on its own examples."
+        + (f" The first {tables.MOST_CLIENTS} clients." if more > 0 else ""),
+        tables=found,
+        is_wide=len(groups) > 1 or len(runs) > _MOST_BESIDE,
+    )
+
+
+def _alike(runs: Sequence[RunResults]) -> list[list[RunResults]]:
+    """The runs in groups whose clients hold the same."""
+    groups: list[list[RunResults]] = []
+    for run in runs:
+        for group in groups:
+            if group[0].class_names == run.class_names and np.array_equal(group[0].label_counts, run.label_counts):  # type: ignore[arg-type]
+                group.append(run)
+                break
         else:
-            yield f"{prefix}{key}", _text(value)
+            groups.append([run])
+    return groups
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return _DASH
-    if getattr(value, "shape", None) == () and hasattr(value, "numpy"):
-        value = value.numpy()
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_text(item) for item in value) or _DASH
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
-        return f"{float(value):.4g}"
-    return str(value)
+def _served(runs: Sequence[RunResults]) -> str:
+    return "the final model's accuracy and entropy" if len(runs) == 1 else "the accuracy of each run's final model"
+
+
+def _names(group: Sequence[RunResults]) -> str:
+    return ", ".join(run.name for run in group)
+
+
+def _examples(runs: Sequence[RunResults]) -> Iterator[_Section]:
+    shown = [run for run in runs if run.features is not None and are_images(run.features)]
+    if shown:
+        yield _Section(
+            "Surest and least sure images",
+            "Of the test set, by entropy (0 is sure, 1 knows nothing). Those with the least uncertainty should be easy "
+            "to name and those with the most hard, even for you.",
+            galleries=[_Gallery(run.name if len(runs) > 1 else "", galleries(run)) for run in shown],
+            is_wide=True,
+        )
+
+
+def _records(runs: Sequence[RunResults]) -> Iterator[_Section]:
+    """What was set and measured, in full."""
+    if len(runs) == 1:
+        settings = tables.settings(runs)
+        if settings.rows:
+            yield _Section("Configuration", "The settings of this run.", tables=[settings], is_folded=True)
+    else:
+        settings = tables.settings(runs, differing=False)
+        if settings.rows:
+            yield _Section(
+                "What the runs share", "Settings that are the same in all.", tables=[settings], is_folded=True
+            )
+    for run in runs:
+        if run.rounds:
+            heading = f"Rounds ({len(run.rounds)})" + (f" of {run.name}" if len(runs) > 1 else "")
+            how = "One row per round; a dash stands where a round was not evaluated."
+            yield _Section(heading, how, tables=[tables.rounds(run)], is_folded=True)

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.metrics import accuracy
 from tfp_bfl.evaluation.retention import area_under_retention_curve, retention_curve
 from tfp_bfl.plots import style
-
-_DASHES = ("-", "--", "-.", ":")
 
 
 def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str, Any]) -> Figure:
@@ -31,15 +30,41 @@ def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str
     figure = style.new_figure(height=4.2)
     axes = figure.subplots()
     for i, (name, uncertainty) in enumerate(uncertainties.items()):
-        curve = retention_curve(probabilities, labels, uncertainty)
-        color = style.PALETTE[i % len(style.PALETTE)]
-        label = f"{style.plain(name, 40)} (area {float(area_under_retention_curve(curve)):.3f})"
-        dashes = _DASHES[i % len(_DASHES)]
-        axes.plot(100 * curve.retained, curve.accuracy, dashes, color=color, label=label, linewidth=2)
+        _draw(axes, i, name, probabilities, labels, uncertainty)
     level = float(accuracy(probabilities, labels))
     axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.3f})")
+    _finish(figure, axes)
+    return figure
+
+
+def retention_comparison(models: Mapping[str, tuple[Any, Any, Any]], uncertainty: str = "entropy") -> Figure:
+    """Draws the accuracy on the surest examples against the share that is kept, a line for each model.
+
+    Args:
+      models: name -> (probabilities [B, C], labels [B], uncertainty [B]), as for `retention_curves`.
+      uncertainty: what orders the examples, for the axis.
+
+    Raises:
+      InvalidArgument: there is no model, or as `tfp_bfl.evaluation.retention.retention_curve`.
+    """
+    if not models:
+        raise InvalidArgument("A comparison of retention curves needs at least one model, as a mapping of name to it.")
+    figure = style.new_figure(height=4.0 + 0.2 * len(models))
+    axes = figure.subplots()
+    for i, (name, arguments) in enumerate(models.items()):
+        _draw(axes, i, name, *arguments)
+    _finish(figure, axes, f" by {style.plain(uncertainty, 20)}")
+    return figure
+
+
+def _draw(axes: Axes, number: int, name: str, probabilities: Any, labels: Any, uncertainty: Any) -> None:
+    curve = retention_curve(probabilities, labels, uncertainty)
+    label = f"{style.plain(name, 40)} (area {float(area_under_retention_curve(curve)):.3f})"
+    axes.plot(100 * curve.retained, curve.accuracy, label=label, linewidth=2, **style.line(number))
+
+
+def _finish(figure: Figure, axes: Axes, by: str = "") -> None:
     axes.set_xlim(0, 100)
     axes.margins(y=0.08)
-    style.tidy(axes, "Accuracy on the examples kept", x="surest examples kept, in %", y="accuracy")
-    style.legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
-    return figure
+    style.tidy(axes, "Accuracy on the examples kept", x=f"surest examples kept{by}, in %", y="accuracy")
+    style.figure_legend(figure, axes)

@@ -5,6 +5,7 @@ from typing import Any, Literal, Optional
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 # Okabe and Ito's palette, which stays distinct under the common kinds of colour blindness.
 BLUE = "#0072B2"
@@ -14,19 +15,43 @@ PURPLE = "#CC79A7"
 AMBER = "#E69F00"
 SKY = "#56B4E9"
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, AMBER, SKY)
+_DASHES = ("-", "--", "-.", ":")
 INK = "#222222"
 MUTED = "#6B6B6B"
 GRID = "#E2E2E2"
+# On areas of a colour that stays the same in a dark page.
+ON_BLUE = "#FEFEFE"
+
+# What a dark page shows instead, at the same contrast.
+DARK = {
+    "#FFFFFF": "#1F2429",
+    INK: "#E8EAED",
+    MUTED: "#A3ABB5",
+    GRID: "#3B434C",
+    BLUE: "#4DA3E8",
+    ORANGE: "#F58A3C",
+    GREEN: "#2FC79A",
+    PURPLE: "#DE9CC4",
+    AMBER: "#F0B429",
+    SKY: "#9AD6FF",
+}
 
 WIDTH = 6.4
 SIZE = 11
 
 
 def plain(text: Any, length: int = 1000) -> str:
-    """Returns a caller's text, cut to `length`, with its dollars kept from starting a formula."""
-    text = str(text)
+    """Returns a caller's text as one line, cut to `length`; its dollars start no formula, and it does not hide."""
+    # What is not printable has no place in an SVG; a label that begins with _ has none in a legend.
+    text = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
     short = text if len(text) <= length else text[: length - 1] + "\u2026"
-    return short.replace("$", r"\$")
+    return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
+
+
+def line(number: int) -> dict[str, Any]:
+    """Returns the colour and the dashes of one line of many: no two alike among the first 24."""
+    turn = number // len(PALETTE)
+    return {"color": PALETTE[number % len(PALETTE)], "linestyle": _DASHES[(number + turn) % len(_DASHES)]}
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
@@ -43,7 +68,8 @@ def tidy(
         axes.set_title(title, loc="left", fontsize=SIZE + 1, color=INK, fontweight="bold")
     axes.set_xlabel(x, fontsize=SIZE, color=INK)
     axes.set_ylabel(y, fontsize=SIZE, color=INK)
-    axes.tick_params(labelsize=SIZE - 1, colors=MUTED, labelcolor=INK, length=3)
+    axes.tick_params(which="both", labelsize=SIZE - 1, colors=MUTED, labelcolor=INK)
+    axes.tick_params(length=3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(MUTED)
     axes.set_axisbelow(True)
@@ -51,7 +77,32 @@ def tidy(
         axes.grid(axis=grid, color=GRID, linewidth=0.8)
 
 
+def logarithmic(axes: Axes) -> None:
+    """Makes the vertical axis logarithmic, with as many numbers on it as have room."""
+    # What is exactly zero has no place there: it is left out.
+    axes.set_yscale("log", nonpositive="mask")
+    low, high = axes.get_ylim()
+    if high > 4 * low:
+        steps = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=steps, numticks=8))
+    else:  # Too narrow for round numbers of a logarithm.
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def legend(axes: Axes, **options: Any) -> None:
     """Adds a legend without a frame, if there is more than one thing to tell apart."""
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(frameon=False, fontsize=SIZE - 1, labelcolor=INK, **options)
+
+
+def figure_legend(figure: Figure, axes: Axes) -> None:
+    """Adds the legend of `axes` below the whole figure, if there is more than one thing to tell apart."""
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        # Long names stand below each other: side by side they would make the figure's axes narrow.
+        columns = 2 if max(map(len, names)) <= 18 else 1
+        options = {"frameon": False, "fontsize": SIZE - 1, "labelcolor": INK}
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, **options)

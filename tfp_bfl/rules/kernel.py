@@ -74,7 +74,7 @@ def kernel_mode(
 
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h
 
-    until x moves by less than 1e-6, `max_iterations` times at most. K(u) = 3/4 (1 - u^2) for |u| < 1 (Epanechnikov),
+    until x moves by less than 1e-6, `max_iterations` times at most. K(u) = 3/4 (1 - u^2) for `|u| < 1` (Epanechnikov),
     or exp(-u^2 / 2) (Gaussian). As h grows the mode becomes the clients' mean: that of federated averaging.
 
     Weights on which all clients agree or whose bandwidth is zero stay at their start, and so does a point without a

@@ -40,7 +40,7 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
 
 @functools.cache
 def conflation() -> Rule:
-    """Conflation (eq. 15; Hill 2011): the normalised product of the clients' densities; weights play no part.
+    """Conflation (equation 15; Hill 2011): the normalised product of the clients' densities; weights play no part.
 
     variance = 1 / sum_k 1 / s_k^2,   mean = variance sum_k m_k / s_k^2
 
@@ -59,7 +59,9 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
 
 @functools.cache
 def weighted_conflation() -> Rule:
-    """Weighted conflation (WC; eq. 16; Hill & Miller 2011): with w_max = max_k w_k,
+    """Weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
+
+    With w_max = max_k w_k,
 
     variance = w_max / sum_k w_k / s_k^2,   mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2
 
@@ -88,7 +90,9 @@ class _Consolidation(NamedTuple):
 
 @functools.cache
 def distributed_weight_consolidation() -> Rule:
-    """Distributed weight consolidation (DWC; eq. 17; McClure et al. 2018), (m_0, s_0^2) the anchor, K clients:
+    """Distributed weight consolidation (DWC; equation 17; McClure et al. 2018): the anchor is counted once.
+
+    With (m_0, s_0^2) the anchor and K clients,
 
     1 / variance = sum_k 1 / s_k^2 - (K - 1) / s_0^2
     mean = variance (sum_k m_k / s_k^2 - (K - 1) m_0 / s_0^2)

@@ -1,0 +1,56 @@
+"""The documentation site: `make docs`. Its sources' root is the repository's: links work here as on a Git host."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent / "_extensions")]
+
+project = "tfp_bfl"
+author = "the authors of tfp_bfl"
+release = version = re.search(r"^version = (.+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)[1]
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_parser",
+    "sphinx_click",
+    "mathml",
+    "docstrings",
+]
+root_doc = "docs/index"
+include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "experiments/**.md", "benchmarks/**.md"]
+exclude_patterns = ["docs/_*", ".venv", "build", "runs", "demo", "benchmarks/.peers"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+templates_path = [str(ROOT / "docs" / "_templates")]  # of pages and of stubs, which take other folders as its root
+
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_heading_anchors = 4
+
+# What stands between single backticks in docstrings is a name that may have a page here, or code.
+default_role = "py:obj"
+autosummary_ignore_module_all = False
+autosummary_imported_members = True
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False
+python_maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Fields", "params_style"), "Source", "Sources"]
+
+highlight_language = "text"  # blocks that name no language are commands and equations
+html_theme = "furo"
+html_title = f"tfp_bfl {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["_root"]
+html_show_sphinx = False
+html_show_copyright = False
+smartquotes = False  # `--option` stays as it is typed
+html_copy_source = False
+pygments_style = "tango"

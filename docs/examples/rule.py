@@ -1,0 +1,36 @@
+"""A rule: the mean of a product of densities, and the variance of an average client."""
+
+import tensorflow as tf
+
+import tfp_bfl as bfl
+
+each = tf.nest.map_structure
+
+
+def precise_mean():
+    """mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2,   variance = sum_k w_k s_k^2 / sum_k w_k."""
+
+    def summarise(local, anchor, weight):  # on the client; `anchor` is the posterior that it started from
+        precision = each(lambda v: weight / v, local.variance)
+        return {
+            "weight": weight,
+            "precision": precision,
+            # Centred: clients lie close to the anchor, and float32 would lose the difference in a sum of raw means.
+            "shift": each(lambda p, m, a: p * (m - a), precision, local.mean, anchor.mean),
+            "variance": each(lambda v: weight * v, local.variance),
+        }
+
+    def merge(a, b):  # anywhere between client and server, in any order
+        return each(tf.add, a, b)
+
+    def pool(total, anchor):  # on the server
+        mean = each(lambda a, shift, p: a + shift / p, anchor.mean, total["shift"], total["precision"])
+        return bfl.posterior.MeanField(mean, each(lambda v: v / total["weight"], total["variance"]))
+
+    return bfl.rules.Rule(summarise, merge, pool, "precise_mean")
+
+
+if __name__ == "__main__":
+    two_clients = bfl.posterior.MeanField(mean=tf.constant([[0.0], [3.0]]), variance=tf.constant([[1.0], [2.0]]))
+    pooled = bfl.rules.aggregate(precise_mean(), two_clients)
+    print(f"mean {pooled.mean[0]:.2f}, variance {pooled.variance[0]:.2f}")  # mean 1.00, variance 1.50

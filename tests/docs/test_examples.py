@@ -1,0 +1,52 @@
+"""The examples of docs/extending.md run as they stand there, and are short."""
+
+import pathlib
+import re
+import runpy
+
+import numpy as np
+import pytest
+
+from tfp_bfl import errors
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+EXAMPLES = sorted(path.stem for path in (DOCS / "examples").glob("*.py"))
+MOST_LINES = 40
+
+
+def run(name, capsys):
+    found = runpy.run_path(str(DOCS / "examples" / f"{name}.py"), run_name="__main__")
+    return found, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_short_and_on_the_page(name):
+    assert len((DOCS / "examples" / f"{name}.py").read_text().splitlines()) < MOST_LINES
+    assert f"```{{literalinclude}} examples/{name}.py" in (DOCS / "extending.md").read_text()
+
+
+def test_rule(capsys):
+    # Precisions 1 and 1/2: mean (0 + 3 / 2) / (3 / 2); variance (1 + 2) / 2.
+    assert run("rule", capsys)[1] == "mean 1.00, variance 1.50\n"
+
+
+def test_client_work_learns(capsys):
+    first, last = map(float, re.findall(r"\d+\.\d+", run("client_work", capsys)[1]))
+    assert last < 0.8 * first
+
+
+def test_model_learns(capsys):
+    kinds, losses = run("model", capsys)[1].splitlines()
+    assert kinds == "2 Gaussian tensors, 4 point tensors"
+    first, last = map(float, re.findall(r"\d+\.\d+", losses))
+    assert last < first
+
+
+def test_dataset(capsys):
+    found, out = run("dataset", capsys)
+    assert "<Source wine/train: 142 examples [13], 3 classes>" in out
+    train, test = found["wine"]("train"), found["wine"]("test")
+    assert train.num_examples + test.num_examples == 178
+    np.testing.assert_allclose(train.features.mean(0), 0, atol=1e-5)
+    with pytest.raises(errors.InvalidArgument):
+        train.subset(143, seed=0)

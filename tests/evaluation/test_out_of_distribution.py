@@ -1,0 +1,92 @@
+"""Areas under the ROC and precision-recall curves, against hand-worked numbers and plain counting."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation import out_of_distribution
+
+
+def by_counting(scores_in, scores_out):
+    """The two areas from their definitions, pair by pair and threshold by threshold."""
+    i, o = np.asarray(scores_in, np.float64), np.asarray(scores_out, np.float64)
+    auroc = np.mean((o[:, None] > i) + 0.5 * (o[:, None] == i))
+    aupr = before = 0.0
+    for t in np.unique(np.concatenate([i, o]))[::-1]:
+        found = np.sum(o >= t)
+        aupr += (found / len(o) - before) * found / (found + np.sum(i >= t))
+        before = found / len(o)
+    return auroc, aupr
+
+
+def test_by_hand():
+    # Of the six pairs out wins five; from the top the ranks are out, in, out, in, in.
+    scores = out_of_distribution([0.1, 0.2, 0.6], [0.9, 0.4])
+    assert scores.auroc == pytest.approx(5 / 6)
+    assert scores.aupr == pytest.approx(1 / 2 * 1 + 1 / 2 * 2 / 3)
+
+
+def test_perfect_and_worst_order():
+    assert out_of_distribution([0.0, 0.1, 0.2], [0.3, 0.4]) == (1.0, 1.0)
+    worst = out_of_distribution([0.3, 0.4, 0.5], [0.1, 0.2])
+    assert worst.auroc == 0.0 and worst.aupr == pytest.approx(1 / 2 * 1 / 4 + 1 / 2 * 2 / 5)
+
+
+def test_out_is_the_positive_class():
+    """The exchange of the two turns AUROC round; AUPR's base is the share of what is out."""
+    a, b = [0.2, 0.5, 0.5, 0.7], [0.1, 0.5, 0.9]
+    assert out_of_distribution(a, b).auroc == pytest.approx(1 - out_of_distribution(b, a).auroc)
+    assert out_of_distribution(np.zeros(30), np.zeros(10)) == (0.5, 0.25)
+    assert out_of_distribution(np.zeros(10), np.zeros(30)) == (0.5, 0.75)
+
+
+def test_a_score_of_two_normals():
+    """AUROC of N(1, 1) against N(0, 1) is Phi(1 / sqrt(2)); the quantiles stand for draws, so that it is not random."""
+    import scipy.stats
+
+    u = (np.arange(2000) + 0.5) / 2000
+    scores = out_of_distribution(scipy.stats.norm.ppf(u), scipy.stats.norm.ppf(u, loc=1))
+    assert scores.auroc == pytest.approx(scipy.stats.norm.cdf(0.5**0.5), abs=1e-4)
+
+
+few = st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 3.0]), min_size=1, max_size=12)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.given(few, few, st.randoms(use_true_random=False))
+def test_against_counting_with_ties_in_any_order(scores_in, scores_out, random):
+    wanted = by_counting(scores_in, scores_out)
+    assert out_of_distribution(scores_in, scores_out) == pytest.approx(wanted)
+    random.shuffle(scores_in)
+    random.shuffle(scores_out)
+    assert out_of_distribution(scores_in, scores_out) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32, np.uint8])
+def test_any_numbers(dtype):
+    scores = out_of_distribution(tf.constant(np.array([1, 2, 3], dtype)), np.array([2, 4], dtype))
+    assert scores == pytest.approx(by_counting([1, 2, 3], [2, 4]))
+    assert all(type(area) is float for area in scores)
+
+
+@pytest.mark.parametrize(
+    ("scores_in", "scores_out", "message"),
+    [
+        ([], [0.1], "scores_in must have at least one"),
+        ([0.1], [], "scores_out must have at least one"),
+        ([0.1, float("nan")], [0.1], "scores_in must be finite"),
+        ([0.1], [float("inf")], "scores_out must be finite"),
+        ([[0.1]], [0.1], "scores_in must be numbers of shape"),
+        ([0.1], 0.1, "scores_out must be numbers of shape"),
+        (["a"], [0.1], "scores_in must be numbers"),
+        ([True], [0.1], "scores_in must be numbers"),
+        ([0.1], [1j], "scores_out must be numbers"),
+        ([0.1], [[1.0], [1.0, 2.0]], "scores_out must be a tensor"),
+    ],
+)
+def test_bad_input(scores_in, scores_out, message):
+    with pytest.raises(InvalidArgument, match=message):
+        out_of_distribution(scores_in, scores_out)

@@ -1,0 +1,99 @@
+"""Requests and responses as TensorFlow Serving's REST API has them, answered in process.
+
+`answer` does what its server does: JSON to tensors by the signature's types, the call, tensors to JSON.
+(https://www.tensorflow.org/tfx/serving/api_rest)
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import export, models
+
+PIXELS = np.random.default_rng(0).integers(256, size=[2, 8, 8, 1]).astype(np.uint8)
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "digits" / "1"
+    export.save(models.mlp("flipout", (8, 8, 1), num_classes=10, hidden=(), initial_stddev=0.1), folder)
+    return tf.saved_model.load(str(folder))
+
+
+def answer(served, body):
+    """The body of the response to the body of a request."""
+    request = json.loads(body)
+    signature = served.signatures[request.get("signature_name", "serving_default")]
+    specs = signature.structured_input_signature[1]
+    by_row = "instances" in request
+    assert by_row != ("inputs" in request)
+    given = request["instances" if by_row else "inputs"]
+    if by_row and isinstance(given[0], dict):
+        given = {name: [row[name] for row in given] for name in given[0]}
+    elif not isinstance(given, dict):
+        (name,) = specs
+        given = {name: given}
+    assert set(given) == set(specs)
+    tensors = {name: tf.constant(value, specs[name].dtype) for name, value in given.items()}
+    assert all(specs[name].shape.is_compatible_with(tensor.shape) for name, tensor in tensors.items())
+    outputs = {name: value.numpy().tolist() for name, value in signature(**tensors).items()}
+    if by_row:
+        rows = [dict(zip(outputs, values)) for values in zip(*outputs.values(), strict=True)]
+        return json.dumps({"predictions": rows})
+    return json.dumps({"outputs": outputs if len(outputs) > 1 else next(iter(outputs.values()))})
+
+
+def ask(served, **request):
+    return json.loads(answer(served, json.dumps(request)))
+
+
+def numbers(**more):
+    return {"images": PIXELS.tolist(), "num_samples": 5, "seed": 1, **more}
+
+
+def test_predict_in_columns(served):
+    outputs = ask(served, signature_name="predict_uint8", inputs=numbers())["outputs"]
+    wanted = served.predict(PIXELS, num_samples=5, seed=1)
+    assert set(outputs) == {"probabilities", "mean", "entropy", "aleatoric", "epistemic", "label"}
+    for name, value in wanted.items():
+        np.testing.assert_allclose(outputs[name], value, rtol=1e-5, atol=1e-7)
+    floats = ask(served, signature_name="predict", inputs=numbers(images=(PIXELS / 255).tolist()))["outputs"]
+    np.testing.assert_allclose(floats["entropy"], outputs["entropy"], rtol=1e-4)
+
+
+def test_abstain_in_columns(served):
+    entropy = served.predict(PIXELS, num_samples=5, seed=1)["entropy"].numpy()
+    limit = float(entropy.mean())
+    outputs = ask(served, signature_name="abstain_uint8", inputs=numbers(max_uncertainty=limit))["outputs"]
+    assert [label == -1 for label in outputs["label"]] == (entropy > limit).tolist()
+
+
+def test_one_output_has_no_name(served):
+    outputs = ask(served, signature_name="sample_uint8", inputs=numbers())["outputs"]
+    assert np.shape(outputs) == (5, 2, 10)
+
+
+def test_mean_in_rows(served):
+    """It takes images alone, so that each instance is an image."""
+    predictions = ask(served, signature_name="mean_uint8", instances=PIXELS.tolist())["predictions"]
+    wanted = served.mean(PIXELS)
+    assert [row["label"] for row in predictions] == wanted["label"].numpy().tolist()
+    np.testing.assert_allclose([row["probabilities"] for row in predictions], wanted["probabilities"], rtol=1e-5)
+
+
+def test_the_documentation_s_requests_are_answered(served):
+    """Each block of JSON with a signature's name, its images filled in."""
+    requests = [
+        block for block in re.findall(r"```json\n(.*?)```", DOCUMENT.read_text(), re.S) if "signature_name" in block
+    ]
+    assert len(requests) >= 3
+    for block in requests:
+        assert set(json.loads(answer(served, block.replace('"IMAGES"', json.dumps(PIXELS.tolist()))))) & {
+            "outputs",
+            "predictions",
+        }

@@ -1,0 +1,91 @@
+"""The commands on trained models: export and predict. The work itself is in `export` and `predict`."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import click
+
+from tfp_bfl.errors import InvalidArgument
+
+EXPORT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl export my_run digits_model
+  tfp-bfl export my_run digits.tflite --tflite --num-samples 10
+"""
+
+PREDICT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl predict digits_model scan.png
+  tfp-bfl predict digits_model scans/ more.npz --max-uncertainty 0.3
+  tfp-bfl predict digits_model scans/ --format csv > predictions.csv
+
+\b
+Exit status: 0; 1 where some of the images could not be read, which are listed at the end; 2 where nothing could be
+predicted.
+"""
+
+_num_samples = click.option(
+    "--num-samples", type=int, metavar="NUMBER", help="Weight samples of a prediction.  [default: 20]"
+)
+_seed = click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Of the samples.  [default: 0]"
+)
+
+
+@click.command("export", epilog=EXPORT_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.argument("path", metavar="PATH")
+@click.option("--tflite", is_flag=True, help="One file for TensorFlow Lite, its weight samples drawn now.")
+@_num_samples
+@_seed
+def export_model(run: str, path: str, tflite: bool, **drawn: Any) -> None:
+    """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
+    import tfp_bfl as bfl
+
+    options = {name: value for name, value in drawn.items() if value is not None}
+    if tflite:
+        bfl.export.save_tflite(run, path, **options)
+        click.echo(f"{path} predicts with TensorFlow Lite's own operations.")
+        return
+    if options:
+        raise InvalidArgument(
+            f"--{next(iter(options)).replace('_', '-')} is for --tflite: who calls a SavedModel says it then."
+        )
+    bfl.export.save(run, path)
+    click.echo(f"{path} predicts with uncertainty; {path}/model_card.md says what it is and how to call it.")
+
+
+@click.command("predict", epilog=PREDICT_EXAMPLES)
+@click.argument("model", metavar="SAVEDMODEL")
+@click.argument("images", metavar="IMAGES...", nargs=-1, required=True)
+@_num_samples
+@_seed
+@click.option(
+    "--max-uncertainty", type=float, metavar="LIMIT", help="Abstain where the entropy, from 0 to 1, is above it."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="Of the answer; csv and json hold all digits.",
+)
+def predict_images(
+    model: str, images: tuple[str, ...], max_uncertainty: Optional[float], form: str, **drawn: Any
+) -> int:
+    """Predict images, with uncertainty: image files, folders of them, or .npz archives.
+
+    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run.
+    """
+    from tfp_bfl.predict import FORMATS, predict
+
+    options = {name: value for name, value in drawn.items() if value is not None}
+    rows, failures = predict(model, list(images), max_uncertainty=max_uncertainty, **options)
+    click.echo(FORMATS[form](rows))
+    for name, reason in failures:
+        click.echo(f"tfp-bfl: {name} {reason}.", err=True)
+    return 1 if failures else 0

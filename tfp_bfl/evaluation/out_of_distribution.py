@@ -1,0 +1,71 @@
+"""Does an uncertainty tell the examples that a model was made for from others?"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.metrics import to_tensor
+
+
+class OutOfDistribution(NamedTuple):
+    """How well a score ranks the examples from elsewhere above the model's own.
+
+    auroc: in [0, 1]; a score that knows nothing has 1/2.
+    aupr: in (0, 1]; a score that knows nothing has M / (N + M), the share of examples from elsewhere.
+    """
+
+    auroc: float
+    aupr: float
+
+
+def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
+    """Areas under the ROC and the precision-recall curve of a score that is to be large out of distribution.
+
+        auroc = P(out > in) + P(out = in) / 2                over all N M pairs
+        aupr  = sum_t (recall_t - recall_t-1) precision_t    over the distinct scores t, from the largest down
+        precision_t = |{out >= t}| / |{in or out >= t}|,   recall_t = |{out >= t}| / M
+
+    The positive class is *out*. Any uncertainty serves as the score, such as the entropy, or the epistemic part alone:
+
+        bfl.evaluation.out_of_distribution(own.entropy, other.entropy)
+        bfl.evaluation.out_of_distribution(own.epistemic, other.epistemic)
+
+    Examples of equal score count together, so that their order does not matter; both areas depend on the scores' order
+    alone. AUPR also depends on the share of examples from elsewhere: compare it only where M / N is the same.
+
+    Sources: Hendrycks & Gimpel 2017 (arXiv:1610.02136), section 2; computed by scikit-learn (its average precision,
+    which does not interpolate).
+
+    Args:
+      scores_in: [N], of examples from the distribution of the training data; larger is less sure.
+      scores_out: [M], of examples from elsewhere.
+
+    Raises:
+      InvalidArgument: either is empty, not of rank 1, not real numbers, or holds NaN or infinity.
+    """
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    scores = [check_scores(scores_in, "scores_in"), check_scores(scores_out, "scores_out")]
+    is_out = np.repeat([0, 1], [len(part) for part in scores])
+    together = np.concatenate(scores)
+    return OutOfDistribution(
+        float(roc_auc_score(is_out, together)), float(average_precision_score(is_out, together, pos_label=1))
+    )
+
+
+def check_scores(scores: Any, name: str) -> np.ndarray:
+    """Returns scores [N] as a float64 array.
+
+    Raises:
+      InvalidArgument: they are none, not of rank 1, not real numbers, or not finite.
+    """
+    tensor = to_tensor(scores, name)
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or tensor.shape.rank != 1:
+        raise InvalidArgument(f"{name} must be numbers of shape [N], not {tensor.dtype.name} {tensor.shape}.")
+    values = tensor.numpy().astype(np.float64)
+    if not values.size:
+        raise InvalidArgument(f"{name} must have at least one score, but is empty.")
+    if not np.all(np.isfinite(values)):
+        raise InvalidArgument(f"{name} must be finite, but holds NaN or infinity.")
+    return values

@@ -1,0 +1,140 @@
+"""What is known of an exported model, as a JSON file that travels with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.evaluation import is_stochastic
+
+NAME = "info.json"
+MOST_BYTES = 2**22
+_FACTS = {
+    "name": str,
+    "input_shape": list,
+    "num_classes": int,
+    "stochastic": bool,
+    "num_weights": int,
+    "versions": dict,
+}
+
+
+class Info(NamedTuple):
+    """What is known of a model; None where it is not known.
+
+    Fields:
+      class_names: C names.
+      configuration: of its training, such as that of a run.
+      metrics: name -> number.
+      data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
+        run that was revised clients, those whose part of it the model holds; and metrics_on, the split that the
+        metrics are of.
+      model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
+    """
+
+    class_names: Optional[Sequence[str]] = None
+    configuration: Optional[Mapping[str, Any]] = None
+    metrics: Optional[Mapping[str, Any]] = None
+    data: Optional[Mapping[str, Any]] = None
+    model: Optional[Mapping[str, Any]] = None
+
+
+def describe(model: tf.keras.Model) -> dict[str, Any]:
+    """The field `model` of a Keras model's `Info`.
+
+    Raises:
+      InvalidArgument: it does not return logits [B, C].
+    """
+    shape = getattr(model, "output_shape", None)
+    if not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 2:
+        raise InvalidArgument(
+            f"The model gives outputs of shape {shown(shape)}, but an export needs one that gives logits [B, C] of at "
+            "least two classes."
+        )
+    return {
+        "name": model.name,
+        "input_shape": list(model.input_shape[1:]),
+        "num_classes": shape[1],
+        "stochastic": is_stochastic(model),
+        "num_weights": sum(v.shape.num_elements() for v in model.variables),
+        "versions": {"tfp_bfl": metadata.version("tfp_bfl"), "tensorflow": tf.__version__},
+    }
+
+
+def merged(new: Optional[Info], old: Info) -> Info:
+    """`old`, with what `new` knows."""
+    return Info._make(b if a is None else a for a, b in zip(new or Info(), old))
+
+
+def check(info: Any) -> Info:
+    """Returns what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None.
+
+    Raises:
+      InvalidArgument: it is not.
+    """
+    if not isinstance(info, Info):
+        raise InvalidArgument(f"info is {shown(info)}, but must be a tfp_bfl.export.Info.")
+    for name, value in info._asdict().items():
+        if name != "class_names" and not (value is None or (isinstance(value, Mapping) and all(map(_named, value)))):
+            raise InvalidArgument(f"{name} of info is {shown(value)}, but must be a mapping with names as keys.")
+    if info.metrics is not None:
+        if not all(_is_number(x) or x is None for x in info.metrics.values()):
+            raise InvalidArgument(f"metrics of info is {shown(info.metrics)}, but must give a number for each name.")
+        finite = {name: None if x is None or not math.isfinite(x) else x for name, x in info.metrics.items()}
+        info = info._replace(metrics=finite)
+    if info.class_names is not None:
+        names = info.class_names
+        if isinstance(names, str) or not isinstance(names, Sequence) or not all(map(_named, names)):
+            raise InvalidArgument(f"class_names of info is {shown(names)}, but must be a list of printable names.")
+        num_classes = (info.model or {}).get("num_classes", len(names))
+        if len(names) != num_classes:
+            raise InvalidArgument(f"info has {len(names)} class names, but the model has {num_classes} classes.")
+    return info
+
+
+def _named(name: Any) -> bool:
+    return isinstance(name, str) and name.isprintable()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def to_json(info: Info) -> str:
+    """The content of the file.
+
+    Raises:
+      InvalidArgument: `info` holds what JSON has no form for, or more than the file may hold.
+    """
+    try:
+        text = json.dumps(info._asdict(), indent=2, allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"info must hold what JSON can hold: {error}.") from None
+    if len(text) > MOST_BYTES:
+        raise InvalidArgument(f"info is too large: as JSON it may have at most {MOST_BYTES} bytes.")
+    return text
+
+
+def from_json(content: bytes) -> Info:
+    """What a file says.
+
+    Raises:
+      InvalidArgument: it is not what `to_json` gives.
+    """
+    try:
+        values = json.loads(content.decode("ascii"))
+        info = check(Info(**values))
+        facts = dict(info.model or {})
+        valid = {name: type(x) for name, x in facts.items()} == _FACTS
+        valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))
+    except (InvalidArgument, RecursionError, TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise InvalidArgument(f"its {NAME} does not say what an export's says")
+    return info

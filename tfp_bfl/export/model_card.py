@@ -1,0 +1,117 @@
+"""The model card: what an exported model is, for those who will use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from tfp_bfl.export.info import Info
+
+NAME = "model_card.md"
+
+_CARD = """# {name}
+
+A classifier that says how sure it is. {kind} It takes examples of shape {shape} and tells {num_classes} classes
+apart; it has {num_weights:,} numbers. Written by tfp_bfl {tfp_bfl} with TensorFlow {tensorflow}. What is
+below is also in `assets/info.json`, for programs.
+
+## Trained on
+
+{data}
+
+## Training
+
+{configuration}
+
+## Metrics
+
+{metrics}
+
+## Classes
+
+{class_names}
+
+## What the uncertainty means
+
+- `probabilities`: the mean over S weight samples, p = (1/S) sum_s p_s.
+- `entropy`: of p, divided by log C: 0 is certain, 1 is uniform. `abstain` compares this one with its limit.
+- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), what more training data would not remove.
+- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, what more training data would remove. It is zero for one sample{zero}.
+
+## Limits
+
+- It knows the classes above and no others: something else is still given one of them. Nothing guarantees that its
+  uncertainty is high then; try it on such images first.
+- Metrics hold for data like those they were measured on, its calibration too.
+- More samples make an answer steadier, by 1 / sqrt(S), and cost a pass each.
+- Whoever has the model can test whether an example was among its training data.
+
+## How to call
+
+```python
+import tensorflow as tf
+
+model = tf.saved_model.load("FOLDER")
+model.predict(images, num_samples=20, seed=0)  # label, probabilities, entropy, aleatoric, epistemic
+model.mean(images)                             # one pass at the posterior's mean
+model.sample(images, num_samples=20, seed=0)   # probabilities [S, B, C]
+# As predict; label is -1 where the entropy exceeds 0.5.
+model.abstain(images, num_samples=20, seed=0, max_uncertainty=0.5)
+```
+
+`images` is [B, {sizes}]: {types}.
+The same seed gives the same answer. Each function is a serving signature as well{signatures}.
+"""
+
+
+def card(info: Info) -> str:
+    """The text of the card; `info.model` is what `info.describe` gives."""
+    facts, data = dict(info.model or {}), dict(info.data or {})
+    is_image = len(facts["input_shape"]) == 3
+    return _CARD.format(
+        name=facts["name"],
+        kind=(
+            "Its weights are draws from a posterior."
+            if facts["stochastic"]
+            else "Its weights are numbers, not a distribution: it has no epistemic uncertainty."
+        ),
+        shape=facts["input_shape"],
+        num_classes=facts["num_classes"],
+        num_weights=facts["num_weights"],
+        **facts["versions"],
+        data=_table({name: x for name, x in data.items() if name != "metrics_on"}, "data"),
+        configuration=_table(info.configuration, "option"),
+        metrics=_measured_on(data) + _table(info.metrics, "metric"),
+        class_names=_list(info.class_names),
+        zero="" if facts["stochastic"] else ", and for this model always",
+        sizes=", ".join(map(str, facts["input_shape"])),
+        types=(
+            "raw pixels as uint8, or floats in [0, 1]; they are scaled inside" if is_image else "floats, as trained on"
+        ),
+        signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
+    )
+
+
+def _measured_on(data: Mapping[str, Any]) -> str:
+    return f"On the split {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
+
+
+def _table(values: Optional[Mapping[str, Any]], title: str) -> str:
+    if not values:
+        return "Unknown: whoever exported the model did not say."
+    rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items() if value is not None]
+    return "\n".join([f"| {title} | value |", "|---|---|", *rows])
+
+
+def _cell(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _list(names: Optional[Any]) -> str:
+    if not names:
+        return "Unknown: whoever exported the model did not name them."
+    if list(names) == [str(number) for number in range(len(names))]:
+        return f"The numbers 0 to {len(names) - 1}."
+    return "\n".join(f"{number}. {_cell(name)}" for number, name in enumerate(names))

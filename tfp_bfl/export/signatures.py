@@ -1,0 +1,118 @@
+"""What a SavedModel of this library can be asked, and the functions that answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.evaluation import draw_probabilities, is_stochastic, sample_seeds, summarise
+from tfp_bfl.layers import sampling
+
+# What each function takes beside images, and what it gives: each output with its rank.
+NUMBERS = {"num_samples": tf.int32, "seed": tf.int32, "max_uncertainty": tf.float32}
+INPUTS = {
+    "mean": (),
+    "sample": ("num_samples", "seed"),
+    "predict": ("num_samples", "seed"),
+    "abstain": ("num_samples", "seed", "max_uncertainty"),
+}
+_UNCERTAIN = {"probabilities": 2, "mean": 2, "entropy": 1, "aleatoric": 1, "epistemic": 1, "label": 1}
+OUTPUTS = {
+    "mean": {"probabilities": 2, "entropy": 1, "label": 1},
+    "sample": {"probabilities": 3},
+    "predict": _UNCERTAIN,
+    "abstain": _UNCERTAIN,
+}
+# A signature takes one type of images: each function has one of its own name for floats, and one for bytes.
+IMAGES = {"": tf.float32, "_uint8": tf.uint8}
+SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in INPUTS for suffix, dtype in IMAGES.items()}
+
+
+def output_type(name: str) -> tf.DType:
+    """The type of an output."""
+    return tf.int32 if name == "label" else tf.float32
+
+
+def make_functions(model: tf.keras.Model) -> tf.Module:
+    """A module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
+
+    `draw(images, seed)` is one weight sample's p(y | x, w): float32 [B, ...] and int32 [2] -> [B, C]. The module holds
+    the model's variables, not its layers: whoever loads it needs neither this package nor TFP.
+    """
+    shape = model.input_shape[1:]
+    stochastic = is_stochastic(model)
+    scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
+
+    # The model is traced in these two alone; all that follows calls them.
+    @tf.function(input_signature=[scaled, tf.TensorSpec([2], tf.int32, "seed")])
+    def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return draw_probabilities(model, images, seed)
+
+    @tf.function(input_signature=[scaled])
+    def at_mean(images: tf.Tensor) -> tf.Tensor:
+        with sampling("mean"):
+            return tf.nn.softmax(model(images, training=False))
+
+    def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """[S, B, C]; a model without anything random has one sample."""
+        with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
+            seeds = sample_seeds(seed, num_samples if stochastic else 1)
+        images = tf.image.convert_image_dtype(images, tf.float32)
+        return tf.map_fn(lambda seed: draw(images, seed), seeds, fn_output_signature=tf.float32)
+
+    @tf.function
+    def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        summary = summarise(at_mean(tf.image.convert_image_dtype(images, tf.float32))[tf.newaxis])
+        return {"probabilities": summary.mean, "entropy": summary.entropy, "label": _label(summary.mean)}
+
+    @tf.function
+    def sample(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        samples = drawn(images, num_samples, seed)
+        return {"probabilities": samples if stochastic else tf.repeat(samples, num_samples, 0)}
+
+    @tf.function
+    def predict(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        return summary_outputs(drawn(images, num_samples, seed))
+
+    @tf.function
+    def abstain(
+        images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        outputs = summary_outputs(drawn(images, num_samples, seed))
+        # What is not a number is not below the limit.
+        return {**outputs, "label": tf.where(outputs["entropy"] <= max_uncertainty, outputs["label"], -1)}
+
+    module = tf.Module()
+    module.weights = list(model.variables)
+    module.draw = draw
+    for function in (mean, sample, predict, abstain):
+        setattr(module, function.python_function.__name__, function)
+    return module
+
+
+def summary_outputs(samples: tf.Tensor) -> dict[str, tf.Tensor]:
+    """What `predict` gives for samples [S, B, C]."""
+    mean, entropy, aleatoric, epistemic = summarise(samples)
+    values = {"entropy": entropy, "aleatoric": aleatoric, "epistemic": epistemic}
+    return {"probabilities": mean, "mean": mean, **values, "label": _label(mean)}
+
+
+def _label(probabilities: tf.Tensor) -> tf.Tensor:
+    return tf.argmax(probabilities, -1, tf.int32)
+
+
+def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The serving signatures of a module of `make_functions`, for examples of this shape."""
+    signatures = {}
+    for signature, (name, dtype) in SIGNATURES.items():
+        numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[name]]
+        function = getattr(module, name)
+        # Bytes are pixels: tables have none.
+        if dtype != tf.uint8 or len(shape) == 3:
+            images = tf.TensorSpec([None, *shape], dtype, "images")
+            signatures[signature] = function.get_concrete_function(images, *numbers)
+        # Not a signature, but what NumPy makes of images: without it a loaded function refuses them.
+        unnamed = [tf.TensorSpec([], spec.dtype) for spec in numbers]
+        function.get_concrete_function(tf.TensorSpec([None, *shape], tf.float64), *unnamed)
+    return signatures

@@ -1,0 +1,185 @@
+"""Files for TensorFlow Lite: the same answers on devices that have no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, Union
+
+import tensorflow as tf
+from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+from tfp_bfl import files
+from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.evaluation import is_stochastic, sample_seeds
+from tfp_bfl.export import loading
+from tfp_bfl.export.saved_model import Source, find, model_of
+from tfp_bfl.export.signatures import IMAGES, make_functions, summary_outputs
+
+MOST_BYTES = 2**31 - 2**20
+
+
+def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples: int = 20, seed: int = 0) -> None:
+    """Writes a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
+
+        interpreter = tf.lite.Interpreter("model.tflite")
+        interpreter.get_signature_runner("predict_uint8")(images=pixels)["epistemic"]
+
+    Its signatures are `mean` and `predict`, and for images `mean_uint8` and `predict_uint8`. They take images [B, ...]
+    alone, and give what those of the SavedModel give: `predict` the answer for these `num_samples` and `seed`. It needs
+    the interpreter's own operations and no others. TensorFlow Lite has no generator of random numbers with a seed but
+    through TensorFlow's own ("select TF ops"), which small devices lack; so the file holds num_samples models, and has
+    their size.
+
+    Args:
+      model_or_run: as `tfp_bfl.export.save` takes it.
+      path: a new file.
+      num_samples: S, of `predict`; a model without anything random has one.
+      seed: of the samples.
+
+    Raises:
+      InvalidArgument: there is something at `path`, num_samples is below 1, seed is no int32, the file would be larger
+        than 2 GiB, or `model_or_run` is not what `save` takes.
+    """
+    check_count(num_samples, "num_samples")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:
+        raise InvalidArgument(f"seed is {shown(seed)}, but must be an integer of 32 bits.")
+    file = _new_file(path)
+    if isinstance(model_or_run, (str, os.PathLike)):
+        folder = find(model_or_run)
+        module = loading.load(folder)
+        facts: Any = loading.read_info(folder).model
+        shape, stochastic = facts["input_shape"], facts["stochastic"]
+    else:
+        model, _ = model_of(model_or_run)
+        module = make_functions(model)
+        shape, stochastic = model.input_shape[1:], is_stochastic(model)
+    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1), shape)
+    draft = file.with_name(f"{file.name}.draft")
+    try:
+        draft.write_bytes(content)
+        draft.replace(file)
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", error)
+        raise InvalidArgument(f"{files.name(file)} can't be written ({problem}): choose another file.") from None
+
+
+def _new_file(path: Any) -> pathlib.Path:
+    try:
+        file = pathlib.Path(path)
+        taken = os.path.lexists(file)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{shown(path)} is not a path: give a new file.") from None
+    if taken:
+        raise InvalidArgument(f"{files.name(path)} exists already: choose a new file for the model.")
+    if not file.parent.is_dir():
+        raise InvalidArgument(f"{files.name(path)} can't be written: there is no folder {files.name(file.parent)}.")
+    return file
+
+
+class _Fixed(tf.Module):
+    """The functions `mean` and `predict`, of images alone.
+
+    Args:
+      module: of `make_functions`.
+      shape: of an example.
+      seed, num_samples: of `predict`.
+    """
+
+    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int):
+        super().__init__()
+        self.weights = list(module.weights)
+        rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))
+        # All samples have the size of the first: known before memory is taken for the rest.
+        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(sample_seeds(seed, 1)[0]))
+        if num_bytes > MOST_BYTES:
+            raise InvalidArgument(
+                f"{num_samples} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
+                f"{MOST_BYTES}: take fewer."
+            )
+        samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
+
+        def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
+            images = tf.image.convert_image_dtype(images, tf.float32)
+            # Made once in the graph: the samples share them in the file.
+            shared = [tf.constant(value.numpy()) for value in fixed]
+            draws = [rest(images, *shared, *(tf.constant(value.numpy()) for value in sample)) for sample in samples]
+            return summary_outputs(tf.stack([draw[0] for draw in draws]))
+
+        self.mean = tf.function(lambda images: module.mean(tf.image.convert_image_dtype(images, tf.float32)))
+        self.predict = tf.function(predict)
+
+
+def _num_bytes(values: list[tf.Tensor]) -> int:
+    return sum(value.shape.num_elements() * value.dtype.size for value in values)
+
+
+def _split(
+    draw: Any, images_spec: tf.TensorSpec
+) -> tuple[Any, list[tf.Tensor], Callable[[tf.Tensor], list[tf.Tensor]]]:
+    """`draw(images, seed)` in two parts, at the tensors between what depends on the images and what does not.
+
+    Returns:
+      rest: (images, *fixed, *drawn(seed)) -> [draw(images, seed)].
+      fixed: values that depend on neither, such as point weights.
+      drawn: seed -> values that depend on the seed, such as sampled weights and masks.
+    """
+    frozen = convert_variables_to_constants_v2(
+        draw.get_concrete_function(images_spec, tf.TensorSpec([2], tf.int32, "seed"))
+    )
+    images, seed = (next(t for t in frozen.inputs if t.dtype == dtype) for dtype in (tf.float32, tf.int32))
+    operations = frozen.graph.get_operations()
+    of_images, of_seed = (_downstream(operations, tensor) for tensor in (images, seed))
+    border = {
+        tensor.name: tensor
+        for operation in operations
+        if operation.name in of_images
+        for tensor in operation.inputs
+        if tensor.op.name not in of_images and tensor.op.type != "Const"
+    }
+    varying = [tensor for tensor in border.values() if tensor.op.name in of_seed]
+    constant = [tensor for tensor in border.values() if tensor.op.name not in of_seed]
+    rest = frozen.prune([images, *constant, *varying], list(frozen.outputs))
+    fixed = frozen.prune([], constant)() if constant else []
+    drawn = frozen.prune([seed], varying) if varying else lambda seed: []
+    return rest, list(fixed), drawn
+
+
+def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
+    """The names of the operations that depend on a tensor."""
+    found = {source.op.name}
+    # In the order in which they were made, which is after their inputs.
+    for operation in operations:
+        if any(tensor.op.name in found for tensor in operation.inputs):
+            found.add(operation.name)
+    return found
+
+
+def _convert(module: _Fixed, shape: Any) -> bytes:
+    signatures = {
+        f"{name}{suffix}": getattr(module, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
+        for name in ("mean", "predict")
+        for suffix, dtype in IMAGES.items()
+        if dtype != tf.uint8 or len(shape) == 3
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        with _silence():
+            tf.saved_model.save(module, folder, signatures=signatures)
+        converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(signatures))
+        return converter.convert()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without TensorFlow's line on where it wrote: to a folder that is gone before anybody can look."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,64 @@
+"""What a run has to show, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfp_bfl.plots.calibration import reliability_diagram
+from tfp_bfl.plots.clients import client_labels
+from tfp_bfl.plots.examples import uncertain_examples
+from tfp_bfl.plots.learning import learning_curve
+from tfp_bfl.plots.retention import retention_curves
+
+
+class RunResults(NamedTuple):
+    """A run as a report shows it.
+
+    Fields:
+      name: what tells it from other runs.
+      config: its settings; nested mappings become dotted names.
+      summary: its results: "accuracy" and "epistemic_share" (shares), "nll" (nats per example), "ece" and whatever else
+        it measured; "seconds", "train_seconds", "ms_per_step", "worker_mb" and "process_mb" are what it cost.
+      rounds: a mapping per round, as for `learning_curve`; none for a run without them.
+      probabilities: [N, C], the predictions for the test set.
+      labels: [N], class numbers in [0, C).
+      uncertainties: name -> [N]; "entropy" chooses the images that are shown.
+      class_names: C names.
+      features: [N, ...] of the test set; None, or others than uint8 images, have no picture.
+      label_counts: [K, C], how many examples of each class each client holds, or None.
+      warnings: whole sentences.
+      out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    probabilities: np.ndarray
+    labels: np.ndarray
+    uncertainties: Mapping[str, np.ndarray]
+    class_names: Sequence[str]
+    features: Optional[np.ndarray] = None
+    label_counts: Optional[np.ndarray] = None
+    warnings: Sequence[str] = ()
+    out_of_distribution: Optional[Mapping[str, np.ndarray]] = None
+
+
+def run_figures(run: RunResults) -> dict[str, Figure]:
+    """The figures of one run by name; those that its results don't suffice for are left out."""
+    figures = {
+        "learning_curve": learning_curve(run.rounds) if run.rounds else None,
+        "reliability_diagram": reliability_diagram(run.probabilities, run.labels),
+        "retention_curves": retention_curves(run.probabilities, run.labels, run.uncertainties),
+        "client_labels": None if run.label_counts is None else client_labels(run.label_counts, run.class_names),
+        "uncertain_examples": None
+        if run.features is None
+        else uncertain_examples(
+            run.features, run.labels, run.probabilities, run.uncertainties["entropy"], run.class_names
+        ),
+    }
+    return {name: figure for name, figure in figures.items() if figure is not None}

@@ -1,0 +1,249 @@
+"""The tables of a report: what runs were set to, scored and cost, and what that means for each client."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.evaluation.out_of_distribution import out_of_distribution
+from tfp_bfl.plots.results import RunResults
+
+DASH = "\u2013"
+MOST_CLIENTS = 200
+
+
+class Cell(NamedTuple):
+    """What one cell says, and whether it is the best of its row."""
+
+    text: str
+    is_best: bool = False
+
+
+class Table(NamedTuple):
+    """A table: what it is of, its column heads (none for one run), and rows of a head and cells."""
+
+    title: str
+    head: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+class Headline(NamedTuple):
+    """A result in large letters."""
+
+    name: str
+    value: str
+    hint: str
+
+
+# key of the summary -> (name, hint, format)
+_HEADLINES = {
+    "accuracy": ("Accuracy", "share of test examples predicted right", "{:.1%}"),
+    "nll": ("NLL", "nats per test example; lower is better", "{:.3f}"),
+    "ece": ("ECE", "mean gap of confidence and accuracy; 0 is ideal", "{:.3f}"),
+    "epistemic_share": ("Epistemic share", "part of the uncertainty that more data would remove", "{:.1%}"),
+}
+_COSTS = {
+    "seconds": ("Whole run", "{:.0f} s"),
+    "train_seconds": ("Training", "{:.0f} s"),
+    "ms_per_step": ("A client's training step", "{:.3g} ms"),
+    "worker_mb": ("Most memory of the worker", "{:.0f} MB"),
+    "process_mb": ("Most memory of the program", "{:.0f} MB"),
+}
+_NAMES = {
+    "mce": "MCE",
+    "brier": "Brier score",
+    "aleatoric": "Aleatoric part",
+    "epistemic": "Epistemic part",
+    "collapsed_in_round": "Posterior collapsed in round",
+}
+# Which direction is better; others have none.
+_BETTER = {"accuracy": 1, "macro_recall": 1, "macro_precision": 1, "nll": -1, "ece": -1, "mce": -1, "brier": -1}
+
+
+def headlines(run: RunResults) -> list[Headline]:
+    """The results that the page shows large."""
+    return [
+        Headline(name, form.format(float(run.summary[key])), hint)
+        for key, (name, hint, form) in _HEADLINES.items()
+        if run.summary.get(key) is not None
+    ]
+
+
+def results(runs: Sequence[RunResults]) -> Table:
+    """What the runs scored; of one run what is not shown large already."""
+    single = len(runs) == 1
+    leave_out = {*_COSTS, "versions", *(_HEADLINES if single else ())}
+    summaries = [
+        dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
+    ]
+    rows = []
+    for key in _keys(summaries):
+        name = _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
+        values = [summary.get(key) for summary in summaries]
+        rows.append((name, _cells(values, 0 if single else _BETTER.get(key, 0))))
+    return Table("Results", _heads(runs), rows)
+
+
+def _cells(values: Sequence[Any], better: int) -> list[Cell]:
+    scores = [_number(value) for value in values]
+    known = [score * better for score in scores if better and score is not None]
+    # Where all are the same, none is better.
+    best = max(known) if len(set(known)) > 1 else None
+    cells = []
+    for value, score in zip(values, scores):
+        if score is None:
+            cells.append(Cell(text(value)))
+        else:
+            cells.append(Cell(_score(score), best is not None and score * better == best))
+    return cells
+
+
+def _number(value: Any) -> Optional[float]:
+    """A result as a float; None for what is not one, or counts."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) else None
+
+
+def _score(score: float) -> str:
+    """A result, of which small ones keep their digits."""
+    return f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}"
+
+
+def costs(runs: Sequence[RunResults]) -> Table:
+    """Time and memory, as far as the runs recorded them."""
+    rows = []
+    for key, (name, form) in _COSTS.items():
+        values = [run.summary.get(key) for run in runs]
+        if any(value is not None for value in values):
+            rows.append((name, [Cell(DASH if value is None else form.format(float(value))) for value in values]))
+    return Table("Time and memory", _heads(runs), rows)
+
+
+def settings(runs: Sequence[RunResults], differing: Optional[bool] = None) -> Table:
+    """What the runs were set to: only what differs between them, only what does not, or all."""
+    configs = [{key: text(value) for key, value in flatten({**run.config, **_versions(run)})} for run in runs]
+    rows = []
+    for key in _keys(configs):
+        values = [config.get(key, DASH) for config in configs]
+        if differing is None or differing == (len(set(values)) > 1):
+            rows.append((key, [Cell(value) for value in (values if differing is not False else values[:1])]))
+    return Table("Configuration", _heads(runs) if differing is not False else [], rows)
+
+
+def _versions(run: RunResults) -> dict[str, Any]:
+    return {"versions": run.summary["versions"]} if run.summary.get("versions") else {}
+
+
+def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[str, str]) -> Table:
+    """AUROC and AUPR of each uncertainty: key -> what it is called."""
+    rows: list[tuple[str, list[Cell]]] = []
+    for quantity, name in quantities.items():
+        scores = [_separation(run, quantity) for run in runs]
+        for i, area in enumerate(("AUROC", "AUPR")):
+            values = [None if pair is None else f"{pair[i]:.3f}" for pair in scores]
+            known = [float(value) for value in values if value is not None]
+            best = max(known) if len(set(known)) > 1 else None
+            rows.append((f"{area} of the {name}", [Cell(text(v), v is not None and float(v) == best) for v in values]))
+    return Table("Scores", _heads(runs), rows)
+
+
+def _separation(run: RunResults, quantity: str) -> Optional[tuple[float, float]]:
+    inside, outside = run.uncertainties.get(quantity), (run.out_of_distribution or {}).get(quantity)
+    if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
+        return None
+    return out_of_distribution(inside, outside)
+
+
+def clients(runs: Sequence[RunResults]) -> Table:
+    """What each client holds and how the runs' models serve it; of runs whose clients hold the same.
+
+    accuracy_k = sum_c n_kc accuracy_c / sum_c n_kc,    accuracy_c of the test examples of class c
+    """
+    counts = np.asarray(runs[0].label_counts)
+    faults = [(run, found) for run in runs if (found := _faulty_rounds(run))]
+    if len(runs) == 1:
+        head, faulty = ["client", "examples", "classes", "accuracy", "entropy"], ["faulty rounds"]
+        columns = [_served(runs[0], counts, values) for values in (_hits(runs[0]), _entropy(runs[0]))]
+    else:
+        head = ["client", "examples", "classes", *(run.name for run in runs)]
+        faulty = [f"{run.name}, faulty rounds" for run, _ in faults]
+        columns = [_served(run, counts, _hits(run)) for run in runs]
+    head += faulty if faults else []
+    rows = []
+    for k in range(min(len(counts), MOST_CLIENTS)):
+        cells = [f"{counts[k].sum():g}", str(np.count_nonzero(counts[k]))]
+        cells += [DASH if np.isnan(values[k]) else f"{values[k]:.3f}" for values in columns]
+        cells += [str(found.get(str(k), 0)) for _, found in faults]
+        rows.append((str(k), [Cell(cell) for cell in cells]))
+    return Table("Clients", head, rows)
+
+
+def _hits(run: RunResults) -> np.ndarray:
+    return (run.probabilities.argmax(axis=1) == run.labels).astype(np.float64)
+
+
+def _entropy(run: RunResults) -> np.ndarray:
+    return np.asarray(run.uncertainties["entropy"], np.float64)
+
+
+def _served(run: RunResults, counts: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[K], the mean over the test set with its classes in a client's shares; NaN where it has none of the classes."""
+    classes = counts.shape[1]
+    tested = np.bincount(run.labels, minlength=classes)
+    means = np.bincount(run.labels, weights=values, minlength=classes) / np.maximum(tested, 1)
+    weights = counts * (tested > 0)
+    total = weights.sum(axis=1)
+    return np.where(total > 0, weights @ means / np.maximum(total, 1e-300), np.nan)
+
+
+def _faulty_rounds(run: RunResults) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in run.rounds:
+        for client in row.get("faulty_clients") or {}:
+            found[str(client)] = found.get(str(client), 0) + 1
+    return found
+
+
+def rounds(run: RunResults) -> Table:
+    """All that was recorded of each round."""
+    columns = [key for key in _keys(run.rounds) if key != "round"]
+    rows = [(text(row.get("round")), [Cell(text(row.get(key))) for key in columns]) for row in run.rounds]
+    return Table(f"Rounds ({len(rows)})", ["round", *columns], rows)
+
+
+def _heads(runs: Sequence[RunResults]) -> list[str]:
+    return ["", *(run.name for run in runs)] if len(runs) > 1 else []
+
+
+def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All keys, in the order in which they first come."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested mappings under dotted names."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def text(value: Any) -> str:
+    """A value as a reader wants it."""
+    if value is None or (isinstance(value, Mapping) and not value):
+        return DASH
+    if getattr(value, "shape", None) == () and hasattr(value, "numpy"):
+        value = value.numpy()
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {text(item)}" for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(text(item) for item in value) or DASH
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral):
+        return f"{float(value):.4g}"
+    return str(value)

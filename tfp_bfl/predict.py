@@ -1,0 +1,130 @@
+"""Images from files through an exported model: a row for each, as a table or for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow as tf
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.errors import InvalidArgument, check_count, shown
+
+# Images at once; the samples are the same for all.
+BATCH_SIZE = 250
+# All of a batch are held at once, and an answer is rough by 1 / sqrt(S) only.
+MOST_SAMPLES = 10_000
+
+
+class Row(NamedTuple):
+    """What a model says of one image.
+
+    Fields:
+      image: path of the file, or path[i] for the i-th image of an archive.
+      label: name of the most probable class; its number where the model brings no names.
+      confidence: its probability.
+      entropy: of the probabilities, normalised to [0, 1].
+      epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
+      abstain: whether the entropy exceeds the limit.
+    """
+
+    image: str
+    label: str
+    confidence: float
+    entropy: float
+    epistemic: float
+    aleatoric: float
+    abstain: bool
+
+
+def predict(
+    model: Union[str, os.PathLike],
+    images: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
+    num_samples: int = 20,
+    seed: int = 0,
+    max_uncertainty: Optional[float] = None,
+) -> tuple[list[Row], tuple[tuple[str, str], ...]]:
+    """Predicts images of files, folders and .npz archives with a SavedModel of this library.
+
+    Args:
+      model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
+      images: as `tfp_bfl.data.read_images` takes them; they are not resized.
+      num_samples: S, at most 10,000.
+      seed: of the samples.
+      max_uncertainty: an image with a larger entropy gets abstain = True; None for no limit.
+
+    Returns:
+      The rows, and (name, reason) of each image that could not be read.
+
+    Raises:
+      InvalidArgument: the model or none of the images can be read, the model does not take images, or a number is not
+        what it must be.
+    """
+    if check_count(num_samples, "num_samples") > MOST_SAMPLES:
+        raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
+    if max_uncertainty is not None and not 0 <= max_uncertainty <= 1:
+        raise InvalidArgument(
+            f"max_uncertainty is {max_uncertainty}, but must be between 0 and 1: entropies are normalised."
+        )
+    folder = bfl.export.find(model)
+    info = bfl.export.read_info(folder)
+    facts: Any = info.model
+    shape, limit = facts["input_shape"], 1.0 if max_uncertainty is None else max_uncertainty
+    if len(shape) != 3:
+        raise InvalidArgument(f"The model takes tables of {shown(shape)} columns, not images: call it from Python.")
+    loaded = bfl.export.load(folder)
+    found = bfl.data.read_images(images, tuple(shape))
+    names = info.class_names or [str(c) for c in range(facts["num_classes"])]
+    rows = []
+    for start in range(0, len(found.names), BATCH_SIZE):
+        part = slice(start, start + BATCH_SIZE)
+        answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=num_samples, seed=seed)
+        answer = {name: value.numpy().tolist() for name, value in answer.items()}
+        rows += [
+            Row(image, names[label], max(probabilities), entropy, epistemic, aleatoric, not entropy <= limit)
+            for image, label, probabilities, entropy, epistemic, aleatoric in zip(
+                found.names[part],
+                *(answer[name] for name in ("label", "probabilities", "entropy", "epistemic", "aleatoric")),
+            )
+        ]
+    return rows, found.failures
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """A line of names, and a line for each row."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([Row._fields, *rows])
+    return text.getvalue().rstrip("\n")
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """A list of objects."""
+    return json.dumps([row._asdict() for row in rows], indent=2)
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """For people, as wide as its content: a line of a pipe or a file is not cut."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in Row._fields:
+        table.add_column(name, justify="left" if name in ("image", "label", "abstain") else "right", no_wrap=True)
+    for row in rows:
+        numbers = (f"{row.confidence:.3f}", f"{row.entropy:.3f}", f"{row.epistemic:.4f}", f"{row.aleatoric:.4f}")
+        # As plain text: square brackets in a path are no markup.
+        table.add_row(Text(row.image), Text(row.label), *numbers, "yes" if row.abstain else "no")
+    text = io.StringIO()
+    width = 100 + max(cell_len(row.image) + cell_len(row.label) for row in rows)
+    Console(file=text, width=width, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+
+
+FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}

@@ -1,0 +1,232 @@
+"""Reports of runs: their folders read back, and their models held against images from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl import build, files
+from tfp_bfl.config import RunConfig, make_config
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import RunResults
+
+UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+_MOST_SUMMARY_BYTES = 2**20
+_MOST_ROUNDS_BYTES = 2**28
+_MOST_PREDICTION_BYTES = 2**30
+_BATCH = 500
+# What a report draws or rounds, of a summary or a round.
+_NUMBERS = (
+    *("round", "accuracy", "nll", "test_nll", "ece", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95"),
+    *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
+)
+
+
+def write(
+    folders: Sequence[Union[str, pathlib.Path]],
+    output: Union[str, pathlib.Path],
+    ood: Optional[str] = None,
+) -> pathlib.Path:
+    """Writes one page about complete runs, side by side.
+
+    Args:
+      folders: of the runs.
+      output: a new HTML file.
+      ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
+        test split as many, drawn by the run's seed, as the run's own test set has at most.
+
+    Raises:
+      InvalidArgument: `output` exists or can't be made, a folder is not that of a complete run or named twice, a run's
+        dataset is not the one that it was made of, or the images of `ood` are not of the shape and type of the runs'
+        own. Nothing has been written then.
+    """
+    path = pathlib.Path(output)
+    if os.path.lexists(path):
+        raise InvalidArgument(f"{files.name(path)} exists already: give --output a new file, nothing is overwritten.")
+    paths = [pathlib.Path(folder) for folder in folders]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InvalidArgument("A run is named twice: name each of them once.")
+    records = [_read_record(path) for path in paths]
+    sources = _sources({(config.dataset, config.data_dir) for config, _ in records})
+    other = _other(ood, records, sources) if ood else None
+    runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, _names(paths), records)]
+    if other:
+        runs = [
+            run._replace(out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)))
+            for run, folder, (config, _) in zip(runs, paths, records)
+        ]
+    datasets = sorted({config.dataset for config, _ in records})
+    warnings = []
+    if len(datasets) > 1:
+        warnings.append(f"The runs are of different datasets, {', '.join(datasets)}: their scores do not compare.")
+    try:
+        return bfl.plots.write_report(
+            path,
+            runs,
+            title=title(records[0][0]) if len(runs) == 1 else f"{len(runs)} runs on {' and '.join(datasets)}",
+            warnings=warnings,
+            out_of_distribution=ood or "",
+        )
+    except OSError as error:
+        raise InvalidArgument(f"The report {files.name(path)} can't be written: {error.strerror}.") from None
+
+
+def title(config: RunConfig) -> str:
+    """What a run is called where it stands alone."""
+    return f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {method(config)}"
+
+
+def method(config: RunConfig) -> str:
+    """What distinguishes a run: the rule, or the algorithm that has none to choose."""
+    return config.rule if config.algorithm == "variational" else config.algorithm
+
+
+def results(
+    name: str,
+    config: RunConfig,
+    summary: Mapping[str, Any],
+    rounds: Sequence[Mapping[str, Any]],
+    predictions: Mapping[str, np.ndarray],
+    test: bfl.data.Source,
+    clients: bfl.data.Clients,
+) -> RunResults:
+    """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
+    collapsed = summary.get("collapsed_in_round")
+    # What the other algorithms alone are asked for says nothing of this run.
+    return RunResults(
+        name=name,
+        config=config.told(),
+        summary=summary,
+        rounds=rounds,
+        probabilities=predictions["probabilities"],
+        labels=predictions["labels"],
+        uncertainties={key: predictions[key] for key in UNCERTAINTIES},
+        class_names=test.class_names,
+        features=test.features,
+        label_counts=clients.label_counts(),
+        warnings=[bfl.federated.collapse_warning(collapsed)] if collapsed else [],
+    )
+
+
+def _names(paths: Sequence[pathlib.Path]) -> list[str]:
+    """The folders' last names, or the whole paths where those are not all different."""
+    short = [path.resolve().name for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration and the summary of a complete run."""
+    if not (folder / "config.yaml").is_file():
+        raise InvalidArgument(f"{files.name(folder)} is not the folder of a run: it has no config.yaml.")
+    if not (folder / "summary.json").exists():
+        raise InvalidArgument(
+            f"The run in {files.name(folder)} is not finished: go on with it by tfp-bfl run --resume, then report it."
+        )
+    for part in ("metrics.jsonl", "predictions.npz"):
+        if not (folder / part).exists():
+            raise InvalidArgument(
+                f"{files.name(folder)} has no {part}, of which a report is made: name a folder that tfp-bfl run wrote."
+            )
+    config = make_config(folder / "config.yaml", {})
+    (summary,) = _read_json(folder / "summary.json", "summary", _MOST_SUMMARY_BYTES)
+    return config, summary
+
+
+def _read_json(path: pathlib.Path, what: str, most: int) -> list[dict[str, Any]]:
+    """The mapping that a file holds, or of a .jsonl those that its lines hold."""
+    content = files.read_regular(path, what, most)
+    try:
+        parts = content.splitlines() if path.suffix == ".jsonl" else [content]
+        values = [json.loads(part) for part in parts]
+        if not all(isinstance(value, dict) and _is_sound(value) for value in values):
+            raise ValueError
+        return values
+    except (ValueError, RecursionError):
+        raise InvalidArgument(
+            f"The {what} {files.name(path)} is damaged: it does not hold what a run writes."
+        ) from None
+
+
+def _is_sound(record: Mapping[str, Any]) -> bool:
+    numbers = [record[name] for name in _NUMBERS if record.get(name) is not None]
+    return all(isinstance(x, (int, float)) for x in numbers) and isinstance(record.get("faulty_clients", {}), dict)
+
+
+def _sources(wanted: set[tuple[str, Optional[str]]]) -> dict[Any, dict[str, bfl.data.Source]]:
+    return {
+        (name, data_dir): {split: bfl.data.load(name, split=split, data_dir=data_dir) for split in ("train", "test")}
+        for name, data_dir in wanted
+    }
+
+
+def _read_results(
+    folder: pathlib.Path, name: str, config: RunConfig, summary: dict[str, Any], sources: Mapping[Any, Any]
+) -> RunResults:
+    train, test = (sources[config.dataset, config.data_dir][split] for split in ("train", "test"))
+    rounds = _read_json(folder / "metrics.jsonl", "file of metrics", _MOST_ROUNDS_BYTES)
+    predictions = _read_predictions(folder / "predictions.npz")
+    if not np.array_equal(predictions["labels"], test.labels) or predictions["probabilities"].shape[1:] != (
+        test.num_classes,
+    ):
+        raise InvalidArgument(
+            f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
+            "the run where it was made, or give it the same data."
+        )
+    clients = build.shares(config, train).clients
+    return results(name, config, summary, rounds, predictions, test, clients)
+
+
+def _read_predictions(path: pathlib.Path) -> dict[str, np.ndarray]:
+    names = ("probabilities", "labels", *UNCERTAINTIES)
+    with files.open_regular(path, "file of predictions") as file:
+        try:
+            if os.fstat(file.fileno()).st_size > _MOST_PREDICTION_BYTES:
+                raise ValueError
+            with np.load(file, allow_pickle=False) as arrays:
+                found = {name: arrays[name] for name in names}
+            shape = found["probabilities"].shape
+            sound = all(np.all(np.isfinite(x)) for x in found.values()) and len(shape) == 2
+            if not sound or any(found[name].shape != shape[:1] for name in names[1:]):
+                raise ValueError
+            return found
+        # NumPy and zipfile raise errors of many types for broken files.
+        except Exception:
+            raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions, or is damaged.") from None
+
+
+def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
+    """The test split of the other dataset, whose examples all models must take."""
+    own = [sources[config.dataset, config.data_dir]["test"] for config, _ in records]
+    for source in own:
+        if source.name == ood:
+            raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
+    other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
+    for source in own:
+        if (other.element_shape, other.features.dtype) != (source.element_shape, source.features.dtype):
+            raise InvalidArgument(
+                f"--ood {ood} has examples {_form(other)}, but those of {source.name} are {_form(source)}: name a "
+                "dataset of that form."
+            )
+    return other
+
+
+def _form(source: bfl.data.Source) -> str:
+    return f"{source.features.dtype} {list(source.element_shape)}"
+
+
+def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:
+    """The uncertainties of a run's model, by the weight samples of its own predictions."""
+    features = other.subset(min(most, other.num_examples), seed=config.seed).features
+    loaded = bfl.export.load(model)  # Whose variables live as long as it does.
+    parts = [
+        loaded.predict(tf.constant(features[start : start + _BATCH]), num_samples=config.num_samples, seed=config.seed)
+        for start in range(0, len(features), _BATCH)
+    ]
+    return {key: np.concatenate([part[key].numpy() for part in parts]) for key in UNCERTAINTIES}
