@@ -28,7 +28,8 @@ demo: $(INSTALLED)
 	@rm -rf demo
 	$(BIN)/tfp-bfl run --output demo
 
-test: $(INSTALLED) lint docs
+test: $(INSTALLED)
+	$(MAKE) --no-print-directory --jobs 2 lint docs
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(INSTALLED)

@@ -13,7 +13,6 @@ from tfp_bfl.posterior import stack
 
 from .methods import ADAM, CLIENTS, SEED, SOURCE, assert_same, mlp, variational_result
 
-every_rule = pytest.mark.parametrize("rule", rules.RULES)
 make = mlp("flipout")
 
 
@@ -63,8 +62,7 @@ def test_round_is_client_work_the_weights_and_the_rule(rule, name):
         assert 1 / 3 < output.metrics["largest_share"] < 1
 
 
-@every_rule
-@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
+@pytest.mark.parametrize(("rule", "name"), [pair for pair in PAIRS if pair[1] in weighting.STACKED_WEIGHTINGS])
 def test_a_faulty_client_is_left_out(rule, name):
     features = SOURCE.features.copy()
     features[CLIENTS.indices[1][0]] = np.nan

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tensorflow_federated")
 
 ROOT = Path(__file__).parents[2]
-KILLS = 6
+KILLS = 3
 
 
 @pytest.fixture(scope="module")
