@@ -99,7 +99,6 @@ def results(
 ) -> RunResults:
     """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
-    # What the other algorithms alone are asked for says nothing of this run.
     return RunResults(
         name=name,
         config=config.told(),

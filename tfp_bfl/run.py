@@ -165,9 +165,8 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        output = pathlib.Path(
-            "runs"
-        ) / f"{config.dataset}-{config.model}-{config.kind}-{report.method(config)}-{now}".replace("/", "-")
+        name = f"{config.dataset}-{config.model}-{config.kind}-{report.method(config)}-{now}"
+        output = pathlib.Path("runs") / name.replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
         raise InvalidArgument(

@@ -27,8 +27,9 @@ class Uncertainty(NamedTuple):
 class Summary(NamedTuple):
     """`Uncertainty` with one number per example for either kind: the trace of its matrix.
 
-    mean: [B, C].
-    entropy, aleatoric, epistemic: [B].
+    Fields:
+      mean: [B, C].
+      entropy, aleatoric, epistemic: [B].
     """
 
     mean: tf.Tensor

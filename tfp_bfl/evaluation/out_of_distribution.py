@@ -11,8 +11,9 @@ from tfp_bfl.evaluation.metrics import to_tensor
 class OutOfDistribution(NamedTuple):
     """How well a score ranks the examples from elsewhere above the model's own.
 
-    auroc: in [0, 1]; a score that knows nothing has 1/2.
-    aupr: in (0, 1]; a score that knows nothing has M / (N + M), the share of examples from elsewhere.
+    Fields:
+      auroc: in [0, 1]; a score that knows nothing has 1/2.
+      aupr: in (0, 1]; a score that knows nothing has M / (N + M), the share of examples from elsewhere.
     """
 
     auroc: float

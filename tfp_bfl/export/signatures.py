@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,11 @@ OUTPUTS = {
 # A signature takes one type of images: each function has one of its own name for floats, and one for bytes.
 IMAGES = {"": tf.float32, "_uint8": tf.uint8}
 SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in INPUTS for suffix, dtype in IMAGES.items()}
+
+
+def image_types(shape: Sequence[int]) -> dict[str, tf.DType]:
+    """`IMAGES` for examples of this shape: bytes are pixels, and tables have none."""
+    return {suffix: dtype for suffix, dtype in IMAGES.items() if dtype != tf.uint8 or len(shape) == 3}
 
 
 def output_type(name: str) -> tf.DType:
@@ -105,13 +111,12 @@ def _label(probabilities: tf.Tensor) -> tf.Tensor:
 def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]:
     """The serving signatures of a module of `make_functions`, for examples of this shape."""
     signatures = {}
-    for signature, (name, dtype) in SIGNATURES.items():
+    for name in INPUTS:
         numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[name]]
         function = getattr(module, name)
-        # Bytes are pixels: tables have none.
-        if dtype != tf.uint8 or len(shape) == 3:
+        for suffix, dtype in image_types(shape).items():
             images = tf.TensorSpec([None, *shape], dtype, "images")
-            signatures[signature] = function.get_concrete_function(images, *numbers)
+            signatures[f"{name}{suffix}"] = function.get_concrete_function(images, *numbers)
         # Not a signature, but what NumPy makes of images: without it a loaded function refuses them.
         unnamed = [tf.TensorSpec([], spec.dtype) for spec in numbers]
         function.get_concrete_function(tf.TensorSpec([None, *shape], tf.float64), *unnamed)

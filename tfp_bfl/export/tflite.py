@@ -18,7 +18,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading
 from tfp_bfl.export.saved_model import Source, find, model_of
-from tfp_bfl.export.signatures import IMAGES, make_functions, summary_outputs
+from tfp_bfl.export.signatures import image_types, make_functions, summary_outputs
 
 MOST_BYTES = 2**31 - 2**20
 
@@ -163,8 +163,7 @@ def _convert(module: _Fixed, shape: Any) -> bytes:
     signatures = {
         f"{name}{suffix}": getattr(module, name).get_concrete_function(tf.TensorSpec([None, *shape], dtype, "images"))
         for name in ("mean", "predict")
-        for suffix, dtype in IMAGES.items()
-        if dtype != tf.uint8 or len(shape) == 3
+        for suffix, dtype in image_types(shape).items()
     }
     with tempfile.TemporaryDirectory() as folder:
         with _silence():

@@ -89,9 +89,7 @@ def results(runs: Sequence[RunResults]) -> Table:
 
 def _cells(values: Sequence[Any], better: int) -> list[Cell]:
     scores = [_number(value) for value in values]
-    known = [score * better for score in scores if better and score is not None]
-    # Where all are the same, none is better.
-    best = max(known) if len(set(known)) > 1 else None
+    best = _best([score * better for score in scores if better and score is not None])
     cells = []
     for value, score in zip(values, scores):
         if score is None:
@@ -99,6 +97,11 @@ def _cells(values: Sequence[Any], better: int) -> list[Cell]:
         else:
             cells.append(Cell(_score(score), best is not None and score * better == best))
     return cells
+
+
+def _best(scores: Sequence[float]) -> Optional[float]:
+    """The largest; where all are the same, none is better."""
+    return max(scores) if len(set(scores)) > 1 else None
 
 
 def _number(value: Any) -> Optional[float]:
@@ -144,8 +147,7 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
         scores = [_separation(run, quantity) for run in runs]
         for i, area in enumerate(("AUROC", "AUPR")):
             values = [None if pair is None else f"{pair[i]:.3f}" for pair in scores]
-            known = [float(value) for value in values if value is not None]
-            best = max(known) if len(set(known)) > 1 else None
+            best = _best([float(value) for value in values if value is not None])
             rows.append((f"{area} of the {name}", [Cell(text(v), v is not None and float(v) == best) for v in values]))
     return Table("Scores", _heads(runs), rows)
 
