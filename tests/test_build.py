@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl import build
-from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
-from tfp_bfl.config import make_config
+from tfp_bfl.app import build
+from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
+from tfp_bfl.app.config import make_config
 
 RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]
 OF_RECIPE = {

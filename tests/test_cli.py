@@ -16,8 +16,8 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
-from tfp_bfl.cli import run_command_line
-from tfp_bfl.config import RunConfig
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import RunConfig
 
 SMALL = (
     "--rounds",

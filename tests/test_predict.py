@@ -11,8 +11,8 @@ from PIL import Image
 
 from tests.fuzz.test_images import png
 from tfp_bfl import export, models
-from tfp_bfl.cli import run_command_line
-from tfp_bfl.predict import FORMATS, Row
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.predict import FORMATS, Row
 
 NAMES = ["cat", "dog", "owl"]
 PIXELS = np.random.default_rng(0).integers(256, size=[4, 4, 4, 1]).astype(np.uint8)
@@ -64,7 +64,7 @@ def test_json_is_what_the_model_says(call, model, images):
 
 
 def test_csv_and_archives(call, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfp_bfl.predict.BATCH_SIZE", 3)
+    monkeypatch.setattr("tfp_bfl.app.predict.BATCH_SIZE", 3)
     np.savez(tmp_path / "images.npz", PIXELS)
     status, out, _ = call("predict", model, tmp_path / "images.npz", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))

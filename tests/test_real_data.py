@@ -5,7 +5,7 @@ import json
 import pytest
 import tensorflow_datasets as tfds
 
-from tfp_bfl.cli import run_command_line
+from tfp_bfl.app.cli import run_command_line
 
 
 def needs(name):

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import tfp_bfl as bfl
-from tfp_bfl import report
-from tfp_bfl.cli import run_command_line
+from tfp_bfl.app import report
+from tfp_bfl.app.cli import run_command_line
 
 SMALL = (
     *("--rounds", "2", "--local-epochs", "1", "--num-samples", "3"),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import tfp_bfl as bfl
-from tfp_bfl.cli import run_command_line
+from tfp_bfl.app.cli import run_command_line
 
 OPTIONS = {
     "rounds": 6,

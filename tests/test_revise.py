@@ -10,8 +10,8 @@ import yaml
 
 import tfp_bfl as bfl
 from tests.servers.cases import state_of
-from tfp_bfl.cli import run_command_line
-from tfp_bfl.config import make_config
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import make_config
 from tfp_bfl.posterior import product_of
 from tfp_bfl.servers import online
 

@@ -19,8 +19,8 @@ from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import read_cell, write_tables
 from experiments.cells import is_done, run_once
 from tfp_bfl import errors
-from tfp_bfl.config import RunConfig, make_config
-from tfp_bfl.run import execute
+from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.run import execute
 
 Options = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.config import make_config
+from tfp_bfl.app.config import make_config
 
 Run = dict[str, Any]
 

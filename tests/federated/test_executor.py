@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
 
 from tfp_bfl.federated import executor
-from tfp_bfl.federated.context import local_workers
 from tfp_bfl.federated.process import _Contribution, _sum_over
+from tfp_bfl.federated.tff.context import local_workers
 
 from .test_workers import client_data, count, total
 

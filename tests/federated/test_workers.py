@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, MissingDependency, WorkerError
 from tfp_bfl.federated import _installation, workers
-from tfp_bfl.federated.context import local_workers, remote_workers
-from tfp_bfl.federated.workers import Worker
+from tfp_bfl.federated.tff.context import local_workers, remote_workers
+from tfp_bfl.federated.tff.workers import Worker
 
 tff = pytest.importorskip("tensorflow_federated")
 

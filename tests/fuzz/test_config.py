@@ -9,7 +9,7 @@ import yaml
 
 from tests.fuzz.harness import assert_one_sentence, attempt, inputs, tally
 from tests.fuzz.mutations import mutated
-from tfp_bfl.config import MOST_LETTERS, RunConfig, make_config
+from tfp_bfl.app.config import MOST_LETTERS, RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 
 FULL = yaml.safe_dump(RunConfig().model_dump(), sort_keys=False).encode()

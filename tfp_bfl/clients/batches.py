@@ -6,11 +6,6 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from tfp_bfl.models import ClientResult, ServerMessage
-
-# Builds its variables in the present graph, and returns the function of the message, the examples and a seed [2].
-ClientWork = Callable[[], Callable[[ServerMessage, Any, tf.Tensor], ClientResult]]
-
 
 def over_batches(
     examples: Any,

@@ -6,8 +6,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import ClientWork
 from tfp_bfl.clients.trainer import Schedule, Trainer
+from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import ClientResult, ServerMessage
@@ -112,7 +112,7 @@ def posterior_averaging(
             "or for fewer of burn-in."
         )
 
-    def build() -> Callable[[ServerMessage, Any, tf.Tensor], ClientResult]:
+    def build() -> Work:
         trainer = Trainer(model_fn, optimizer_fn, learning_rate)
         weights = trainer.weights
 
@@ -144,4 +144,4 @@ def posterior_averaging(
 
         return work
 
-    return build
+    return ClientWork(build)

@@ -7,7 +7,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import ClientWork, over_batches, without_initial_values
+from tfp_bfl.clients.batches import over_batches, without_initial_values
+from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import (
@@ -93,7 +94,7 @@ def swag(
     _check_options(local_epochs, burn_in_epochs, collect_every, max_columns, min_variance, batch_size)
     _check_rates(learning_rate, momentum, weight_decay)
 
-    def build() -> Callable[[ServerMessage, Any, tf.Tensor], ClientResult]:
+    def build() -> Work:
         with tf.variable_creator_scope(without_initial_values):
             model = model_fn()
             swag_weights(model, last_layer)
@@ -168,7 +169,7 @@ def swag(
 
         return work
 
-    return build
+    return ClientWork(build, sends=CLIENT_POSTERIOR)
 
 
 def swag_weights(model: tf.keras.Model, last_layer: bool = False) -> list[tf.Variable]:

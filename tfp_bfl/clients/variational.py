@@ -7,8 +7,8 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from tfp_bfl.clients.adam import Adam
-from tfp_bfl.clients.batches import ClientWork
 from tfp_bfl.clients.trainer import Schedule, Trainer
+from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage
 
@@ -65,7 +65,7 @@ def variational(
             return pooled
         return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
 
-    def build() -> Callable[[ServerMessage, Any, tf.Tensor], ClientResult]:
+    def build() -> Work:
         trainer = Trainer(model_fn, optimizer_fn, learning_rate, proximal, prior_of)
 
         @tf.function(autograph=False)
@@ -75,4 +75,4 @@ def variational(
 
         return work
 
-    return build
+    return ClientWork(build)

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, WorkerError
-from tfp_bfl.federated.context import Runtime
 from tfp_bfl.federated.faults import FAULTS
-from tfp_bfl.federated.process import BayesianProcess, ServerState
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.tff.context import Runtime
 
 logger = logging.getLogger(__name__)
 

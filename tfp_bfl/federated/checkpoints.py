@@ -22,8 +22,8 @@ import pydantic
 import tensorflow as tf
 
 from tfp_bfl import files
+from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument, check_count, shown
-from tfp_bfl.federated.process import ServerState
 from tfp_bfl.files.tensor_bundle import check_index
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.tff.installation import require_tff
 
 tff = require_tff()
 

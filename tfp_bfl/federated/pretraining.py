@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.federated.context import Runtime
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.simulation import simulate
+from tfp_bfl.federated.tff.context import Runtime
 from tfp_bfl.models import ModelWeights, get_weights
 
 

@@ -17,31 +17,16 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import ClientWork, ServerState
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_count
-from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.description import describe
 from tfp_bfl.federated.faults import check_max_change_norm, find_fault, is_sound
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, check_layers, get_weights, min_stddev
+from tfp_bfl.federated.tff.installation import require_tff
+from tfp_bfl.models import ModelWeights, ServerMessage, check_layers, get_weights, min_stddev
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
 tff = require_tff()
-
-
-class ServerState(NamedTuple):
-    """What the server carries from round to round.
-
-    Fields:
-      round: rounds done, int32.
-      seed: of the run, int32. All noise is a function of (seed, round, client, step).
-      weights: `ModelWeights`.
-      step: the server step's own state.
-    """
-
-    round: Any
-    seed: Any
-    weights: ModelWeights
-    step: Any
 
 
 class _Report(NamedTuple):
@@ -108,7 +93,7 @@ class BayesianProcess(tff.learning.templates.LearningProcess):  # type: ignore[n
 def build_process(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    client_work: Callable[[], Callable[[ServerMessage, Any, tf.Tensor], ClientResult]],
+    client_work: ClientWork,
     weigh: Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor],
     rule: Any,
     server_step: Any,

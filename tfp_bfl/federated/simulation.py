@@ -13,14 +13,15 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.federated._installation import require_tff
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
-from tfp_bfl.federated.context import Runtime, local_workers
 from tfp_bfl.federated.description import describe_clients
-from tfp_bfl.federated.process import BayesianProcess, ServerState
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.tff.context import Runtime, local_workers
+from tfp_bfl.federated.tff.installation import require_tff
 from tfp_bfl.models import ModelWeights, predictive_model
 from tfp_bfl.posterior import Spread, marginals, spread
 

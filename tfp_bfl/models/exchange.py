@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,10 +12,19 @@ from tfp_bfl.posterior import MeanField
 
 
 class ServerMessage(NamedTuple):
-    """What every client of a round gets: the weights to start from, and the round's number (scalar int32)."""
+    """What a client of a round gets.
+
+    Fields:
+      weights: to start from.
+      round: rounds done so far, scalar int32.
+      told: what the server step tells all clients besides (`ServerStep.tell`).
+      memory: what this client has kept of the round that it was last in (`ClientWork.memory`).
+    """
 
     weights: ModelWeights
     round: Any
+    told: Any = ()
+    memory: Any = ()
 
 
 class TrainingMetrics(NamedTuple):
@@ -51,11 +61,15 @@ class ClientResult(NamedTuple):
     """What client work returns.
 
     Fields:
-      weights: the local `ModelWeights`, or what else the process's rule takes: a structure with a `posterior`.
+      weights: the local `ModelWeights`, or what else the process's rule takes: any structure of tensors.
       num_examples: that it was trained on, a scalar.
       metrics: of the training.
+      counts: other numbers to report, name -> scalar, such as the bits sent: listed by client, and summed.
+      memory: what the client keeps for the next round that it is in.
     """
 
     weights: Any
     num_examples: tf.Tensor
     metrics: TrainingMetrics
+    counts: Mapping[str, tf.Tensor] = {}
+    memory: Any = ()

@@ -10,8 +10,9 @@ posterior at once is a `GatherRule`, such as `kernel_posterior`. `clipped`, `tri
 adversarial clients.
 """
 
+from tfp_bfl.contracts import GatherRule, Rule
 from tfp_bfl.rules.aggregate import aggregate
-from tfp_bfl.rules.gather import GatherRule, gathered, reweighted, stacked
+from tfp_bfl.rules.gather import gathered, reweighted, stacked
 from tfp_bfl.rules.gaussian import client_gaussian
 from tfp_bfl.rules.kernel import KernelModes, kernel_mode, kernel_modes, kernel_posterior
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average, weighted_sum
@@ -22,7 +23,7 @@ from tfp_bfl.rules.products import (
     weighted_conflation,
 )
 from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
-from tfp_bfl.rules.rule import Rule, check_rule
+from tfp_bfl.rules.rule import check_rule
 from tfp_bfl.rules.whole_model import whole_model
 
 RULES = {

@@ -8,10 +8,11 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import GatherRule, Rule
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.gather import GatherRule, gathered
-from tfp_bfl.rules.rule import Rule, check_rule
+from tfp_bfl.rules.gather import gathered
+from tfp_bfl.rules.rule import check_rule
 
 # Stacks of so many numbers are pooled in one compiled pass over memory: it pays for the 0.3 s of compilation.
 COMPILED_FROM = 2**25

@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.rules.rule import Rule, each, sharing
-
-
-class GatherRule(NamedTuple):
-    """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
-
-    `simulate` joins a worker's stack within one computation. TFF keeps all partial stacks of a process's `next` that is
-    given a dataset for each client: clients^2 / 2 x weights.
-
-    Fields:
-      pool: (stacked, weights [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a graph.
-      name: as users spell it.
-      uses_anchor: the equation itself holds the anchor.
-      metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
-      min_clients: as of `Rule`.
-      together: what pool and metrics give, of a rule whose two share work (`rule.sharing`).
-    """
-
-    pool: Callable[[Any, tf.Tensor, Any], Any]
-    name: str = "custom"
-    uses_anchor: bool = False
-    metrics: Callable[[Any, tf.Tensor, Any], dict[str, tf.Tensor]] = lambda stacked, weights, anchor: {}
-    min_clients: int = 1
-    together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, dict[str, tf.Tensor]]]] = None
-
-    def pool_with_metrics(self, stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
-        """What `pool` and `metrics` give."""
-        if self.together:
-            return self.together(stacked, weights, anchor)
-        return self.pool(stacked, weights, anchor), self.metrics(stacked, weights, anchor)
+from tfp_bfl.contracts import GatherRule, Rule
+from tfp_bfl.rules.rule import each, sharing
 
 
 class _Gathered(NamedTuple):

@@ -6,10 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import Rule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool
-from tfp_bfl.rules.rule import Rule, each
+from tfp_bfl.rules.rule import each
 
 
 def client_gaussian() -> Rule:

@@ -12,11 +12,12 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import GatherRule
 from tfp_bfl.errors import InvalidArgument, check_count, lookup, shown
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules import bandwidths, mean_shift
-from tfp_bfl.rules.gather import GatherRule, summarise_stack
+from tfp_bfl.rules.gather import summarise_stack
 from tfp_bfl.rules.mean_shift import Clients, Rest
 from tfp_bfl.rules.mixtures import linear_pool
 from tfp_bfl.rules.rule import each, sharing

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import Rule
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import Rule, add, each, scale
+from tfp_bfl.rules.rule import add, each, scale
 
 
 class _Sums(NamedTuple):

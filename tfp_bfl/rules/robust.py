@@ -13,11 +13,12 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import GatherRule, Rule
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.models import by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.gather import GatherRule, summarise_stack
-from tfp_bfl.rules.rule import Rule, check_rule, each, sharing
+from tfp_bfl.rules.gather import summarise_stack
+from tfp_bfl.rules.rule import check_rule, each, sharing
 
 
 class _Clipped(NamedTuple):

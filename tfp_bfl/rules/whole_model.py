@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import Rule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import Rule, check_rule, each
+from tfp_bfl.rules.rule import check_rule, each
 
 
 class _Parts(NamedTuple):

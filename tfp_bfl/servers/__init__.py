@@ -4,6 +4,7 @@ A step is two pure functions: `initialize(weights)` -> state; `next(state, weigh
 A third says which weights predict, where these are not the ones that clients start from.
 """
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.servers import online
 from tfp_bfl.servers.distil import distil
 from tfp_bfl.servers.gaussian import keep_gaussian
@@ -11,6 +12,5 @@ from tfp_bfl.servers.langevin import langevin
 from tfp_bfl.servers.optimize import optimize
 from tfp_bfl.servers.product import online_product
 from tfp_bfl.servers.replace import replace
-from tfp_bfl.servers.step import ServerStep
 
 __all__ = ["ServerStep", "distil", "keep_gaussian", "langevin", "online", "online_product", "optimize", "replace"]

@@ -7,13 +7,13 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import ModelWeights, functional_call
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.langevin import check_point_weights
 from tfp_bfl.servers.replace import replace
-from tfp_bfl.servers.step import ServerStep
 
 DISTRIBUTIONS = {"gaussian": "N(mean, variance over the clients) of each weight", "dirichlet": "mixtures of clients"}
 EXAMPLES_AT_ONCE = 500

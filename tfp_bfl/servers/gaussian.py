@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.langevin import check_point_weights
 from tfp_bfl.servers.replace import replace
-from tfp_bfl.servers.step import ServerStep
 
 
 class Spread(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import Samples
-from tfp_bfl.servers.step import ServerStep
 
 
 class Chain(NamedTuple):

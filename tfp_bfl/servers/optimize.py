@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
-from tfp_bfl.servers.step import ServerStep
 
 
 def optimize(optimizer: Any) -> ServerStep:

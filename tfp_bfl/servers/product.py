@@ -6,12 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.posterior.products import check_prior
 from tfp_bfl.servers import online
-from tfp_bfl.servers.step import ServerStep
 
 
 def online_product(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.models import ModelWeights
-from tfp_bfl.servers.step import ServerStep
 
 
 def replace() -> ServerStep:

@@ -12,9 +12,9 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count
-from tfp_bfl.federated._installation import require_tff
-from tfp_bfl.federated.executor import create_stub, executor_type
-from tfp_bfl.federated.workers import Worker, is_ready, open_channel
+from tfp_bfl.federated.tff.executor import create_stub, executor_type
+from tfp_bfl.federated.tff.installation import require_tff
+from tfp_bfl.federated.tff.workers import Worker, is_ready, open_channel
 
 _RELEASE_SECONDS = 5.0
 

@@ -7,8 +7,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, serves
-from tfp_bfl.config import RunConfig
+from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, serves
+from tfp_bfl.app.config import RunConfig
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.tff.installation import require_tff
 
 _FREE_SECONDS = 5.0
 _KEPT_COMPUTATIONS = 8

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
-from tfp_bfl.cli_models import export_model, predict_images
+from tfp_bfl.app.cli_models import export_model, predict_images
 from tfp_bfl.errors import Error, InvalidArgument, check_python, missing_package
 
 EXAMPLES = """
@@ -91,7 +91,7 @@ class _Grouped(click.Command):
     """A command whose help shows the options of few algorithms apart, below those of all."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from tfp_bfl.catalogue import names, takers
+        from tfp_bfl.app.catalogue import names, takers
 
         groups: dict[tuple[str, ...], list[Any]] = {(): []}
         for parameter in self.get_params(ctx):
@@ -103,8 +103,8 @@ class _Grouped(click.Command):
 
 def _config_options(command: Any) -> Any:
     """An option for each field of `RunConfig`; the values are checked by it, not by click."""
-    from tfp_bfl.catalogue import default_in_words
-    from tfp_bfl.config import RunConfig
+    from tfp_bfl.app.catalogue import default_in_words
+    from tfp_bfl.app.config import RunConfig
 
     for name, field in reversed(RunConfig.model_fields.items()):
         flag = f"--{name.replace('_', '-')}"
@@ -124,8 +124,8 @@ def _config_options(command: Any) -> Any:
 @_config_options
 def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
-    from tfp_bfl.config import make_config
-    from tfp_bfl.run import execute, resume
+    from tfp_bfl.app.config import make_config
+    from tfp_bfl.app.run import execute, resume
 
     given = {name: value for name, value in given.items() if value is not None}
     if resumed and (config_file or given):
@@ -149,7 +149,7 @@ def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> Non
 @click.option("--ood", metavar="DATASET", help="Images that the models were not made for: how unsure are they of them?")
 def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> None:
     """Write one page about a complete run, or several side by side."""
-    from tfp_bfl.report import write
+    from tfp_bfl.app.report import write
 
     click.echo(f"{write(run_folders, output, ood)} shows {len(run_folders)} run{'s' if len(run_folders) > 1 else ''}.")
 
@@ -163,7 +163,7 @@ def clients() -> None:
 @click.argument("run_folder", metavar="RUN")
 def show_clients(run_folder: str) -> None:
     """List the clients of a run."""
-    from tfp_bfl.revise import describe, read_state
+    from tfp_bfl.app.revise import describe, read_state
 
     click.echo(describe(read_state(run_folder)))
 
@@ -179,7 +179,7 @@ _output = click.option("--output", required=True, metavar="FOLDER", help="The ne
 @_output
 def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], replace: bool, output: str) -> None:
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
-    from tfp_bfl.revise import read_state, revise
+    from tfp_bfl.app.revise import read_state, revise
     from tfp_bfl.servers import online
 
     others = read_state(other_folder)
@@ -192,7 +192,7 @@ def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], repl
 @_output
 def remove_clients(run_folder: str, names: tuple[str, ...], output: str) -> None:
     """Remove clients, as if they had never taken part (unlearning)."""
-    from tfp_bfl.revise import revise
+    from tfp_bfl.app.revise import revise
     from tfp_bfl.servers import online
 
     _show_revised(revise(run_folder, lambda state: online.remove(state, *names), output), output)
@@ -209,7 +209,7 @@ def _show_revised(summary: dict[str, Any], output: str) -> None:
 @cli.command()
 def doctor() -> None:
     """Check Python, the stack, a worker, cores and memory."""
-    from tfp_bfl.doctor import examine
+    from tfp_bfl.app.doctor import examine
 
     if not examine(Console()):
         raise click.exceptions.Exit(1)
@@ -219,7 +219,7 @@ def doctor() -> None:
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data, models, rules, weighting
-    from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
+    from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
     from tfp_bfl.rules.kernel import BANDWIDTHS, KERNELS
 
     click.echo("algorithms:")

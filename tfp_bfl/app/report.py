@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl import build, files
-from tfp_bfl.config import RunConfig, make_config
+from tfp_bfl import files
+from tfp_bfl.app import build
+from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import RunResults
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl import build
-from tfp_bfl.config import RunConfig, make_config
+from tfp_bfl.app import build
+from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import online
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Optional
 
 from tfp_bfl.errors import WorkerError
-from tfp_bfl.federated._installation import require_tff
+from tfp_bfl.federated.tff.installation import require_tff
 
 _PORT_ATTEMPTS = 5
 _STOP_SECONDS = 5.0

@@ -81,7 +81,7 @@ def predict_images(
 
     Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run.
     """
-    from tfp_bfl.predict import FORMATS, predict
+    from tfp_bfl.app.predict import FORMATS, predict
 
     options = {name: value for name, value in drawn.items() if value is not None}
     rows, failures = predict(model, list(images), max_uncertainty=max_uncertainty, **options)

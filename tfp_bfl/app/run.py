@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl import build, report
-from tfp_bfl.config import RunConfig, make_config
+from tfp_bfl.app import build, report
+from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.revise import STATE
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.revise import STATE
 from tfp_bfl.servers import online
 
 _VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")

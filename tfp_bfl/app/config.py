@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import pydantic
 import yaml
 
-from tfp_bfl.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, names, server_rates, serves, takers
+from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, names, server_rates, serves, takers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular

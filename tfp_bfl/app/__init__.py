@@ -1,0 +1,1 @@
+"""The application: the command line, run folders and reports, on top of the library."""

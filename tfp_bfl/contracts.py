@@ -1,0 +1,164 @@
+"""What the parts of a federated round promise each other: a new part is one of these types.
+
+    message -> ClientWork -> ClientResult -> Rule.summarise, merge, pool -> ServerStep -> the next state
+
+What is sent, `ServerMessage` and `ClientResult`, lies in `tfp_bfl.models` beside the weights that it holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
+
+# What clients send, rules give and server steps take, where it is not `ModelWeights`.
+WEIGHTS, GAUSSIAN, STACK, CLIENT_POSTERIOR = "weights", "gaussian", "stack", "client posterior"
+
+Metrics = dict[str, Any]
+Work = Callable[[ServerMessage, Any, tf.Tensor], ClientResult]
+
+
+class ClientWork(NamedTuple):
+    """What a client does in a round.
+
+    Fields:
+      build: makes its variables in the present graph, and returns the function of the message, the client's examples
+        (features [N, ...], labels [N], client [N]) and a seed [2] int32.
+      sends: `WEIGHTS`, or the name of another structure that goes to the rule.
+      memory: weights -> what a client that comes for the first time has kept: a structure of tensors, which
+        `ServerMessage.memory` gives it and `ClientResult.memory` replaces. None for work that keeps nothing.
+    """
+
+    build: Callable[[], Work]
+    sends: str = WEIGHTS
+    memory: Optional[Callable[[ModelWeights], Any]] = None
+
+    def __call__(self) -> Work:
+        return self.build()
+
+
+class Memory(NamedTuple):
+    """What clients keep over rounds: a row for each that has come, in the order of their numbers.
+
+    Fields:
+      client: int32 [M].
+      rows: leaves [M, ...].
+    """
+
+    client: Any
+    rows: Any
+
+
+class ServerState(NamedTuple):
+    """What goes from round to round.
+
+    Fields:
+      round: rounds done, int32.
+      seed: of the run, int32. All noise is a function of (seed, round, client, step).
+      weights: `ModelWeights`.
+      step: the server step's own state.
+      memory: a `Memory`, or () where clients keep nothing.
+    """
+
+    round: Any
+    seed: Any
+    weights: ModelWeights
+    step: Any
+    memory: Any = ()
+
+
+class Rule(NamedTuple):
+    """An aggregation rule over a posterior, as pure functions of structures of tensors.
+
+    Fields:
+      summarise: (local, anchor, weight) -> statistics of one client. `local` and `anchor` are `MeanField`s (of a
+        `ModelRule`: `ModelWeights`), `weight` a positive scalar that need not be normalised.
+      merge: (statistics, statistics) -> statistics. Commutative and associative; all zeros change nothing.
+      pool: (total, anchor) -> the pooled `MeanField`.
+      name: as users spell it.
+      uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
+      metrics: (total, anchor) -> scalars to report with the round.
+      min_clients: the fewest for whom the rule is what its name says.
+      together: (total, anchor) -> what pool and metrics give, of a rule whose two share work (`sharing`).
+      takes: of a `ModelRule`: what its clients must send; None for any structure.
+      gives: what its server step must take; `STACK` is one of what clients send.
+    """
+
+    summarise: Callable[[Any, Any, tf.Tensor], Any]
+    merge: Callable[[Any, Any], Any]
+    pool: Callable[[Any, Any], Any]
+    name: str = "custom"
+    uses_anchor: bool = False
+    metrics: Callable[[Any, Any], Metrics] = lambda total, anchor: {}
+    min_clients: int = 1
+    together: Optional[Callable[[Any, Any], tuple[Any, Metrics]]] = None
+    takes: Optional[str] = WEIGHTS
+    gives: str = WEIGHTS
+
+    def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, Metrics]:
+        """What `pool` and `metrics` give."""
+        if self.together:
+            return self.together(total, anchor)
+        return self.pool(total, anchor), self.metrics(total, anchor)
+
+
+class ModelRule(Rule):
+    """A `Rule` over all of a model's weights: what a round takes."""
+
+    __slots__ = ()
+
+
+class GatherRule(NamedTuple):
+    """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
+
+    `simulate` joins a worker's stack within one computation. TFF keeps all partial stacks of a process's `next` that is
+    given a dataset for each client: clients^2 / 2 x weights.
+
+    Fields:
+      pool: (stacked, weights [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a graph.
+      name: as users spell it.
+      uses_anchor: the equation itself holds the anchor.
+      metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
+      min_clients, together, takes, gives: as of `Rule`.
+    """
+
+    pool: Callable[[Any, tf.Tensor, Any], Any]
+    name: str = "custom"
+    uses_anchor: bool = False
+    metrics: Callable[[Any, tf.Tensor, Any], Metrics] = lambda stacked, weights, anchor: {}
+    min_clients: int = 1
+    together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, Metrics]]] = None
+    takes: Optional[str] = WEIGHTS
+    gives: str = WEIGHTS
+
+    def pool_with_metrics(self, stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, Metrics]:
+        """What `pool` and `metrics` give."""
+        if self.together:
+            return self.together(stacked, weights, anchor)
+        return self.pool(stacked, weights, anchor), self.metrics(stacked, weights, anchor)
+
+
+class ServerStep(NamedTuple):
+    """How the server goes on from what the rule pooled, as pure functions of structures of tensors.
+
+    Fields:
+      initialize: weights -> the step's own state.
+      next: (state, the server's weights, what the rule pooled, a seed [2] for this round) -> (state, the server's next
+        weights).
+      predictive: (state, the server's weights) -> the weights that predict, outside any graph; those of the server
+        unless the step has better ones. They may hold a posterior over point weights.
+      tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
+      personal: (state, the server's weights, a client's number) -> the weights that predict for this client.
+      takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `STACK` of what clients send.
+      name: as users spell it, with its step size if it has one: what a run that diverges is told of.
+    """
+
+    initialize: Callable[[ModelWeights], Any]
+    next: Callable[[Any, ModelWeights, Any, Any], tuple[Any, ModelWeights]]
+    predictive: Callable[[Any, ModelWeights], ModelWeights] = lambda state, weights: weights
+    tell: Callable[[Any, ModelWeights], Any] = lambda state, weights: ()
+    personal: Callable[[Any, ModelWeights, int], ModelWeights] = lambda state, weights, client: weights
+    takes: str = WEIGHTS
+    name: str = "custom"

@@ -1,0 +1,1 @@
+"""The engine that runs rounds on TensorFlow Federated and its workers: the only package that imports TFF."""
