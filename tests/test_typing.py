@@ -31,7 +31,7 @@ def test_a_users_program_is_checked(tmp_path):
     )
     said = {int(line.split(":")[1]): line for line in finished.stdout.splitlines() if line.startswith("program.py")}
     assert set(said) == {5, 7, 8, 9, 10}, finished.stdout + finished.stderr
-    assert "tfp_bfl.rules.rule.Rule" in said[5] and "tfp_bfl.data.clients.Clients" in said[7]
+    assert "tfp_bfl.contracts.Rule" in said[5] and "tfp_bfl.data.clients.Clients" in said[7]
     assert "rounds: int" in said[8] and "SimulationResult" in said[8]
     assert 'incompatible type "int"; expected "str"' in said[9]
     assert 'no attribute "conflaton"' in said[10]
