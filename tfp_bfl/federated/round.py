@@ -74,7 +74,8 @@ class Round(NamedTuple):
       broadcast: state -> what all clients are sent.
       build_client: makes a client's variables in the present graph, and returns the function of the broadcast and the
         client's examples.
-      add: (contribution, contribution) -> contribution: commutative and associative; all zeros change nothing.
+      merge: (statistics, statistics) -> statistics: commutative and associative; all zeros change nothing.
+      add: (contribution, contribution) -> contribution: the statistics merged, all else side by side.
       conclude: (state, the contributions' sum) -> the next state and the round's metrics.
       element_spec: of a client's examples.
       seed: of the first state.
@@ -83,6 +84,7 @@ class Round(NamedTuple):
     initialize: Callable[[], ServerState]
     broadcast: Callable[[ServerState], Broadcast]
     build_client: Callable[[], Contribute]
+    merge: Callable[[Any, Any], Any]
     add: Callable[[Contribution, Contribution], Contribution]
     conclude: Callable[[ServerState, Contribution], tuple[ServerState, Metrics]]
     element_spec: ClientExamples
@@ -155,7 +157,7 @@ def make_round(
         metrics.update(reported)
         return ServerState(state.round + 1, state.seed, weights, step, memory), metrics
 
-    return Round(initialize, broadcast, build_client, add, conclude, element_spec, seed)
+    return Round(initialize, broadcast, build_client, rule.merge, add, conclude, element_spec, seed)
 
 
 def summed(contribute: Contribute, add: Callable[..., Contribution], spec: ClientExamples) -> Callable[..., Any]:
