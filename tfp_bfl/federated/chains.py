@@ -14,7 +14,7 @@ from tfp_bfl.errors import Diverged, Error, InvalidArgument, check_count
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import is_sound
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.federated.round import Contribution, Round, summed_spec
+from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
 from tfp_bfl.federated.simulation import check_clients
 from tfp_bfl.models import ModelWeights
 
@@ -77,6 +77,11 @@ def simulate_chains(
     check_count(rounds, "rounds")
     check_count(num_chains, "num_chains")
     check_clients(process, clients, cohort_size)
+    if any(None in x.shape for x in tf.nest.flatten(types_of(process.round.initialize).step)):
+        raise InvalidArgument(
+            f"The server step {process.server_step.name} keeps what grows from round to round, which a compiled loop "
+            "can't hold: use simulate."
+        )
     if xla and len(set(clients.sizes)) > 1:
         raise InvalidArgument(
             f"XLA needs clients of one size, but they have {clients.sizes.min()} to {clients.sizes.max()} examples: "
@@ -90,12 +95,10 @@ def simulate_chains(
     kept: list[Any] = []
     for done in range(0, rounds, at_once):
         numbers = range(done + 1, min(done + at_once, rounds) + 1)
-        drawn = [
-            [cohort(clients.num_clients, cohort_size, n, first + m, popularity=popularity) for n in numbers]
-            for m in range(num_chains)
-        ]
-        drawn = np.pad(np.array(drawn, np.int32), [(0, 0), (0, at_once - len(numbers)), (0, 0)])
-        state, rows, verdict = some_rounds(state, tf.constant(drawn), tf.constant(len(numbers)))
+        draw = lambda m, n: cohort(clients.num_clients, cohort_size, n, first + m, popularity=popularity)
+        cohorts = np.array([[draw(m, n) for n in numbers] for m in range(num_chains)], np.int32)
+        cohorts = np.pad(cohorts, [(0, 0), (0, at_once - len(numbers)), (0, 0)])
+        state, rows, verdict = some_rounds(state, tf.constant(cohorts), tf.constant(len(numbers)))
         _check(verdict.numpy(), state, process.server_step.name)
         due = sum(_is_due(n, thinning) for n in numbers)
         kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
@@ -137,7 +140,7 @@ def _compiled(
 
     def chain(state: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         size = at_once // thinning.every + 2
-        row = _types(advance, state, cohorts[0])[1]
+        row = types_of(advance, state, cohorts[0])[1]
         rows = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape], x.dtype), row)
         before = _index(state.round, thinning)
 
@@ -155,9 +158,9 @@ def _compiled(
 
     @tf.function(autograph=False, jit_compile=xla)
     def chains(states: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> Any:
-        one = lambda given: chain(*given, number)
+        one = lambda given: chain(given[0], given[1], number)
         of_one = tf.nest.map_structure(lambda x: x[0], (states, cohorts))
-        spec = _types(one, of_one)
+        spec = types_of(one, of_one)
         return tf.map_fn(one, (states, cohorts), fn_output_signature=spec, parallel_iterations=1)
 
     return chains
@@ -169,7 +172,7 @@ def _round_over(round: Round, examples_of: Callable[[tf.Tensor], ClientExamples]
 
     def next_state(state: ServerState, chosen: tf.Tensor) -> Any:
         sent = round.broadcast(state)
-        one = contribute.get_concrete_function(sent, examples_of(chosen[0])).structured_outputs
+        one = types_of(contribute, sent, examples_of(chosen[0]))
         grows = any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge)))
         total = _unrolled if grows else _looped
         return round.conclude(state, total(round, lambda k: contribute(sent, examples_of(k)), chosen, one))
@@ -213,12 +216,6 @@ def _rows_of(clients: Clients) -> Callable[[tf.Tensor], ClientExamples]:
     ends = tf.constant(np.cumsum(clients.sizes), tf.int32)
     starts = tf.concat([[0], ends[:-1]], 0)
     return lambda k: tf.nest.map_structure(lambda x: x[starts[k] : ends[k]], joined)
-
-
-def _types(function: Callable[..., Any], *args: Any) -> Any:
-    """Shapes and types of what a function gives, by tracing it."""
-    outputs = tf.function(function, autograph=False).get_concrete_function(*args).structured_outputs
-    return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
 
 
 def _index(done: Any, thinning: Thinning) -> Any:

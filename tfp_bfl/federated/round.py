@@ -166,8 +166,7 @@ def summed(contribute: Contribute, add: Callable[..., Contribution], spec: Clien
     def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
         once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
         plus = tf.autograph.experimental.do_not_convert(add)
-        one = once.get_concrete_function().structured_outputs
-        specs = summed_spec(one, plus)
+        specs = summed_spec(types_of(once), plus)
 
         @tf.function
         def loop() -> Contribution:
@@ -192,9 +191,16 @@ def summed_spec(one: Any, add: Callable[[Any, Any], Any]) -> Any:
 
     The sum of weights [3] stays [3]; numbers of clients [1] become [2], and so their type is [None].
     """
-    two = tf.function(add, autograph=False).get_concrete_function(one, one).structured_outputs
+    two = types_of(add, one, one)
     grown = lambda x, y: tf.TensorSpec([m if m == n else None for m, n in zip(x.shape, y.shape)], x.dtype)
     return tf.nest.map_structure(grown, one, two)
+
+
+def types_of(function: Callable[..., Any], *args: Any) -> Any:
+    """The shapes and types of what a function gives, by tracing it."""
+    traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
+    outputs = traced.get_concrete_function(*args).structured_outputs
+    return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
 
 
 def zeros(specs: Any) -> Any:
