@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.contracts import ServerState
+from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.engines import ENGINES, default_engine
@@ -33,6 +34,7 @@ __all__ = [
     "ENGINES",
     "SERVER_OPTIMIZERS",
     "BayesianProcess",
+    "Chains",
     "Checkpoints",
     "Pretrained",
     "Round",
@@ -50,6 +52,7 @@ __all__ = [
     "require_tff",
     "server_optimizer",
     "simulate",
+    "simulate_chains",
 ]
 
 
