@@ -30,8 +30,9 @@ MAY_IMPORT = {
     "data": set(),
     "errors": set(),
     "files": set(),
+    "named": set(),
 }
-FOR_EVERYONE = {"errors", "files"}
+FOR_EVERYONE = {"errors", "files", "named"}
 ONLY_IMPORTER_OF_TFF = "federated"
 MAX_LINES_OF_A_FILE = 400
 MAX_LINES_OF_A_RECIPE = 40

@@ -1,6 +1,6 @@
 """Posteriors over a model's weights: structures of tensors, and what can be computed from them."""
 
-from tfp_bfl.posterior import swag_moments
+from tfp_bfl.posterior import mixtures, swag_moments
 from tfp_bfl.posterior.low_rank import (
     LowRank,
     as_low_rank,
@@ -47,6 +47,7 @@ __all__ = [
     "kl_divergence",
     "log_prob",
     "marginals",
+    "mixtures",
     "pooled",
     "positive_leaves",
     "product_from_arrays",
