@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "rules": {"contracts", "models", "layers", "posterior"},
     "weighting": {"models", "layers", "posterior"},
     "servers": {"contracts", "models", "layers", "posterior"},
-    "federated": {"contracts", "models", "posterior", "data"},
+    "federated": {"contracts", "models", "posterior", "data", "servers"},
     "evaluation": {"models", "posterior", "layers"},
     "export": {"models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation"},

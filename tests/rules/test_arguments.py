@@ -97,5 +97,5 @@ def test_a_rule_by_its_name_or_lifted_is_the_rule(rule):
 
 @pytest.mark.parametrize("rule", [rules.client_gaussian(), rules.stacked()])
 def test_what_gives_no_posterior_is_refused(rule):
-    with pytest.raises(InvalidArgument, match="gives a .*, but aggregate pools to one posterior"):
+    with pytest.raises(InvalidArgument, match=r"gives a .*, but aggregate pools to one posterior"):
         rules.aggregate(rule, stack())

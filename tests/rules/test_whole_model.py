@@ -113,7 +113,9 @@ def test_posteriors_alone_are_pooled_as_by_the_rule(name, locals_and_anchor):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("rule", [rules.conflation(), rules.client_gaussian(), rules.stacked(), rules.median("conflation")])
+@pytest.mark.parametrize(
+    "rule", [rules.conflation(), rules.client_gaussian(), rules.stacked(), rules.median("conflation")]
+)
 def test_what_is_over_the_whole_model_stays(rule):
     whole = rules.whole_model(rule)
     assert isinstance(whole, rules.ModelRule) and rules.whole_model(whole) is whole

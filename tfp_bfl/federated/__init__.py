@@ -5,12 +5,12 @@ The only package that imports TFF.
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.federated.checkpoints import Checkpoints
-from tfp_bfl.federated.optimizers import SERVER_OPTIMIZERS, server_optimizer
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.simulation import SimulationResult, check_clients, collapse_warning, simulate
 from tfp_bfl.federated.tff.context import local_workers, remote_workers
 from tfp_bfl.federated.tff.installation import require_tff
+from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
 __all__ = [
     "SERVER_OPTIMIZERS",
