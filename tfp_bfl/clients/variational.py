@@ -67,7 +67,7 @@ def variational(
         return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
 
     def build() -> Work:
-        trainer = Trainer(model_fn, optimizer_fn, learning_rate, proximal, prior_of)
+        trainer = Trainer(model_fn, optimizer_fn, learning_rate, proximal, prior_of=prior_of)
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:

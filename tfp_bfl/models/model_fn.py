@@ -13,7 +13,7 @@ def as_model_fn(model: Any) -> Callable[[], tf.keras.Model]:
     """`model` if it is a function; of a Keras model, a function that builds its like with the weights that it has now.
 
     Raises:
-      InvalidArgument: it is neither, or a model that Keras can't clone.
+      InvalidArgument: it is neither, or a model that Keras can't clone: one that is neither functional nor a built `Sequential`.
     """
     if not isinstance(model, tf.keras.Model):
         if not callable(model):
@@ -21,14 +21,12 @@ def as_model_fn(model: Any) -> Callable[[], tf.keras.Model]:
                 f"model_fn is {shown(model)}, but must be a function that builds a Keras model, or such a model."
             )
         return model
-    try:
-        weights = model.get_weights()
-        tf.keras.models.clone_model(model)
-    except (ValueError, NotImplementedError, TypeError):
+    if not model._is_graph_network:
         raise InvalidArgument(
             f"Keras can't clone the model {model.name!r}: give a function that builds it, such as lambda: "
             f"{type(model).__name__}(...)."
-        ) from None
+        )
+    weights = model.get_weights()
 
     def build() -> tf.keras.Model:
         clone = tf.keras.models.clone_model(model)

@@ -94,8 +94,10 @@ def _adaptive(
 
     def step(state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
         t = tf.cast(state["step"] + 1, tf.float32)
-        m = _each(lambda m, g: m + (g - m) * (1 - b1), state["accumulator"], gradients)
-        v = _each(lambda v, g: second(v, g, 1 - b2), state["preconditioner"], gradients)
+        # 1 - b in float32, as TFF has it: of 0.999 it is 1.3e-5 of itself less.
+        rest = lambda beta, like: tf.cast(1 - tf.constant(beta), like.dtype)
+        m = _each(lambda m, g: m + (g - m) * rest(b1, g), state["accumulator"], gradients)
+        v = _each(lambda v, g: second(v, g, rest(b2, g)), state["preconditioner"], gradients)
         corrected = rate * tf.sqrt(1 - tf.pow(b2, t)) / (1 - tf.pow(b1, t))
         move = lambda w, m, v: w - tf.cast(corrected, w.dtype) * m / (tf.sqrt(v) + epsilon)
         return {"step": state["step"] + 1, "accumulator": m, "preconditioner": v}, _each(move, weights, m, v)
