@@ -15,9 +15,9 @@ from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
 from tfp_bfl.federated.simulation import SimulationResult, check_clients, collapse_warning, simulate
+from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
 if TYPE_CHECKING:
-    from tfp_bfl.federated.optimizers import SERVER_OPTIMIZERS, server_optimizer
     from tfp_bfl.federated.tff.context import Runtime, local_workers, remote_workers
     from tfp_bfl.federated.tff.installation import require_tff
 
@@ -26,8 +26,6 @@ _LATER = {
     "local_workers": "tff.context",
     "remote_workers": "tff.context",
     "require_tff": "tff.installation",
-    "SERVER_OPTIMIZERS": "optimizers",
-    "server_optimizer": "optimizers",
 }
 
 __all__ = [
