@@ -57,7 +57,7 @@ def simulate_chains(
     """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
 
     Chain m is the run of `simulate` with the seed `seed` + m: the same cohorts, noise and states, to the rounding of
-    sums. There are no checkpoints, retries or evaluations here.
+    sums. (By XLA the noise is other draws of the same distribution, as it takes negative seeds otherwise.) There are no checkpoints, retries or evaluations here.
 
     Args:
       process, clients, rounds, cohort_size, popularity: as of `simulate`.
