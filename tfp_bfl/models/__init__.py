@@ -16,6 +16,7 @@ from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
+from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import ModelWeights, assign_weights, check_layers, get_weights, layout, min_stddev, prior
 
@@ -42,6 +43,7 @@ __all__ = [
     "from_coordinates",
     "functional_call",
     "get_weights",
+    "in_bfloat16",
     "layout",
     "min_stddev",
     "predictive_model",
