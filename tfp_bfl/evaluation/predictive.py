@@ -166,9 +166,7 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
     return lambda model: evaluate(model, features, labels, **options).metrics
 
 
-def _batches(
-    model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str
-) -> Any:
+def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str) -> Any:
     check_count(num_samples, "num_samples")
     check_count(batch_size, "batch_size")
     lookup(PRECISIONS, precision, "precision of prediction")

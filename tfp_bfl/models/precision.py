@@ -46,4 +46,6 @@ def _layer(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
     if isinstance(layer, WeightSampling):
         return layer.over(in_bfloat16(layer.model))
     config = layer.get_config()
-    return type(layer).from_config({**config, "dtype": "mixed_bfloat16"} if config.get("dtype") == "float32" else config)
+    return type(layer).from_config(
+        {**config, "dtype": "mixed_bfloat16"} if config.get("dtype") == "float32" else config
+    )
