@@ -57,10 +57,10 @@ OURS, PLAIN = "ours", "ours --kind deterministic"
 NOISE, HALF = "ours --precision bfloat16_noise", "ours --precision bfloat16"
 PFL, PFL_2, FLOWER, FLOWER_REUSED = "pfl", "pfl --workers 2", "flower", "flower --reuse-model"
 SETTINGS = (
-    Setting("lenet", 10, 1280, 5, 1, (OURS, PFL, PFL_2, PLAIN)),
+    Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2, PLAIN)),
     Setting("lenet", 10, 1280, 4, 1, (OURS, FLOWER_REUSED, FLOWER)),
-    Setting("lenet", 100, 1280, 5, 1, (OURS, PFL, PFL_2), cohort=10),
-    Setting("lenet", 10, 1280, 5, 1, (OURS, PFL, PFL_2), unequal=True),
+    Setting("lenet", 100, 1280, 5, 3, (OURS, PFL, PFL_2), cohort=10),
+    Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2), unequal=True),
     Setting("lenet", 10, 32, 12, 3, (OURS, PFL, PFL_2)),
     Setting("lenet", 1000, 32, 4, 1, (OURS, PFL, PFL_2)),
     Setting("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF)),
