@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
 
-from tfp_bfl.federated import executor
 from tfp_bfl.federated.process import _Contribution, _sum_over
+from tfp_bfl.federated.tff import executor
 from tfp_bfl.federated.tff.context import local_workers
 
 from .test_workers import client_data, count, total

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, MissingDependency, WorkerError
-from tfp_bfl.federated import _installation, workers
+from tfp_bfl.federated.tff import installation, workers
 from tfp_bfl.federated.tff.context import local_workers, remote_workers
 from tfp_bfl.federated.tff.workers import Worker
 

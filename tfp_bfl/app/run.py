@@ -91,7 +91,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
     bfl.federated.check_clients(process, clients)
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options = {"num_samples": config.num_samples, "seed": config.seed}
+    options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed}
     with _owned(folder, config), bfl.federated.local_workers() as runtime:
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
