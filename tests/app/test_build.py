@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
 
 import tfp_bfl as bfl
 from tfp_bfl.app import build
-from tfp_bfl.app.catalogue import ALGORITHMS
 from tfp_bfl.app.config import make_config
 
 RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]

@@ -4,8 +4,8 @@ import re
 
 import pytest
 import yaml
-
 from tfp_bfl.app.catalogue import ALGORITHMS, default_in_words, names, takers
+
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 
