@@ -125,16 +125,17 @@ def _config_options(command: Any) -> Any:
 def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.app.config import make_config
-    from tfp_bfl.app.run import execute, resume
 
     given = {name: value for name, value in given.items() if value is not None}
     if resumed and (config_file or given):
         other = "config" if config_file else next(iter(given)).replace("_", "-")
         raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
-    if resumed:
-        folder = resume(resumed, console=Console(stderr=True))
-    else:
-        folder = execute(make_config(config_file, given), console=Console(stderr=True))
+    config = None if resumed else make_config(config_file, given)
+    # Late, as it imports TensorFlow: a bad value is answered at once.
+    from tfp_bfl.app.run import execute, resume
+
+    console = Console(stderr=True)
+    folder = execute(config, console=console) if config else resume(str(resumed), console=console)
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(
         f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}  "

@@ -159,7 +159,11 @@ class Variational(_ManyRounds, _AnyKind, _Weighted):
         }
 
 
-class FLSwag(Options):
+class _SGD(Options):
+    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
+
+
+class FLSwag(_SGD):
     recipe: ClassVar[str] = "fl_swag"
     summary: ClassVar[str] = "one round of SWAG posteriors and their product; clients join and leave"
     defaults: ClassVar[dict[str, Any]] = {
@@ -175,7 +179,6 @@ class FLSwag(Options):
     collect_every: Optional[Count] = option(None, "Steps between collected iterates; one an epoch if not given.")
     max_columns: int = option(20, "Deviations that a client keeps and sends.", ge=2, le=INT32_MAX)
     min_variance: Positive = option(1e-6, "Floor of the iterates' variances.")
-    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
     weight_decay: PositiveOrZero = option(0.0, "Of the clients' SGD.")
 
     def check(self, config: Any) -> None:
@@ -187,14 +190,13 @@ class FLSwag(Options):
             )
 
 
-class _Averaging(_ManyRounds):
+class _Averaging(_ManyRounds, _SGD):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
         **{"kind": "deterministic", "rounds": 30, "learning_rate": 0.03, "momentum": 0.9},
     }
 
-    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.", argument=None)
     server_optimizer: Optional[str] = option(
         None,
         "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
@@ -223,13 +225,12 @@ class _Averaging(_ManyRounds):
         server = None
         if self.server_optimizer is not None:
             rate = self.server_learning_rate or SERVER_RATES[self.server_optimizer]
-            momentum = {"momentum": self.server_momentum} if self.server_momentum else {}
-            server = bfl.federated.server_optimizer(self.server_optimizer, rate, **momentum)
-        return {
-            **super().arguments(config, unlabelled),
-            "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=self.momentum),
-            "server_optimizer": server,
-        }
+            others = {"momentum": self.server_momentum} if self.server_momentum else {}
+            server = bfl.federated.server_optimizer(self.server_optimizer, rate, **others)
+        given = super().arguments(config, unlabelled)
+        momentum = given.pop("momentum")
+        optimizer_fn = lambda: tf.keras.optimizers.SGD(momentum=momentum)
+        return {**given, "optimizer_fn": optimizer_fn, "server_optimizer": server}
 
 
 class FedOpt(_Averaging, _AnyKind, _Weighted):
