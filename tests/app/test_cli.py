@@ -200,7 +200,7 @@ def test_list_and_no_arguments(capsys):
         listed.startswith("algorithms:\n  variational  clients fit") and "\n  fl_swag      one round of SWAG" in listed
     )
     for choices in (
-        "optimizers: sgd, adam, yogi, adagrad\n",
+        "optimizers: sgd (1), adam (0.01), yogi (0.03), adagrad (0.1)\n",
         "kernels: epanechnikov, gaussian\n",
         "bandwidths: silverman, ",
     ):

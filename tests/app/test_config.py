@@ -162,7 +162,6 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"robust": "trimed:0.2"}, "no defence 'trimed': did you mean 'trimmed'"),
         ({"robust": "clip:0"}, "max_norm is 0.0"),
         ({"robust": "trimmed"}, "lacks its share: write trimmed:SHARE"),
-        ({"robust": "median", "weighting": "max_discrepancy"}, "weighting by max_discrepancy can't serve it"),
         ({"update_prior": True, "kind": "mc_dropout"}, "update_prior makes the posterior the prior"),
         ({"pretrain_share": "1"}, "pretrain_share is '1'"),
         ({"learning_rate_decay": "-1"}, "learning_rate_decay is '-1'"),
@@ -179,7 +178,8 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "fed_sgld", "step_size": "0"}, "step_size is '0', but must be above 0."),
         ({"algorithm": "fed_pa", "shrinkage": "-1"}, "shrinkage is '-1'"),
         ({"algorithm": "fed_prox", "proximal": "inf"}, "proximal is 'inf'"),
-        ({"algorithm": "fed_opt", "weighting": "distance"}, "which fed_opt does not: use 'equal' or 'train_size'"),
+        ({"algorithm": "fed_ag", "weighting": "distance"}, "which fed_ag does not: use 'equal' or 'train_size'"),
+        ({"algorithm": "fed_opt", "weighting": "distance"}, "kind 'deterministic' has none: use kind 'flipout'"),
         ({"algorithm": "fed_opt", "server_optimizer": "adm"}, "no server optimizer 'adm': did you mean 'adam'"),
         (
             {"algorithm": "fed_opt", "server_learning_rate": "1"},
@@ -241,6 +241,8 @@ def test_none_resets_what_a_file_sets(tmp_path):
         {"robust": "trimmed:0.2", "weighting": "distance"},
         {"robust": "median", "kind": "deterministic"},
         {"robust": "none", "weighting": "max_discrepancy"},
+        {"robust": "clip:1", "algorithm": "fed_kp", "weighting": "equal"},
+        {"robust": "median", "algorithm": "fed_opt", "kind": "flipout", "weighting": "distance"},
     ],
 )
 def test_defences_that_fit(options):

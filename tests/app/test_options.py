@@ -5,6 +5,7 @@ import inspect
 import pytest
 
 import tfp_bfl as bfl
+from tfp_bfl import named
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.app import choices
 from tfp_bfl.app.config import RunConfig, make_config
@@ -91,19 +92,21 @@ def test_names_are_those_of_the_tables():
         choices.KINDS: bfl.models.KINDS,
         choices.NORMALIZATIONS: NORMALIZATIONS,
         choices.PRECISIONS: bfl.models.PRECISIONS,
-        choices.RULES: bfl.rules.RULES,
+        choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
         choices.KERNELS: kernel.KERNELS,
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
         choices.ENGINES: bfl.federated.ENGINES,
-        choices.SERVER_OPTIMIZERS: bfl.federated.SERVER_OPTIMIZERS,
-        choices.ROBUST: [entry.form(name) for name, entry in bfl.rules.ROBUST.items()],
+        choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,
+        choices.ROBUST: named.forms(bfl.rules.ROBUST),
         choices.PARTITIONS: bfl.data.partition_forms(),
     }
     for table, names in tables.items():
         assert table.forms() == list(names), table
     assert {name.partition(":")[0] for name in choices.PARTITIONS.forms()} == set(PARTITIONS)
+    rates = {name: entry.learning_rate for name, entry in bfl.servers.SERVER_OPTIMIZERS.items()}
+    assert choices.SERVER_OPTIMIZERS.numbers() == rates
     used = {extra(field, "names") for field in RunConfig.model_fields.values()} - {None}
     assert used == set(tables)
 

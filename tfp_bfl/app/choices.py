@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tfp_bfl
 from tfp_bfl.errors import lookup
@@ -29,7 +29,12 @@ class Table(NamedTuple):
 
     def forms(self) -> list[str]:
         """How each is written, such as "iid" and "dirichlet:ALPHA"."""
-        return list(_read(self))
+        pairs = [(name, next((x for x in held if isinstance(x, str)), "")) for name, held in _entries(self)]
+        return [f"{name}:{argument.upper()}" if argument else name for name, argument in pairs]
+
+    def numbers(self) -> dict[str, float]:
+        """The number that each entry holds, such as the learning rate of an optimizer."""
+        return {name: next(x for x in held if isinstance(x, (int, float))) for name, held in _entries(self)}
 
     def check(self, value: str) -> None:
         """Raises InvalidArgument where there is no such name; what follows its colon is not looked at."""
@@ -48,35 +53,38 @@ STARTS = Table("start", "rules/kernel.py", ("STARTS",))
 KERNELS = Table("kernel", "rules/kernel.py", ("KERNELS",))
 BANDWIDTHS = Table("bandwidth", "rules/bandwidths.py", ("BANDWIDTHS", "ADAPTIVE"))
 WEIGHTINGS = Table("weighting", "weighting.py", ("WEIGHTINGS", "STACKED_WEIGHTINGS"))
-STACKED_WEIGHTINGS = Table("weighting", "weighting.py", ("STACKED_WEIGHTINGS",))
 PARTITIONS = Table("partition", "data/partition_names.py", ("PARTITIONS",))
 ENGINES = Table("engine", "federated/engines.py", ("ENGINES",))
-SERVER_OPTIMIZERS = Table("server optimizer", "federated/optimizers.py", ("SERVER_OPTIMIZERS",))
+SERVER_OPTIMIZERS = Table("server optimizer", "servers/optimizers.py", ("SERVER_OPTIMIZERS",))
 
 
 @functools.cache
-def _read(table: Table) -> tuple[str, ...]:
+def _entries(table: Table) -> list[tuple[str, list[Any]]]:
+    """The names, each with the literals of its entry, such as the argument in WithArgument(function, "argument")."""
     source = (pathlib.Path(tfp_bfl.__file__).parent / table.path).read_text(encoding="utf-8")
-    values = {}
+    found: dict[str, list[tuple[str, list[Any]]]] = {}
     for node in ast.parse(source).body:
-        for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
-            if isinstance(target, ast.Name):
-                values[target.id] = node.value  # type: ignore[attr-defined]
-    return tuple(form for constant in table.constants for form in _forms(values[constant]))
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if getattr(target, "id", None) in table.constants:
+                    found[target.id] = _names(node.value)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # TABLE.update(name=function)
+            name, _, method = ast.unparse(node.value.func).partition(".")
+            if name in table.constants and method == "update":
+                pairs = [(str(keyword.arg), _literals(keyword.value)) for keyword in node.value.keywords]
+                found[name] = [*found.get(name, []), *pairs]
+    return [entry for constant in table.constants for entry in found[constant]]
 
 
-def _forms(node: ast.expr) -> list[str]:
+def _names(node: ast.expr) -> list[tuple[str, list[Any]]]:
     if isinstance(node, ast.DictComp):  # {f.__name__: f for f in (one, other)}
-        return _forms(node.generators[0].iter)
+        return _names(node.generators[0].iter)
     if isinstance(node, ast.Dict):
-        return [_form(key, value) for key, value in zip(node.keys, node.values)]
+        return [(ast.literal_eval(key), _literals(x)) for key, x in zip(node.keys, node.values) if key is not None]
     if isinstance(node, (ast.Tuple, ast.List)):
-        return [form for element in node.elts for form in _forms(element)]
-    return [node.id if isinstance(node, ast.Name) else ast.literal_eval(node)]
+        return [entry for element in node.elts for entry in _names(element)]
+    return [(node.id if isinstance(node, ast.Name) else ast.literal_eval(node), [])]
 
 
-def _form(key: ast.expr | None, value: ast.expr) -> str:
-    """A name and, of an entry such as _Entry(function, "argument"), its argument."""
-    (name,) = _forms(key)  # type: ignore[arg-type]
-    others = [x.value for x in getattr(value, "args", []) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
-    return f"{name}:{others[0].upper()}" if isinstance(value, ast.Call) and others else name
+def _literals(node: ast.expr) -> list[Any]:
+    return [x.value for x in node.args if isinstance(x, ast.Constant)] if isinstance(node, ast.Call) else []

@@ -234,12 +234,13 @@ def list_choices() -> None:
         ("weightings", choices.WEIGHTINGS),
         ("defences", choices.ROBUST),
         ("partitions", choices.PARTITIONS),
-        ("server optimizers", choices.SERVER_OPTIMIZERS),
         ("kernels", choices.KERNELS),
         ("bandwidths", choices.BANDWIDTHS),
         ("engines", choices.ENGINES),
     ):
         click.echo(f"{title}: {', '.join(table.forms())}")
+    rates = choices.SERVER_OPTIMIZERS.numbers().items()
+    click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates)}")
 
 
 @cli.command(epilog=COMPLETION_EXAMPLES)

@@ -24,9 +24,6 @@ PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 ShareOrZero = Annotated[float, Field(ge=0, lt=1)]
 
-# Of the server's optimizers, where none is given.
-SERVER_RATES = {"sgd": 1.0, "adam": 0.01, "yogi": 0.03, "adagrad": 0.1}
-
 
 def option(
     default: Any,
@@ -48,6 +45,10 @@ def option(
     """
     told: Any = {"argument": argument, "names": names}
     return Field(default, description=description, json_schema_extra=told, **limits)
+
+
+def _rates() -> str:
+    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
 
 
 class Options(pydantic.BaseModel):
@@ -103,6 +104,19 @@ class _AnyKind(Options):
     prior_stddev: Positive = option(10.0, "Standard deviation of the prior on each weight.", argument=None)
 
 
+class _Defended(Options):
+    robust: Optional[str] = option(
+        None,
+        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given.",
+        names=choices.ROBUST,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.robust is not None:
+            bfl.rules.parse_robust(self.robust)
+
+
 class _Weighted(Options):
     weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
 
@@ -110,7 +124,7 @@ class _Weighted(Options):
         super().check(config)
         if self.weighting in ("equal", "train_size"):
             return
-        if not isinstance(self, Variational):
+        if self.point_weights:
             raise InvalidArgument(
                 f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
                 "'train_size'."
@@ -121,18 +135,13 @@ class _Weighted(Options):
             )
 
 
-class Variational(_ManyRounds, _AnyKind, _Weighted):
+class Variational(_ManyRounds, _Defended, _AnyKind, _Weighted):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
     summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
 
     rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
-    robust: Optional[str] = option(
-        None,
-        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given.",
-        names=choices.ROBUST,
-    )
     update_prior: bool = option(False, "After each round the pooled posterior becomes the prior.")
 
     def check(self, config: Any) -> None:
@@ -141,22 +150,11 @@ class Variational(_ManyRounds, _AnyKind, _Weighted):
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )
-        if self.robust is None:
-            return
-        defended = bfl.rules.parse_robust(self.robust)(bfl.rules.RULES[self.rule]())
-        if self.weighting in bfl.weighting.STACKED_WEIGHTINGS and isinstance(defended, bfl.rules.GatherRule):
-            raise InvalidArgument(
-                f"The defence {self.robust} counts all clients the same, so that weighting by {self.weighting} "
-                "can't serve it: use 'equal', or the defence clip."
-            )
+        if any(":" in form for form in choices.RULES.forms()):
+            bfl.rules.parse_rule(self.rule)
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        rule = bfl.rules.RULES[self.rule]()
-        return {
-            **super().arguments(config, unlabelled),
-            "rule": rule,
-            "pretrained": bool(config.pretrain_share),
-        }
+        return {**super().arguments(config, unlabelled), "pretrained": bool(config.pretrain_share)}
 
 
 class _SGD(Options):
@@ -190,7 +188,7 @@ class FLSwag(_SGD):
             )
 
 
-class _Averaging(_ManyRounds, _SGD):
+class _Averaging(_ManyRounds, _SGD, _Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -204,7 +202,7 @@ class _Averaging(_ManyRounds, _SGD):
     )
     server_learning_rate: Optional[Positive] = option(
         None,
-        f"Of the server's optimizer; {', '.join(f'{x:g} for {k}' for k, x in SERVER_RATES.items())} if not given.",
+        f"Of the server's optimizer; {_rates()} if not given.",
         argument=None,
     )
     server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
@@ -224,9 +222,8 @@ class _Averaging(_ManyRounds, _SGD):
 
         server = None
         if self.server_optimizer is not None:
-            rate = self.server_learning_rate or SERVER_RATES[self.server_optimizer]
             others = {"momentum": self.server_momentum} if self.server_momentum else {}
-            server = bfl.federated.server_optimizer(self.server_optimizer, rate, **others)
+            server = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
         given = super().arguments(config, unlabelled)
         momentum = given.pop("momentum")
         optimizer_fn = lambda: tf.keras.optimizers.SGD(momentum=momentum)
@@ -307,7 +304,7 @@ class FedSGLD(_Averaging, _Weighted, _BurnIn):
     max_samples: Count = option(20, "The last rounds that predict.")
 
 
-class FedKP(_Averaging, _AnyKind):
+class FedKP(_Averaging, _AnyKind, _Weighted):
     recipe: ClassVar[str] = "fed_kp"
     summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
 
@@ -333,7 +330,7 @@ class FedKPPA(FedKP, _PosteriorAveraging):
 
 
 class AllOptions(Variational, FLSwag, FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKPPA):
-    """The fields of all algorithms, for whoever holds one of any."""
+    """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
 
 
 _CLASSES: tuple[type[Options], ...] = (
