@@ -45,7 +45,7 @@ MOST_NAMES = 25
 
 
 def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
-    """Returns `table[name]`.
+    """`table[name]`.
 
     Raises:
       InvalidArgument: there is no such name; the message gives the near ones, or all of them if none is near (of many
@@ -66,7 +66,7 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
-    """Returns `value` as an int.
+    """`value` as an int.
 
     Raises:
       InvalidArgument: it is not an integer of at least `least`.
@@ -77,7 +77,7 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
 
 
 def check_number(value: Any, name: str, zero: bool = False) -> float:
-    """Returns `value` as a float.
+    """`value` as a float.
 
     Raises:
       InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
