@@ -28,7 +28,7 @@ from tfp_bfl.app.revise import STATE
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import online
 
-_VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")
+_VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
 _Row = dict[str, Any]
 
 
@@ -92,7 +92,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = {"num_samples": config.num_samples, "seed": config.seed}
-    with _owned(folder, config), bfl.federated.local_workers() as runtime:
+    with _owned(folder, config), _worker() as runtime:
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             pretrained = _pretrain(config, sample, server, held_out, runtime)
@@ -118,7 +118,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
                 max_retries=config.max_retries,
                 batch_norm_examples=build.batch_norm_examples(config, server),
             )
-        worker_mb = sum(worker.peak_memory_bytes() for worker in runtime.workers) / 2**20
+        memory = [worker.peak_memory_bytes() for worker in runtime.workers] if runtime else []
         final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
         uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
         scores = {
@@ -131,14 +131,28 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
-            "worker_mb": round(worker_mb),
+            **({"worker_mb": round(sum(memory) / 2**20)} if memory else {}),
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
-            "versions": {name: metadata.version(name) for name in _VERSIONED},
+            "versions": _versions(),
         }
         info = build.export_info(config, train, scores)
         _write_results(folder, config, clients, test, final, result, summary, info)
     return folder
+
+
+def _worker() -> contextlib.AbstractContextManager[Any]:
+    """For all of a run's training: a worker, or nothing where its engine has none."""
+    return bfl.federated.local_workers() if bfl.federated.default_engine() == "tff" else contextlib.nullcontext()
+
+
+def _versions() -> dict[str, str]:
+    """Of what is installed."""
+    found = {}
+    for name in _VERSIONED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 @contextlib.contextmanager
