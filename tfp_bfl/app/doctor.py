@@ -64,7 +64,7 @@ def _worker() -> str:
 
     if not federated.tff.is_installed():
         return (
-            "absent: runs take the engine 'local', which needs none, and 'tff' can't be chosen; with Python 3.9 to 3.11, "
+            "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.9 to 3.11, "
             f"{INSTALL_TFF_COMMAND} installs it"
         )
     tff = federated.require_tff()
