@@ -25,7 +25,7 @@ check() {
     rm -rf "$folder"
     "$python" -m venv "$folder"
     mkdir "$folder/src"
-    git ls-files -z | xargs -0 cp --parents -t "$folder/src"
+    git ls-files -z --deduplicate | xargs -0 cp --parents -t "$folder/src"
     cd "$folder/src"
     # shellcheck disable=SC2086
     "$folder/bin/pip" install --quiet --disable-pip-version-check . $PACKAGES
