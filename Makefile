@@ -6,11 +6,12 @@ INSTALLED := $(VENV)/.installed
 
 INPUTS ?= 10000
 
-.PHONY: help demo test fuzz docs lint format clean
+.PHONY: help demo test environments fuzz docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    formatting, lint, types, documentation and tests"
+	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make docs    the documentation site: build/docs/index.html"
 	@echo "make format  format the code"
@@ -32,6 +33,9 @@ test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+environments:
+	tests/environments.sh
+
 fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
 
@@ -48,4 +52,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

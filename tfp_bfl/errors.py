@@ -102,22 +102,18 @@ class Diverged(Error, ArithmeticError):
         self.state = state
 
 
-INSTALL_COMMAND = (
+INSTALL_COMMAND = "pip install . (in a clone of tfp_bfl)"
+INSTALL_TFF_COMMAND = (
     "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock && "
     ".venv/bin/pip install --no-deps . (in a clone of tfp_bfl)"
 )
 
 
-def check_python() -> None:
-    """Raises MissingDependency on a Python for which TensorFlow 2.14 and TensorFlow Federated have no release."""
-    python = sys.version_info[:2]
-    if not (3, 9) <= python < (3, 12):
-        raise MissingDependency(
-            f"TensorFlow Federated needs Python 3.9 to 3.11 and this is {python[0]}.{python[1]}; "
-            f"install with: {INSTALL_COMMAND}"
-        )
-
-
 def missing_package(name: object) -> MissingDependency:
     """The error for a package that is not installed."""
+    if name == "tensorflow_federated":
+        return MissingDependency(
+            "The engine 'tff' needs TensorFlow Federated, which is not installed: take the engine 'local', or, with "
+            f"Python 3.9 to 3.11, install with: {INSTALL_TFF_COMMAND}"
+        )
     return MissingDependency(f"The package {name!r} is not installed; install with: {INSTALL_COMMAND}")

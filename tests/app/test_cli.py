@@ -354,3 +354,10 @@ def test_a_bad_value_is_answered_before_tensorflow_is_imported(options):
         "sys.exit('tensorflow' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def test_doctor_without_tff():
+    program = "import sys; sys.modules['tensorflow_federated'] = None; from tfp_bfl.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "doctor"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "absent: runs take the engine 'local'" in done.stdout and "requirements.lock" in done.stdout

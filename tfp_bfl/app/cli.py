@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__
 from tfp_bfl.app.cli_models import export_model, predict_images
-from tfp_bfl.errors import Error, InvalidArgument, check_python, missing_package
+from tfp_bfl.errors import Error, InvalidArgument, missing_package
 
 EXAMPLES = """
 \b
@@ -262,7 +262,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
-        check_python()
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except InvalidArgument as error:
         return _fail(error, 2)

@@ -30,7 +30,7 @@ from tfp_bfl.app.revise import STATE
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import online
 
-_VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")
+_VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
 # A figure's width.
 FIGURE_PIXELS = 960
 _Row = dict[str, Any]
