@@ -1,27 +1,49 @@
-"""The one federated round on TensorFlow Federated, its workers, and the driver of simulations.
+"""The one federated round, the engines that run it, and the driver of simulations.
 
-The only package that imports TFF.
+What needs TensorFlow Federated lies in `tfp_bfl.federated.tff` and is imported when it is first used.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.federated.checkpoints import Checkpoints
-from tfp_bfl.federated.optimizers import SERVER_OPTIMIZERS, server_optimizer
+from tfp_bfl.federated.draws import Thinning
+from tfp_bfl.federated.engines import ENGINES, default_engine
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
+from tfp_bfl.federated.round import Round
 from tfp_bfl.federated.simulation import SimulationResult, check_clients, collapse_warning, simulate
-from tfp_bfl.federated.tff.context import local_workers, remote_workers
-from tfp_bfl.federated.tff.installation import require_tff
+
+if TYPE_CHECKING:
+    from tfp_bfl.federated.optimizers import SERVER_OPTIMIZERS, server_optimizer
+    from tfp_bfl.federated.tff.context import Runtime, local_workers, remote_workers
+    from tfp_bfl.federated.tff.installation import require_tff
+
+_LATER = {
+    "Runtime": "tff.context",
+    "local_workers": "tff.context",
+    "remote_workers": "tff.context",
+    "require_tff": "tff.installation",
+    "SERVER_OPTIMIZERS": "optimizers",
+    "server_optimizer": "optimizers",
+}
 
 __all__ = [
+    "ENGINES",
     "SERVER_OPTIMIZERS",
     "BayesianProcess",
     "Checkpoints",
     "Pretrained",
+    "Round",
+    "Runtime",
     "ServerState",
     "SimulationResult",
+    "Thinning",
     "build_process",
     "check_clients",
     "collapse_warning",
+    "default_engine",
     "local_workers",
     "pretrain",
     "remote_workers",
@@ -29,3 +51,9 @@ __all__ = [
     "server_optimizer",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(f"tfp_bfl.federated.{_LATER[name]}"), name)
+    raise AttributeError(f"module 'tfp_bfl.federated' has no attribute {name!r}")

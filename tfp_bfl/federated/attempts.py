@@ -13,9 +13,8 @@ import tensorflow as tf
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, WorkerError
+from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import FAULTS
-from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.federated.tff.context import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +67,12 @@ class Outcome(NamedTuple):
 
 
 class Attempts:
-    """Runs rounds of a process over clients, again where that can help."""
+    """Runs rounds of an engine over clients, again where that can help."""
 
-    def __init__(self, process: BayesianProcess, clients: Clients, sampling: Sampling, runtime: Runtime):
-        self._process = process
+    def __init__(self, engine: Engine, clients: Clients, sampling: Sampling):
+        self._engine = engine
         self._clients = clients
         self._sampling = sampling
-        self._runtime = runtime
         self._shards: tuple[Any, list[tf.data.Dataset]] = (None, [])
         self._restarts = 0
 
@@ -121,10 +119,10 @@ class Attempts:
     def _next(self, state: ServerState, present: Sequence[int]) -> Outcome:
         while True:
             try:
-                output = self._process.next(state, self._datasets(present))
+                output = self._engine.next(state, self._datasets(present))
                 return Outcome(output.state, output.metrics)
             except WorkerError as error:
-                started = self._runtime.replace_dead_workers() if self._restarts < self._sampling.max_restarts else 0
+                started = self._engine.replace_dead_workers() if self._restarts < self._sampling.max_restarts else 0
                 if not started:
                     raise
                 self._restarts += started
@@ -147,7 +145,7 @@ class Attempts:
         """The clients' data; those of the last call stay, so that workers know them."""
         key = tuple(int(k) for k in present)
         if self._shards[0] != key:
-            self._shards = key, self._clients.shards(key, self._runtime.concurrent_calls)
+            self._shards = key, self._clients.shards(key, self._engine.concurrent_calls)
         return self._shards[1]
 
 

@@ -42,6 +42,7 @@ class Record(pydantic.BaseModel):
       rows: the metrics of each round so far.
       first_stddev: the posterior's median standard deviation before the first round; NaN without a posterior.
       collapsed: the round in which the posterior lost its spread, or None.
+      draws: of a chain: round -> SHA-256 of its file (`draws.Draws`).
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -49,6 +50,7 @@ class Record(pydantic.BaseModel):
     rows: list[dict[str, Any]] = []
     first_stddev: float = float("nan")
     collapsed: Optional[int] = None
+    draws: dict[str, str] = {}
 
 
 class Found(NamedTuple):

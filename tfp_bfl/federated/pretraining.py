@@ -10,7 +10,6 @@ from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.simulation import simulate
-from tfp_bfl.federated.tff.context import Runtime
 from tfp_bfl.models import ModelWeights, get_weights
 
 
@@ -37,7 +36,9 @@ def pretrain(
     max_epochs: int = 100,
     patience: int = 10,
     seed: int = 0,
-    runtime: Optional[Runtime] = None,
+    runtime: Optional[Any] = None,
+    *,
+    engine: Optional[str] = None,
 ) -> Pretrained:
     """Trains the global model with early stopping: a federation of one client, the server.
 
@@ -52,7 +53,7 @@ def pretrain(
       evaluate: model -> metrics with "accuracy", on data that are not trained on.
       max_epochs: no more than these.
       patience: epochs without a better accuracy.
-      seed, runtime: as in `simulate`.
+      seed, runtime, engine: as in `simulate`.
 
     Raises:
       InvalidArgument: max_epochs or patience below 1, or several clients.
@@ -81,6 +82,7 @@ def pretrain(
         evaluate=validate,
         stop=lambda row: since >= patience,
         runtime=runtime,
+        engine=engine,
     )
     ((accuracy, weights),) = best
     return Pretrained(weights, len(result.rounds) - since, accuracy, result.rounds)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
+import pathlib
 import time
-from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import Error, InvalidArgument, check_count
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.description import describe_clients
+from tfp_bfl.federated.draws import Draws, Thinning
+from tfp_bfl.federated.engines import ENGINES, check_engine
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.federated.tff.context import Runtime, local_workers
-from tfp_bfl.federated.tff.installation import require_tff
 from tfp_bfl.models import ModelWeights, predictive_model
-from tfp_bfl.posterior import Spread, marginals, spread
+from tfp_bfl.posterior import Samples, Spread, marginals, spread
+
+if TYPE_CHECKING:
+    from tfp_bfl.federated.tff.context import Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +42,14 @@ class SimulationResult(NamedTuple):
       state: the process's last state.
       rounds: each round's metrics, plain numbers.
       collapsed: the round in which the posterior lost its spread, None if it kept it.
+      draws: of a chain, the rounds that were kept; None without any.
     """
 
     model: tf.keras.Model
     state: ServerState
     rounds: list[dict[str, Any]]
     collapsed: Optional[int]
+    draws: Optional[Samples] = None
 
 
 def simulate(
@@ -53,7 +57,7 @@ def simulate(
     clients: Clients,
     rounds: int,
     cohort_size: Optional[int] = None,
-    seed: int = 0,
+    seed: Optional[int] = None,
     checkpoint_dir: Union[str, os.PathLike, None] = None,
     evaluate: Optional[Callable[[tf.keras.Model], dict[str, float]]] = None,
     evaluate_every: int = 1,
@@ -62,6 +66,8 @@ def simulate(
     stop: Optional[Callable[[dict[str, Any]], bool]] = None,
     runtime: Optional[Runtime] = None,
     *,
+    engine: Optional[str] = None,
+    draws: Optional[Thinning] = None,
     checkpoint_every: int = 1,
     keep_checkpoints: int = 3,
     dropout: float = 0.0,
@@ -81,7 +87,7 @@ def simulate(
       clients: who holds what (`tfp_bfl.data`).
       rounds: how many in all.
       cohort_size: clients a round, drawn by the seed; None for all of them.
-      seed: of the cohorts and of the clients' noise.
+      seed: of the cohorts and of the clients' noise; None for the process's.
       checkpoint_dir: the run is saved here: state and metrics. A run of the same process, clients and seed goes on from
         the last checkpoint, and ends with the same numbers, bit for bit, as one that was never stopped.
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
@@ -89,7 +95,12 @@ def simulate(
       on_round: is given each round's metrics, of this call's rounds only.
       start: the weights before the first round, such as pre-trained ones; None for the process's own.
       stop: a round's metrics -> whether it was the last, whatever `rounds` says.
-      runtime: what `federated.local_workers` or `remote_workers` gave; None starts a worker here and stops it.
+      runtime: what `federated.local_workers` or `remote_workers` gave, for the engine tff; None starts a worker here
+        and stops it.
+      engine: "tff" or "local": TFF's workers or this process; None for tff where TensorFlow Federated is installed.
+        Both give the same numbers to the rounding of sums, and either goes on with the other's checkpoints.
+      draws: of a chain, whose rounds are samples of a posterior: which to keep; None for the process's own choice.
+        They predict together, and with `checkpoint_dir` each is written there once.
       checkpoint_every: rounds between checkpoints; the last round is always saved, also if the next one fails.
       keep_checkpoints: how many of the last checkpoints stay.
       dropout: the probability that a client of a cohort does not answer, drawn by the seed.
@@ -108,7 +119,9 @@ def simulate(
       InvalidArgument: rounds or evaluate_every below 1, or no more than the process's burn-in; a cohort larger than the
         clients, or smaller than the process needs; clients whose data do not fit the model, or are fewer than the
         process needs; checkpoints of another run, or of more rounds, or all damaged.
-      Error: every client of a round was faulty, in every attempt.
+      MissingDependency: the engine is tff, and TensorFlow Federated is not installed.
+      Error: every client of a round was faulty, in every attempt; or the server's weights are not finite after its
+        step. The rounds before are kept.
       WorkerError: a worker died, and could not be replaced.
     """
     for name, count in {
@@ -119,6 +132,7 @@ def simulate(
         check_count(count, name)
     for name, count in {"max_retries": max_retries, "max_restarts": max_restarts}.items():
         check_count(count, name, least=0)
+    seed = int(process.round.seed if seed is None else seed)
     answering(cohort(clients.num_clients, cohort_size, 0, seed, popularity=popularity), dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
@@ -128,6 +142,7 @@ def simulate(
             f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
             "fewer of burn-in."
         )
+    engine = check_engine("tff" if engine is None and runtime is not None else engine)
     checkpoints = None
     if checkpoint_dir:
         sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}" + (
@@ -136,8 +151,10 @@ def simulate(
         description = {**process.description, "clients": describe_clients(clients), "sampling": sampling}
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
-    with _running(runtime) as runtime:
-        state = process.initialize()._replace(seed=np.int32(seed))
+    draws = draws or process.thinning
+    kept = draws and Draws(draws, checkpoint_dir and pathlib.Path(checkpoint_dir) / "draws")
+    with ENGINES[engine](process, runtime) as running:
+        state = running.initialize()._replace(seed=np.int32(seed))
         if start is not None:
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, start))
         first_stddev = float(spread(state.weights.posterior).stddev_median)
@@ -147,19 +164,27 @@ def simulate(
             raise InvalidArgument(
                 f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
             )
+        state = process.with_clients(state, range(clients.num_clients))
+        if kept:
+            kept.restore(record.draws, state.weights)
         attempts = Attempts(
-            process, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity), runtime
+            running, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity)
         )
+        predictive = lambda state: _predictive(process, state, kept)
         saved = int(state.round) if found else 0
         base: Optional[tf.keras.Model] = None
         try:
             for number in range(int(state.round) + 1, rounds + 1):
                 started = time.perf_counter()
                 outcome = attempts.run(state)
+                _check_finite(outcome.state, process.server_step.name)
                 row = {"round": number, **_row(outcome), "train_seconds": time.perf_counter() - started}
+                if kept:
+                    kept.add(number, outcome.state.weights)
+                    record.draws = kept.digests
                 if number == rounds or ((evaluate or evaluate_cohort) and number % evaluate_every == 0):
                     base = base or process.model_fn()
-                    weights = process.predictive_weights(outcome.state)
+                    weights = predictive(outcome.state)
                     model = predictive_model(base, weights, batch_norm_examples)
                     if "stddev_median" not in row:
                         row.update(_spread_of(weights))
@@ -183,21 +208,23 @@ def simulate(
         finally:
             if checkpoints and int(state.round) > saved:
                 checkpoints.save(state, record)
-    model = predictive_model(
-        base or process.model_fn(), process.predictive_weights(state), batch_norm_examples=batch_norm_examples
-    )
-    return SimulationResult(model, state, record.rows, record.collapsed)
+    model = predictive_model(base or process.model_fn(), predictive(state), batch_norm_examples=batch_norm_examples)
+    return SimulationResult(model, state, record.rows, record.collapsed, kept.samples() if kept else None)
 
 
-@contextlib.contextmanager
-def _running(runtime: Optional[Runtime]) -> Iterator[Runtime]:
-    """The runtime, its context installed for this thread; one of our own if there is none."""
-    if runtime is None:
-        with local_workers() as own:
-            yield own
-    else:
-        with require_tff().framework.get_context_stack().install(runtime.context):
-            yield runtime
+def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Draws]) -> ModelWeights:
+    weights = process.predictive_weights(state)
+    return kept.predictive(weights) if kept else weights
+
+
+def _check_finite(state: ServerState, step: str) -> None:
+    """Raises Error for a state that a server step has made unusable, before it is saved."""
+    if not all(np.all(np.isfinite(x)) for x in tf.nest.flatten(state.weights)):
+        number = int(state.round)
+        raise Error(
+            f"The server's weights are not finite after round {number}, by its step {step}: take a smaller "
+            f"step, at the server or the clients; the state of round {number - 1} is kept."
+        )
 
 
 def collapse_warning(number: int) -> str:

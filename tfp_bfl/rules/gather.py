@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, Rule
+from tfp_bfl.contracts import GatherRule, ModelRule, Rule
 from tfp_bfl.rules.rule import each, sharing
 
 
@@ -15,7 +15,7 @@ class _Gathered(NamedTuple):
     weights: tf.Tensor
 
 
-def stacked() -> Rule:
+def stacked() -> ModelRule:
     """The stack itself: leaves [K, ...], for a server step that keeps each client's posterior apart.
 
     Memory clients x what each sends. Clients may send any structure of tensors.
@@ -23,7 +23,7 @@ def stacked() -> Rule:
     return gathered(GatherRule(lambda stacked, weights, anchor: stacked, "stacked"))
 
 
-def gathered(rule: GatherRule) -> Rule:
+def gathered(rule: GatherRule) -> ModelRule:
     """The `Rule` whose statistics are the clients' posteriors themselves: to merge is to join the stacks.
 
     Clients of weight zero, whom the round has found faulty, are left out. If none is left, zeros stand for one client,
@@ -45,7 +45,7 @@ def gathered(rule: GatherRule) -> Rule:
             lambda: each(lambda x: tf.zeros(tf.concat([[1], tf.shape(x)[1:]], 0), x.dtype), total),
         )
 
-    return Rule(
+    return ModelRule(
         summarise,
         merge,
         lambda total, anchor: rule.pool(*sound(total), anchor),

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Rule
+from tfp_bfl.contracts import ModelRule, Rule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool
@@ -37,7 +37,7 @@ def client_gaussian() -> Rule:
         (means, moving_means), (variances, moving_variances) = pooled
         return ModelWeights(MeanField(means, variances), (), MeanField(moving_means, moving_variances))
 
-    return Rule(
+    return ModelRule(
         lambda local, anchor, weight: pool_moments.summarise(as_moments(local), as_moments(anchor), weight),
         pool_moments.merge,
         pool,

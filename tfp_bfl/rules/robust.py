@@ -62,7 +62,7 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
     def merge(a: _Clipped, b: _Clipped) -> _Clipped:
         return _Clipped(rule.merge(a.statistics, b.statistics), a.clipped + b.clipped)
 
-    return Rule(
+    return type(rule)(
         summarise,
         merge,
         lambda total, anchor: rule.pool(total.statistics, anchor),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Rule
+from tfp_bfl.contracts import ModelRule, Rule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
@@ -54,7 +54,7 @@ def whole_model(rule: Rule) -> Rule:
         )
 
     metrics = lambda total, anchor: rule.metrics(total.posterior, anchor.posterior)
-    return Rule(summarise, merge, pool, rule.name, rule.uses_anchor, metrics, rule.min_clients)
+    return ModelRule(summarise, merge, pool, rule.name, rule.uses_anchor, metrics, rule.min_clients)
 
 
 def _certain(point: object) -> MeanField:

@@ -15,6 +15,7 @@ from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check
 from tfp_bfl.federated.tff.executor import create_stub, executor_type
 from tfp_bfl.federated.tff.installation import require_tff
 from tfp_bfl.federated.tff.workers import Worker, is_ready, open_channel
+from tfp_bfl.federated.threads import start
 
 _RELEASE_SECONDS = 5.0
 
@@ -292,21 +293,8 @@ def _create_async_context(worker: AnyWorker, executors: "weakref.WeakSet[Any]") 
 
 
 def _start(make: Callable[[], Coroutine[Any, Any, Any]]) -> "Future[Any]":
-    """Runs a coroutine on a thread of its own.
-
-    TFF's `SyncExecutionContext` keeps a thread and an event loop, which nothing ends, for each context. The
-    thread is a daemon, so that a program can exit in the middle of a call.
-    """
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(asyncio.run(make()))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="tfp_bfl-call", daemon=True).start()
-    return future
+    """Runs a coroutine on a thread: TFF's own context keeps one, and an event loop, that nothing ends."""
+    return start(lambda: asyncio.run(make()))
 
 
 def _has_clients(type_signature: Any) -> bool:

@@ -1,0 +1,107 @@
+"""The draws of a chain whose rounds are samples of a posterior: kept by the driver, each written once.
+
+draw_12.npz    the server's point weights after round 12
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl import files
+from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import Samples
+
+MOST_BYTES = 2**34
+
+
+class Thinning(NamedTuple):
+    """Which rounds of a chain are kept.
+
+    Fields:
+      burn_in: rounds before the first.
+      every: rounds from one to the next.
+      most: how many of the last ones predict; None for all. On disk all of them stay.
+    """
+
+    burn_in: int = 0
+    every: int = 1
+    most: Optional[int] = None
+
+
+class Draws:
+    """The draws so far.
+
+    Args:
+      thinning: which are kept.
+      folder: where they are written; None for nowhere.
+
+    Attributes:
+      digests: round -> SHA-256 of its file, in order: what a checkpoint holds of them.
+
+    Raises:
+      InvalidArgument: counts out of range.
+    """
+
+    def __init__(self, thinning: Thinning, folder: Union[str, os.PathLike, None] = None):
+        check_count(thinning.burn_in, "burn_in", 0)
+        check_count(thinning.every, "every")
+        if thinning.most is not None:
+            check_count(thinning.most, "most")
+        self._thinning = thinning
+        self._folder = None if folder is None else pathlib.Path(folder)
+        self._kept: list[tuple[np.ndarray, ...]] = []
+        self.digests: dict[str, str] = {}
+
+    def add(self, number: int, weights: ModelWeights) -> None:
+        """Keeps the weights after a round, if they are due."""
+        since = number - self._thinning.burn_in
+        if since < 1 or (since - 1) % self._thinning.every:
+            return
+        self._keep(tuple(np.asarray(x) for x in weights.point))
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._path(number)
+            write_arrays(path, {str(i): x for i, x in enumerate(self._kept[-1])})
+            self.digests[str(number)] = files.digest(path)
+
+    def restore(self, digests: Mapping[str, str], weights: ModelWeights) -> None:
+        """Reads what a run wrote before it broke off.
+
+        Raises:
+          InvalidArgument: a file is missing, or not as it was written.
+        """
+        self.digests = dict(digests)
+        for number, digest in digests.items():
+            path = self._path(int(number))
+            if not path.is_file() or files.digest(path) != digest:
+                raise InvalidArgument(
+                    f"The draw {path} is missing or damaged: take another folder, or delete the checkpoints to start "
+                    "anew."
+                )
+            arrays = read_arrays(path, "draw", MOST_BYTES)
+            self._keep(tuple(arrays[str(i)] for i in range(len(weights.point))))
+
+    def samples(self) -> Optional[Samples]:
+        """The kept draws as a posterior; None before the first."""
+        return Samples(tuple(np.stack(leaves) for leaves in zip(*self._kept))) if self._kept else None
+
+    def predictive(self, weights: ModelWeights) -> ModelWeights:
+        """The weights with the draws as the posterior over them; as they are before the first."""
+        samples = self.samples()
+        return weights if samples is None else weights._replace(posterior=samples, point=())
+
+    def _keep(self, draw: Any) -> None:
+        self._kept.append(draw)
+        if self._thinning.most is not None:
+            del self._kept[: -self._thinning.most]
+
+    def _path(self, number: int) -> pathlib.Path:
+        assert self._folder is not None
+        return self._folder / f"draw_{number}.npz"

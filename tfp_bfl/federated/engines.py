@@ -1,0 +1,82 @@
+"""What runs a process's rounds: TFF's workers, or this process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
+
+import tensorflow as tf
+
+from tfp_bfl.contracts import ServerState
+from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.federated import tff
+from tfp_bfl.federated.process import BayesianProcess
+
+if TYPE_CHECKING:
+    from tfp_bfl.federated.tff.context import Runtime
+
+
+class Engine(Protocol):
+    """Carries a round's messages between its functions, and computes nothing of its own.
+
+    Attributes:
+      concurrent_calls: how many datasets of clients are worked through at once.
+    """
+
+    concurrent_calls: int
+
+    def initialize(self) -> ServerState:
+        """The state before the first round, of arrays."""
+
+    def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Any:
+        """The `state` after one more round over the datasets' clients, and its `metrics`, of arrays.
+
+        Raises:
+          ComputationError: an operation of a client's work raised; another round may do without that client.
+          WorkerError: what runs the round is gone.
+        """
+
+    def replace_dead_workers(self) -> int:
+        """Starts anew what is gone; returns how many of them, 0 if that is no use."""
+
+
+@contextlib.contextmanager
+def _local(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engine]:
+    if runtime is not None:
+        raise InvalidArgument("runtime holds workers of the engine tff, and this is local: leave one of them out.")
+    yield process.local
+
+
+@contextlib.contextmanager
+def _tff(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engine]:
+    from tfp_bfl.federated.tff.engine import running
+
+    with running(process, runtime) as engine:
+        yield engine
+
+
+# A new engine is one more entry here.
+ENGINES: dict[str, Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]] = {
+    "tff": _tff,
+    "local": _local,
+}
+
+
+def default_engine() -> str:
+    """tff where TensorFlow Federated is installed, local elsewhere."""
+    return "tff" if tff.is_installed() else "local"
+
+
+def check_engine(name: Optional[str]) -> str:
+    """The name of an engine; the default's for None.
+
+    Raises:
+      InvalidArgument: there is none of that name.
+      MissingDependency: it is tff, and TensorFlow Federated is not installed.
+    """
+    name = default_engine() if name is None else name
+    lookup(ENGINES, name, "engine")
+    if name == "tff":
+        tff.check_installed()
+    return name

@@ -1,0 +1,76 @@
+"""What clients keep over rounds, where all of them are simulated: a row for each, found by the client's number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import Memory, ServerState
+
+
+def no_rows(row: Any) -> Any:
+    """A `Memory` of nobody, of a type in which there may be any number of clients; () for work that keeps nothing."""
+    if not tf.nest.flatten(row):
+        return ()
+    return Memory(_growing([], tf.int32), tf.nest.map_structure(lambda x: _growing(x.shape, x.dtype), row))
+
+
+def with_clients(state: ServerState, clients: Sequence[int], row: Any) -> ServerState:
+    """The state with a first row for each of the clients that has none; arrays.
+
+    Args:
+      state: of which clients that are there keep their rows.
+      clients: their numbers.
+      row: what a client that comes for the first time has kept.
+    """
+    if not tf.nest.flatten(row):
+        return state
+    there = np.asarray(state.memory.client)
+    new = np.setdiff1d(np.asarray(clients, np.int32), there)
+    joined = np.concatenate([there, new])
+    order = np.argsort(joined)
+
+    def join(rows: Any, first: Any) -> np.ndarray:
+        first = np.asarray(first)
+        return np.concatenate([np.asarray(rows), np.broadcast_to(first, (len(new), *first.shape))])[order]
+
+    return state._replace(memory=Memory(joined[order], tf.nest.map_structure(join, state.memory.rows, row)))
+
+
+def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:
+    """A client's row, and whether there is one: zeros if there is none. Of clients that keep nothing, () and True."""
+    if memory == ():
+        return (), True
+    here = tf.equal(memory.client, client)
+    known, place = tf.reduce_any(here), tf.argmax(tf.cast(here, tf.int32), output_type=tf.int32)
+    row = lambda rows: tf.cond(known, lambda: tf.gather(rows, place), lambda: tf.zeros(rows.shape[1:], rows.dtype))
+    return tf.nest.map_structure(row, memory.rows), known
+
+
+def replace_rows(memory: Any, client: tf.Tensor, rows: Any, sound: tf.Tensor) -> Any:
+    """The memory after a round: of sound clients the new rows, of all others those that were there.
+
+    Args:
+      memory: in which every sound client has a row.
+      client: numbers [K].
+      rows: what they sent back, leaves [K, ...].
+      sound: [K].
+    """
+    if memory == ():
+        return ()
+    # For each row the client that replaces it, if there is one: [M, K].
+    replaces = tf.equal(memory.client[:, tf.newaxis], client) & sound
+    changed, place = tf.reduce_any(replaces, 1), tf.argmax(tf.cast(replaces, tf.int32), 1, output_type=tf.int32)
+
+    def chosen(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+        shape = tf.concat([tf.shape(changed), tf.ones([tf.rank(old) - 1], tf.int32)], 0)
+        return tf.where(tf.reshape(changed, shape), tf.gather(new, place), old)
+
+    return memory._replace(rows=tf.nest.map_structure(chosen, memory.rows, rows))
+
+
+def _growing(shape: Any, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])

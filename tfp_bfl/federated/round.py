@@ -1,0 +1,237 @@
+"""One round of federated learning in pure TensorFlow, written once: engines carry what is sent, and compute nothing.
+
+    broadcast the server's weights -> client work -> rule.summarise -> rule.merge, wherever it suits
+                                                      -> rule.pool -> server step
+
+An algorithm is the three parts that it puts in: client work, rule, server step.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.federated.faults import find_fault, is_sound, posterior_of
+from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
+from tfp_bfl.models import ModelWeights, ServerMessage
+from tfp_bfl.posterior import MeanField, floor_variance, spread
+
+Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
+
+
+class Broadcast(NamedTuple):
+    """What the server sends to all clients of a round.
+
+    Fields:
+      seed: of the run.
+      message: what each client gets, but with the memory of all of them.
+    """
+
+    seed: Any
+    message: ServerMessage
+
+
+class Report(NamedTuple):
+    """What each client says of itself: vectors over the clients."""
+
+    client: Any
+    fault: Any
+    num_examples: Any
+    weight: Any
+    nll: Any
+    kl: Any
+    elbo: Any
+    counts: Mapping[str, Any]
+
+
+class Contribution(NamedTuple):
+    """What comes back from one client, or from several together.
+
+    Fields:
+      statistics: of the rule, merged.
+      memory: rows, leaves [K, ...].
+      report: leaves [K].
+    """
+
+    statistics: Any
+    memory: Any
+    report: Report
+
+
+Contribute = Callable[[Broadcast, ClientExamples], Contribution]
+
+
+class Round(NamedTuple):
+    """The four moments of a round, as pure functions of structures of tensors, and how it begins.
+
+    Fields:
+      initialize: () -> the state before the first round.
+      broadcast: state -> what all clients are sent.
+      build_client: makes a client's variables in the present graph, and returns the function of the broadcast and the
+        client's examples.
+      add: (contribution, contribution) -> contribution: commutative and associative; all zeros change nothing.
+      conclude: (state, the contributions' sum) -> the next state and the round's metrics.
+      element_spec: of a client's examples.
+      seed: of the first state.
+    """
+
+    initialize: Callable[[], ServerState]
+    broadcast: Callable[[ServerState], Broadcast]
+    build_client: Callable[[], Contribute]
+    add: Callable[[Contribution, Contribution], Contribution]
+    conclude: Callable[[ServerState, Contribution], tuple[ServerState, Metrics]]
+    element_spec: ClientExamples
+    seed: int
+
+
+def make_round(
+    first: ModelWeights,
+    *,
+    client_work: ClientWork,
+    weigh: Weigh,
+    rule: ModelRule,
+    server_step: ServerStep,
+    element_spec: ClientExamples,
+    seed: int,
+    min_stddev: float,
+    max_change_norm: Optional[float],
+    min_examples: int,
+) -> Round:
+    """The round of a client work, a rule and a server step; arguments as of `build_process`.
+
+    Args:
+      first: the server's weights before the first round, arrays.
+      min_stddev: the floor of the standard deviations of the weights that the step returns.
+    """
+
+    def initialize() -> ServerState:
+        weights = tf.nest.map_structure(tf.constant, first)
+        memory = no_rows(client_work.memory(weights) if client_work.memory else ())
+        return ServerState(
+            tf.constant(0), tf.constant(seed, tf.int32), weights, server_step.initialize(weights), memory
+        )
+
+    def broadcast(state: ServerState) -> Broadcast:
+        told = server_step.tell(state.step, state.weights)
+        return Broadcast(state.seed, ServerMessage(state.weights, state.round, told, state.memory))
+
+    def build_client() -> Contribute:
+        work = client_work()
+
+        def contribute(sent: Broadcast, examples: ClientExamples) -> Contribution:
+            message, anchor = sent.message, sent.message.weights
+            client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has neither examples nor number.
+            row, known = find_row(message.memory, client)
+            result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client))
+            importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
+            fault = find_fault(result, anchor, importance, max_change_norm, min_examples, known)
+            statistics = rule.summarise(result.weights, anchor, importance)
+            statistics = tf.nest.map_structure(lambda x: tf.where(is_sound(fault), x, tf.zeros_like(x)), statistics)
+            counts = dict(result.counts)
+            report = Report(client, fault, result.num_examples, importance, *result.metrics, counts)
+            alone = lambda structure: tf.nest.map_structure(lambda x: x[tf.newaxis], structure)
+            return Contribution(statistics, alone(result.memory), alone(report))
+
+        return contribute
+
+    def add(a: Contribution, b: Contribution) -> Contribution:
+        join = lambda x, y: tf.nest.map_structure(lambda *each: tf.concat(each, 0), x, y)
+        return Contribution(rule.merge(a.statistics, b.statistics), join(a.memory, b.memory), join(a.report, b.report))
+
+    def conclude(state: ServerState, total: Contribution) -> tuple[ServerState, Metrics]:
+        sound = is_sound(total.report.fault)
+        pooled, reported = rule.pool_with_metrics(total.statistics, state.weights)
+        step, weights = server_step.next(state.step, state.weights, pooled, fold(state.seed, state.round, -2))
+        weights = weights._replace(posterior=floor_variance(weights.posterior, min_stddev))
+        step, weights = tf.cond(tf.reduce_any(sound), lambda: (step, weights), lambda: (state.step, state.weights))
+        memory = replace_rows(state.memory, total.report.client, total.memory, sound)
+        metrics = _round_metrics(total.report)
+        metrics.update(spread(weights.posterior, min_stddev)._asdict())
+        metrics.update(reported)
+        return ServerState(state.round + 1, state.seed, weights, step, memory), metrics
+
+    return Round(initialize, broadcast, build_client, add, conclude, element_spec, seed)
+
+
+def summed(contribute: Contribute, add: Callable[..., Contribution], spec: ClientExamples) -> Callable[..., Any]:
+    """The function of a broadcast and a dataset of clients that adds up what they contribute, one after another."""
+
+    def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
+        once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
+        plus = tf.autograph.experimental.do_not_convert(add)
+        one = once.get_concrete_function().structured_outputs
+        specs = summed_spec(one, plus)
+
+        @tf.function
+        def loop() -> Contribution:
+            # Not `for examples in dataset`: that becomes a reduction, whose body is made anew at every call.
+            iterator = iter(dataset.with_options(_without_autotuning()))
+            total, element = zeros(specs), iterator.get_next_as_optional()
+            while element.has_value():
+                tf.autograph.experimental.set_loop_options(
+                    shape_invariants=[(total, tf.nest.map_structure(lambda x: x.shape, specs))]
+                )
+                total = plus(total, once(element.get_value()))
+                element = iterator.get_next_as_optional()
+            return total
+
+        return loop()
+
+    return over
+
+
+def summed_spec(one: Any, add: Callable[[Any, Any], Any]) -> Any:
+    """The type of a sum over any number of clients, from those of one and of two: an axis that grew has no size.
+
+    The sum of weights [3] stays [3]; numbers of clients [1] become [2], and so their type is [None].
+    """
+    two = tf.function(add, autograph=False).get_concrete_function(one, one).structured_outputs
+    grown = lambda x, y: tf.TensorSpec([m if m == n else None for m, n in zip(x.shape, y.shape)], x.dtype)
+    return tf.nest.map_structure(grown, one, two)
+
+
+def zeros(specs: Any) -> Any:
+    """What adds nothing: zeros, and vectors of no clients."""
+    return tf.nest.map_structure(lambda x: tf.zeros([0 if n is None else n for n in x.shape], x.dtype), specs)
+
+
+def fold(seed: Any, *numbers: Any) -> tf.Tensor:
+    """A seed [2] from the run's seed and the numbers, one folded into the other."""
+    key = tf.stack([seed, 0])
+    for number in numbers:
+        key = tf.random.experimental.stateless_fold_in(key, number)
+    return key
+
+
+def _without_autotuning() -> tf.data.Options:
+    """An iterator ends when its tuning thread wakes: after 10, 30, 70, 150, ... ms, which a client would wait for."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
+
+
+def _round_metrics(report: Report) -> collections.OrderedDict:
+    """The clients' reports in the order of their numbers, and the mean metrics of the sound ones by examples."""
+    report = tf.nest.map_structure(lambda x: tf.gather(x, tf.argsort(report.client)), report)
+    sound = is_sound(report.fault)
+    share = tf.where(sound, tf.cast(report.num_examples, tf.float32), 0.0)
+    share = tf.math.divide_no_nan(share, tf.reduce_sum(share))
+    mean = lambda x: tf.reduce_sum(tf.where(sound, share * x, 0.0))
+    told = report._asdict()
+    counts = told.pop("counts")
+    return collections.OrderedDict(
+        nll=mean(report.nll),
+        kl=mean(report.kl),
+        elbo=mean(report.elbo),
+        num_clients=tf.size(report.client),
+        num_faulty=tf.math.count_nonzero(~sound, dtype=tf.int32),
+        num_examples=tf.reduce_sum(tf.where(sound, report.num_examples, 0)),
+        **{name: tf.reduce_sum(tf.where(sound, x, tf.zeros_like(x))) for name, x in sorted(counts.items())},
+        clients=collections.OrderedDict(**told, **counts),
+    )
