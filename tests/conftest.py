@@ -33,14 +33,13 @@ def pytest_runtest_makereport(item, call):
     limit = item.config.getoption("--cpu-limit")
     if limit is not None and seconds > limit and item.get_closest_marker("deep") is None and report.passed:
         report.outcome = "failed"
-        report.longrepr = (
-            f"{item.nodeid} took {seconds:.1f} CPU seconds; a test of the fast tier has {limit:g}: make it smaller or mark it deep."
-        )
+        report.longrepr = f"{item.nodeid} took {seconds:.1f} CPU seconds; a test of the fast tier has {limit:g}: make it smaller or mark it deep."
 
 
 def pytest_runtest_logreport(report):
-    if report.when == "teardown":
-        _TIMES.update({report.nodeid: value for name, value in report.user_properties if name == "cpu_seconds"})
+    seconds = dict(report.user_properties).get("cpu_seconds")
+    if seconds is not None:
+        _TIMES[report.nodeid] = seconds
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -33,7 +33,11 @@ def is_fast(path):
 
 def unheralded(source):
     """The lines at which something is deep without a fast file that is there."""
-    return [line for line, after in marks(source) if after is None or not (ROOT / after).is_file() or not is_fast(ROOT / after)]
+    return [
+        line
+        for line, after in marks(source)
+        if after is None or not (ROOT / after).is_file() or not is_fast(ROOT / after)
+    ]
 
 
 def test_each_deep_test_names_a_fast_one():

@@ -36,12 +36,6 @@ OWN_RULES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 def a_round_learns(work, rule, step):
     process = algorithms.compose(MODEL, WORKS[work](), rule(), step())
     state = process.initialize()

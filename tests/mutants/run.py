@@ -73,7 +73,7 @@ def all_mutants(files: list[str]) -> Iterator[tuple[str, ast.AST, Mutant]]:
 
 
 def accepted() -> dict[str, str]:
-    """"path: change" -> why it is no fault."""
+    """ "path: change" -> why it is no fault."""
     blocks = [block.strip() for block in ACCEPTED.read_text().split("\n\n")]
     return dict(block.split("\n    ", 1) for block in blocks if block and not block.startswith("#"))
 
@@ -156,7 +156,11 @@ def run(chosen: list[tuple[str, ast.AST, Mutant]], jobs: int, table: Path) -> li
             path, mutant = started.pop(pid)
             rows.append((path, mutant, verdict))
             word = "killed  " if verdict.is_killed else "survived"
-            print(f"{word} {path}:{mutant.line} {mutant.change} [{verdict.by}; {verdict.seconds:.0f} s]", file=out, flush=True)
+            print(
+                f"{word} {path}:{mutant.line} {mutant.change} [{verdict.by}; {verdict.seconds:.0f} s]",
+                file=out,
+                flush=True,
+            )
     return rows
 
 
@@ -187,8 +191,8 @@ def main() -> int:
     for path, mutant in sorted(survivors, key=lambda row: (row[0], row[1].line)):
         print(f"survived: {path}:{mutant.line}\n{path}: {mutant.change}")
     print(
-        f"{len(rows) - len(survivors)} of {len(rows)} mutants killed ({100 * share:.1f} %), of {len(everything)} that there"
-        f" are, {len(everything) - len(asked)} of them accepted; {time.time() - begin:.0f} s: {args.table}"
+        f"{len(rows) - len(survivors)} of {len(rows)} mutants killed ({100 * share:.1f} %), of {len(everything)} in all, "
+        f"{len(everything) - len(asked)} of them accepted; {time.time() - begin:.0f} s: {args.table}"
     )
     return int(share < WANTED)
 
