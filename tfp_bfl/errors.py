@@ -89,6 +89,18 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
     return float(value)
 
 
+class Diverged(Error, ArithmeticError):
+    """The server's weights are not finite after its step.
+
+    Attributes:
+      state: before that step.
+    """
+
+    def __init__(self, message: str, state: Any):
+        super().__init__(message)
+        self.state = state
+
+
 INSTALL_COMMAND = (
     "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock && "
     ".venv/bin/pip install --no-deps . (in a clone of tfp_bfl)"

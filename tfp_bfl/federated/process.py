@@ -17,7 +17,7 @@ from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import with_clients
-from tfp_bfl.federated.round import Round, Weigh, make_round
+from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import ModelWeights, check_layers, get_weights, min_stddev
 
 
@@ -64,7 +64,7 @@ class BayesianProcess:
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning
         self._client_work = client_work
-        state = tf.function(round.initialize, autograph=False).get_concrete_function().structured_outputs
+        state = types_of(round.initialize)
         self.state_spec = tf.nest.flatten(state)
         self.description = describe(model, rule.name, tf.nest.flatten(state.step))
 
@@ -82,8 +82,8 @@ class BayesianProcess:
         """
         return tff.learning_process(self.round, self.model_fn)
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[misc, override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         # By this `isinstance` takes it for TFF's own, which need not be imported for those who do not ask.
         return tff.process_type() or BayesianProcess
 

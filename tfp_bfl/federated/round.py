@@ -74,7 +74,8 @@ class Round(NamedTuple):
       broadcast: state -> what all clients are sent.
       build_client: makes a client's variables in the present graph, and returns the function of the broadcast and the
         client's examples.
-      add: (contribution, contribution) -> contribution: commutative and associative; all zeros change nothing.
+      merge: (statistics, statistics) -> statistics: commutative and associative; all zeros change nothing.
+      add: (contribution, contribution) -> contribution: the statistics merged, all else side by side.
       conclude: (state, the contributions' sum) -> the next state and the round's metrics.
       element_spec: of a client's examples.
       seed: of the first state.
@@ -83,6 +84,7 @@ class Round(NamedTuple):
     initialize: Callable[[], ServerState]
     broadcast: Callable[[ServerState], Broadcast]
     build_client: Callable[[], Contribute]
+    merge: Callable[[Any, Any], Any]
     add: Callable[[Contribution, Contribution], Contribution]
     conclude: Callable[[ServerState, Contribution], tuple[ServerState, Metrics]]
     element_spec: ClientExamples
@@ -155,7 +157,7 @@ def make_round(
         metrics.update(reported)
         return ServerState(state.round + 1, state.seed, weights, step, memory), metrics
 
-    return Round(initialize, broadcast, build_client, add, conclude, element_spec, seed)
+    return Round(initialize, broadcast, build_client, rule.merge, add, conclude, element_spec, seed)
 
 
 def summed(contribute: Contribute, add: Callable[..., Contribution], spec: ClientExamples) -> Callable[..., Any]:
@@ -164,8 +166,7 @@ def summed(contribute: Contribute, add: Callable[..., Contribution], spec: Clien
     def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
         once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
         plus = tf.autograph.experimental.do_not_convert(add)
-        one = once.get_concrete_function().structured_outputs
-        specs = summed_spec(one, plus)
+        specs = summed_spec(types_of(once), plus)
 
         @tf.function
         def loop() -> Contribution:
@@ -190,9 +191,16 @@ def summed_spec(one: Any, add: Callable[[Any, Any], Any]) -> Any:
 
     The sum of weights [3] stays [3]; numbers of clients [1] become [2], and so their type is [None].
     """
-    two = tf.function(add, autograph=False).get_concrete_function(one, one).structured_outputs
+    two = types_of(add, one, one)
     grown = lambda x, y: tf.TensorSpec([m if m == n else None for m, n in zip(x.shape, y.shape)], x.dtype)
     return tf.nest.map_structure(grown, one, two)
+
+
+def types_of(function: Callable[..., Any], *args: Any) -> Any:
+    """The shapes and types of what a function gives, by tracing it."""
+    traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
+    outputs = traced.get_concrete_function(*args).structured_outputs
+    return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
 
 
 def zeros(specs: Any) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
-from tfp_bfl.errors import Error, InvalidArgument, check_count
+from tfp_bfl.errors import Diverged, InvalidArgument, check_count
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.description import describe_clients
@@ -120,8 +120,8 @@ def simulate(
         clients, or smaller than the process needs; clients whose data do not fit the model, or are fewer than the
         process needs; checkpoints of another run, or of more rounds, or all damaged.
       MissingDependency: the engine is tff, and TensorFlow Federated is not installed.
-      Error: every client of a round was faulty, in every attempt; or the server's weights are not finite after its
-        step. The rounds before are kept.
+      Diverged: the server's weights are not finite after its step. The rounds before are kept.
+      Error: every client of a round was faulty, in every attempt.
       WorkerError: a worker died, and could not be replaced.
     """
     for name, count in {
@@ -177,7 +177,7 @@ def simulate(
             for number in range(int(state.round) + 1, rounds + 1):
                 started = time.perf_counter()
                 outcome = attempts.run(state)
-                _check_finite(outcome.state, process.server_step.name)
+                _check_finite(outcome.state, state, process.server_step.name)
                 row = {"round": number, **_row(outcome), "train_seconds": time.perf_counter() - started}
                 if kept:
                     kept.add(number, outcome.state.weights)
@@ -217,13 +217,14 @@ def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Dra
     return kept.predictive(weights) if kept else weights
 
 
-def _check_finite(state: ServerState, step: str) -> None:
-    """Raises Error for a state that a server step has made unusable, before it is saved."""
+def _check_finite(state: ServerState, before: ServerState, step: str) -> None:
+    """Raises Diverged for a state that a server step has made unusable, before it is saved."""
     if not all(np.all(np.isfinite(x)) for x in tf.nest.flatten(state.weights)):
         number = int(state.round)
-        raise Error(
+        raise Diverged(
             f"The server's weights are not finite after round {number}, by its step {step}: take a smaller "
-            f"step, at the server or the clients; the state of round {number - 1} is kept."
+            f"step, at the server or the clients; the state of round {number - 1} is kept.",
+            before,
         )
 
 

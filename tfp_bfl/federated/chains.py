@@ -1,0 +1,241 @@
+"""Many rounds in one graph, for samplers: a compiled loop over the round's functions, and several chains of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import ServerState
+from tfp_bfl.data import ClientExamples, Clients, cohort
+from tfp_bfl.errors import Diverged, Error, InvalidArgument, check_count
+from tfp_bfl.federated.draws import Thinning
+from tfp_bfl.federated.faults import is_sound
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
+from tfp_bfl.federated.simulation import check_clients
+from tfp_bfl.models import ModelWeights
+
+# Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
+ROUNDS_AT_ONCE = 1000
+
+_GOES_ON, _NOT_FINITE, _NOBODY_SOUND = range(3)
+
+
+class Chains(NamedTuple):
+    """What M chains leave, arrays.
+
+    Fields:
+      state: after the last round, leaves [M, ...].
+      draws: the server's weights in the rounds that were kept, leaves [M, R, ...].
+      rounds: their numbers [R].
+      metrics: of these rounds, each [M, R].
+    """
+
+    state: ServerState
+    draws: ModelWeights
+    rounds: np.ndarray
+    metrics: dict[str, np.ndarray]
+
+
+def simulate_chains(
+    process: BayesianProcess,
+    clients: Clients,
+    rounds: int,
+    *,
+    num_chains: int = 1,
+    cohort_size: Optional[int] = None,
+    popularity: Optional[float] = None,
+    seed: Optional[int] = None,
+    start: Optional[ModelWeights] = None,
+    thinning: Optional[Thinning] = None,
+    metrics: Sequence[str] = (),
+    xla: bool = False,
+) -> Chains:
+    """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
+
+    Chain m is the run of `simulate` with the seed `seed` + m: the same cohorts, noise and states, to the rounding of
+    sums. There are no checkpoints, retries or evaluations here.
+
+    Args:
+      process, clients, rounds, cohort_size, popularity: as of `simulate`.
+      num_chains: M.
+      seed: of the first chain; None for the process's.
+      start: the first weights, leaves [...] for all chains or [M, ...]; None for the process's own.
+      thinning: which rounds are kept; None for the process's own choice, or all.
+      metrics: names of the round's metrics to keep of these rounds.
+      xla: compiles the loop by XLA, which makes rounds of small models many times faster and those of convolutions
+        slower. It needs clients of one size, and client work and rules whose shapes are known beforehand.
+
+    Raises:
+      InvalidArgument: as of `simulate`; a metric that the round has not; for `xla`, clients of several sizes.
+      Diverged: the weights of a chain are not finite after the server's step; the error has the `state` before.
+      Error: all clients of a round were faulty.
+    """
+    check_count(rounds, "rounds")
+    check_count(num_chains, "num_chains")
+    check_clients(process, clients, cohort_size)
+    if any(None in x.shape for x in tf.nest.flatten(types_of(process.round.initialize).step)):
+        raise InvalidArgument(
+            f"The server step {process.server_step.name} keeps what grows from round to round, which a compiled loop "
+            "can't hold: use simulate."
+        )
+    if xla and len(set(clients.sizes)) > 1:
+        raise InvalidArgument(
+            f"XLA needs clients of one size, but they have {clients.sizes.min()} to {clients.sizes.max()} examples: "
+            "use Clients.limit, or xla=False."
+        )
+    thinning = thinning or process.thinning or Thinning()
+    first = int(process.round.seed if seed is None else seed)
+    state = _first_states(process, clients, first, num_chains, start)
+    at_once = min(rounds, ROUNDS_AT_ONCE)
+    some_rounds = _compiled(process, clients, thinning, at_once, metrics, xla)
+    kept: list[Any] = []
+    for done in range(0, rounds, at_once):
+        numbers = range(done + 1, min(done + at_once, rounds) + 1)
+        draw = lambda m, n: cohort(clients.num_clients, cohort_size, n, first + m, popularity=popularity)
+        cohorts = np.array([[draw(m, n) for n in numbers] for m in range(num_chains)], np.int32)
+        cohorts = np.pad(cohorts, [(0, 0), (0, at_once - len(numbers)), (0, 0)])
+        state, rows, verdict = some_rounds(state, tf.constant(cohorts), tf.constant(len(numbers)))
+        _check(verdict.numpy(), state, process.server_step.name)
+        due = sum(_is_due(n, thinning) for n in numbers)
+        kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
+    draws, told = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *kept)
+    arrays = tf.nest.map_structure(np.asarray, state)
+    return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if _is_due(n, thinning)]), told)
+
+
+def _first_states(
+    process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: Optional[ModelWeights]
+) -> ServerState:
+    state = process.with_clients(process.local.initialize(), range(clients.num_clients))
+    repeat = lambda x: tf.constant(np.broadcast_to(x, (num_chains, *np.shape(x))))
+    states = tf.nest.map_structure(repeat, state)._replace(seed=tf.range(seed, seed + num_chains))
+    if start is None:
+        return states
+    like = tf.nest.map_structure(lambda given, own: tf.broadcast_to(given, own.shape), start, states.weights)
+    return states._replace(weights=like)
+
+
+def _compiled(
+    process: BayesianProcess, clients: Clients, thinning: Thinning, at_once: int, metrics: Sequence[str], xla: bool
+) -> Callable[..., Any]:
+    """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M])."""
+    round = process.round
+    next_state = _round_over(round, _rows_of(clients))
+
+    def advance(state: ServerState, chosen: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
+        new, told = next_state(state, chosen)
+        for name in metrics:
+            if name not in told or name == "clients":
+                raise InvalidArgument(f"The round has no metric {name!r}: it has {', '.join(sorted(told))}.")
+        finite = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(new.weights)]
+        verdict = tf.where(tf.reduce_all(finite), _GOES_ON, _NOT_FINITE)
+        verdict = tf.where(tf.reduce_any(is_sound(told["clients"]["fault"])), verdict, _NOBODY_SOUND)
+        # The state before what went wrong stays.
+        kept = tf.nest.map_structure(lambda x, y: tf.where(tf.equal(verdict, _GOES_ON), x, y), new, state)
+        return kept, (new.weights, {name: told[name] for name in metrics}), verdict
+
+    def chain(state: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
+        size = at_once // thinning.every + 2
+        row = types_of(advance, state, cohorts[0])[1]
+        rows = tf.nest.map_structure(lambda x: tf.zeros([size, *x.shape], x.dtype), row)
+        before = _index(state.round, thinning)
+
+        def body(i: tf.Tensor, state: ServerState, rows: Any, verdict: tf.Tensor) -> Any:
+            del verdict
+            new, values, verdict = advance(state, cohorts[i])
+            # Rounds that are not due are overwritten by the one that is; the last row is for those after it.
+            place = tf.minimum(_index(state.round, thinning) - before, size - 1)
+            write = lambda x, y: tf.tensor_scatter_nd_update(x, [[place]], y[tf.newaxis])
+            return i + 1, new, tf.nest.map_structure(write, rows, values), verdict
+
+        start = tf.constant(0), state, rows, tf.constant(_GOES_ON)
+        going = lambda i, state, rows, verdict: (i < number) & tf.equal(verdict, _GOES_ON)
+        return tf.while_loop(going, body, start, parallel_iterations=1)[1:]
+
+    @tf.function(autograph=False, jit_compile=xla)
+    def chains(states: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> Any:
+        one = lambda given: chain(given[0], given[1], number)
+        of_one = tf.nest.map_structure(lambda x: x[0], (states, cohorts))
+        spec = types_of(one, of_one)
+        return tf.map_fn(one, (states, cohorts), fn_output_signature=spec, parallel_iterations=1)
+
+    return chains
+
+
+def _round_over(round: Round, examples_of: Callable[[tf.Tensor], ClientExamples]) -> Callable[..., Any]:
+    """The function (state, cohort [C]) -> (the next state, metrics)."""
+    contribute = tf.function(round.build_client(), autograph=False)
+
+    def next_state(state: ServerState, chosen: tf.Tensor) -> Any:
+        sent = round.broadcast(state)
+        one = types_of(contribute, sent, examples_of(chosen[0]))
+        grows = any(None in x.shape for x in tf.nest.flatten(summed_spec(one.statistics, round.merge)))
+        total = _unrolled if grows else _looped
+        return round.conclude(state, total(round, lambda k: contribute(sent, examples_of(k)), chosen, one))
+
+    return next_state
+
+
+def _unrolled(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.Tensor, one: Any) -> Contribution:
+    total = work(chosen[0])
+    for i in range(1, chosen.shape[0]):
+        total = round.add(total, work(chosen[i]))
+    return total
+
+
+def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.Tensor, one: Any) -> Contribution:
+    """The sum in a loop of fixed shapes."""
+    size = chosen.shape[0]
+    told = one.memory, one.report
+    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(told)]
+
+    def body(i: tf.Tensor, statistics: Any, arrays: Any) -> Any:
+        new = work(chosen[i])
+        leaves = tf.nest.flatten((new.memory, new.report))
+        arrays = [array.write(i, x[0]) for array, x in zip(arrays, leaves)]
+        return i + 1, round.merge(statistics, new.statistics), arrays
+
+    start = tf.nest.map_structure(lambda x: tf.zeros(x.shape, x.dtype), one.statistics)
+    _, statistics, arrays = tf.while_loop(
+        lambda i, *_: i < size, body, (tf.constant(0), start, arrays), parallel_iterations=1
+    )
+    return Contribution(statistics, *tf.nest.pack_sequence_as(told, [array.stack() for array in arrays]))
+
+
+def _rows_of(clients: Clients) -> Callable[[tf.Tensor], ClientExamples]:
+    """The function from a client's number, a scalar tensor, to its examples, which are held in memory."""
+    parts = [clients.examples(k) for k in range(clients.num_clients)]
+    if len(set(clients.sizes)) == 1:
+        stacked = ClientExamples(*(tf.constant(np.stack(x)) for x in zip(*parts)))
+        return lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), stacked)
+    joined = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*parts)))
+    ends = tf.constant(np.cumsum(clients.sizes), tf.int32)
+    starts = tf.concat([[0], ends[:-1]], 0)
+    return lambda k: tf.nest.map_structure(lambda x: x[starts[k] : ends[k]], joined)
+
+
+def _index(done: Any, thinning: Thinning) -> Any:
+    """Which draw the round after `done` is, or comes before."""
+    return tf.maximum(-((thinning.burn_in - done) // thinning.every), 0)
+
+
+def _is_due(number: int, thinning: Thinning) -> bool:
+    since = number - thinning.burn_in
+    return since >= 1 and (since - 1) % thinning.every == 0
+
+
+def _check(verdict: np.ndarray, states: ServerState, step: str) -> None:
+    for m in np.flatnonzero(verdict):
+        state = tf.nest.map_structure(lambda x, m=m: x[m].numpy(), states)
+        number = state.round + 1
+        if verdict[m] == _NOBODY_SOUND:
+            raise Error(f"Nothing was learnt in round {number} of chain {m}: every client was faulty.")
+        raise Diverged(
+            f"The weights of chain {m} are not finite after round {number}, by the server's step {step}: take a "
+            f"smaller step, at the server or the clients; the state of round {number - 1} is kept.",
+            state,
+        )
