@@ -34,7 +34,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
-	$(PYTEST) -m "not deep" --cpu-limit=3 --cpu-times=build/cpu-fast.txt
+	$(PYTEST) -m "not deep" --cpu-limit=5 --cpu-times=build/cpu-fast.txt
 
 test-deep: $(INSTALLED)
 	$(PYTEST) -m deep --cpu-times=build/cpu-deep.txt

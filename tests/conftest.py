@@ -30,10 +30,11 @@ def pytest_runtest_makereport(item, call):
         return
     seconds = _cpu_seconds() - item.stash[_KEY]
     report.user_properties.append(("cpu_seconds", seconds))
-    limit = item.config.getoption("--cpu-limit")
-    if limit is not None and seconds > limit and item.get_closest_marker("deep") is None and report.passed:
+    own, limit = item.get_closest_marker("cpu_seconds"), item.config.getoption("--cpu-limit")
+    limit = own.args[0] if own and limit else limit
+    if limit and seconds > limit and item.get_closest_marker("deep") is None and report.passed:
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} took {seconds:.1f} CPU seconds; a test of the fast tier has {limit:g}: make it smaller or mark it deep."
+        report.longrepr = f"It took {seconds:.1f} CPU seconds of {limit:g}: make it smaller, or mark it deep."
 
 
 def pytest_runtest_logreport(report):

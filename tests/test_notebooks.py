@@ -6,6 +6,8 @@ import nbclient
 import nbformat
 import pytest
 
+pytestmark = pytest.mark.deep(after="tests/docs/test_examples.py")
+
 DRAWING = ("bfl.plots.", "plt.subplots(")
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 

@@ -16,6 +16,8 @@ import yaml
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
 
+pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
+
 OPTIONS = {
     "rounds": 6,
     "local_epochs": 1,

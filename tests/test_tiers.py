@@ -31,18 +31,18 @@ def is_fast(path):
     return "def test_" in source and not re.search(r"^pytestmark = .*\bdeep\(", source, re.MULTILINE)
 
 
-def unheralded(source):
-    """The lines at which something is deep without a fast file that is there."""
-    return [
-        line
-        for line, after in marks(source)
-        if after is None or not (ROOT / after).is_file() or not is_fast(ROOT / after)
-    ]
+def unheralded(source, folder=ROOT):
+    """The lines at which something is deep without a fast file that is there: of the root's path, or the folder's."""
+    found = lambda after: next((p for p in (ROOT / after, folder / after) if p.is_file()), None)
+    return [line for line, after in marks(source) if after is None or not found(after) or not is_fast(found(after))]
 
 
 def test_each_deep_test_names_a_fast_one():
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
-    assert tests and {str(p.relative_to(ROOT)): found for p in tests if (found := unheralded(p.read_text()))} == {}
+    assert (
+        tests
+        and {str(p.relative_to(ROOT)): found for p in tests if (found := unheralded(p.read_text(), p.parent))} == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ def test_each_deep_test_names_a_fast_one():
     [
         ('@pytest.mark.deep(after="tests/test_tiers.py")\ndef f(): ...', []),
         ('@pytest.mark.deep(after="tests/test_nothing.py")\ndef f(): ...', [1]),
+        ('@pytest.mark.deep(after="test_tiers.py")\ndef f(): ...', [1]),
         ("@pytest.mark.deep\ndef f(): ...", [1]),
         ("x = 1\npytestmark = pytest.mark.deep()", [2]),
         ('pytestmark = [pytest.mark.deep(after="tests/conftest.py")]', [1]),

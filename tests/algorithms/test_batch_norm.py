@@ -60,14 +60,16 @@ def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(
     process = RECIPES[name](normalized, **options)
     table = load("breast_cancer")
     data = Clients(table, [np.arange(0, 24), np.arange(24, 64)])
-    given = federated.simulate(process, data, 1, batch_norm_examples=table.features[64:128])
+    shown, scored = table.features[130:160], []
+    predict = lambda model: evaluation.predict(model, shown, num_samples=4, seed=1)
+    evaluate = lambda model: scored.append(predict(model)) or {}
+    given = federated.simulate(process, data, 1, batch_norm_examples=table.features[64:128], evaluate=evaluate)
+    np.testing.assert_allclose(scored[-1], predict(given.model), atol=1e-6)  # one model, in the run and after it
     averaged = federated.simulate(algorithms.fed_opt(normalized, **options), data, 1)
     for actual, wanted in zip(*(tf.nest.flatten(r.state.weights.moments) for r in (given, averaged)), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
-    shown = table.features[130:160]
     scores = evaluation.evaluate(given.model, shown, table.labels[130:160], num_samples=4).metrics
     assert all(np.isfinite(x) for x in scores.values())
-    predict = lambda model: evaluation.predict(model, shown, num_samples=4, seed=1)
     pooled = models.predictive_model(normalized(), process.predictive_weights(given.state))
     assert np.abs(predict(given.model) - predict(pooled)).max() > 1e-3
     export.save(given.model, tmp_path / "model")

@@ -15,6 +15,8 @@ from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import WorkerError
 
+pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
+
 pytest.importorskip("tensorflow_federated")
 
 CLIENTS = Clients(load("breast_cancer"), [np.arange(12 * k, 12 * k + 5 + k) for k in range(6)])

@@ -191,7 +191,7 @@ def main() -> int:
     for path, mutant in sorted(survivors, key=lambda row: (row[0], row[1].line)):
         print(f"survived: {path}:{mutant.line}\n{path}: {mutant.change}")
     print(
-        f"{len(rows) - len(survivors)} of {len(rows)} mutants killed ({100 * share:.1f} %), of {len(everything)} in all, "
+        f"{len(rows) - len(survivors)} of {len(rows)} mutants killed ({100 * share:.1f} %), of {len(everything)}, "
         f"{len(everything) - len(asked)} of them accepted; {time.time() - begin:.0f} s: {args.table}"
     )
     return int(share < WANTED)

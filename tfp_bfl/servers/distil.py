@@ -76,7 +76,8 @@ def distil(
     def step(state: Any, weights: ModelWeights, stacked: ModelWeights, seed: Any) -> tuple[Any, ModelWeights]:
         if [x.shape.rank for x in stacked.point] != [len(x.shape) + 1 for x in weights.point]:
             raise InvalidArgument("FedBE's server takes what rules.stacked() gives: use it with that rule.")
-        model = model_fn()
+        with tf.init_scope():  # Outside a compiled function, which may be traced more than once.
+            model = model_fn()
         seeds = tf.random.experimental.stateless_split(seed, 3)
         mean = lambda x: tf.reduce_mean(x, 0)
         moments = _mixture(stacked.moments)
