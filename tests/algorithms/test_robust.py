@@ -97,7 +97,10 @@ def test_weights_that_only_all_clients_tell_have_no_place_in_trimming(defence, n
         build("conflation", defence, weights=name)
 
 
-@pytest.mark.parametrize("defence", ["clip", "trimmed:0.5", "krum"])
-def test_a_defence_that_there_is_not(defence):
-    with pytest.raises(InvalidArgument):
+@pytest.mark.parametrize(
+    ("defence", "message"),
+    [("clip", "clip"), ("trimmed:0.5", "share is 0.5, but must be at least 0 and below 0.5"), ("krum", "'krum'")],
+)
+def test_a_defence_that_there_is_not(defence, message):
+    with pytest.raises(InvalidArgument, match=message):
         build("conflation", defence)

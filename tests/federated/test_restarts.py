@@ -100,7 +100,7 @@ def test_workers_that_are_not_ours_are_not_replaced():
         assert remote.replace_dead_workers() == 0
         os.kill(runtime.workers[0].pid, signal.SIGKILL)
         time.sleep(0.2)
-        with pytest.raises(WorkerError):
+        with pytest.raises(WorkerError, match="worker"):
             federated.simulate(build(), CLIENTS, 1, runtime=remote)
 
 

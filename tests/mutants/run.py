@@ -131,26 +131,30 @@ def wait(started: dict[int, object], folders: dict[int, Path]) -> tuple[int, Ver
     return pid, Verdict(code != 0, by, usage.ru_utime + usage.ru_stime)
 
 
-def run(chosen: list[tuple[str, ast.AST, Mutant]], jobs: int, table: Path) -> list[tuple[str, Mutant, Verdict]]:
-    """Each file unchanged first, for how long its tests take."""
+def run(
+    chosen: list[tuple[str, ast.AST, Mutant]], jobs: int, cpu_seconds: int, table: Path
+) -> list[tuple[str, Mutant, Verdict]]:
+    """Each set of tests on what is there first, for how long they take; not if `cpu_seconds` says it."""
     rows, started, folders, numbers, limits = [], {}, {}, itertools.count(), {}
     with tempfile.TemporaryDirectory() as base, table.open("w") as out:
         for path in sorted({path for path, _, _ in chosen}):
-            if tuple(tests_of(path)) in limits:
+            tests = frozenset(tests_of(path))
+            if tests in limits or cpu_seconds:
+                limits[tests] = limits.get(tests, cpu_seconds)
                 continue
             folder = Path(base, f"{next(numbers)}")
             pid = start(path, None, folder, 3600)
             _, verdict = wait({pid: None}, {pid: folder})
             if verdict.is_killed:
                 raise SystemExit(f"The tests of {path} fail without a change: {verdict.by}")
-            limits[tuple(tests_of(path))] = 20 + int(4 * verdict.seconds)
+            limits[tests] = 20 + int(4 * verdict.seconds)
             print(f"{path}: {verdict.seconds:.0f} CPU seconds", flush=True)
         left = list(reversed(chosen))
         while left or started:
             while left and len(started) < jobs:
                 path, tree, mutant = left.pop()
                 folder = Path(base, f"{next(numbers)}")
-                pid = start(path, mutant.source(tree), folder, limits[tuple(tests_of(path))])
+                pid = start(path, mutant.source(tree), folder, limits[frozenset(tests_of(path))])
                 started[pid], folders[pid] = (path, mutant), folder
             pid, verdict = wait(started, folders)
             path, mutant = started.pop(pid)
@@ -170,6 +174,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="this many of the mutants; 0 takes all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cpu-seconds", type=int, default=0, help="of a mutant; 0 for four times those of its tests")
     parser.add_argument("--table", type=Path, default=ROOT / "build" / "mutants.txt")
     args = parser.parse_args()
     files = args.files or [
@@ -185,7 +190,7 @@ def main() -> int:
     gc.freeze()
     args.table.parent.mkdir(parents=True, exist_ok=True)
     begin = time.time()
-    rows = run(chosen, args.jobs, args.table)
+    rows = run(chosen, args.jobs, args.cpu_seconds, args.table)
     survivors = [(path, mutant) for path, mutant, verdict in rows if not verdict.is_killed]
     share = 1 - len(survivors) / max(len(rows), 1)
     for path, mutant in sorted(survivors, key=lambda row: (row[0], row[1].line)):
