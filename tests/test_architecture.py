@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "rules": {"contracts", "models", "layers", "posterior"},
     "weighting": {"models", "layers", "posterior"},
     "servers": {"contracts", "models", "layers", "posterior"},
-    "federated": {"contracts", "models", "posterior", "data"},
+    "federated": {"contracts", "models", "posterior", "data", "servers"},
     "evaluation": {"models", "posterior", "layers"},
     "export": {"models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation"},
@@ -30,8 +30,9 @@ MAY_IMPORT = {
     "data": set(),
     "errors": set(),
     "files": set(),
+    "named": set(),
 }
-FOR_EVERYONE = {"errors", "files"}
+FOR_EVERYONE = {"errors", "files", "named"}
 ONLY_IMPORTER_OF_TFF = "federated"
 MAX_LINES_OF_A_FILE = 400
 MAX_LINES_OF_A_RECIPE = 40

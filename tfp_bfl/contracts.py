@@ -16,6 +16,12 @@ from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, STACK, CLIENT_POSTERIOR = "weights", "gaussian", "stack", "client posterior"
 
+
+def stack_of(what: str) -> str:
+    """What a rule that gives `STACK` gives of clients that send `what`."""
+    return f"{STACK} of {what}"
+
+
 Metrics = dict[str, Any]
 Work = Callable[[ServerMessage, Any, tf.Tensor], ClientResult]
 
@@ -72,6 +78,8 @@ class ServerState(NamedTuple):
 class Rule(NamedTuple):
     """An aggregation rule over a posterior, as pure functions of structures of tensors.
 
+    `tfp_bfl.rules.whole_model` lifts it to all of a model's weights.
+
     Fields:
       summarise: (local, anchor, weight) -> statistics of one client. `local` and `anchor` are `MeanField`s (of a
         `ModelRule`: `ModelWeights`), `weight` a positive scalar that need not be normalised.
@@ -99,13 +107,11 @@ class Rule(NamedTuple):
 
     def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""
-        if self.together:
-            return self.together(total, anchor)
-        return self.pool(total, anchor), self.metrics(total, anchor)
+        return _pool_with_metrics(self, total, anchor)
 
 
 class ModelRule(Rule):
-    """A `Rule` over all of a model's weights: what a round takes."""
+    """A `Rule` over all that clients send, such as a model's weights: what a round takes."""
 
     __slots__ = ()
 
@@ -113,31 +119,42 @@ class ModelRule(Rule):
 class GatherRule(NamedTuple):
     """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
 
+    `tfp_bfl.rules.whole_model` lifts it as a `Rule`.
+
     `simulate` joins a worker's stack within one computation. TFF keeps all partial stacks of a process's `next` that is
     given a dataset for each client: clients^2 / 2 x weights.
 
     Fields:
-      pool: (stacked, weights [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a graph.
+      pool: (stacked, importance [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a
+        graph, and `importance` is the clients' weights.
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
-      metrics: (stacked, weights [K], anchor) -> scalars to report with the round.
+      metrics: (stacked, importance [K], anchor) -> scalars to report with the round.
       min_clients, together, takes, gives: as of `Rule`.
     """
 
     pool: Callable[[Any, tf.Tensor, Any], Any]
     name: str = "custom"
     uses_anchor: bool = False
-    metrics: Callable[[Any, tf.Tensor, Any], Metrics] = lambda stacked, weights, anchor: {}
+    metrics: Callable[[Any, tf.Tensor, Any], Metrics] = lambda stacked, importance, anchor: {}
     min_clients: int = 1
     together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, Metrics]]] = None
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
 
-    def pool_with_metrics(self, stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, Metrics]:
+    def pool_with_metrics(self, stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""
-        if self.together:
-            return self.together(stacked, weights, anchor)
-        return self.pool(stacked, weights, anchor), self.metrics(stacked, weights, anchor)
+        return _pool_with_metrics(self, stacked, importance, anchor)
+
+
+class ModelGatherRule(GatherRule):
+    """A `GatherRule` over the stack of all that clients send, such as models' weights."""
+
+    __slots__ = ()
+
+
+def _pool_with_metrics(rule: Any, *given: Any) -> tuple[Any, Metrics]:
+    return rule.together(*given) if rule.together else (rule.pool(*given), rule.metrics(*given))
 
 
 class ServerStep(NamedTuple):
@@ -151,7 +168,7 @@ class ServerStep(NamedTuple):
         unless the step has better ones. They may hold a posterior over point weights.
       tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
       personal: (state, the server's weights, a client's number) -> the weights that predict for this client.
-      takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `STACK` of what clients send.
+      takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` what clients send.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
     """
 

@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
         return f"a value of type {type(value).__name__}"
 
 
-# That an error lists.
+# More names than these an error does not list.
 MOST_NAMES = 25
 
 
@@ -54,6 +54,7 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     if isinstance(name, str) and name in table:
         return table[name]
     near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.5)
+    near = near or [known for known in table if name == "".join(word[:1] for word in known.split("_"))]
     if near:
         advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
     elif len(table) <= MOST_NAMES:

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from tfp_bfl.clients.variational import ClientWork
+from tfp_bfl.contracts import ClientWork
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 
 
@@ -33,4 +33,4 @@ def attacked(client_work: ClientWork, hostile: int, change: float, variance: flo
 
         return spoilt_work
 
-    return build
+    return client_work._replace(build=build)

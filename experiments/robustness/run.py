@@ -38,17 +38,12 @@ def model(shape: Sequence[int], seed: int = 0) -> tf.keras.Model:
 
 
 def build(rule: str, attack: str, defence: str, shape: Sequence[int]) -> bfl.federated.BayesianProcess:
-    """The recipe of `bfl.algorithms.variational`, with hostile clients."""
-    whole: Any = bfl.rules.whole_model(bfl.rules.RULES[rule]())
-    whole = whole if defence == "none" else bfl.rules.parse_robust(defence)(whole)
-    work = bfl.clients.variational(functools.partial(model, shape), **config.TRAINING)
-    return bfl.federated.build_process(
-        functools.partial(model, shape),
-        client_work=work if attack == "none" else attacked(work, config.HOSTILE, *config.ATTACKS[attack]),
-        weigh=bfl.weighting.equal,
-        rule=bfl.rules.gathered(whole) if isinstance(whole, bfl.rules.GatherRule) else whole,
-        server_step=bfl.servers.replace(),
-    )
+    """`bfl.algorithms.variational`, with hostile clients."""
+    model_fn = functools.partial(model, shape)
+    work = bfl.clients.variational(model_fn, **config.TRAINING)
+    work = work if attack == "none" else attacked(work, config.HOSTILE, *config.ATTACKS[attack])
+    robust = None if defence == "none" else defence
+    return bfl.algorithms.compose(model_fn, work, rule, bfl.servers.replace(), weighting="equal", robust=robust)
 
 
 def run_cell(rule: str, attack: str, defence: str) -> dict[str, list[Any]]:

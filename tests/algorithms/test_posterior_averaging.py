@@ -49,8 +49,8 @@ def test_federated_averaging_is_the_variational_recipe_on_point_weights():
         np.testing.assert_array_equal(a, b)
 
 
-def test_unknown_weighting():
-    with pytest.raises(InvalidArgument, match="weighting"):
+def test_a_weighting_that_compares_posteriors_needs_some():
+    with pytest.raises(InvalidArgument, match="Weighting by 'distance' compares posteriors and this model has none"):
         algorithms.fed_opt(MODEL, weighting="distance")
 
 

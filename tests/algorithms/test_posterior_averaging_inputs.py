@@ -224,7 +224,7 @@ def test_bad_options_of_recipes(name, options, message):
         ("sgd", 0.0, {}, "learning_rate is 0.0, but must be a finite number above 0"),
         ("sgd", NAN, {}, "learning_rate is nan"),
         ("sgd", None, {}, "learning_rate is None"),
-        ("sgd", 0.5, {"momemtum": 0.9}, "does not take these options"),
+        ("sgd", 0.5, {"momemtum": 0.9}, "no option of the server optimizer sgd 'momemtum': did you mean 'momentum'"),
     ],
 )
 def test_bad_server_optimizers(name, learning_rate, options, message):
@@ -235,8 +235,16 @@ def test_bad_server_optimizers(name, learning_rate, options, message):
 def test_parts_that_do_not_fit_each_other_are_refused():
     work, mean = clients.variational(MODEL), rules.whole_model(rules.naive_weighted_average())
     for rule, step, message in (
-        (mean, servers.keep_gaussian(), r"FedAG's server takes what rules\.client_gaussian\(\) gives"),
-        (mean, servers.distil(MODEL, FEATURES), r"FedBE's server takes what rules\.stacked\(\) gives"),
+        (
+            mean,
+            servers.keep_gaussian(),
+            r"'keep_gaussian' takes gaussian, which rules\.client_gaussian\(\) gives, but the rule 'naive_weighted",
+        ),
+        (
+            mean,
+            servers.distil(MODEL, FEATURES),
+            r"'distil' takes stack of weights, which rules\.stacked\(\) gives, but the rule",
+        ),
         (None, servers.replace(), "rule must be a Rule"),
         (mean, None, "server_step must be a ServerStep"),
         (mean, servers.replace, "server_step must be a ServerStep"),

@@ -153,5 +153,5 @@ def test_distance_needs_a_posterior(kind):
 
 
 def test_unknown_option():
-    with pytest.raises(TypeError, match="epochs"):
+    with pytest.raises(InvalidArgument, match="no option of variational 'epochs': did you mean 'local_epochs'"):
         build(epochs=3)

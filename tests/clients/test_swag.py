@@ -278,11 +278,12 @@ def test_a_client_that_is_too_small_sends_what_its_round_leaves_out():
         ({"local_epochs": 5, "burn_in_epochs": 4}, "two columns, but of 5 local epochs 4 are burn-in"),
         ({"local_epochs": 2, "burn_in_epochs": None}, "of 2 local epochs 1 are burn-in"),
         ({"burn_in_epochs": 5, "collect_every": 1}, "of 5 local epochs 5 are burn-in"),
-        ({"learning_rate": 0.0}, "learning_rate must be above 0"),
-        ({"learning_rate": float("inf")}, "but they are inf, 0.0 and 0.0"),
-        ({"momentum": 1.0}, "at least 0 and below 1"),
-        ({"momentum": float("nan")}, "but they are 0.3, nan and 0.0"),
-        ({"weight_decay": -0.1}, "weight_decay at least 0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0, but must be a finite number above 0"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf"),
+        ({"momentum": 1.0}, "momentum is 1.0, but must be at least 0 and below 1"),
+        ({"learning_rate": "0.1"}, "learning_rate is '0.1'"),
+        ({"momentum": float("nan")}, "momentum is nan"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1, but must be a finite number of at least 0"),
     ],
 )
 def test_bad_options(options, message):

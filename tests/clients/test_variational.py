@@ -342,5 +342,5 @@ def test_exponential_decay_after_silent_rounds():
         np.testing.assert_allclose(rate(tf.constant(number)), wanted, rtol=1e-6)
     np.testing.assert_allclose(clients.exponential_decay(0.5, 0.0, 0)(tf.constant(999)), 0.5)
     for arguments in ({"learning_rate": 0.0}, {"decay": -0.1}, {"silent_rounds": -1}, {"learning_rate": float("nan")}):
-        with pytest.raises(InvalidArgument, match="above zero"):
+        with pytest.raises(InvalidArgument, match=f"{next(iter(arguments))} is .*, but must be"):
             clients.exponential_decay(**arguments)

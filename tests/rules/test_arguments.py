@@ -87,3 +87,15 @@ def test_weights_may_be_integers_or_of_another_float_type():
         pooled = rules.aggregate(rules.naive_weighted_average(), stacked, weights)
         assert pooled.mean.dtype == tf.float32
         np.testing.assert_array_equal(pooled.mean, [3.0])
+
+
+@pytest.mark.parametrize("rule", ["linear_pool", rules.linear_pool(), rules.whole_model("linear_pool")])
+def test_a_rule_by_its_name_or_lifted_is_the_rule(rule):
+    wanted = rules.aggregate(rules.linear_pool(), stack(0.5, 2.0))
+    np.testing.assert_array_equal(rules.aggregate(rule, stack(0.5, 2.0)).mean["w"], wanted.mean["w"])
+
+
+@pytest.mark.parametrize("rule", [rules.client_gaussian(), rules.stacked()])
+def test_what_gives_no_posterior_is_refused(rule):
+    with pytest.raises(InvalidArgument, match=r"gives a .*, but aggregate pools to one posterior"):
+        rules.aggregate(rule, stack())

@@ -3,7 +3,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
+from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 
 SIZES = (30, 50, 120)
@@ -98,3 +100,66 @@ def test_deterministic_model_is_federated_averaging(name, locals_and_anchor):
     wanted = np.average([c.point[1] for c in clients], axis=0, weights=SIZES)
     np.testing.assert_allclose(pooled.point[1], wanted, rtol=1e-5, atol=1e-6)
     assert all(int(value) == 0 for value in metrics.values())
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_posteriors_alone_are_pooled_as_by_the_rule(name, locals_and_anchor):
+    clients, anchor = locals_and_anchor
+    rule = rules.RULES[name]()
+    wanted = pool(rule, [c.posterior for c in clients], anchor.posterior)
+    actual = pool(rules.whole_model(name), [c.posterior for c in clients], anchor.posterior)
+    assert isinstance(actual[0], MeanField) and actual[1] == wanted[1]
+    for a, b in zip(tf.nest.flatten(actual[0]), tf.nest.flatten(wanted[0]), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "rule", [rules.conflation(), rules.client_gaussian(), rules.stacked(), rules.median("conflation")]
+)
+def test_what_is_over_the_whole_model_stays(rule):
+    whole = rules.whole_model(rule)
+    assert isinstance(whole, rules.ModelRule) and rules.whole_model(whole) is whole
+    assert (whole is rule) == isinstance(rule, rules.ModelRule)
+
+
+def median(stacked, importance, anchor):
+    middle = lambda x: tf.sort(x, 0)[1]
+    return MeanField(*(tf.nest.map_structure(middle, part) for part in (stacked.mean, stacked.variance)))
+
+
+def test_a_rule_over_the_stack_of_posteriors(locals_and_anchor):
+    """The rest is averaged as with any rule; without a posterior the rule is not asked."""
+    clients, anchor = locals_and_anchor
+    rule = rules.whole_model(rules.GatherRule(median))
+    pooled, _ = pool(rule, clients, anchor)
+    plain, _ = pool(rules.whole_model("conflation"), clients, anchor)
+    for i in range(2):
+        wanted = np.median([c.posterior.mean[i] for c in clients], 0)
+        np.testing.assert_array_equal(pooled.posterior.mean[i], wanted)
+        np.testing.assert_allclose(pooled.point[i], plain.point[i], rtol=1e-6)
+    np.testing.assert_allclose(pooled.moments.variance[0], plain.moments.variance[0], rtol=1e-5)
+    alone, _ = pool(rule, [c.posterior for c in clients], anchor.posterior)
+    np.testing.assert_array_equal(alone.mean[0], pooled.posterior.mean[0])
+    none = MeanField((), ())
+    strip = lambda w: ModelWeights(none, w.point, none)
+    bare, metrics = pool(rule, [strip(c) for c in clients], strip(anchor))
+    np.testing.assert_array_equal(bare.point[0], pooled.point[0])
+    assert metrics == {} and bare.posterior == none
+
+
+def test_a_rule_with_a_parameter_is_named_with_it(monkeypatch, locals_and_anchor):
+    """A function and an entry: every door takes its name."""
+
+    def tempered(exponent):
+        return rules.conflation()._replace(name=f"tempered {exponent}")
+
+    monkeypatch.setitem(rules.RULES, "tempered", WithArgument(tempered, "exponent"))
+    assert rules.whole_model("tempered:0.5").name == "tempered 0.5"
+    assert rules.trimmed("tempered:2").name == "trimmed tempered 2.0"
+    for text, message in (
+        ("tempered", "The rule 'tempered' lacks its exponent: write tempered:EXPONENT"),
+        ("tempered:hot", "has the exponent 'hot', but must be tempered:EXPONENT with a number"),
+        ("conflation:2", "The rule 'conflation:2' has an argument, but conflation takes none"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            rules.whole_model(text)

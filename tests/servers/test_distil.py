@@ -10,7 +10,7 @@ from tfp_bfl import models, servers
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
 from tfp_bfl.models import ModelWeights, get_weights
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.posterior import MeanField, mixtures
 
 module = importlib.import_module("tfp_bfl.servers.distil")  # The package has the function of this name.
 NONE = MeanField((), ())
@@ -137,7 +137,7 @@ def test_an_optimizer_takes_the_students_change():
 
 def test_statistics_are_those_of_the_mixture():
     means, variances = RNG.normal(size=(4, 5)), RNG.uniform(1, 2, (4, 5))
-    mixed = module._mixture(MeanField((tf.constant(means),), (tf.constant(variances),)))
+    mixed = mixtures.mixture(MeanField((tf.constant(means),), (tf.constant(variances),)), np.ones(4))
     np.testing.assert_allclose(mixed.mean[0], means.mean(0))
     np.testing.assert_allclose(mixed.variance[0], variances.mean(0) + means.var(0))
 
@@ -164,3 +164,17 @@ def test_models_with_variational_layers_are_refused():
     weights = get_weights(models.mlp("flipout", input_shape=(3,), hidden=()))
     with pytest.raises(InvalidArgument, match="FedBE finds a posterior over point weights"):
         servers.distil(model_fn, FEATURES).initialize(weights)
+
+
+def test_a_step_that_draws_has_a_seed_of_its_own():
+    """Not the one that orders the student's batches."""
+    seen = []
+    draw = servers.replace()._replace(next=lambda state, weights, pooled, seed: (seen.append(seed.numpy()), pooled))
+    student(server_step=draw, learning_rate=0.1)
+    ordered = []
+    learn = module._learn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_learn", lambda *given: ordered.append(given[4].numpy()) or learn(*given))
+        student(server_step=draw, learning_rate=0.1)
+    np.testing.assert_array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[1], ordered[0])

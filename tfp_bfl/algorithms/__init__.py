@@ -1,8 +1,8 @@
-"""Named recipes: client work + rule + server step, a file a family."""
+"""Named recipes: client work + rule + server step, a file a family; `compose` for one's own."""
 
+from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.posterior_averaging import (
-    compose,
     fed_ag,
     fed_be,
     fed_kp,

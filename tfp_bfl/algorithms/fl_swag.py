@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
-import tensorflow as tf
-
-from tfp_bfl import clients, federated, rules, servers
-from tfp_bfl import weighting as weightings
+from tfp_bfl import clients, federated, models, rules, servers
+from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.errors import check_count
 
 
 def fl_swag(
-    model_fn: Callable[[], tf.keras.Model],
+    model_fn: Model,
     *,
     last_layer: bool = False,
     diagonal_only: bool = False,
     prior: Any = None,
     min_examples: int = 10,
     max_columns: int = 20,
-    element_spec: Any = None,
-    seed: int = 0,
-    **client_options: Any,
+    **options: Any,
 ) -> federated.BayesianProcess:
     """Each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the Gaussians.
 
@@ -32,8 +28,9 @@ def fl_swag(
     weights from the product at each prediction.
 
     Args:
-      model_fn: builds a Keras model without variational layers that returns logits, with the weights to start from:
-        those of a network that the server has pretrained, for `last_layer` (or give these to `simulate` as start).
+      model_fn: builds a Keras model without variational layers that returns logits, with the weights to start from,
+        or such a model: those of a network that the server has pretrained, for `last_layer` (or give these to
+        `simulate` as start).
       last_layer: the posterior is over the last layer, all below is frozen. False: over all weights, for convex models:
         on LeNet it was worse than the pretrained network that it started from.
       diagonal_only: of the clients' covariances only the diagonals count.
@@ -41,28 +38,17 @@ def fl_swag(
         once; None for posteriors that hold none.
       min_examples: a client with fewer is refused.
       max_columns: rows of a client's deviations, of which it sends all.
-      element_spec: of the clients' datasets; None as in `federated.build_process`.
-      seed: of the noise; `simulate` has its own.
-      **client_options: of `tfp_bfl.clients.swag`: local_epochs, burn_in_epochs, collect_every, min_variance,
-        batch_size, learning_rate, momentum, weight_decay.
-
-    Returns:
-      A `tff.learning.templates.LearningProcess`.
+      **options: of `compose` (element_spec, seed of the noise) and of `tfp_bfl.clients.swag` (local_epochs,
+        burn_in_epochs, collect_every, min_variance, batch_size, learning_rate, momentum, weight_decay).
 
     Raises:
       InvalidArgument: options as of `tfp_bfl.clients.swag`, a prior over other weights, or a model that has variational
         layers or, for `last_layer`, no dense layer at its end.
     """
-    options = {"last_layer": last_layer, "max_columns": max_columns, **client_options}
-    work = clients.swag(model_fn, **options)
+    client_options, process = split_options(fl_swag, clients.swag, options, ("element_spec", "seed"))
+    model_fn = models.as_model_fn(model_fn)
+    work = clients.swag(model_fn, last_layer=last_layer, max_columns=max_columns, **client_options)
     num_weights = len(clients.swag_weights(model_fn(), last_layer))
-    return federated.build_process(
-        model_fn,
-        client_work=work,
-        weigh=weightings.equal,
-        rule=rules.stacked(),
-        server_step=servers.online_product(num_weights, max_columns, prior, diagonal_only, frozen_moments=last_layer),
-        element_spec=element_spec,
-        seed=seed,
-        min_examples=max(check_count(min_examples, "min_examples"), clients.smallest_client(**client_options)),
-    )
+    least = max(check_count(min_examples, "min_examples"), clients.smallest_client(**client_options))
+    step = servers.online_product(num_weights, max_columns, prior, diagonal_only, frozen_moments=last_layer)
+    return compose(model_fn, work, rules.stacked(), step, weighting="equal", min_examples=least, **process)

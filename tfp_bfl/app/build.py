@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, serves
+from tfp_bfl.app.catalogue import ALGORITHMS, serves
 from tfp_bfl.app.config import RunConfig
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
@@ -123,7 +123,7 @@ def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bay
 def _variational(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
     return bfl.algorithms.variational(
         model_fn(config, source),
-        rule=bfl.rules.RULES[config.rule](),
+        rule=config.rule,
         weighting=config.weighting,
         robust=config.robust,
         element_spec=source.element_spec,
@@ -174,9 +174,8 @@ def _averaging(
 def _server_optimizer(config: RunConfig) -> Any:
     if config.server_optimizer is None:
         return None
-    rate = config.server_learning_rate or SERVER_OPTIMIZERS[config.server_optimizer]
     momentum = {"momentum": config.server_momentum} if config.server_momentum else {}
-    return bfl.federated.server_optimizer(config.server_optimizer, rate, **momentum)
+    return bfl.servers.server_optimizer(config.server_optimizer, config.server_learning_rate, **momentum)
 
 
 def _learning_rate(config: RunConfig) -> Any:

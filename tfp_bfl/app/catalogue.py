@@ -26,10 +26,6 @@ class Algorithm(NamedTuple):
     point_weights: bool = False
 
 
-# The optimizers of the server, each with the rate that it has if none is given.
-SERVER_OPTIMIZERS = {"sgd": 1.0, "adam": 0.01, "yogi": 0.03, "adagrad": 0.1}
-
-
 def _averaging(summary: str, *options: str, point_weights: bool = False, **defaults: Any) -> Algorithm:
     """A recipe of `tfp_bfl.algorithms.posterior_averaging`."""
     shared = (
@@ -107,11 +103,6 @@ def names(algorithms: Iterable[str]) -> str:
         algorithms = (*(name for name in algorithms if name not in _FED), "fed_*")
     *most, last = algorithms
     return f"{', '.join(most)} and {last}" if most else last
-
-
-def server_rates() -> str:
-    """The learning rates of the server's optimizers in words."""
-    return ", ".join(f"{rate:g} for {name}" for name, rate in SERVER_OPTIMIZERS.items())
 
 
 def default_in_words(option: str, default: Any) -> str:

@@ -218,9 +218,10 @@ def doctor() -> None:
 @cli.command("list")
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
-    from tfp_bfl import data, models, rules, weighting
-    from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS
+    from tfp_bfl import data, models, named, rules, weighting
+    from tfp_bfl.app.catalogue import ALGORITHMS
     from tfp_bfl.rules.kernel import BANDWIDTHS, KERNELS
+    from tfp_bfl.servers import SERVER_OPTIMIZERS
 
     click.echo("algorithms:")
     for name, algorithm in ALGORITHMS.items():
@@ -229,11 +230,11 @@ def list_choices() -> None:
         ("datasets", [*data.list_sources(), "any image-classification dataset of TFDS"]),
         ("models", models.MODELS),
         ("kinds", models.KINDS),
-        ("rules", rules.RULES),
+        ("rules", named.forms(rules.RULES)),
         ("weightings", weighting.ALL_WEIGHTINGS),
-        ("defences", [entry.form(name) for name, entry in rules.ROBUST.items()]),
+        ("defences", named.forms(rules.ROBUST)),
         ("partitions", data.partition_forms()),
-        ("server optimizers", SERVER_OPTIMIZERS),
+        ("server optimizers", [f"{name} ({entry.learning_rate:g})" for name, entry in SERVER_OPTIMIZERS.items()]),
         ("kernels", KERNELS),
         ("bandwidths", BANDWIDTHS),
     ):

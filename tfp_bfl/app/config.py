@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import pydantic
 import yaml
 
-from tfp_bfl.app.catalogue import ALGORITHMS, SERVER_OPTIMIZERS, names, server_rates, serves, takers
+from tfp_bfl.app.catalogue import ALGORITHMS, names, serves, takers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -77,7 +77,7 @@ class RunConfig(pydantic.BaseModel):
         None, "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given."
     )
     server_learning_rate: Optional[float] = _option(
-        None, f"Of the server's optimizer; {server_rates()} if not given.", gt=0, allow_inf_nan=False
+        None, "Of the server's optimizer; its own, which the list tells, if not given.", gt=0, allow_inf_nan=False
     )
     server_momentum: float = _option(0.0, "Of the server's sgd.", ge=0, lt=1)
     proximal: float = _option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.", ge=0, allow_inf_nan=False)
@@ -145,7 +145,7 @@ class RunConfig(pydantic.BaseModel):
         self._check_server()
         lookup(models.MODELS, self.model, "model")
         lookup(models.KINDS, self.kind, "kind of model")
-        lookup(rules.RULES, self.rule, "rule")
+        rules.parse_rule(self.rule)
         lookup(weighting.ALL_WEIGHTINGS, self.weighting, "weighting")
         lookup(PRECISIONS, self.precision, "precision")
         if self.normalization is not None:
@@ -169,7 +169,7 @@ class RunConfig(pydantic.BaseModel):
                 f"Weighting by {self.weighting} compares posteriors, kind {self.kind!r} has none: use kind 'flipout'."
             )
         if self.robust is not None:
-            defended = rules.parse_robust(self.robust)(rules.RULES[self.rule]())
+            defended = rules.parse_robust(self.robust)(self.rule)
             if self.weighting in weighting.STACKED_WEIGHTINGS and isinstance(defended, rules.GatherRule):
                 raise InvalidArgument(
                     f"The defence {self.robust} counts all clients the same, so that weighting by {self.weighting} "
@@ -215,6 +215,8 @@ class RunConfig(pydantic.BaseModel):
 
     def _check_server(self) -> None:
         if self.server_optimizer is not None:
+            from tfp_bfl.servers import SERVER_OPTIMIZERS
+
             lookup(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
         elif self.server_learning_rate is not None or self.server_momentum:
             name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"

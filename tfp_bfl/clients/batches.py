@@ -7,6 +7,11 @@ from typing import Any, Callable
 import tensorflow as tf
 
 
+def steps_per_epoch(num_examples: Any, batch_size: int) -> Any:
+    """Steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
+    return (num_examples + batch_size - 1) // batch_size
+
+
 def over_batches(
     examples: Any,
     seed: tf.Tensor,
@@ -25,7 +30,7 @@ def over_batches(
       state: what the first step is given, a structure of tensors.
     """
     num_examples = tf.shape(examples.labels)[0]
-    num_steps = (num_examples + batch_size - 1) // batch_size
+    num_steps = steps_per_epoch(num_examples, batch_size)
     for epoch in tf.range(num_epochs):
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
         order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), epoch_seed)

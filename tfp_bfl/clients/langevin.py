@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
 from tfp_bfl import posterior
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.clients.batches import steps_per_epoch
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.models import batch_normalized_call, check_layers, functional_call, layout
+from tfp_bfl.models import as_model_fn, batch_normalized_call, check_layers, functional_call, layout
 from tfp_bfl.posterior import MeanField, Samples
 
 Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
@@ -153,7 +152,7 @@ def langevin_chain(
     _check_counts(num_steps, burn_in, thin, batch_size, seed)
     _check_numbers(step_size, prior_stddev, decay, stabilizer)
     features, labels = _examples(features, labels)
-    model = model_fn()
+    model = as_model_fn(model_fn)()
     check_layers(model)
     places = layout(model)
     if places.variational:
@@ -162,7 +161,7 @@ def langevin_chain(
             "or 'mc_dropout'."
         )
     num_examples, batch_size = labels.shape[0], min(batch_size, labels.shape[0])
-    steps_a_pass = -(-num_examples // batch_size)
+    steps_a_pass = steps_per_epoch(num_examples, batch_size)
     sizes, shapes = ([f(v.shape) for v in places.point] for f in (tf.TensorShape.num_elements, list))
 
     def shaped(flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -255,7 +254,6 @@ def _check_numbers(step_size: Any, prior_stddev: Any, decay: Any, stabilizer: An
     for name, value in (("step_size", step_size), ("prior_stddev", prior_stddev), ("stabilizer", stabilizer)):
         if name == "step_size" and callable(value):
             continue
-        if not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
-            raise InvalidArgument(f"{name} is {value!r}, but must be a finite number above 0.")
-    if not isinstance(decay, numbers.Real) or not 0 <= float(decay) <= 1:
-        raise InvalidArgument(f"decay is {decay!r}, but must be a number from 0 to 1.")
+        check_number(value, name)
+    if check_number(decay, "decay", zero=True) > 1:
+        raise InvalidArgument(f"decay is {shown(decay)}, but must be a number from 0 to 1.")

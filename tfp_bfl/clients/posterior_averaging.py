@@ -6,11 +6,12 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl.clients.batches import steps_per_epoch
 from tfp_bfl.clients.trainer import Schedule, Trainer
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import without_autograph
-from tfp_bfl.models import ClientResult, ServerMessage
+from tfp_bfl.models import ClientResult, ServerMessage, as_model_fn
 
 
 def posterior_delta(x0: Any, samples: Any, shrinkage: float) -> tf.Tensor:
@@ -80,7 +81,7 @@ def posterior_averaging(
     standard deviations of variational weights, are those at the end of training in either case.
 
     Args:
-      model_fn: builds a Keras model that returns logits [B, C].
+      model_fn: builds a Keras model that returns logits [B, C]; or such a model.
       shrinkage: rho of `posterior_delta`.
       burn_in_rounds: rounds of plain federated averaging before.
       local_burn_in_epochs: epochs before the first sample.
@@ -99,6 +100,7 @@ def posterior_averaging(
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithms 3 and 4; Mandt et al. 2017 for IASG.
     """
+    model_fn = as_model_fn(model_fn)
     check_number(shrinkage, "shrinkage", zero=True)
     for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
         check_count(value, name)
@@ -119,7 +121,7 @@ def posterior_averaging(
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             num_examples = tf.shape(examples.labels)[0]
-            an_epoch = (num_examples + batch_size - 1) // batch_size
+            an_epoch = steps_per_epoch(num_examples, batch_size)
             every, first = steps_per_sample or an_epoch, local_burn_in_epochs * an_epoch
             most = (local_epochs * an_epoch - first) // every
 

@@ -6,7 +6,7 @@ from typing import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import check_count, check_number
 
 
 def exponential_decay(
@@ -19,11 +19,9 @@ def exponential_decay(
     Fischer et al. 2024 (arXiv:2403.15263) use the defaults.
 
     Raises:
-      InvalidArgument: a rate of zero or below, or a negative decay or number of rounds.
+      InvalidArgument: a rate that is not above zero, or a negative decay or number of rounds.
     """
-    if not learning_rate > 0 or not decay >= 0 or silent_rounds < 0:
-        raise InvalidArgument(
-            f"learning_rate must be above zero, decay and silent_rounds at least zero, but they are {learning_rate}, "
-            f"{decay} and {silent_rounds}."
-        )
+    learning_rate = check_number(learning_rate, "learning_rate")
+    decay = check_number(decay, "decay", zero=True)
+    silent_rounds = check_count(silent_rounds, "silent_rounds", 0)
     return lambda number: learning_rate * tf.exp(-decay * tf.maximum(0.0, tf.cast(number - silent_rounds, tf.float32)))

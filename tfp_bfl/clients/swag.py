@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, NamedTuple, Optional
+import functools
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import over_batches, without_initial_values
+from tfp_bfl.clients.batches import steps_per_epoch, without_initial_values
+from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import (
     ClientPosterior,
     ClientResult,
-    FlatWeights,
     ServerMessage,
-    TrainingMetrics,
+    as_model_fn,
     assign_weights,
     batch_moments,
     get_weights,
@@ -29,13 +29,6 @@ from tfp_bfl.posterior import LowRank, MeanField, swag_moments
 # feature network.
 NORMALIZED_AT_ONCE = 1000
 FEATURES_AT_ONCE = 256
-
-
-class _Progress(NamedTuple):
-    steps: tf.Tensor
-    velocity: tf.Tensor
-    moments: swag_moments.SwagMoments
-    nll: tf.Tensor
 
 
 def swag(
@@ -62,7 +55,7 @@ def swag(
     times the memory of the weights.
 
     Args:
-      model_fn: builds a Keras model without variational layers that returns logits [B, C].
+      model_fn: builds a Keras model without variational layers that returns logits [B, C]; or such a model.
       last_layer: the posterior is over the last layer alone, on features that are computed once; all below stays as the
         server sent it, with BatchNorm's moving statistics. False: over all weights.
       local_epochs: passes over the client's examples, each in a new order.
@@ -89,6 +82,7 @@ def swag(
     Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior or a burn-in
     can be given.
     """
+    model_fn = as_model_fn(model_fn)
     if burn_in_epochs is None:
         burn_in_epochs = _half(local_epochs)
     _check_options(local_epochs, burn_in_epochs, collect_every, max_columns, min_variance, batch_size)
@@ -99,27 +93,11 @@ def swag(
             model = model_fn()
             swag_weights(model, last_layer)
             parts = split_head(model) if last_layer else None
-            network = parts.head if parts else model
-            weights = FlatWeights(network)
+        network = parts.head if parts else model
+        optimizer_fn = functools.partial(tf.keras.optimizers.SGD, momentum=momentum)
+        trainer = Trainer(lambda: network, optimizer_fn, learning_rate, weight_decay=weight_decay)
+        weights = trainer.weights
         has_statistics = bool(get_weights(network).moments.mean)
-
-        @without_autograph
-        def descend(features: tf.Tensor, labels: tf.Tensor, velocity: tf.Tensor, seed: tf.Tensor) -> Any:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(weights.leaves)
-                with sampling("flipout", seed):
-                    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, network(features, training=True))
-                loss = tf.reduce_mean(losses)
-            gradient = tape.gradient(loss, weights.leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            velocity = momentum * velocity + weights.flatten(gradient) + weight_decay * weights.values
-            weights.values.assign_sub(learning_rate * velocity)
-            weights.update_model()
-            return velocity, tf.reduce_sum(losses)
-
-        @without_autograph
-        def load(message: ServerMessage) -> None:
-            assign_weights(model, message.weights)
-            weights.load(get_weights(network))
 
         @without_autograph
         def posterior_of(moments: swag_moments.SwagMoments) -> LowRank:
@@ -138,34 +116,31 @@ def swag(
             with sampling("mean", seed):
                 return batch_moments(network, q.mean, images)
 
-        @tf.function
+        @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
-            load(message)
+            assign_weights(model, message.weights)
+            own = message._replace(weights=get_weights(network))
             if parts:
                 examples = examples._replace(features=_features(parts.features, examples.features))
             num_examples = tf.shape(examples.labels)[0]
-            an_epoch = (num_examples + batch_size - 1) // batch_size
+            an_epoch = steps_per_epoch(num_examples, batch_size)
             every, first = collect_every or an_epoch, burn_in_epochs * an_epoch
 
             @without_autograph
-            def step(state: _Progress, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> _Progress:
-                velocity, nll = descend(features, labels, state.velocity, step_seed)
-                steps, moments, values = state.steps + 1, state.moments, tf.identity(weights.values)
+            def collect(moments: swag_moments.SwagMoments, steps: tf.Tensor) -> swag_moments.SwagMoments:
+                values = tf.identity(weights.values)
                 moments = tf.cond(
                     tf.equal(steps, first), lambda: swag_moments.start(values, max_columns), lambda: moments
                 )
                 due = (steps > first) & tf.equal((steps - first) % every, 0)
-                moments = tf.cond(due, lambda: swag_moments.collect(moments, values), lambda: moments)
-                return _Progress(steps, velocity, moments, state.nll + nll)
+                return tf.cond(due, lambda: swag_moments.collect(moments, values), lambda: moments)
 
-            start = swag_moments.start(weights.values, max_columns)
-            progress = _Progress(tf.constant(0), tf.zeros_like(weights.values), start, tf.constant(0.0))
-            progress = over_batches(examples, seed, local_epochs, batch_size, step, progress)
-            q = posterior_of(progress.moments)
-            nll = progress.nll / tf.cast(num_examples * local_epochs, tf.float32)
+            start = swag_moments.start(weights.flatten(own.weights.point), max_columns)
+            metrics, moments = trainer.train(own, examples, seed, local_epochs, batch_size, collect, start)
+            q = posterior_of(moments)
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
             local = ClientPosterior(client, num_examples, q, statistics(q, examples.features, seed))
-            return ClientResult(local, num_examples, TrainingMetrics(nll, tf.zeros_like(nll), -nll))
+            return ClientResult(local, num_examples, metrics)
 
         return work
 
@@ -220,7 +195,7 @@ def _features(network: tf.keras.Model, inputs: tf.Tensor) -> tf.Tensor:
         return tf.pad(features, [[0, size - tf.shape(features)[0]], [0, 0]])
 
     spec = tf.TensorSpec([size, network.output_shape[-1]], tf.float32)
-    parts = tf.map_fn(some, tf.range((number + size - 1) // size), fn_output_signature=spec, parallel_iterations=1)
+    parts = tf.map_fn(some, tf.range(steps_per_epoch(number, size)), fn_output_signature=spec, parallel_iterations=1)
     return tf.reshape(parts, [-1, network.output_shape[-1]])[:number]
 
 
@@ -236,8 +211,7 @@ def _check_options(
         check_count(value, name)
     check_count(burn_in_epochs, "burn_in_epochs", 0)
     check_count(max_columns, "max_columns", 2)
-    if not 0 < min_variance < math.inf:
-        raise InvalidArgument(f"min_variance is {min_variance!r}, but must be a finite number above 0.")
+    check_number(min_variance, "min_variance")
     if collect_every is not None:
         check_count(collect_every, "collect_every")
     if local_epochs - burn_in_epochs < (2 if collect_every is None else 1):
@@ -247,9 +221,8 @@ def _check_options(
         )
 
 
-def _check_rates(learning_rate: float, momentum: float, weight_decay: float) -> None:
-    if not 0 < learning_rate < math.inf or not 0 <= momentum < 1 or not 0 <= weight_decay < math.inf:
-        raise InvalidArgument(
-            "learning_rate must be above 0, momentum at least 0 and below 1 and weight_decay at least 0, but they are "
-            f"{learning_rate}, {momentum} and {weight_decay}."
-        )
+def _check_rates(learning_rate: Any, momentum: Any, weight_decay: Any) -> None:
+    check_number(learning_rate, "learning_rate")
+    check_number(weight_decay, "weight_decay", zero=True)
+    if check_number(momentum, "momentum", zero=True) >= 1:
+        raise InvalidArgument(f"momentum is {shown(momentum)}, but must be at least 0 and below 1.")

@@ -28,6 +28,7 @@ class Trainer:
       optimizer_fn: builds a Keras optimizer.
       learning_rate: a number, or a function of the rounds done so far.
       proximal: mu of the term mu / 2 ||w - w_server||^2 over means and point weights.
+      weight_decay: of the term weight_decay / 2 ||w||^2 over the same.
       prior_of: (weights, message) -> the prior of the round.
 
     Attributes:
@@ -43,6 +44,7 @@ class Trainer:
         optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer],
         learning_rate: Schedule,
         proximal: float = 0.0,
+        weight_decay: float = 0.0,
         prior_of: Callable[[FlatWeights, ServerMessage], Any] = lambda weights, message: weights.prior,
     ):
         with tf.variable_creator_scope(without_initial_values):
@@ -51,6 +53,7 @@ class Trainer:
         self._optimizer, self._reset = _resettable(optimizer_fn, self.weights.variables)
         self._learning_rate = learning_rate
         self._proximal = proximal
+        self._weight_decay = weight_decay
         self._prior_of = prior_of
 
     @without_autograph
@@ -113,6 +116,8 @@ class Trainer:
         in_values = weights.flatten(in_leaves) + kl_in_values / count
         if self._proximal:
             in_values += self._proximal * (weights.values - anchor)
+        if self._weight_decay:
+            in_values += self._weight_decay * weights.values
         in_log_stddev = in_noise * noise + kl_in_log_stddev / count
         self._optimizer.apply_gradients(list(zip([in_values, in_log_stddev], weights.variables)))
         weights.update_model()

@@ -10,7 +10,7 @@ from tfp_bfl.clients.adam import Adam
 from tfp_bfl.clients.trainer import Schedule, Trainer
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import check_count, check_number
-from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage
+from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage, as_model_fn
 
 
 def variational(
@@ -33,7 +33,7 @@ def variational(
     dropout's masks).
 
     Args:
-      model_fn: builds a Keras model that returns logits [B, C].
+      model_fn: builds a Keras model that returns logits [B, C]; or such a model.
       local_epochs: passes over the client's examples, each in a new order; the last batch of a pass may be smaller.
       batch_size: B.
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar.
@@ -53,6 +53,7 @@ def variational(
       InvalidArgument: local_epochs or batch_size below 1, proximal below 0, or an optimizer that can't take vectors of
         all weights.
     """
+    model_fn = as_model_fn(model_fn)
     check_count(local_epochs, "local_epochs")
     check_count(batch_size, "batch_size")
     check_number(proximal, "proximal", zero=True)
@@ -66,7 +67,7 @@ def variational(
         return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
 
     def build() -> Work:
-        trainer = Trainer(model_fn, optimizer_fn, learning_rate, proximal, prior_of)
+        trainer = Trainer(model_fn, optimizer_fn, learning_rate, proximal, prior_of=prior_of)
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:

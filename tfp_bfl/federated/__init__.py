@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.contracts import ServerState
+from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.engines import ENGINES, default_engine
@@ -14,9 +15,9 @@ from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
 from tfp_bfl.federated.simulation import SimulationResult, check_clients, collapse_warning, simulate
+from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
 if TYPE_CHECKING:
-    from tfp_bfl.federated.optimizers import SERVER_OPTIMIZERS, server_optimizer
     from tfp_bfl.federated.tff.context import Runtime, local_workers, remote_workers
     from tfp_bfl.federated.tff.installation import require_tff
 
@@ -25,14 +26,13 @@ _LATER = {
     "local_workers": "tff.context",
     "remote_workers": "tff.context",
     "require_tff": "tff.installation",
-    "SERVER_OPTIMIZERS": "optimizers",
-    "server_optimizer": "optimizers",
 }
 
 __all__ = [
     "ENGINES",
     "SERVER_OPTIMIZERS",
     "BayesianProcess",
+    "Chains",
     "Checkpoints",
     "Pretrained",
     "Round",
@@ -50,6 +50,7 @@ __all__ = [
     "require_tff",
     "server_optimizer",
     "simulate",
+    "simulate_chains",
 ]
 
 

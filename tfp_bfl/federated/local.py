@@ -59,7 +59,7 @@ class LocalEngine:
             total = functools.reduce(self._add, [lane.result() for lane in lanes])
             return Output(*_as_arrays(self._conclude(state, total)))
         except tf.errors.OpError as error:
-            raise ComputationError(f"A computation failed: {error.message.strip().partition(chr(10))[0]}") from error
+            raise ComputationError(f"A computation failed: {_reason(error.message)}") from error
 
     def replace_dead_workers(self) -> int:
         """0: there are none."""
@@ -78,3 +78,10 @@ class LocalEngine:
 
 def _as_arrays(structure: Any) -> Any:
     return tf.nest.map_structure(np.asarray, structure)
+
+
+def _reason(message: str) -> str:
+    """What an operation said, of TensorFlow's text on where it stands in the graph and in the program."""
+    around = ("Graph execution error", "Detected at node", "Node:", "<stack traces", " ", "\t")
+    lines = [line for line in message.splitlines() if line.strip() and not line.startswith(around)]
+    return (lines or [message])[0].strip()

@@ -15,6 +15,7 @@ from tfp_bfl.models.head import split_head
 from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
+from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import ModelWeights, assign_weights, check_layers, get_weights, layout, min_stddev, prior
@@ -32,6 +33,7 @@ __all__ = [
     "ServerMessage",
     "TrainingMetrics",
     "WeightSampling",
+    "as_model_fn",
     "assign_weights",
     "batch_moments",
     "batch_normalized_call",

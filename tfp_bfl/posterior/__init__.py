@@ -1,16 +1,8 @@
 """Posteriors over a model's weights: structures of tensors, and what can be computed from them."""
 
-from tfp_bfl.posterior import swag_moments
-from tfp_bfl.posterior.low_rank import (
-    LowRank,
-    as_low_rank,
-    covariance,
-    floor_variance,
-    log_prob,
-    marginals,
-    positive_leaves,
-    sample,
-)
+from tfp_bfl.posterior import mixtures, swag_moments
+from tfp_bfl.posterior.families import floor_variance, marginals, positive_leaves, sample
+from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
 from tfp_bfl.posterior.mean_field import (
     MeanField,
     Spread,
@@ -47,6 +39,7 @@ __all__ = [
     "kl_divergence",
     "log_prob",
     "marginals",
+    "mixtures",
     "pooled",
     "positive_leaves",
     "product_from_arrays",

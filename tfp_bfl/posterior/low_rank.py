@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count
-from tfp_bfl.posterior import mean_field, samples
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior import mean_field
 from tfp_bfl.posterior.blocks import blocks, width
 from tfp_bfl.posterior.mean_field import MeanField
-from tfp_bfl.posterior.samples import Samples
 
 # The dense covariance of so many weights takes 200 MB in float64.
 LARGEST_DENSE = 5000
@@ -91,62 +90,15 @@ def check_same_weights(q: LowRank, like: LowRank, name: str) -> None:
             )
 
 
-def marginals(q: LowRank | MeanField | Samples) -> MeanField:
-    """The mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
-
-    Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
-
-    Raises:
-      InvalidArgument: as `as_low_rank`.
-    """
-    if isinstance(q, MeanField):
-        return q
-    if isinstance(q, Samples):
-        return MeanField(*samples.moments(q))
+def marginals(q: LowRank) -> MeanField:
+    """The mean-field Gaussian of its means and variances (`posterior.marginals`)."""
     q = as_low_rank(q)
     variance = lambda a, u: a + tf.reduce_sum(tf.square(u), 0)
     return MeanField(q.mean, tf.nest.map_structure(variance, q.diagonal, q.deviations))
 
 
-def positive_leaves(q: LowRank | MeanField | Samples) -> list[tf.Tensor]:
-    """The leaves of q that must be above zero: variances or the diagonal; none of `Samples`."""
-    if isinstance(q, Samples):
-        return []
-    return tf.nest.flatten(q.diagonal if isinstance(q, LowRank) else q.variance)
-
-
-def floor_variance(q: Any, min_stddev: float) -> Any:
-    """q with no standard deviation (of a `LowRank`: none of the independent parts) below `min_stddev`."""
-    if isinstance(q, Samples):
-        return q
-    field = "diagonal" if isinstance(q, LowRank) else "variance"
-    return q._replace(**{field: tf.nest.map_structure(lambda v: tf.maximum(v, min_stddev**2), getattr(q, field))})
-
-
-def sample(q: LowRank | MeanField | Samples, seed: Any, num_samples: int | None = None) -> Any:
-    """Draws w ~ q; the same `seed` gives the same draws.
-
-    w = mean + sqrt(diagonal) e + deviations^T z,   e ~ N(0, I_D), z ~ N(0, I_R)
-
-    Of `Samples`, one of the draws, with replacement.
-
-    Args:
-      q: a posterior.
-      seed: [2], integers.
-      num_samples: S; None for one draw without a leading axis.
-
-    Returns:
-      A structure like `q.mean` with leaves [S, ...]; [...] if `num_samples` is None.
-
-    Raises:
-      InvalidArgument: num_samples below 1, or q as in `as_low_rank`.
-
-    Source: Maddox et al. 2019 (arXiv:1902.02476), eq. 1.
-    """
-    if isinstance(q, MeanField):
-        return mean_field.sample(q, seed, num_samples)
-    if isinstance(q, Samples):
-        return samples.choose(q, seed, num_samples if num_samples is None else check_count(num_samples, "num_samples"))
+def sample(q: LowRank, seed: Any, num_samples: int | None = None) -> Any:
+    """Draws from it (`posterior.sample`)."""
     q = as_low_rank(q)
     seeds = tf.random.experimental.stateless_split(seed, 2)
     independent = mean_field.sample(MeanField(q.mean, q.diagonal), seeds[0], num_samples)

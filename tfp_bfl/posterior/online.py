@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.posterior.low_rank import LowRank, NotPositiveDefinite, as_low_rank, check_same_weights, marginals
+from tfp_bfl.posterior.families import marginals
+from tfp_bfl.posterior.low_rank import LowRank, NotPositiveDefinite, as_low_rank, check_same_weights
 from tfp_bfl.posterior.mean_field import MeanField
 from tfp_bfl.posterior.products import check_prior, latent_precision, pool
 

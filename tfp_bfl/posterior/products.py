@@ -34,13 +34,13 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior.blocks import blocks, join, width
+from tfp_bfl.posterior.families import marginals
 from tfp_bfl.posterior.low_rank import (
     LowRank,
     NotPositiveDefinite,
     as_low_rank,
     check_same_weights,
     cholesky,
-    marginals,
     rank,
 )
 from tfp_bfl.posterior.mean_field import MeanField

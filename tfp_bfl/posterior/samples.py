@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_count
 
 
 class Samples(NamedTuple):
@@ -31,7 +31,7 @@ def num_draws(q: Samples) -> int:
 
 def choose(q: Samples, seed: Any, num_samples: int | None = None) -> Any:
     """Draws with replacement: leaves [...], or [S, ...] for `num_samples` = S; the same seed, the same draws."""
-    shape = [] if num_samples is None else [num_samples]
+    shape = [] if num_samples is None else [check_count(num_samples, "num_samples")]
     rows = tf.random.stateless_uniform(shape, seed, maxval=num_draws(q), dtype=tf.int32)
     return tf.nest.map_structure(lambda x: tf.gather(x, rows), q.values)
 

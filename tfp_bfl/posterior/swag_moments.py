@@ -18,13 +18,11 @@ Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SW
 
 from __future__ import annotations
 
-import math
-import numbers
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.posterior.low_rank import LowRank
 from tfp_bfl.posterior.mean_field import MeanField
 
@@ -129,8 +127,7 @@ def mean_field_of(state: SwagMoments, min_variance: float = 1e-6) -> MeanField:
 
     Source: Maddox et al. 2019 (arXiv:1902.02476), section 3.1.
     """
-    if not isinstance(min_variance, numbers.Real) or not 0 < min_variance < math.inf:
-        raise InvalidArgument(f"min_variance is {min_variance!r}, but must be a finite number above 0.")
+    check_number(min_variance, "min_variance")
     state = _checked(state, 1, "a variance needs at least one")
     count = state.num_collected + 1
     variance = lambda s: tf.maximum(s / tf.cast(count, s.dtype), tf.cast(min_variance, s.dtype))

@@ -5,16 +5,20 @@ A rule is three pure functions. `summarise(local, anchor, weight)` runs on a cli
 `pool(total, anchor)` runs on the server. Statistics are centred on the anchor, the posterior that the server
 broadcast, so that float32 keeps its digits where clients lie close together.
 
-A new rule is one function in a file of this folder and one entry in `RULES`. A rule that must see every client's
-posterior at once is a `GatherRule`, such as `kernel_posterior`. `clipped`, `trimmed` and `median` make a rule withstand
-adversarial clients.
+What a rule is over is its type: a `Rule` is over a posterior, a `ModelRule` over all that clients send, as a round
+takes it; a `GatherRule` and a `ModelGatherRule`, such as `kernel_posterior`, see the stack of all clients at once.
+`whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed` and `median` make a rule withstand adversarial
+clients.
+
+A new rule is one function in a file of this folder and one entry in `RULES`: the function, or, if it has a parameter,
+`tfp_bfl.named.WithArgument(function, "parameter")`, which text names "function:NUMBER".
 """
 
-from tfp_bfl.contracts import GatherRule, Rule
+from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Rule
 from tfp_bfl.rules.aggregate import aggregate
-from tfp_bfl.rules.gather import gathered, reweighted, stacked
+from tfp_bfl.rules.gather import gathered, stacked
 from tfp_bfl.rules.gaussian import client_gaussian
-from tfp_bfl.rules.kernel import KernelModes, kernel_mode, kernel_modes, kernel_posterior
+from tfp_bfl.rules.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average, weighted_sum
 from tfp_bfl.rules.products import (
     conflation,
@@ -22,28 +26,29 @@ from tfp_bfl.rules.products import (
     log_linear_pool,
     weighted_conflation,
 )
+from tfp_bfl.rules.reweighted import reweighted
 from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
-from tfp_bfl.rules.rule import check_rule
+from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
 from tfp_bfl.rules.whole_model import whole_model
 
-RULES = {
-    rule.__name__: rule
-    for rule in (
-        naive_weighted_average,
-        weighted_sum,
-        linear_pool,
-        conflation,
-        weighted_conflation,
-        distributed_weight_consolidation,
-        log_linear_pool,
-    )
-}
+RULES.update(
+    naive_weighted_average=naive_weighted_average,
+    weighted_sum=weighted_sum,
+    linear_pool=linear_pool,
+    conflation=conflation,
+    weighted_conflation=weighted_conflation,
+    distributed_weight_consolidation=distributed_weight_consolidation,
+    log_linear_pool=log_linear_pool,
+)
 
 __all__ = [
     "ROBUST",
     "RULES",
     "GatherRule",
     "KernelModes",
+    "KernelOptions",
+    "ModelGatherRule",
+    "ModelRule",
     "Rule",
     "aggregate",
     "check_rule",
@@ -55,6 +60,7 @@ __all__ = [
     "kernel_posterior",
     "median",
     "parse_robust",
+    "parse_rule",
     "reweighted",
     "stacked",
     "trimmed",

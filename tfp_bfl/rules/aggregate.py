@@ -8,11 +8,11 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, Rule
+from tfp_bfl.contracts import WEIGHTS, GatherRule, Rule
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered
-from tfp_bfl.rules.rule import check_rule
+from tfp_bfl.rules.rule import check_rule, parse_rule
 
 # Stacks of so many numbers are pooled in one compiled pass over memory: it pays for the 0.3 s of compilation.
 COMPILED_FROM = 2**25
@@ -21,12 +21,12 @@ COMPILED_CLIENTS = 32
 
 
 def aggregate(
-    rule: Rule | GatherRule, stacked: MeanField, weights: Any = None, anchor: MeanField | None = None
+    rule: Rule | GatherRule | str, stacked: MeanField, weights: Any = None, anchor: MeanField | None = None
 ) -> MeanField:
     """Pools K posteriors by `rule`.
 
     Args:
-      rule: of `tfp_bfl.rules`.
+      rule: of `tfp_bfl.rules`, or its name.
       stacked: leaves [K, ...].
       weights: [K], positive, not necessarily normalised; equal if None.
       anchor: the posterior that the clients started from, leaves [...]; only distributed weight consolidation needs it.
@@ -40,9 +40,12 @@ def aggregate(
       InvalidArgument: not a rule; weights zero, negative or not finite, or not K of them; variances zero, negative or
         not finite; means not finite; leaves that do not share K; no anchor for a rule that needs one.
     """
-    gathers = isinstance(rule, GatherRule)
-    rule = gathered(rule) if isinstance(rule, GatherRule) else rule
+    rule = parse_rule(rule) if isinstance(rule, str) else rule
     check_rule(rule)
+    if rule.gives != WEIGHTS:
+        raise InvalidArgument(f"The rule {rule.name!r} gives a {rule.gives}, but aggregate pools to one posterior.")
+    plain = type(rule) is Rule
+    rule = gathered(rule) if isinstance(rule, GatherRule) else rule
     stacked = MeanField(*stacked)
     means, variances = ([tf.convert_to_tensor(x) for x in tf.nest.flatten(part)] for part in stacked)
     num_clients = _num_clients(means, variances)
@@ -57,7 +60,7 @@ def aggregate(
         raise InvalidArgument(f"{rule.name} subtracts the posterior that the clients started from: pass it as anchor.")
     compiled = (
         tf.executing_eagerly()
-        and not gathers  # XLA can't leave clients out.
+        and plain  # XLA can't leave clients out, as stacks do.
         and num_clients <= COMPILED_CLIENTS
         and sum(x.shape.num_elements() for x in means + variances) >= COMPILED_FROM
     )

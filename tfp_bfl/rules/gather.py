@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, ModelRule, Rule
+from tfp_bfl.contracts import STACK, GatherRule, ModelGatherRule, ModelRule, Rule
 from tfp_bfl.rules.rule import each, sharing
 
 
 class _Gathered(NamedTuple):
     locals: Any
-    weights: tf.Tensor
+    importance: tf.Tensor
 
 
 def stacked() -> ModelRule:
@@ -20,11 +20,11 @@ def stacked() -> ModelRule:
 
     Memory clients x what each sends. Clients may send any structure of tensors.
     """
-    return gathered(GatherRule(lambda stacked, weights, anchor: stacked, "stacked"))
+    return gathered(ModelGatherRule(lambda stacked, importance, anchor: stacked, "stacked", takes=None, gives=STACK))
 
 
 def gathered(rule: GatherRule) -> ModelRule:
-    """The `Rule` whose statistics are the clients' posteriors themselves: to merge is to join the stacks.
+    """The rule whose statistics are what the clients send: to merge is to join the stacks.
 
     Clients of weight zero, whom the round has found faulty, are left out. If none is left, zeros stand for one client,
     so that no rule meets an empty stack: what it makes of them is not used.
@@ -38,48 +38,30 @@ def gathered(rule: GatherRule) -> ModelRule:
         return each(lambda x, y: tf.concat([x, y], 0), a, b)
 
     def sound(total: _Gathered) -> _Gathered:
-        keep = total.weights > 0
+        keep = total.importance > 0
         return tf.cond(
             tf.reduce_any(keep),
             lambda: each(lambda x: tf.boolean_mask(x, keep), total),
             lambda: each(lambda x: tf.zeros(tf.concat([[1], tf.shape(x)[1:]], 0), x.dtype), total),
         )
 
-    return ModelRule(
-        summarise,
-        merge,
-        lambda total, anchor: rule.pool(*sound(total), anchor),
-        rule.name,
-        rule.uses_anchor,
-        lambda total, anchor: rule.metrics(*sound(total), anchor),
-        rule.min_clients,
-        lambda total, anchor: rule.pool_with_metrics(*sound(total), anchor),
-    )
+    together = lambda total, anchor: rule.pool_with_metrics(*sound(total), anchor)
+    fields = {name: getattr(rule, name) for name in ("name", "uses_anchor", "min_clients", "takes", "gives")}
+    return ModelRule(summarise, merge, **fields, **sharing(together))
 
 
-def summarise_stack(rule: Rule, stacked: Any, weights: tf.Tensor, anchor: Any) -> Any:
-    """The merged statistics of a stack (leaves [K, ...], weights [K]); K may be unknown in a graph."""
-    like = rule.summarise(anchor, anchor, tf.ones([], weights.dtype))
-    return tf.foldl(
-        lambda sums, client: rule.merge(sums, rule.summarise(client[0], anchor, client[1])),
-        (stacked, weights),
-        initializer=each(tf.zeros_like, like),
-    )
+def summarise_stack(rule: Rule, stacked: Any, importance: tf.Tensor, anchor: Any) -> Any:
+    """The merged statistics of a stack (leaves [K, ...], importance [K]); K may be unknown in a graph."""
 
+    def of(k: Any) -> Any:
+        return rule.summarise(each(lambda x: x[k], stacked), anchor, importance[k])
 
-def reweighted(rule: Rule, weigh: Callable[[Any], tf.Tensor]) -> GatherRule:
-    """`rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
-
-    Memory clients x weights. Reports the largest client's share of the weights.
-
-    Args:
-      rule: of `tfp_bfl.rules`, or of `whole_model`.
-      weigh: stacked -> weights [K], positive.
-    """
-
-    def together(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
-        new = tf.cast(weigh(stacked), weights.dtype)
-        pooled, own = rule.pool_with_metrics(summarise_stack(rule, stacked, new, anchor), anchor)
-        return pooled, {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
-
-    return GatherRule(name=rule.name, uses_anchor=rule.uses_anchor, **sharing(together))
+    first = of(0)
+    # Statistics that are a stack themselves grow.
+    size = lambda x, y: tf.TensorShape([m if m == n else None for m, n in zip(x.shape, y.shape)])
+    shapes = each(size, first, rule.merge(first, first))
+    number = tf.shape(importance)[0]
+    add = lambda k, total: (k + 1, rule.merge(total, of(k)))
+    start = tf.constant(1), first
+    invariants = tf.TensorShape([]), shapes
+    return tf.while_loop(lambda k, total: k < number, add, start, invariants, parallel_iterations=1)[1]

@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ModelRule, Rule
+from tfp_bfl.contracts import GAUSSIAN, ModelRule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool
 from tfp_bfl.rules.rule import each
 
 
-def client_gaussian() -> Rule:
+def client_gaussian() -> ModelRule:
     """Mean and variance over the clients of each point weight, for models without variational layers (FedAG).
 
     mean = sum_k b_k w_k,   variance = sum_k b_k (w_k - mean)^2     (ddof 0)
@@ -21,7 +21,7 @@ def client_gaussian() -> Rule:
     The linear pool of the clients' weights as points without spread; BatchNorm's statistics likewise.
 
     Returns:
-      A `Rule` over `ModelWeights`, whose pooled result has the posterior over all point weights in the place of these.
+      A rule over `ModelWeights`, whose pooled result has the posterior over all point weights in the place of these.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3 (FedAG).
     """
@@ -42,4 +42,5 @@ def client_gaussian() -> Rule:
         pool_moments.merge,
         pool,
         "client_gaussian",
+        gives=GAUSSIAN,
     )

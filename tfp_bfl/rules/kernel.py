@@ -6,20 +6,17 @@ Letters: S clients, D weights, C weights of a block, Q points that are shifted f
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule
-from tfp_bfl.errors import InvalidArgument, check_count, lookup, shown
+from tfp_bfl.contracts import ModelGatherRule
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.models import ModelWeights
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules import bandwidths, mean_shift
-from tfp_bfl.rules.gather import summarise_stack
 from tfp_bfl.rules.mean_shift import Clients, Rest
-from tfp_bfl.rules.mixtures import linear_pool
 from tfp_bfl.rules.rule import each, sharing
 
 STARTS = ("mean", "clients")
@@ -51,26 +48,32 @@ class KernelModes(NamedTuple):
     num_fallbacks: Any
 
 
-class _Options(NamedTuple):
-    start: str
-    kernel: str
-    bandwidth: str
-    scale: float
-    max_iterations: int
-    weighting: str
+class KernelOptions(NamedTuple):
+    """How modes are found.
+
+    Fields:
+      start: "mean" shifts the clients' mean (FedKP); "clients" shifts every client's value, against the clients where
+        they were, and averages where they arrive (clustered FedKP).
+      kernel: "epanechnikov" or "gaussian".
+      bandwidth: how h is found from a weight's S values: "silverman", "silverman_wide", "scott", "plug_in",
+        "cross_validated" or "adaptive", as the functions of these names in `tfp_bfl.rules.bandwidths` tell. "adaptive"
+        is found anew at every x, and in a graph with fewer than five clients it is Scott's.
+      scale: multiplies h.
+      max_iterations: at most.
+      weighting: what else the clients' weights n_i do. "kernels": sum_i n_i w_i K(u_i) / sum_i n_i K(u_i), so that a
+        client with n_i = 2 is two. "bandwidths": h_i = h (1 / n_i) / mean_j(1 / n_j), so that clients with more
+        examples have narrower kernels.
+    """
+
+    start: str = "mean"
+    kernel: str = "epanechnikov"
+    bandwidth: str = "silverman"
+    scale: float = 1.0
+    max_iterations: int = 20
+    weighting: str = WEIGHTINGS[0]
 
 
-def kernel_mode(
-    values: Any,
-    start: str = "mean",
-    kernel: str = "epanechnikov",
-    bandwidth: str = "silverman",
-    scale: float = 1.0,
-    max_iterations: int = 20,
-    *,
-    weights: Any = None,
-    weighting: str = "kernels",
-) -> tf.Tensor:
+def kernel_mode(values: Any, *options: Any, weights: Any = None, **named_options: Any) -> tf.Tensor:
     """A mode of the kernel density over S clients' values, for every weight alone, by mean shift.
 
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h
@@ -88,19 +91,10 @@ def kernel_mode(
 
     Args:
       values: [S, D], floating.
-      start: "mean" shifts the clients' mean (FedKP); "clients" shifts every client's value, against the clients where
-        they were, and averages where they arrive (clustered FedKP).
-      kernel: "epanechnikov" or "gaussian".
-      bandwidth: how h is found from a weight's S values: "silverman", "silverman_wide", "scott", "plug_in",
-        "cross_validated" or "adaptive", as the functions of these names in `tfp_bfl.rules.bandwidths` tell. "adaptive"
-        is found anew at every x, and in a graph with fewer than five clients it is Scott's.
-      scale: multiplies h.
-      max_iterations: at most.
+      *options, **named_options: the fields of `KernelOptions`: start, kernel, bandwidth, scale, max_iterations and
+        weighting, of which only the last has to be named.
       weights: [S], such as the clients' numbers of examples n_i, of any scale; None for none. They weigh the mean that
         shifting starts from and the one of what arrives. Bandwidths are found without them.
-      weighting: what else `weights` do. "kernels": sum_i n_i w_i K(u_i) / sum_i n_i K(u_i), so that a client with
-        n_i = 2 is two. "bandwidths": h_i = h (1 / n_i) / mean_j(1 / n_j), so that clients with more examples have
-        narrower kernels.
 
     Returns:
       [D], in the type of the values.
@@ -112,31 +106,19 @@ def kernel_mode(
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 (mean) and 10 (clients).
     """
-    return kernel_modes(
-        values, start, kernel, bandwidth, scale, max_iterations, weights=weights, weighting=weighting
-    ).mode
+    return kernel_modes(values, *options, weights=weights, **named_options).mode
 
 
-def kernel_modes(
-    values: Any,
-    start: str = "mean",
-    kernel: str = "epanechnikov",
-    bandwidth: str = "silverman",
-    scale: float = 1.0,
-    max_iterations: int = 20,
-    *,
-    weights: Any = None,
-    weighting: str = "kernels",
-) -> KernelModes:
+def kernel_modes(values: Any, *options: Any, weights: Any = None, **named_options: Any) -> KernelModes:
     """`kernel_mode` with counts of what happened on the way.
 
     Raises:
       InvalidArgument: as `kernel_mode`.
     """
-    options = _check_options(start, kernel, bandwidth, scale, max_iterations, weighting)
-    values, weights = _check_values(values, weights, bandwidth)
-    run = _traced(options) if tf.executing_eagerly() else functools.partial(_modes, options)
-    return run(values, weights)
+    for name in named_options:
+        lookup(KernelOptions._field_defaults, name, "option of the kernel")
+    checked = _check_options(KernelOptions(*options, **named_options))
+    return _run(checked, *_check_values(values, weights, checked.bandwidth))
 
 
 def kernel_posterior(
@@ -146,67 +128,65 @@ def kernel_posterior(
     scale: float = 1.0,
     max_iterations: int = 20,
     weighting: Optional[str] = None,
-) -> GatherRule:
+) -> ModelGatherRule:
     """The rule that gives every weight the mode of a kernel density over the clients' values: `kernel_mode`.
 
     For a stack of `MeanField`s or of whole models' `ModelWeights`. Point weights and the means of posteriors are
     modes; the posteriors' variances are the clients' mean. BatchNorm's moving statistics are moments of the mixture of
     the clients' data, weighted as the round weighs the clients, as in `whole_model`.
 
-    The server's memory is clients x weights. Its metrics are `kernel_modes`' counts over all weights; they repeat the
-    work on the modes.
+    The server's memory is clients x weights. Its metrics are `kernel_modes`' counts over all weights.
 
     `simulate` refuses cohorts of fewer than five clients for the adaptive bandwidth. Where fewer are left in a round,
     as the others stayed away or were faulty, it is Scott's, and every weight with a spread counts in num_fallbacks.
 
     Args:
-      start, kernel, bandwidth, scale, max_iterations: as `kernel_mode`.
+      start, kernel, bandwidth, scale, max_iterations: as `KernelOptions`.
       weighting: what the clients' weights in the round, such as their numbers of examples, do: "kernels" or
-        "bandwidths", as `kernel_mode`; None for nothing, as FedKP has it.
+        "bandwidths", as `KernelOptions`; None for nothing, as FedKP has it.
 
     Raises:
       InvalidArgument: as `kernel_mode`.
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """
-    options = _check_options(start, kernel, bandwidth, scale, max_iterations, weighting or WEIGHTINGS[0])
-    mixture = linear_pool()
+    options = _check_options(KernelOptions(start, kernel, bandwidth, scale, max_iterations, weighting or WEIGHTINGS[0]))
 
-    def modes_of(leaves: list[tf.Tensor], weights: tf.Tensor) -> KernelModes:
+    def modes_of(leaves: list[tf.Tensor], importance: Optional[tf.Tensor]) -> KernelModes:
         """Of all leaves [K, ...] in one row [K, D]: one graph, however many layers there are."""
         row = lambda leaf: tf.reshape(leaf, [tf.shape(leaf)[0], leaf.shape[1:].num_elements()])
         flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
-        flat, weights = _check_values(flat, None if weighting is None else weights, bandwidth)
-        run = _traced(options) if tf.executing_eagerly() else functools.partial(_modes, options)
-        return run(flat, weights)
+        return _run(options, *_check_values(flat, importance, bandwidth))
 
-    def variance(stacked: Any, weights: tf.Tensor) -> Any:
-        weights = tf.ones_like(weights) if weighting is None else weights
-        shares = weights / tf.reduce_sum(weights)
-        return each(lambda v: tf.tensordot(tf.cast(shares, v.dtype), v, 1), stacked)
-
-    def together(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
         whole = isinstance(stacked, ModelWeights)
         posterior = stacked.posterior if whole else stacked
         means = (posterior.mean, stacked.point if whole else ())
         leaves = tf.nest.flatten(means)
         shapes = [leaf.shape[1:] for leaf in leaves]
-        found = modes_of(leaves, weights)
+        found = modes_of(leaves, None if weighting is None else importance)
         counts = dict(zip(found._fields[1:], found[1:]))
         parts = tf.split(found.mode, [shape.num_elements() for shape in shapes])
         mean, point = tf.nest.pack_sequence_as(means, [tf.reshape(x, shape) for x, shape in zip(parts, shapes)])
-        pooled = MeanField(mean, variance(posterior.variance, weights))
+        shares = tf.ones_like(importance) if weighting is None else importance
+        shares /= tf.reduce_sum(shares)
+        variance = each(lambda v: tf.tensordot(tf.cast(shares, v.dtype), v, 1), posterior.variance)
+        pooled = MeanField(mean, variance)
         if not whole:
             return pooled, counts
-        moments = summarise_stack(mixture, stacked.moments, weights, anchor.moments)
-        return ModelWeights(pooled, point, mixture.pool(moments, anchor.moments)), counts
+        return ModelWeights(pooled, point, mixtures.mixture(stacked.moments, importance)), counts
 
     min_clients = bandwidths.NEIGHBOURS if bandwidth == bandwidths.ADAPTIVE else 1
-    return GatherRule(name=f"kernel posterior ({bandwidth})", min_clients=min_clients, **sharing(together))
+    return ModelGatherRule(name=f"kernel posterior ({bandwidth})", min_clients=min_clients, **sharing(together))
+
+
+def _run(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:
+    run = _traced(options) if tf.executing_eagerly() else functools.partial(_modes, options)
+    return run(values, weights)
 
 
 @functools.cache
-def _traced(options: _Options) -> Callable[..., KernelModes]:
+def _traced(options: KernelOptions) -> Callable[..., KernelModes]:
     """One graph for any number of clients and weights."""
 
     @functools.cache
@@ -221,7 +201,7 @@ def _traced(options: _Options) -> Callable[..., KernelModes]:
     return run
 
 
-def _modes(options: _Options, values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:
+def _modes(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:
     num_clients, num_weights = tf.unstack(tf.shape(values))
     counts = [tf.bool] * (len(KernelModes._fields) - 1)
 
@@ -244,7 +224,7 @@ class _Rows(NamedTuple):
     half: tf.Tensor
 
 
-def _ordered(options: _Options, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> _Rows:
+def _ordered(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> _Rows:
     ones = tf.ones_like(rows)
     if weights is None:
         rows, sizes = tf.sort(rows, -1), ones
@@ -263,7 +243,7 @@ def _ordered(options: _Options, rows: tf.Tensor, weights: Optional[tf.Tensor]) -
     return _Rows(clients, sizes / tf.reduce_sum(sizes, -1, keepdims=True), middle, half)
 
 
-def _of_rows(options: _Options, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> tuple[tf.Tensor, ...]:
     """The modes of rows [C, S], and which of them each count of `KernelModes` counts, [C] each."""
     exact = rows.dtype == tf.float64
     clients, shares, middle, half = _ordered(options, tf.cast(rows, tf.float64), weights)
@@ -288,7 +268,7 @@ def _of_rows(options: _Options, rows: tf.Tensor, weights: Optional[tf.Tensor]) -
 
 
 def _shift(
-    options: _Options,
+    options: KernelOptions,
     clients: Clients,
     bandwidth: Callable[[tf.Tensor], tf.Tensor],
     points: tf.Tensor,
@@ -323,21 +303,19 @@ def _shift(
     return Rest(*(tf.gather(tf.concat(parts, 0), order) for parts in zip(*rests)))
 
 
-def _check_options(
-    start: Any, kernel: Any, bandwidth: Any, scale: Any, max_iterations: Any, weighting: Any
-) -> _Options:
+def _check_options(options: KernelOptions) -> KernelOptions:
     for names, name, what in (
-        (STARTS, start, "start"),
-        (KERNELS, kernel, "kernel"),
-        (BANDWIDTHS, bandwidth, "bandwidth"),
-        (WEIGHTINGS, weighting, "weighting by data size"),
+        (STARTS, options.start, "start"),
+        (KERNELS, options.kernel, "kernel"),
+        (BANDWIDTHS, options.bandwidth, "bandwidth"),
+        (WEIGHTINGS, options.weighting, "weighting by data size"),
     ):
         lookup(dict.fromkeys(names), name, what)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.number)) or not 0 < scale < math.inf:
-        raise InvalidArgument(
-            f"scale is {shown(scale)}, but must be a finite number above 0: a bandwidth of zero finds no mode."
-        )
-    return _Options(start, kernel, bandwidth, float(scale), check_count(max_iterations, "max_iterations"), weighting)
+    check_count(options.max_iterations, "max_iterations")
+    try:
+        return options._replace(scale=check_number(options.scale, "scale"))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{str(error)[:-1]}: a bandwidth of zero finds no mode.") from None
 
 
 def _check_values(values: Any, weights: Any, bandwidth: str) -> tuple[tf.Tensor, Optional[tf.Tensor]]:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.contracts import Rule
-from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import add, each, scale
+from tfp_bfl.posterior import MeanField, mixtures
+from tfp_bfl.rules.rule import add, each, typed_as
 
 
 class _Sums(NamedTuple):
@@ -27,7 +27,7 @@ def _shift(local: MeanField, anchor: MeanField) -> Any:
 
 
 def _weighted_mean(total: _Sums, anchor: MeanField) -> Any:
-    return each(lambda m, first: m + first / scale(total.weight, first), anchor.mean, total.first)
+    return each(lambda m, first: m + first / typed_as(total.weight, first), anchor.mean, total.first)
 
 
 @functools.cache
@@ -40,11 +40,11 @@ def naive_weighted_average() -> Rule:
     """
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
-        weigh = lambda x: scale(weight, x) * x
+        weigh = lambda x: typed_as(weight, x) * x
         return _Sums(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
 
     def pool(total: _Sums, anchor: MeanField) -> MeanField:
-        variance = each(lambda second: second / scale(total.weight, second), total.second)
+        variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
     return Rule(summarise, add, pool, "naive_weighted_average")
@@ -60,11 +60,11 @@ def weighted_sum() -> Rule:
     """
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
-        first = each(lambda d: scale(weight, d) * d, _shift(local, anchor))
-        return _Sums(weight, first, each(lambda v: tf.square(scale(weight, v)) * v, local.variance))
+        first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
+        return _Sums(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
 
     def pool(total: _Sums, anchor: MeanField) -> MeanField:
-        variance = each(lambda second: second / tf.square(scale(total.weight, second)), total.second)
+        variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
     return Rule(summarise, add, pool, "weighted_sum")
@@ -79,24 +79,4 @@ def linear_pool() -> Rule:
     Disagreement between the clients' means widens the result. Where all clients move alike, by more than their standard
     deviations, the subtraction cancels: the sums are float64, twice the bytes of the other rules.
     """
-    double = lambda x: tf.cast(x, tf.float64)
-
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
-        shift = each(lambda m, a: double(m) - double(a), local.mean, anchor.mean)
-        second = each(lambda v, d: double(weight) * (double(v) + tf.square(d)), local.variance, shift)
-        return _Sums(weight, each(lambda d: double(weight) * d, shift), second)
-
-    def pool(total: _Sums, anchor: MeanField) -> MeanField:
-        weight = double(total.weight)
-
-        def mean(a: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-            return tf.cast(double(a) + first / weight, a.dtype)
-
-        def variance(a: tf.Tensor, second: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-            return tf.cast(second / weight - tf.square(first / weight), a.dtype)
-
-        return MeanField(
-            each(mean, anchor.mean, total.first), each(variance, anchor.variance, total.second, total.first)
-        )
-
-    return Rule(summarise, add, pool, "linear_pool")
+    return Rule(mixtures.summarise, add, mixtures.moments, "linear_pool")

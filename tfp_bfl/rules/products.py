@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import Rule
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import add, each, scale
+from tfp_bfl.rules.rule import add, each, typed_as
 
 
 class _Precisions(NamedTuple):
@@ -24,7 +24,7 @@ class _Precisions(NamedTuple):
 
 def _weighted_precisions(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Precisions:
     # Times the reciprocal, so that a weight of one changes no bit.
-    precision = each(lambda v: scale(weight, v) * tf.math.reciprocal(v), local.variance)
+    precision = each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance)
     shift = each(lambda p, m, a: p * (m - a), precision, local.mean, anchor.mean)
     return _Precisions(weight, precision, shift)
 
@@ -34,7 +34,7 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
 
     def pool(total: _Precisions, anchor: MeanField) -> MeanField:
         mean = each(lambda m, shift, p: m + shift / p, anchor.mean, total.shift, total.precision)
-        return MeanField(mean, each(lambda p: scale(numerator(total), p) * tf.math.reciprocal(p), total.precision))
+        return MeanField(mean, each(lambda p: typed_as(numerator(total), p) * tf.math.reciprocal(p), total.precision))
 
     return pool
 

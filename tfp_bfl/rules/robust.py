@@ -1,4 +1,4 @@
-"""Rules that withstand adversarial clients: each makes another of a rule, for posteriors or for whole models.
+"""Rules that withstand adversarial clients: each makes another of a rule, over posteriors and over whole models.
 
 A client's weights lie in coordinates where all of them can be compared: means, point weights and log standard
 deviations; BatchNorm's moving means and variances in the same two.
@@ -7,18 +7,22 @@ deviations; BatchNorm's moving means and variances in the same two.
 from __future__ import annotations
 
 import functools
-import math
-from typing import Any, Callable, NamedTuple, Optional, Union
+import numbers
+from typing import Any, Callable, NamedTuple, Union
 
-import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, Rule
-from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl import named
+from tfp_bfl.contracts import STACK, WEIGHTS, GatherRule, ModelGatherRule, ModelRule, Rule
+from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.models import by_part, change_norm, coordinates, from_coordinates
+from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import check_rule, each, sharing
+from tfp_bfl.rules.rule import each, sharing
+from tfp_bfl.rules.whole_model import whole_model
+
+AnyRule = Union[Rule, GatherRule, str]
 
 
 class _Clipped(NamedTuple):
@@ -26,7 +30,7 @@ class _Clipped(NamedTuple):
     clipped: tf.Tensor  # clients, int32
 
 
-def clipped(rule: Rule, max_norm: float) -> Rule:
+def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
     """`rule` over clients none of whom moves further than `max_norm` from the anchor.
 
     x_k <- x_0 + min(1, max_norm / ||x_k - x_0||) (x_k - x_0)
@@ -39,7 +43,8 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
     weight's precision by up to exp(2 max_norm). `trimmed` and `median` bound every weight.
 
     Args:
-      rule: of `tfp_bfl.rules`, or of `whole_model`.
+      rule: of `tfp_bfl.rules`, or its name; of the whole model if it gives no more than the variational weights
+        (`whole_model`).
       max_norm: such as the median `change_norm` of clients that are known to be honest.
 
     Raises:
@@ -47,8 +52,8 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
 
     Source: Sun et al. 2019 (arXiv:1911.07963), norm thresholding; the log standard deviations are ours.
     """
-    check_rule(rule)
-    max_norm = _check_max_norm(max_norm)
+    inner = _of_weights(rule)
+    max_norm = check_number(max_norm, "max_norm")
 
     def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Clipped:
         start = coordinates(anchor)
@@ -57,23 +62,20 @@ def clipped(rule: Rule, max_norm: float) -> Rule:
         factor = max_norm / tf.maximum(norm, max_norm)
         moved = from_coordinates(each(lambda a, d: a + factor * d, start, change))
         local = each(lambda own, new: tf.where(norm <= max_norm, own, tf.cast(new, own.dtype)), local, moved)
-        return _Clipped(rule.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
+        return _Clipped(inner.summarise(local, anchor, weight), tf.cast(norm > max_norm, tf.int32))
 
     def merge(a: _Clipped, b: _Clipped) -> _Clipped:
-        return _Clipped(rule.merge(a.statistics, b.statistics), a.clipped + b.clipped)
+        return _Clipped(inner.merge(a.statistics, b.statistics), a.clipped + b.clipped)
 
-    return type(rule)(
-        summarise,
-        merge,
-        lambda total, anchor: rule.pool(total.statistics, anchor),
-        f"clipped {rule.name}",
-        uses_anchor=True,
-        metrics=lambda total, anchor: {"clipped_clients": total.clipped, **rule.metrics(total.statistics, anchor)},
-        min_clients=rule.min_clients,
-    )
+    def together(total: _Clipped, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        pooled, own = inner.pool_with_metrics(total.statistics, anchor)
+        return pooled, {"clipped_clients": total.clipped, **own}
+
+    fields = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives, **sharing(together)}
+    return ModelRule(summarise, merge, name=f"clipped {inner.name}", **fields)
 
 
-def trimmed(rule: Rule, share: float = 0.2) -> GatherRule:
+def trimmed(rule: AnyRule, share: float = 0.2) -> ModelGatherRule:
     """`rule` over what is left of every weight when the clients with its smallest and largest means are dropped.
 
     k = min(floor(share K), floor((K - 1) / 2)). Of each weight the k smallest and the k largest of the K means are
@@ -104,7 +106,7 @@ def trimmed(rule: Rule, share: float = 0.2) -> GatherRule:
     return _trimmed(rule, at_each_end, "trimmed")
 
 
-def median(rule: Rule) -> GatherRule:
+def median(rule: AnyRule) -> ModelGatherRule:
     """`trimmed` to the one or two middle clients of every weight: k = floor((K - 1) / 2).
 
     For odd K this is N(median of the means, median of the variances), whichever of `RULES` it is; for even K the rule
@@ -118,28 +120,41 @@ def median(rule: Rule) -> GatherRule:
     return _trimmed(rule, lambda num_clients: num_clients, "median")
 
 
-def _trimmed(rule: Rule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what: str) -> GatherRule:
-    check_rule(rule)
+def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what: str) -> ModelGatherRule:
+    inner = _of_weights(rule)
+    if inner.gives == STACK:
+        raise InvalidArgument(
+            f"A {what} stack holds no client's own weights, so that the rule {inner.name!r} has none to give: use the "
+            "defence clip."
+        )
 
-    def dropped(weights: tf.Tensor) -> tf.Tensor:
-        num_clients = tf.shape(weights)[0]
+    def dropped(importance: tf.Tensor) -> tf.Tensor:
+        num_clients = tf.shape(importance)[0]
         return tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
 
-    def total(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, Any]:
-        """The statistics of what is left, and the anchor for them."""
-        k, num_clients = dropped(weights), tf.shape(weights)[0]
+    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        k, num_clients = dropped(importance), tf.shape(importance)[0]
         left = by_part(
             functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
         )
         # An anchor that only centres the sums may itself be the mean of honest and other clients.
-        anchor = anchor if rule.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
-        return summarise_stack(rule, left, tf.ones([num_clients - 2 * k], weights.dtype), anchor), anchor
+        anchor = anchor if inner.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
+        total = summarise_stack(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
+        pooled, own = inner.pool_with_metrics(total, anchor)
+        return pooled, {"trimmed_clients": 2 * k, **own}
 
-    def together(stacked: Any, weights: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
-        pooled, own = rule.pool_with_metrics(*total(stacked, weights, anchor))
-        return pooled, {"trimmed_clients": 2 * dropped(weights), **own}
+    fields = {"uses_anchor": inner.uses_anchor, "min_clients": inner.min_clients, "gives": inner.gives}
+    return ModelGatherRule(name=f"{what} {inner.name}", **fields, **sharing(together))
 
-    return GatherRule(name=f"{what} {rule.name}", uses_anchor=rule.uses_anchor, **sharing(together))
+
+def _of_weights(rule: AnyRule) -> ModelRule:
+    whole = whole_model(rule)
+    if whole.takes not in (None, WEIGHTS):
+        raise InvalidArgument(
+            f"The rule {whole.name!r} takes a {whole.takes}, but a defence needs the clients' {WEIGHTS}: use another "
+            "rule, or no defence."
+        )
+    return whole
 
 
 def _middle(k: tf.Tensor, stacked: MeanField) -> MeanField:
@@ -166,60 +181,24 @@ def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     return x[k : tf.shape(x)[0] - k]
 
 
-def _check_max_norm(max_norm: Any) -> float:
-    if not _is_number(max_norm) or not 0 < max_norm < math.inf:
-        raise InvalidArgument(f"max_norm is {max_norm!r}, but must be a finite number above 0.")
-    return float(max_norm)
-
-
 def _check_share(share: Any) -> float:
-    if not _is_number(share) or not 0 <= share < 0.5:
-        raise InvalidArgument(f"share is {share!r}, but must be at least 0 and below 0.5.")
+    if not isinstance(share, numbers.Real) or isinstance(share, bool) or not 0 <= share < 0.5:
+        raise InvalidArgument(f"share is {shown(share)}, but must be at least 0 and below 0.5.")
     return float(share)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-class _Entry(NamedTuple):
-    make: Callable[..., Union[Rule, GatherRule]]
-    argument: Optional[str] = None
-    check: Callable[[Any], float] = float
-
-    def form(self, name: str) -> str:
-        return f"{name}:{self.argument.upper()}" if self.argument else name
-
-
 # A new defence is one more line here.
-ROBUST: dict[str, _Entry] = {
-    "clip": _Entry(clipped, "max_norm", _check_max_norm),
-    "trimmed": _Entry(trimmed, "share", _check_share),
-    "median": _Entry(median),
+ROBUST: named.Table = {
+    "clip": WithArgument(clipped, "max_norm", check=functools.partial(check_number, name="max_norm")),
+    "trimmed": WithArgument(trimmed, "share", check=_check_share),
+    "median": median,
 }
 
 
-def parse_robust(text: str) -> Callable[[Rule], Union[Rule, GatherRule]]:
-    """Reads a defence from text: "clip:5.0", "trimmed:0.2" or "median".
-
-    Returns:
-      A function from a rule to the robust one.
+def parse_robust(text: str) -> Callable[[AnyRule], Union[ModelRule, ModelGatherRule]]:
+    """The defence that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to the robust one.
 
     Raises:
       InvalidArgument: there is no such defence, or its argument is missing, superfluous, not a number or out of range.
     """
-    name, colon, value = str(text).partition(":")
-    entry = lookup(ROBUST, name, "defence")
-    if entry.argument is None:
-        if colon:
-            raise InvalidArgument(f"The defence {text!r} has an argument, but {name} takes none.")
-        return entry.make
-    if not value:
-        raise InvalidArgument(f"The defence {text!r} lacks its {entry.argument}: write {entry.form(name)}.")
-    try:
-        number = float(value)
-    except ValueError:
-        raise InvalidArgument(
-            f"The defence {text!r} has the {entry.argument} {value!r}, but must be {entry.form(name)} with a number."
-        ) from None
-    return functools.partial(entry.make, **{entry.argument: entry.check(number)})
+    return named.parse(ROBUST, text, "defence")

@@ -1,4 +1,4 @@
-"""The arithmetic on structures of tensors that lets a rule read like its equation."""
+"""The arithmetic on structures of tensors that lets a rule read like its equation, and rules by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Rule
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl import named
+from tfp_bfl.contracts import GatherRule, Rule
+from tfp_bfl.errors import InvalidArgument, shown
+
+# `tfp_bfl.rules` fills it.
+RULES: dict[str, Any] = {}
 
 
 def each(function: Callable[..., Any], *structures: Any) -> Any:
@@ -20,7 +24,7 @@ def add(a: Any, b: Any) -> Any:
     return each(tf.add, a, b)
 
 
-def scale(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+def typed_as(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """A scalar weight in the type of the tensor that it multiplies."""
     return tf.cast(weight, like.dtype)
 
@@ -34,10 +38,19 @@ def sharing(together: Callable[..., tuple[Any, dict[str, tf.Tensor]]]) -> dict[s
     }
 
 
+def parse_rule(text: str) -> Rule:
+    """The rule that text names: "conflation", or "name:ARGUMENT" of one with a parameter.
+
+    Raises:
+      InvalidArgument: there is no such rule, or its argument is missing, superfluous, not a number or out of range.
+    """
+    return named.parse(RULES, text, "rule")()
+
+
 def check_rule(rule: Any) -> None:
-    """Raises InvalidArgument for anything but a `Rule`."""
-    if not isinstance(rule, Rule):
+    """Raises InvalidArgument for anything but a `Rule` or a `GatherRule`."""
+    if not isinstance(rule, (Rule, GatherRule)):
         name = getattr(rule, "__name__", rule)
         raise InvalidArgument(
-            f"rule must be a Rule, such as tfp_bfl.rules.conflation() with its brackets, not {name!r}."
+            f"rule must be a Rule, such as tfp_bfl.rules.conflation() with its brackets, not {shown(name)}."
         )

@@ -1,38 +1,60 @@
-"""A rule for posteriors, lifted to all the weights of a model."""
+"""A rule for posteriors, lifted to all the weights of a model: the one door from any rule to a round."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ModelRule, Rule
+from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Rule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules.gather import gathered, summarise_stack
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import check_rule, each
+from tfp_bfl.rules.rule import check_rule, each, parse_rule, sharing
+
+NONE = MeanField((), ())
 
 
 class _Parts(NamedTuple):
-    posterior: object
-    point: object
-    moments: object
+    posterior: Any
+    point: Any
+    moments: Any
 
 
-def whole_model(rule: Rule) -> Rule:
+def whole_model(rule: Union[Rule, GatherRule, str]) -> ModelRule:
     """`rule` for the variational weights, with the fitting rules for the rest of a model's weights.
 
     Point weights are averaged by weight: mean = sum_k b_k m_k. BatchNorm's moving statistics are moments of the mixture
     of the clients' data, so that the linear pool is their law of total variance:
     variance = sum_k b_k (v_k + m_k^2) - mean^2.
 
+    A rule that is over all weights already, such as this function's result, stays as it is.
+
+    Args:
+      rule: of `tfp_bfl.rules`, or its name, such as "conflation".
+
     Returns:
-      A `Rule` whose `local`, `anchor` and pooled result are `ModelWeights`.
+      A rule whose `local`, `anchor` and pooled result are `ModelWeights`, or `MeanField`s alone.
+
+    Raises:
+      InvalidArgument: not a rule, or no name of one.
     """
+    if isinstance(rule, str):
+        rule = parse_rule(rule)
     check_rule(rule)
+    if isinstance(rule, ModelRule):
+        return rule
+    if isinstance(rule, GatherRule):
+        return gathered(rule if isinstance(rule, ModelGatherRule) else _whole_stack(rule))
+    return _whole(rule)
+
+
+def _whole(rule: Rule) -> ModelRule:
     average, mixture = naive_weighted_average(), linear_pool()
 
-    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Parts:
+    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Parts:
+        local, anchor = _as_model(local), _as_model(anchor)
         return _Parts(
             rule.summarise(local.posterior, anchor.posterior, weight),
             average.summarise(_certain(local.point), _certain(anchor.point), weight),
@@ -46,17 +68,41 @@ def whole_model(rule: Rule) -> Rule:
             mixture.merge(a.moments, b.moments),
         )
 
-    def pool(total: _Parts, anchor: ModelWeights) -> ModelWeights:
-        return ModelWeights(
-            rule.pool(total.posterior, anchor.posterior),
-            average.pool(total.point, _certain(anchor.point)).mean,
-            mixture.pool(total.moments, anchor.moments),
-        )
+    def together(total: _Parts, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        model = _as_model(anchor)
+        posterior, metrics = rule.pool_with_metrics(total.posterior, model.posterior)
+        point = average.pool(total.point, _certain(model.point)).mean
+        pooled = ModelWeights(posterior, point, mixture.pool(total.moments, model.moments))
+        return _like(anchor, pooled), metrics
 
-    metrics = lambda total, anchor: rule.metrics(total.posterior, anchor.posterior)
-    return ModelRule(summarise, merge, pool, rule.name, rule.uses_anchor, metrics, rule.min_clients)
+    fields = {"uses_anchor": rule.uses_anchor, "min_clients": rule.min_clients, **sharing(together)}
+    return ModelRule(summarise, merge, name=rule.name, **fields)
 
 
-def _certain(point: object) -> MeanField:
+def _whole_stack(rule: GatherRule) -> ModelGatherRule:
+    others = _whole(naive_weighted_average())
+
+    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        clients, model = _as_model(stacked), _as_model(anchor)
+        rest = [weights._replace(posterior=NONE) for weights in (clients, model)]
+        pooled = others.pool(summarise_stack(others, rest[0], importance, rest[1]), rest[1])
+        if not tf.nest.flatten(clients.posterior):
+            return _like(anchor, pooled), {}
+        posterior, metrics = rule.pool_with_metrics(clients.posterior, importance, model.posterior)
+        return _like(anchor, pooled._replace(posterior=posterior)), metrics
+
+    fields = {"uses_anchor": rule.uses_anchor, "min_clients": rule.min_clients, **sharing(together)}
+    return ModelGatherRule(name=rule.name, **fields)
+
+
+def _as_model(weights: Any) -> ModelWeights:
+    return weights if isinstance(weights, ModelWeights) else ModelWeights(weights, (), NONE)
+
+
+def _like(anchor: Any, pooled: ModelWeights) -> Any:
+    return pooled if isinstance(anchor, ModelWeights) else pooled.posterior
+
+
+def _certain(point: Any) -> MeanField:
     """Point weights as a posterior without variance."""
     return MeanField(point, each(lambda x: tf.zeros([], x.dtype), point))

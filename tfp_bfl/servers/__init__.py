@@ -10,7 +10,19 @@ from tfp_bfl.servers.distil import distil
 from tfp_bfl.servers.gaussian import keep_gaussian
 from tfp_bfl.servers.langevin import langevin
 from tfp_bfl.servers.optimize import optimize
+from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 from tfp_bfl.servers.product import online_product
 from tfp_bfl.servers.replace import replace
 
-__all__ = ["ServerStep", "distil", "keep_gaussian", "langevin", "online", "online_product", "optimize", "replace"]
+__all__ = [
+    "SERVER_OPTIMIZERS",
+    "ServerStep",
+    "distil",
+    "keep_gaussian",
+    "langevin",
+    "online",
+    "online_product",
+    "optimize",
+    "replace",
+    "server_optimizer",
+]

@@ -7,12 +7,12 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerStep
+from tfp_bfl.contracts import WEIGHTS, ServerStep, stack_of
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ModelWeights, functional_call
-from tfp_bfl.posterior import MeanField
-from tfp_bfl.servers.langevin import check_point_weights
+from tfp_bfl.models import ModelWeights, as_model_fn, functional_call
+from tfp_bfl.posterior import MeanField, mixtures
+from tfp_bfl.servers.checks import after, check_point_weights, check_step
 from tfp_bfl.servers.replace import replace
 
 DISTRIBUTIONS = {"gaussian": "N(mean, variance over the clients) of each weight", "dirichlet": "mixtures of clients"}
@@ -42,7 +42,7 @@ def distil(
     steps alike. The server then takes w as its own step says.
 
     Args:
-      model_fn: builds the Keras model, without variational layers.
+      model_fn: builds the Keras model, without variational layers; or such a model.
       features: unlabelled examples of the server's [U, ...]; integers are scaled to [0, 1].
       server_step: `replace()`, the default, or `optimize(...)`: of the server's weights and the student's.
       distribution: "gaussian" or "dirichlet".
@@ -66,8 +66,9 @@ def distil(
     rates = {"concentration": concentration, "temperature": temperature, "learning_rate": learning_rate}
     for name, rate in rates.items():
         check_number(rate, name)
+    model_fn = as_model_fn(model_fn)
     features = _check_features(features, model_fn().input_shape[1:])
-    inner = server_step or replace()
+    inner = check_step(replace() if server_step is None else server_step, "server_step")
 
     def initialize(weights: ModelWeights) -> Any:
         check_point_weights(weights, "FedBE")
@@ -80,7 +81,7 @@ def distil(
             model = model_fn()
         seeds = tf.random.experimental.stateless_split(seed, 3)
         mean = lambda x: tf.reduce_mean(x, 0)
-        moments = _mixture(stacked.moments)
+        moments = mixtures.mixture(stacked.moments, tf.ones(tf.shape(stacked.point[0])[:1]))
         point = tuple(map(mean, stacked.point))
         draws = _draws(stacked.point, seeds[0], distribution, num_models, concentration)
         members = tuple(tf.concat([x, m[tf.newaxis], d], 0) for x, m, d in zip(stacked.point, point, draws))
@@ -91,7 +92,7 @@ def distil(
         point = _learn(logits, point, inputs, teacher, seeds[1], num_epochs, batch_size, learning_rate)
         return inner.next(state, weights, ModelWeights(stacked.posterior, point, moments), seeds[2])
 
-    return ServerStep(initialize, step)
+    return inner._replace(initialize=initialize, next=step, takes=stack_of(WEIGHTS), name=after("distil", inner))
 
 
 def _check_features(features: Any, shape: tuple) -> np.ndarray:
@@ -119,13 +120,6 @@ def _check_features(features: Any, shape: tuple) -> np.ndarray:
 def _logits(model: tf.keras.Model, point: Any, inputs: tf.Tensor, moments: MeanField) -> tf.Tensor:
     with sampling("mean"):
         return functional_call(model, point, inputs, moments)
-
-
-def _mixture(moments: MeanField) -> MeanField:
-    """BatchNorm's moments over all clients alike: leaves [K, ...] -> [...]."""
-    means = tuple(tf.reduce_mean(x, 0) for x in moments.mean)
-    variances = zip(moments.mean, moments.variance)
-    return MeanField(means, tuple(tf.reduce_mean(v, 0) + tf.math.reduce_variance(m, 0) for m, v in variances))
 
 
 def _draws(point: Any, seed: Any, distribution: str, number: int, concentration: float) -> list[tf.Tensor]:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerStep
+from tfp_bfl.contracts import GAUSSIAN, ServerStep
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.servers.langevin import check_point_weights
+from tfp_bfl.servers.checks import after, check_point_weights, check_step
 from tfp_bfl.servers.replace import replace
 
 
@@ -35,7 +35,7 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
 
     Source: Thorgeirsson & Gauterin 2020 (FedAG).
     """
-    inner = step or replace()
+    inner = check_step(replace() if step is None else step, "step")
 
     def initialize(weights: ModelWeights) -> Spread:
         check_point_weights(weights, "FedAG")
@@ -51,4 +51,5 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
     def predictive(state: Spread, weights: ModelWeights) -> ModelWeights:
         return weights._replace(posterior=MeanField(weights.point, state.variance), point=())
 
-    return ServerStep(initialize, advance, predictive)
+    tell = lambda state, weights: inner.tell(state.step, weights)
+    return ServerStep(initialize, advance, predictive, tell, takes=GAUSSIAN, name=after("keep_gaussian", inner))

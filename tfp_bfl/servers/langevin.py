@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import Samples
+from tfp_bfl.servers.checks import after, check_point_weights, check_step
 
 
 class Chain(NamedTuple):
@@ -44,10 +45,11 @@ def langevin(step: ServerStep, step_size: float, burn_in_rounds: int = 0, max_sa
       A step for models without variational layers.
 
     Raises:
-      InvalidArgument: step_size not above 0, counts out of range, or a model with variational layers.
+      InvalidArgument: no server step; step_size not above 0, counts out of range, or a model with variational layers.
 
     Source: Welling & Teh 2011, eq. 4; Johansson & Gullbrandson 2022, federated SGLD.
     """
+    check_step(step, "step", any_rule=True)
     check_number(step_size, "step_size")
     check_count(burn_in_rounds, "burn_in_rounds", 0)
     check_count(max_samples, "max_samples")
@@ -74,13 +76,11 @@ def langevin(step: ServerStep, step_size: float, burn_in_rounds: int = 0, max_sa
             return weights
         return weights._replace(posterior=Samples(tuple(x[:held] for x in state.draws)), point=())
 
-    return ServerStep(initialize, advance, predictive)
-
-
-def check_point_weights(weights: ModelWeights, what: str) -> None:
-    """Raises InvalidArgument for a model with variational layers."""
-    if tf.nest.flatten(weights.posterior):
-        raise InvalidArgument(
-            f"{what} finds a posterior over point weights, and this model's layers have one of their own: build it "
-            "with kind 'deterministic' or 'mc_dropout'."
-        )
+    return ServerStep(
+        initialize,
+        advance,
+        predictive,
+        lambda state, weights: step.tell(state.step, weights),
+        takes=step.takes,
+        name=after(f"langevin (step size {step_size:g})", step),
+    )

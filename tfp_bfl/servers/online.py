@@ -22,6 +22,7 @@ from tfp_bfl.posterior import (
     MeanField,
     Product,
     add_client,
+    mixtures,
     pooled,
     product_from_arrays,
     product_of,
@@ -223,11 +224,5 @@ def _mixture(state: OnlineState) -> MeanField:
     parts = [state.moments[client] for client in state.product.names]
     if not parts or not parts[0].mean:
         return state.weights.moments
-    sizes = np.array([state.num_examples[client] for client in state.product.names], np.float64)
-    stack = tf.nest.map_structure(lambda *x: tf.cast(tf.stack(x), tf.float64), *parts)
-    average = lambda x: tf.tensordot(tf.constant(sizes / sizes.sum()), x, 1)
-    means = tf.nest.map_structure(average, stack.mean)
-    spread = tf.nest.map_structure(lambda x, mean: average(tf.square(x - mean)), stack.mean, means)
-    variances = tf.nest.map_structure(lambda v, s: average(v) + s, stack.variance, spread)
-    single = lambda structure: tf.nest.map_structure(lambda x, y: tf.cast(x, y.dtype), structure, parts[0].mean)
-    return MeanField(single(means), single(variances))
+    stack = tf.nest.map_structure(lambda *x: tf.stack(x), *parts)
+    return mixtures.mixture(stack, [state.num_examples[client] for client in state.product.names])

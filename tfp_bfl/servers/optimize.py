@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.models import ModelWeights
+from tfp_bfl.servers.optimizers import Optimizer
 
 
 def optimize(optimizer: Any) -> ServerStep:
@@ -17,8 +19,8 @@ def optimize(optimizer: Any) -> ServerStep:
     Plain SGD of rate 1 is `replace`. Variances and BatchNorm's statistics are taken as they were pooled.
 
     Args:
-      optimizer: with `initialize(specs)` and `next(state, weights, gradients)`, such as those of
-        `tff.learning.optimizers` (`tfp_bfl.federated.server_optimizer` makes them by name).
+      optimizer: with `initialize(specs)` and `next(state, weights, gradients)`: of `servers.server_optimizer`, or of
+        `tff.learning.optimizers`.
 
     Raises:
       InvalidArgument: it has no such functions.
@@ -27,7 +29,8 @@ def optimize(optimizer: Any) -> ServerStep:
     """
     if not (hasattr(optimizer, "initialize") and hasattr(optimizer, "next")):
         raise InvalidArgument(
-            f"optimizer must have initialize and next, as those of tff.learning.optimizers, but is {optimizer!r}."
+            "optimizer must have initialize and next, as servers.server_optimizer('adam') has, but is "
+            f"{shown(optimizer)}."
         )
 
     def initialize(weights: ModelWeights) -> Any:
@@ -40,8 +43,18 @@ def optimize(optimizer: Any) -> ServerStep:
         state, (means, point) = optimizer.next(state, _trained(weights), gradient)
         return state, pooled._replace(posterior=pooled.posterior._replace(mean=means), point=point)
 
-    return ServerStep(initialize, step)
+    return ServerStep(initialize, step, name=f"optimize ({_in_words(optimizer)})")
 
 
 def _trained(weights: ModelWeights) -> tuple[Any, Any]:
     return weights.posterior.mean, weights.point
+
+
+def _in_words(optimizer: Any) -> str:
+    """Its name and its learning rate; those of TensorFlow Federated keep it in their first state."""
+    if isinstance(optimizer, Optimizer):
+        return f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"
+    name = type(optimizer).__name__.strip("_").lower()
+    state = optimizer.initialize(tf.TensorSpec([]))
+    rate = state.get("learning_rate") if isinstance(state, Mapping) else None
+    return name if rate is None else f"{name}, learning rate {float(rate):g}"

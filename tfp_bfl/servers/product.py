@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerStep
+from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, stack_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
@@ -69,7 +69,7 @@ def online_product(
     def predictive(state: ClientPosterior, weights: ModelWeights) -> ModelWeights:
         return online.pool(online.from_stack(state, weights, prior), diagonal_only) if len(state.client) else weights
 
-    return ServerStep(initialize, step, predictive)
+    return ServerStep(initialize, step, predictive, takes=stack_of(CLIENT_POSTERIOR), name="online_product")
 
 
 def _check_fits(prior: MeanField, point: tuple[tf.Tensor, ...]) -> None:

@@ -15,4 +15,4 @@ def replace() -> ServerStep:
         del weights, seed
         return state, pooled
 
-    return ServerStep(lambda weights: (), step)
+    return ServerStep(lambda weights: (), step, name="replace")

@@ -1,0 +1,113 @@
+"""Many rounds in one graph are the rounds of `simulate`."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import servers
+from tfp_bfl.errors import Diverged, Error, InvalidArgument
+from tfp_bfl.federated import Thinning, simulate, simulate_chains
+
+from . import toys
+from .toys import CLIENTS, UNEQUAL
+
+
+def rounds_of(process, rounds, clients=CLIENTS, **options):
+    """The server's weights after each round of `simulate`, and its rows."""
+    states = []
+    engine = process.local
+    original = engine.next
+    engine.next = lambda *args: states.append(original(*args)) or states[-1]
+    try:
+        result = simulate(process, clients, rounds, engine="local", **options)
+    finally:
+        del engine.next
+    return [output.state.weights for output in states], result
+
+
+def assert_same(actual, wanted, rtol=1e-5, atol=1e-6):
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, wanted)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_chains_are_runs_of_simulate_with_their_seeds(xla):
+    process = toys.process(seed=3)
+    chains = simulate_chains(process, CLIENTS, 5, num_chains=2, cohort_size=2, metrics=["num_examples"], xla=xla)
+    assert chains.rounds.tolist() == [1, 2, 3, 4, 5]
+    assert chains.metrics["num_examples"].tolist() == [[6] * 5] * 2
+    for m in range(2):
+        weights, result = rounds_of(process, 5, cohort_size=2, seed=3 + m)
+        for i, wanted in enumerate(weights):
+            assert_same(tf.nest.map_structure(lambda x, m=m, i=i: x[m, i], chains.draws), wanted)
+        assert_same(tf.nest.map_structure(lambda x, m=m: x[m], chains.state), result.state)
+
+
+def test_clients_of_unequal_size():
+    process = toys.process()
+    wanted = simulate(process, UNEQUAL, 3, engine="local").state
+    assert_same(tf.nest.map_structure(lambda x: x[0], simulate_chains(process, UNEQUAL, 3).state), wanted)
+    with pytest.raises(InvalidArgument, match=r"XLA needs clients of one size, but they have 1 to 5 examples"):
+        simulate_chains(process, UNEQUAL, 3, xla=True)
+
+
+@pytest.mark.parametrize("thinning", [Thinning(2, 3), Thinning(0, 4), Thinning(5), Thinning(9), Thinning(3, 2)])
+def test_thinned_rounds_over_several_calls(monkeypatch, thinning):
+    """Ten rounds in calls of four, three chunks: the kept rounds are those of all."""
+    process = toys.process(seed=1)
+    everything = simulate_chains(process, CLIENTS, 10)
+    monkeypatch.setattr("tfp_bfl.federated.chains.ROUNDS_AT_ONCE", 4)
+    kept = simulate_chains(process, CLIENTS, 10, thinning=thinning)
+    wanted = np.arange(thinning.burn_in + 1, 11, thinning.every)
+    assert kept.rounds.tolist() == wanted.tolist()
+    assert_same(kept.draws, tf.nest.map_structure(lambda x: x[:, wanted - 1], everything.draws))
+
+
+def test_starts_of_their_own():
+    process = toys.process()
+    state = process.local.initialize()
+    biases = np.array([[0, 0], [4, 8]], np.float32)
+    start = state.weights._replace(point=(state.weights.point[0], biases))
+    start = tf.nest.map_structure(lambda x, like: np.broadcast_to(x, (2, *like.shape)), start, state.weights)
+    chains = simulate_chains(process, CLIENTS, 1, num_chains=2, start=start)
+    means = np.array([1.5, 11.5])
+    np.testing.assert_allclose(chains.draws.point[1][:, 0], biases + 0.5 * (means - biases), rtol=1e-6)
+
+
+@pytest.mark.parametrize("xla", [False, True])
+def test_memory_tell_and_counts(xla):
+    counting = toys.process(toys.counting, memory=lambda weights: tf.constant(0.0))
+    wanted = simulate(counting, CLIENTS, 6, cohort_size=1, seed=2, engine="local").state
+    assert_same(
+        tf.nest.map_structure(
+            lambda x: x[0], simulate_chains(counting, CLIENTS, 6, cohort_size=1, seed=2, xla=xla).state
+        ),
+        wanted,
+    )
+    forces = toys.langevin_like(step=toys.descend(0.05))
+    chains = simulate_chains(forces, CLIENTS, 2, metrics=["bits"], xla=xla)
+    assert chains.metrics["bits"].tolist() == [[256, 256]]
+    assert_same(chains.state.weights.point[1][0], simulate(forces, CLIENTS, 2, engine="local").state.weights.point[1])
+
+
+def test_a_chain_that_diverges_stops_with_the_state_before():
+    process = toys.langevin_like(step=toys.descend(1e18))
+    with pytest.raises(
+        Diverged, match=r"chain 0 are not finite after round 2, .*descend \(step size 1e\+18\)"
+    ) as caught:
+        simulate_chains(process, CLIENTS, 9)
+    assert caught.value.state.round == 1 and np.all(np.isfinite(caught.value.state.weights.point[1]))
+
+
+def test_refusals():
+    nobody = lambda message, examples, seed: toys.towards(message, examples, seed)._replace(num_examples=tf.constant(0))
+    with pytest.raises(Error, match="Nothing was learnt in round 1 of chain 0: every client was faulty"):
+        simulate_chains(toys.process(nobody), CLIENTS, 2)
+    with pytest.raises(InvalidArgument, match="The round has no metric 'bytes': it has clients, elbo, "):
+        simulate_chains(toys.process(), CLIENTS, 2, metrics=["bytes"])
+    with pytest.raises(InvalidArgument, match="num_chains is 0"):
+        simulate_chains(toys.process(), CLIENTS, 2, num_chains=0)
+    growing = servers.replace()._replace(
+        initialize=lambda weights: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0]), shape=[None]), name="growing"
+    )
+    with pytest.raises(InvalidArgument, match="The server step growing keeps what grows from round to round"):
+        simulate_chains(toys.process(step=growing), CLIENTS, 2)

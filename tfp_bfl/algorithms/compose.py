@@ -1,0 +1,195 @@
+"""The one door to a process: client work, rule, server step, weighting and defence, checked to fit each other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Callable, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl import federated, models, rules
+from tfp_bfl import weighting as weightings
+from tfp_bfl.contracts import CLIENT_POSTERIOR, GAUSSIAN, STACK, WEIGHTS, ClientWork, ModelRule, ServerStep, stack_of
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+
+Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
+# Who gives and who takes what, as an error advises.
+_RULES = {
+    WEIGHTS: "a rule such as 'naive_weighted_average'",
+    GAUSSIAN: "rules.client_gaussian()",
+    stack_of(WEIGHTS): "rules.stacked()",
+    stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
+}
+_STEPS = {
+    WEIGHTS: "servers.replace()",
+    GAUSSIAN: "servers.keep_gaussian()",
+    stack_of(WEIGHTS): "servers.distil(...)",
+    stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
+}
+
+
+def compose(
+    model_fn: Model,
+    client_work: Union[ClientWork, Callable[[], Any]],
+    rule: Union[rules.Rule, rules.GatherRule, str],
+    server_step: ServerStep,
+    *,
+    weighting: str = "train_size",
+    robust: Optional[str] = None,
+    **process_options: Any,
+) -> federated.BayesianProcess:
+    """A process of any client work, rule, server step, weighting and defence that fit each other.
+
+    Most client works send a model's weights, and most rules make of these the weights that most server steps take.
+    Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `servers.distil` what
+    `rules.stacked` gives, and `clients.swag` sends posteriors for `rules.stacked` and `servers.online_product`.
+
+    Args:
+      model_fn: builds a Keras model that returns logits; or such a model.
+      client_work: such as `clients.variational(model_fn, ...)` or `clients.posterior_averaging(model_fn, ...)`.
+      rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool".
+      server_step: of `tfp_bfl.servers`.
+      weighting: "equal" or "train_size"; for models with variational weights also "distance", "max_discrepancy" or
+        "max_discrepancy_farthest". For the last two the server holds all that clients send at once.
+      robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE" or "median"
+        (`rules.parse_robust`); for the last two the server holds all that clients send at once, and all count the same.
+      **process_options: of `federated.build_process`: element_spec, seed, max_change_norm, min_examples, and the
+        burn_in_rounds of the parts, so that `simulate` can refuse a run of no more rounds.
+
+    Raises:
+      InvalidArgument: no such rule, weighting, defence or option, or a part that is none or does not fit the others.
+    """
+    model_fn = models.as_model_fn(model_fn)
+    _check_names(process_options, PROCESS_OPTIONS, "compose")
+    work = _as_work(client_work)
+    if not isinstance(server_step, ServerStep):
+        raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(server_step)}.")
+    lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
+    whole = rules.whole_model(rule)
+    _check_fit(work, whole, server_step)
+    if process_options.get("max_change_norm") is not None and work.sends != WEIGHTS:
+        raise InvalidArgument(
+            f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
+        )
+    if weighting in weightings.COMPARE_POSTERIORS and not _sends_posteriors(work, model_fn):
+        raise InvalidArgument(
+            f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
+        )
+    return federated.build_process(
+        model_fn,
+        client_work=work,
+        weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
+        rule=_defended(whole, work, weighting, robust),
+        server_step=server_step,
+        **process_options,
+    )
+
+
+PROCESS_OPTIONS = tuple(
+    name
+    for name in inspect.signature(federated.build_process).parameters
+    if name not in ("model_fn", "client_work", "weigh", "rule", "server_step")
+)
+# Those that a recipe passes on.
+SHARED_OPTIONS = ("weighting", "robust", *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"))
+
+
+def split_options(
+    recipe: Callable[..., Any],
+    work: Callable[..., ClientWork],
+    options: dict[str, Any],
+    shared: tuple[str, ...] = SHARED_OPTIONS,
+    **defaults: Any,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A recipe's options for its client work, with the recipe's defaults, and those for `compose`.
+
+    Raises:
+      InvalidArgument: an option of neither; the message names the recipe.
+    """
+    own = [name for name, x in inspect.signature(recipe).parameters.items() if x.kind is x.KEYWORD_ONLY]
+    of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in own]
+    _check_names(options, (*own, *of_work, *shared), recipe.__name__)
+    process = {name: x for name, x in options.items() if name not in of_work}
+    return {**defaults, **{name: x for name, x in options.items() if name in of_work}}, process
+
+
+def known_options(function: Callable[..., Any], options: Any, what: str, own: tuple[str, ...]) -> dict[str, Any]:
+    """The options for a function, all of which it must have, but for its `own` that a recipe gives it.
+
+    Raises:
+      InvalidArgument: no dictionary, or an option that the function does not have.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidArgument(f"The options of {what} are {shown(options)}, but must be a dictionary.")
+    names = tuple(name for name in inspect.signature(function).parameters if name not in own)
+    _check_names(options or {}, names, what)
+    return dict(options or {})
+
+
+def _check_names(options: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
+    for name in options:
+        lookup(dict.fromkeys(names), name, f"option of {what}")
+
+
+def _as_work(client_work: Any) -> ClientWork:
+    if isinstance(client_work, ClientWork):
+        return client_work
+    if not callable(client_work):
+        raise InvalidArgument(
+            f"client_work must be a function, as clients.variational(...) gives, not {shown(client_work)}."
+        )
+    required = [x for x in _parameters(client_work) if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD]
+    if required:
+        raise InvalidArgument(
+            "client_work must be a function without arguments that makes the work, as clients.variational(model_fn) "
+            f"gives, but {getattr(client_work, '__name__', 'this one')} needs {required[0].name!r}."
+        )
+    return ClientWork(client_work)
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # Of some callables nothing tells.
+        return []
+
+
+def _check_fit(work: ClientWork, rule: ModelRule, step: ServerStep) -> None:
+    if rule.takes not in (None, work.sends):
+        raise InvalidArgument(
+            f"The clients send a {work.sends}, but the rule {rule.name!r} takes {rule.takes}: use rules.stacked(), or "
+            "other client work, such as clients.variational(...)."
+        )
+    given = stack_of(work.sends) if rule.gives == STACK else rule.gives
+    if given != step.takes:
+        use, instead = _RULES.get(step.takes, f"a rule that gives {step.takes}"), _STEPS.get(given)
+        raise InvalidArgument(
+            f"The server step {step.name!r} takes {step.takes}, which {use} gives, but the rule {rule.name!r} gives "
+            f"{given}: use that{f', or {instead}' if instead else ''}."
+        )
+
+
+def _sends_posteriors(work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> bool:
+    return work.sends == WEIGHTS and bool(models.layout(model_fn()).variational)
+
+
+def _defended(whole: ModelRule, work: ClientWork, weighting: str, robust: Optional[str]) -> ModelRule:
+    if robust is None:
+        defended: Any = whole
+    else:
+        make = rules.parse_robust(robust)
+        if work.sends != WEIGHTS:
+            raise InvalidArgument(
+                f"The defence {robust!r} is of a model's weights, but the clients send a {work.sends}: leave it out."
+            )
+        defended = make(whole)
+    if weighting in weightings.STACKED_WEIGHTINGS:
+        if isinstance(defended, rules.GatherRule):
+            raise InvalidArgument(
+                f"The defence {robust!r} counts all clients the same, so that weighting by {weighting!r} can't serve "
+                "it: use 'equal', or the defence clip."
+            )
+        weigh = weightings.STACKED_WEIGHTINGS[weighting]
+        defended = rules.reweighted(defended, lambda stacked: weigh(stacked.posterior))
+    return rules.whole_model(defended)

@@ -1,0 +1,88 @@
+"""What every family of posteriors can do: draws, marginals, and which numbers must stay above zero."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.posterior import low_rank, mean_field, samples
+from tfp_bfl.posterior.low_rank import LowRank
+from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.posterior.samples import Samples
+
+
+class Family(NamedTuple):
+    """The functions of a family.
+
+    Fields:
+      sample: (q, seed, number of draws or None) -> draws.
+      marginals: q -> `MeanField`.
+      positive: the field whose leaves must be above zero; None for none.
+    """
+
+    sample: Callable[[Any, Any, Optional[int]], Any]
+    marginals: Callable[[Any], MeanField]
+    positive: Optional[str]
+
+
+# A new family is one more line here.
+FAMILIES: dict[type, Family] = {
+    MeanField: Family(mean_field.sample, lambda q: q, "variance"),
+    LowRank: Family(low_rank.sample, low_rank.marginals, "diagonal"),
+    Samples: Family(samples.choose, lambda q: MeanField(*samples.moments(q)), None),
+}
+
+
+def _family(q: Any) -> Family:
+    if type(q) not in FAMILIES:
+        low_rank.as_low_rank(q)  # which says what it must be
+    return FAMILIES[type(q)]
+
+
+def marginals(q: LowRank | MeanField | Samples) -> MeanField:
+    """The mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
+
+    Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
+
+    Raises:
+      InvalidArgument: as `as_low_rank`.
+    """
+    return _family(q).marginals(q)
+
+
+def positive_leaves(q: LowRank | MeanField | Samples) -> list[tf.Tensor]:
+    """The leaves of q that must be above zero: variances or the diagonal; none of `Samples`."""
+    field = _family(q).positive
+    return tf.nest.flatten(getattr(q, field)) if field else []
+
+
+def floor_variance(q: Any, min_stddev: float) -> Any:
+    """q with no standard deviation (of a `LowRank`: none of the independent parts) below `min_stddev`."""
+    field = _family(q).positive
+    if field is None:
+        return q
+    return q._replace(**{field: tf.nest.map_structure(lambda v: tf.maximum(v, min_stddev**2), getattr(q, field))})
+
+
+def sample(q: LowRank | MeanField | Samples, seed: Any, num_samples: int | None = None) -> Any:
+    """Draws w ~ q; the same `seed` gives the same draws.
+
+    w = mean + sqrt(diagonal) e + deviations^T z,   e ~ N(0, I_D), z ~ N(0, I_R)
+
+    Of `Samples`, one of the draws, with replacement.
+
+    Args:
+      q: a posterior.
+      seed: [2], integers.
+      num_samples: S; None for one draw without a leading axis.
+
+    Returns:
+      A structure like `q.mean` with leaves [S, ...]; [...] if `num_samples` is None.
+
+    Raises:
+      InvalidArgument: num_samples below 1, or q as in `as_low_rank`.
+
+    Source: Maddox et al. 2019 (arXiv:1902.02476), eq. 1.
+    """
+    return _family(q).sample(q, seed, num_samples)
