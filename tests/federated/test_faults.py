@@ -213,7 +213,8 @@ def test_bad_arguments(runtime, options, message):
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
 def test_the_bound_must_be_above_zero(bound):
-    options = {"client_work": None, "weigh": None, "rule": None, "server_step": None}
+    rule = rules.whole_model(rules.naive_weighted_average())
+    options = {"client_work": None, "weigh": None, "rule": rule, "server_step": None}
     with pytest.raises(InvalidArgument, match=r"max_change_norm is .* but must be above zero"):
         federated.build_process(model_fn, max_change_norm=bound, **options)
 
