@@ -34,10 +34,13 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
+	@mkdir -p build
 	$(PYTEST) -m "not deep" --cpu-limit=5 --cpu-times=build/cpu-fast.txt
 
 test-deep: $(INSTALLED)
+	@mkdir -p build
 	$(PYTEST) -m deep --cpu-times=build/cpu-deep.txt
+	TFP_BFL_FUZZ_INPUTS=2000 $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2
