@@ -39,7 +39,7 @@ test: $(INSTALLED)
 
 test-deep: $(INSTALLED)
 	@mkdir -p build
-	$(PYTEST) -m deep --cpu-times=build/cpu-deep.txt
+	$(PYTEST) -m deep --timeout=1800 --cpu-times=build/cpu-deep.txt
 	TFP_BFL_FUZZ_INPUTS=2000 $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)

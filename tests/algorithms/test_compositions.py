@@ -55,6 +55,7 @@ def test_the_triples_hold_every_pair():
 
 
 @pytest.mark.parametrize(("work", "rule", "step"), TRIPLES)
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 def test_any_client_work_with_any_rule_and_any_server_step(work, rule, step):
     a_round_learns(work, RULES[rule], STEPS[step])
 
