@@ -273,8 +273,14 @@ def fed_kp(start):
     return third_family(functools.partial(algorithms.fed_kp, mlp(POINT), start=start), pool, **counts)
 
 
+# Without variational weights every rule is the same mean of points (tests/rules/test_whole_model.py).
+POINT_KINDS = [kind for kind in models.KINDS if kind != "flipout"]
+OF_POINTS = [*(("naive_weighted_average", kind) for kind in POINT_KINDS), ("distributed_weight_consolidation", POINT)]
 METHODS = {
-    **{f"{rule}, {kind}": functools.partial(variational, rule, kind) for rule in rules.RULES for kind in models.KINDS},
+    **{
+        f"{rule}, {kind}": functools.partial(variational, rule, kind)
+        for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OF_POINTS]
+    },
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
     "fl_swag, mc_dropout": functools.partial(fl_swag, mlp("mc_dropout")),
     "fl_swag, last layer": functools.partial(fl_swag, normalized, last_layer=True),

@@ -22,22 +22,17 @@ EIGHT = Clients(SOURCE, np.split(np.arange(80), 8))
 TIED = Clients(SOURCE, [[0]] * 7 + [[int(np.flatnonzero(SOURCE.labels != SOURCE.labels[0])[0])]])
 
 
-@pytest.fixture(scope="module")
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 class Untouched:
-    """A runtime that no work may reach."""
+    """An engine that no work may reach."""
 
     def __getattr__(self, name):
         raise AssertionError(f"work started: {name} was asked for")
 
 
 def refused(process, data, rounds, message, **options):
-    with pytest.raises(InvalidArgument, match=message):
-        federated.simulate(process, data, rounds, runtime=Untouched(), **options)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InvalidArgument, match=message):
+        patch.setitem(vars(process), "local", Untouched())
+        federated.simulate(process, data, rounds, **options)
 
 
 def values_of(data):
