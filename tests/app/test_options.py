@@ -26,7 +26,7 @@ from tfp_bfl.rules import kernel
 AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
 # What a recipe passes its other options on to.
 PASSED_ON = {
-    "variational": [bfl.clients.variational],
+    "variational": [*AVERAGING, bfl.clients.variational],
     "fl_swag": [bfl.clients.swag],
     **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith("fed_")},
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
