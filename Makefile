@@ -8,12 +8,13 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-deep fuzz mutants docs lint format clean
+.PHONY: help demo test test-deep environments fuzz mutants docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
 	@echo "make test-deep  the rest: kills, restarts, long runs, notebooks, studies, every combination"
+	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
 	@echo "make docs    the documentation site: build/docs/index.html"
@@ -45,6 +46,9 @@ test-deep: $(INSTALLED)
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2
 
+environments:
+	tests/environments.sh
+
 fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
 
@@ -61,4 +65,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ import click
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
-from work import make_clients, make_process
+from work import make_clients, make_process, simulate
 
 import tfp_bfl as bfl
 
@@ -25,11 +25,10 @@ CLIENTS, WEIGHTS, SAMPLES, WORKERS = (10, 30, 100, 300, 1000), (1e5, 3e5, 1e6, 3
 
 
 def rounds(process, clients, workers=1, number=3):
-    """Median seconds of a round, the first left out, and the workers' peak memory in MB."""
-    with bfl.federated.local_workers(workers) as runtime:
-        result = bfl.simulate(process, clients, rounds=number, runtime=runtime)
-        memory = [worker.peak_memory_bytes() / 1e6 for worker in runtime.workers]
-    return statistics.median(row["train_seconds"] for row in result.rounds[1:]), sum(memory)
+    """Medians of a round, the first left out: seconds, CPU seconds; peak memory of the workers and of all in MB."""
+    result, seen, worker_mb = simulate(process, clients, number, workers=workers)
+    seconds = statistics.median(row["train_seconds"] for row in result.rounds[1:])
+    return {"seconds": seconds, "cpu_seconds": seen.cpu_of_a_round(), "worker_mb": worker_mb, "peak_mb": seen.peak}
 
 
 def by_clients():
@@ -37,8 +36,7 @@ def by_clients():
     result = []
     for number in CLIENTS:
         clients = make_clients("lenet", number, 32)
-        seconds, memory = rounds(make_process("lenet", "flipout", clients), clients)
-        result.append({"clients": number, "seconds": seconds, "worker_mb": memory})
+        result.append({"clients": number, **rounds(make_process("lenet", "flipout", clients), clients)})
     return result
 
 
@@ -54,8 +52,7 @@ def by_weights():
 
         rule = bfl.rules.naive_weighted_average()
         process = bfl.algorithms.variational(model_fn, rule, element_spec=clients.element_spec)
-        seconds, memory = rounds(process, clients)
-        result.append({"weights": hidden * 794, "seconds": seconds, "worker_mb": memory})
+        result.append({"weights": hidden * 794, **rounds(process, clients)})
     return result
 
 
@@ -80,8 +77,7 @@ def by_workers():
     process = make_process("lenet", "flipout", clients)
     result = []
     for number in WORKERS:
-        seconds, memory = rounds(process, clients, workers=number)
-        result.append({"workers": number, "seconds": seconds, "worker_mb": memory})
+        result.append({"workers": number, **rounds(process, clients, workers=number)})
     return result
 
 
@@ -109,20 +105,19 @@ def draw(results, path):
     figure.savefig(path, dpi=110)
 
 
+PANELS = {"clients": by_clients, "weights": by_weights, "samples": by_samples, "workers": by_workers}
+
+
 @click.command(help=__doc__.split("\n\n")[0])
-def main():
-    results = {}
-    for name, measure in (
-        ("clients", by_clients),
-        ("weights", by_weights),
-        ("samples", by_samples),
-        ("workers", by_workers),
-    ):
-        results[name] = measure()
-        click.echo(json.dumps({name: results[name]}))
-    folder = ROOT / "benchmarks" / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / "growth.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+@click.option("--only", type=click.Choice(list(PANELS)), help="Measure this alone; the others stay as they are.")
+def main(only):
+    path = ROOT / "benchmarks" / "results" / "growth.json"
+    results = json.loads(path.read_text()) if only else {}
+    for name, measure in PANELS.items():
+        if only in (None, name):
+            results[name] = measure()
+            click.echo(json.dumps({name: results[name]}))
+    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     draw(results, ROOT / "docs" / "images" / "growth.png")
 
 

@@ -3,7 +3,8 @@
     python benchmarks/round.py --model lenet --kind flipout --clients 10 --examples 1280 --batch-size 32 --rounds 4
 
 Fashion-MNIST for lenet, CIFAR-10 for resnet20; they must be prepared for TFDS. `ms_per_step` is the median round's wall
-time over clients x steps of a client, the first round (which compiles) left out.
+time over the steps of its clients, the first round (which compiles) left out; `cpu_ms_per_step` is the same of all
+processes' CPU time, the last round left out too. `peak_mb` is of all processes, the driver's own among them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import statistics
 from importlib import metadata
 
 import click
-from work import DATASETS, make_clients, make_process
+import numpy as np
+from work import DATASETS, make_clients, make_process, simulate
 
 import tfp_bfl as bfl
 
@@ -29,15 +31,20 @@ at_least_one = click.IntRange(min=1)
 @click.option("--rounds", type=click.IntRange(min=2), default=4, show_default=True, help="The first is not counted.")
 @click.option("--precision", type=click.Choice(list(bfl.models.PRECISIONS)), default="float32", show_default=True)
 @click.option("--workers", type=at_least_one, default=1, show_default=True, help="Processes that share the clients.")
-def main(model, kind, num_clients, examples, batch_size, rounds, precision, workers):
+@click.option("--engine", type=click.Choice(["tff", "local"]), default="tff", show_default=True)
+@click.option("--cohort", type=at_least_one, help="Clients drawn for each round; all of them if not given.")
+@click.option("--unequal", is_flag=True, help="Clients of different size; --examples is the mean.")
+def main(model, kind, num_clients, examples, batch_size, rounds, precision, workers, engine, cohort, unequal):
+    if engine == "local" and workers > 1:
+        raise click.UsageError("The local engine has no workers: leave --workers out.")
     try:
-        clients = make_clients(model, num_clients, examples)
+        clients = make_clients(model, num_clients, examples, unequal)
     except bfl.errors.InvalidArgument as error:
         raise click.UsageError(str(error)) from None
     process = make_process(model, kind, clients, batch_size, precision)
-    with bfl.federated.local_workers(workers) as runtime:
-        result = bfl.simulate(process, clients, rounds=rounds, runtime=runtime)
-        worker_mb = sum(worker.peak_memory_bytes() for worker in runtime.workers) / 1e6
+    result, seen, worker_mb = simulate(process, clients, rounds, engine, workers, cohort_size=cohort)
+    cpu = seen.cpu_of_a_round()
+    steps = float(np.ceil(clients.sizes / batch_size).sum()) * (cohort or num_clients) / num_clients
     seconds = [row["train_seconds"] for row in result.rounds]
     typical = statistics.median(seconds[1:])
     line = {
@@ -51,10 +58,16 @@ def main(model, kind, num_clients, examples, batch_size, rounds, precision, work
         "batch_size": batch_size,
         "rounds": rounds,
         "workers": workers,
-        "ms_per_step": round(1000 * typical / (num_clients * -(-examples // batch_size)), 3),
+        "engine": engine,
+        "cohort": cohort,
+        "unequal": unequal,
+        "steps": steps,
+        "ms_per_step": round(1000 * typical / steps, 3),
+        "cpu_ms_per_step": cpu and round(1000 * cpu / steps, 3),
         "seconds_per_round": round(typical, 4),
         "seconds": [round(s, 4) for s in seconds],
-        "worker_mb": round(worker_mb),
+        "peak_mb": round(seen.peak),
+        "worker_mb": worker_mb and round(worker_mb),
         "final_nll": round(result.rounds[-1]["nll"], 4),
     }
     click.echo(json.dumps(line))

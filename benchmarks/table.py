@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib import metadata
+from typing import NamedTuple, Optional
 
 import click
 import numpy as np
@@ -32,18 +34,38 @@ HERE = pathlib.Path(__file__).resolve().parent
 PEERS, RESULTS = HERE / ".peers", HERE / "results"
 PACKAGES = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated")
 
-# (model, clients, examples of each, rounds, repetitions, sides); the first side is ours in float32.
+
+class Setting(NamedTuple):
+    """What all sides do; the first one is ours in float32."""
+
+    model: str
+    clients: int
+    examples: int
+    rounds: int
+    repetitions: int
+    sides: tuple[str, ...]
+    cohort: Optional[int] = None
+    unequal: bool = False
+
+    @property
+    def size(self) -> str:
+        cohort = f"{self.cohort} of " if self.cohort else ""
+        return f"{cohort}{self.clients} x {self.examples}{', unequal' if self.unequal else ''}"
+
+
 OURS, PLAIN = "ours", "ours --kind deterministic"
 NOISE, HALF = "ours --precision bfloat16_noise", "ours --precision bfloat16"
 PFL, PFL_2, FLOWER, FLOWER_REUSED = "pfl", "pfl --workers 2", "flower", "flower --reuse-model"
 SETTINGS = (
-    ("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2, PLAIN)),
-    ("lenet", 10, 1280, 4, 1, (OURS, FLOWER_REUSED, FLOWER)),
-    ("lenet", 10, 32, 12, 3, (OURS, PFL, PFL_2)),
-    ("lenet", 1000, 32, 4, 1, (OURS, PFL, PFL_2)),
-    ("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF)),
-    ("resnet20", 10, 640, 2, 1, (OURS, FLOWER_REUSED, FLOWER)),
-    ("resnet20", 10, 32, 5, 1, (OURS, PFL, PFL_2)),
+    Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2, PLAIN)),
+    Setting("lenet", 10, 1280, 4, 1, (OURS, FLOWER_REUSED, FLOWER)),
+    Setting("lenet", 100, 1280, 5, 3, (OURS, PFL, PFL_2), cohort=10),
+    Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2), unequal=True),
+    Setting("lenet", 10, 32, 12, 3, (OURS, PFL, PFL_2)),
+    Setting("lenet", 1000, 32, 4, 1, (OURS, PFL, PFL_2)),
+    Setting("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF)),
+    Setting("resnet20", 10, 640, 2, 1, (OURS, FLOWER_REUSED, FLOWER)),
+    Setting("resnet20", 10, 32, 5, 1, (OURS, PFL, PFL_2)),
 )
 # ratio of (ours, a reference): goal
 GOALS = {
@@ -75,13 +97,15 @@ def interpreter(peer: str) -> str:
     return str(folder / "bin" / "python")
 
 
-def command(side: str, model: str, num_clients: int, examples: int, rounds: int, data: pathlib.Path) -> list[str]:
+def command(side: str, setting: Setting, data: pathlib.Path) -> list[str]:
     name, *flags = shlex.split(side)
-    if name == "ours":
-        size = ["--clients", str(num_clients), "--examples", str(examples)]
-        return [sys.executable, str(HERE / "round.py"), "--model", model, "--rounds", str(rounds), *size, *flags]
-    script = str(HERE / "peers" / f"{name}_round.py")
-    return [interpreter(name), script, "--model", model, "--rounds", str(rounds), "--data", str(data), *flags]
+    flags += ["--model", setting.model, "--rounds", str(setting.rounds)]
+    if setting.cohort:
+        flags += ["--cohort", str(setting.cohort)]
+    if name != "ours":
+        return [interpreter(name), str(HERE / "peers" / f"{name}_round.py"), "--data", str(data), *flags]
+    flags += ["--clients", str(setting.clients), "--examples", str(setting.examples)]
+    return [sys.executable, str(HERE / "round.py"), *flags, *(["--unequal"] if setting.unequal else [])]
 
 
 def run(arguments: list[str]) -> list[dict]:
@@ -93,62 +117,65 @@ def run(arguments: list[str]) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def save_clients(folder: str, model: str, num_clients: int, examples: int) -> pathlib.Path:
+def save_clients(folder: str, setting: Setting) -> pathlib.Path:
     """The same clients as ours in a file that the peers read."""
-    clients = make_clients(model, num_clients, examples)
-    parts = [clients.examples(k) for k in range(num_clients)]
-    path = pathlib.Path(folder) / f"{model}-{num_clients}-{examples}.npz"
-    np.savez(path, features=np.stack([p.features for p in parts]), labels=np.stack([p.labels for p in parts]))
+    clients = make_clients(setting.model, setting.clients, setting.examples, setting.unequal)
+    rows, path = np.concatenate(clients.indices), pathlib.Path(folder) / "clients.npz"
+    source = clients.source
+    np.savez(path, features=source.features[rows], labels=source.labels[rows], sizes=clients.sizes)
     return path
 
 
-def measure(log, known: list[dict]) -> list[tuple]:
+def measure(log, known: list[dict], settings: Sequence[Setting]) -> list[tuple]:
     """For each setting and side: the setting, the side, the lines of its repetitions, and those of the first side.
 
     `known` are lines of an interrupted run, in its order, which are not measured again.
     """
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for model, num_clients, examples, rounds, repetitions, sides in SETTINGS:
-            data = save_clients(folder, model, num_clients, examples)
-            lines: dict[str, list[dict]] = {side: [] for side in sides}
-            for _ in range(repetitions):
-                for side in sides:  # in turn
+        for setting in settings:
+            data = save_clients(folder, setting)
+            lines: dict[str, list[dict]] = {side: [] for side in setting.sides}
+            for _ in range(setting.repetitions):
+                for side in setting.sides:  # in turn
                     started = time.perf_counter()
                     if known:
                         line = known.pop(0)
                     else:
-                        (line,) = run(command(side, model, num_clients, examples, rounds, data))
+                        (line,) = run(command(side, setting, data))
                     lines[side].append(line)
                     log.write(json.dumps({"side": side, **line}) + "\n")
                     log.flush()
-                    click.echo(f"{model} {num_clients} x {examples} {side}: {line['ms_per_step']} ms a client step "
+                    click.echo(f"{setting.model} {setting.size} {side}: {line['ms_per_step']} ms a client step "
                                f"({time.perf_counter() - started:.0f} s)", err=True)  # fmt: skip
-            rows += [((model, num_clients, examples), side, lines[side], lines[sides[0]]) for side in sides]
+            rows += [(setting, side, lines[side], lines[setting.sides[0]]) for side in setting.sides]
     return rows
 
 
 def milliseconds(lines: list[dict]) -> np.ndarray:
     """Of every round but the first of each repetition, a client step."""
-    steps = [line["clients"] * -(-line["examples"] // line["batch_size"]) for line in lines]
-    return np.concatenate([1000 * np.array(line["seconds"][1:]) / n for line, n in zip(lines, steps)])
+    return np.concatenate([1000 * np.array(line["seconds"][1:]) / line["steps"] for line in lines])
+
+
+def cpu_milliseconds(lines: list[dict]) -> float:
+    """Of a client step, all processes together: the median of the repetitions; NaN where there were too few rounds."""
+    return float(np.median([line["cpu_ms_per_step"] or np.nan for line in lines]))
 
 
 def table_of_rounds(rows) -> list[str]:
     text = [
         "| model | clients x examples | side | ms a client step, median (lowest to highest) "
-        "| s a round | memory, MB | our float32 / it |",
-        "|---|---|---|---|---|---|---|",
+        "| s a round | our float32 / it | CPU-ms a client step | our CPU / its | memory of all processes, MB |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (model, num_clients, examples), side, lines, ours in rows:
+    for setting, side, lines, ours in rows:
         times, mine = milliseconds(lines), milliseconds(ours)
-        memory = max(line.get("worker_mb", line.get("peak_mb")) for line in lines)
-        typical = np.median(times)
-        seconds = typical * num_clients * -(-examples // 32) / 1000
+        typical, cpu = np.median(times), cpu_milliseconds(lines)
+        seconds = typical * lines[0]["steps"] / 1000
         spread = f"{typical:.2f} ({times.min():.2f} to {times.max():.2f})"
-        ratio = np.median(mine) / typical
         text.append(
-            f"| {model} | {num_clients} x {examples} | {side} | {spread} | {seconds:.2f} | {memory} | {ratio:.2f} |"
+            f"| {setting.model} | {setting.size} | {side} | {spread} | {seconds:.2f} | {np.median(mine) / typical:.2f} "
+            f"| {cpu:.2f} | {cpu_milliseconds(ours) / cpu:.2f} | {max(line['peak_mb'] for line in lines)} |"
         )
     return text
 
@@ -158,9 +185,12 @@ def table_of_goals(rows) -> list[str]:
     for (model, num_clients, examples, mine, reference), goal in GOALS.items():
         medians = {}
         for setting, side, lines, _ in rows:
-            if setting == (model, num_clients, examples) and side in (mine, reference):
+            same = setting.size == f"{num_clients} x {examples}" and setting.model == model
+            if same and side in (mine, reference):
                 # A side that is in two settings of one size: the one that ran beside the other.
                 medians.setdefault(side, []).append(np.median(milliseconds(lines)))
+        if len(medians) < 2:
+            continue
         ratio = (medians[mine][-1] if "flower" in reference else medians[mine][0]) / medians[reference][0]
         text.append(f"| {mine} / {reference}, {model}, {num_clients} x {examples} | {ratio:.2f} | {goal:.2f} |")
     return text
@@ -172,16 +202,27 @@ def spread(line: dict) -> str:
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--resume", is_flag=True, help="Go on after the last line that an interrupted run has left.")
-def main(resume):
-    RESULTS.mkdir(exist_ok=True)
-    left = RESULTS / "table.jsonl"
+@click.option("--only", help="Settings that begin so, such as 'lenet 10 x 1280', and no pairs within a process.")
+@click.option("--peers", default="pfl,flower", show_default=True, help="Beside which: those to leave out are left out.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=pathlib.Path), default=RESULTS)
+def main(resume, only, peers, output):
+    settings = [
+        setting._replace(sides=tuple(s for s in setting.sides if s.split()[0] in ("ours", *peers.split(","))))
+        for setting in SETTINGS
+        if f"{setting.model} {setting.size}".startswith(only or "")
+    ]
+    settings = [setting for setting in settings if len(setting.sides) > 1]
+    if output == RESULTS and (only or peers != "pfl,flower"):
+        raise click.UsageError("A part of the table would replace the whole one: give --output another folder.")
+    output.mkdir(exist_ok=True)
+    left = output / "table.jsonl"
     known = [json.loads(line) for line in left.read_text().splitlines()] if resume and left.exists() else []
     started = time.perf_counter()
-    for peer in ("pfl", "flower"):
+    for peer in filter(None, peers.split(",")):
         interpreter(peer)
     with open(left, "w", encoding="utf-8") as log:
-        rows = measure(log, known)
-        pairs = run([sys.executable, str(HERE / "ratios.py")])
+        rows = measure(log, known, settings)
+        pairs = [] if only else run([sys.executable, str(HERE / "ratios.py")])
         log.writelines(json.dumps(line) + "\n" for line in pairs)
     peers = {line["peer"].split(",")[0]: line["version"] for _, _, lines, _ in rows for line in lines[:1]}
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
@@ -207,7 +248,7 @@ def main(resume):
         *(f"| {p['what']} | {p['ms']} | {p['reference_ms']} | {p['ratio']:.2f} ({spread(p)}) |" for p in pairs),
         "",
     ]
-    (RESULTS / "table.md").write_text("\n".join(text), encoding="utf-8")
+    (output / "table.md").write_text("\n".join(text), encoding="utf-8")
     click.echo("\n".join(text))
 
 

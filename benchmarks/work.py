@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
+from peers.arguments import Clock, peak_mb
 
 import tfp_bfl as bfl
 
 DATASETS = {"lenet": "fashion_mnist", "resnet20": "cifar10"}
 
 
-def make_clients(model: str, num_clients: int, examples: int) -> bfl.data.Clients:
-    """Clients with as many examples each, one after another from the train split, from its start again at its end."""
+def make_clients(model: str, num_clients: int, examples: int, unequal: bool = False) -> bfl.data.Clients:
+    """Clients one after another from the train split, from its start again at its end, with as many examples each.
+
+    With `unequal` client k = 1..K has about 2 k / (K + 1) times as many instead, in whole batches of 32, and all
+    together the same number.
+    """
     source = bfl.data.load(DATASETS[model], split="train")
-    rows = np.arange(num_clients * examples).reshape(num_clients, examples) % source.num_examples
-    return bfl.data.Clients(source, list(rows))
+    rows = np.arange(num_clients * examples) % source.num_examples
+    shares = np.cumsum(np.arange(1, num_clients + 1) if unequal else np.ones(num_clients))
+    unit = 32 if unequal else 1
+    ends = unit * np.round(shares[:-1] / shares[-1] * len(rows) / unit).astype(int)
+    return bfl.data.Clients(source, np.split(rows, ends))
 
 
 def make_process(model: str, kind: str, clients: bfl.data.Clients, batch_size: int = 32, precision: str = "float32"):
@@ -24,3 +32,28 @@ def make_process(model: str, kind: str, clients: bfl.data.Clients, batch_size: i
 
     rule = bfl.rules.naive_weighted_average()
     return bfl.algorithms.variational(model_fn, rule, element_spec=clients.element_spec, batch_size=batch_size)
+
+
+class Rounds(Clock):
+    """What `bfl.simulate` tells its `on_round`: CPU seconds of each round, and the processes' peak memory so far."""
+
+    peak = 0.0
+
+    def __call__(self, row: dict) -> None:
+        self.lap()
+        self.peak = peak_mb()
+
+    def cpu_of_a_round(self) -> float | None:
+        """Median, without the first round, which compiles, and the last, after which the model is built anew."""
+        return float(np.median(self.cpu_seconds[1:-1])) if len(self.cpu_seconds) > 2 else None
+
+
+def simulate(process, clients, rounds: int, engine: str = "tff", workers: int = 1, **options):
+    """The result of `bfl.simulate`, its `Rounds`, and the workers' peak memory in MB (without workers None)."""
+    seen = Rounds()
+    if engine != "tff":
+        result = bfl.simulate(process, clients, rounds=rounds, engine=engine, on_round=seen, **options)
+        return result, seen, None
+    with bfl.federated.local_workers(workers) as runtime:
+        result = bfl.simulate(process, clients, rounds=rounds, runtime=runtime, on_round=seen, **options)
+        return result, seen, sum(worker.peak_memory_bytes() for worker in runtime.workers) / 1e6

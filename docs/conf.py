@@ -23,7 +23,7 @@ extensions = [
 ]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "experiments/**.md", "benchmarks/**.md"]
-exclude_patterns = ["docs/_*", ".venv", "build", "runs", "demo", "benchmarks/.peers"]
+exclude_patterns = ["docs/_*", ".venv", ".venvs", "build", "runs", "demo", "benchmarks/.peers"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 templates_path = [str(ROOT / "docs" / "_templates")]  # of pages and of stubs, which take other folders as its root
 

@@ -1,9 +1,13 @@
 """CPU seconds of each test, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a
-test of the fast tier above it. Not the clock: a busy machine would fail there."""
+test of the fast tier above it. Not the clock: a busy machine would fail there.
+
+Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and nowhere else.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import resource
 
 import psutil
@@ -64,3 +68,10 @@ def _cpu_seconds():
             times = child.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("tensorflow_federated") is None:
+        for item in items:
+            if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
+                item.add_marker(pytest.mark.skip(reason="TensorFlow Federated is not installed"))

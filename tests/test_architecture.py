@@ -13,7 +13,10 @@ EVERYTHING = None
 MAY_IMPORT = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
-    "app": EVERYTHING,
+    "app": {
+        *("__init__", "algorithms", "clients", "data", "evaluation", "export", "federated", "models", "plots"),
+        *("posterior", "rules", "servers", "weighting"),
+    },
     "algorithms": {"contracts", "federated", "clients", "models", "rules", "weighting", "servers"},
     "contracts": {"models", "posterior"},
     "clients": {"contracts", "models", "layers", "posterior"},
@@ -32,6 +35,8 @@ MAY_IMPORT = {
     "files": set(),
     "named": set(),
 }
+# What a user waits for who asks for help or misspells a name: without TensorFlow.
+QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.config", "tfp_bfl.data")
 FOR_EVERYONE = {"errors", "files", "named"}
 ONLY_IMPORTER_OF_TFF = "federated"
 MAX_LINES_OF_A_FILE = 400
@@ -88,6 +93,12 @@ def imports(source, package, at_import_time=False):
     return names
 
 
+def attributes(source):
+    """Packages that are used as `bfl.x` after `import tfp_bfl as bfl`."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    return [f"tfp_bfl.{node.attr}" for node in nodes if ast.unparse(node.value) == "bfl"]
+
+
 def package_of(path):
     return module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
 
@@ -96,8 +107,10 @@ def forbidden_edges(source, importer, package):
     if MAY_IMPORT[importer] is EVERYTHING:
         return []
     allowed = MAY_IMPORT[importer] | FOR_EVERYONE | {importer}
-    targets = [name.split(".") for name in imports(source, package) if re.match(r"tfp_bfl(\.|$)", name)]
-    return [".".join(t) for t in targets if (t[1] if len(t) > 1 else "__init__") not in allowed]
+    names = [*imports(source, package), *attributes(source)]
+    targets = [name.split(".") for name in names if re.match(r"tfp_bfl(\.|$)", name)]
+    # What is no package or module of its own is a name of `tfp_bfl` itself.
+    return [".".join(t) for t in targets if (t[1] if t[1:] and t[1] in MAY_IMPORT else "__init__") not in allowed]
 
 
 def imports_of_tff(source, package):
@@ -158,14 +171,32 @@ def test_tensorflow_federated_is_imported_in_one_package():
     assert others and {path: names for path, names in found.items() if names} == {}
 
 
-def test_modules_have_no_cycle():
+def edges_at_import_time():
+    """Each module, and the modules of the library and top-level packages of others that its import imports."""
     edges = {}
     for path in FILES:
         names = imports(path.read_text(), package_of(path), at_import_time=True)
         nearest = lambda name: name if name in MODULES else name.rpartition(".")[0]
-        edges[module_name(path)] = {nearest(name) for name in names} & MODULES
+        edges[module_name(path)] = {n if (n := nearest(name)) in MODULES else name.split(".")[0] for name in names}
+    return edges
+
+
+def test_modules_have_no_cycle():
+    edges = {name: targets & MODULES for name, targets in edges_at_import_time().items()}
     assert any(edges.values())
     assert find_cycle(edges) is None
+
+
+@pytest.mark.parametrize("start", QUICK)
+def test_what_must_be_quick_imports_no_tensorflow(start):
+    edges, found, ahead = edges_at_import_time(), set(), [start]
+    while ahead:
+        name = ahead.pop()
+        above = [name.rpartition(".")[0]] if "." in name else []  # A module's package is imported before it.
+        ahead += [n for n in (*edges.get(name, ()), *above) if n not in found]
+        found |= {name, *ahead}
+    slow = {"tensorflow", "tensorflow_probability", "tensorflow_federated", "sklearn", "scipy", "matplotlib"}
+    assert len(found) > 5 and not found & slow
 
 
 @pytest.mark.parametrize("folder", [LIBRARY, TESTS], ids=["tfp_bfl", "tests"])
@@ -194,6 +225,8 @@ def test_recipes_are_short():
         ("rules", "def f():\n    from tfp_bfl.clients import variational"),
         ("rules", "import importlib\nimportlib.import_module('tfp_bfl.servers')"),
         ("models", "import tfp_bfl as bfl"),
+        ("app", "from tfp_bfl.layers import noise"),
+        ("app", "def f(x):\n    return bfl.contracts.Rule(x)"),
         ("plots", "if TYPE_CHECKING:\n    from tfp_bfl.models import lenet"),
     ],
 )

@@ -3,14 +3,35 @@
     import tfp_bfl as bfl
 
 Subpackages are imported when they are first used, so that the command line starts at once and what needs no TensorFlow
-Federated works without it.
+Federated works without it. In a program that imports this, `tf.keras` is Keras 2.
 """
 
 import importlib
 import os
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from tfp_bfl.errors import MissingDependency
+
+
+def _take_keras_2() -> None:
+    """From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless this is set when it is first used; tf_keras is Keras 2."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    tensorflow: Any = sys.modules.get("tensorflow")
+    if tensorflow is None:
+        return
+    if getattr(tensorflow.keras, "__version__", "2") >= "3":
+        raise MissingDependency(
+            "tfp_bfl needs Keras 2 and this program has taken Keras 3 from TensorFlow already: import tfp_bfl before "
+            "tensorflow.keras, or set the environment variable TF_USE_LEGACY_KERAS=1."
+        )
+    # Imported before, TensorFlow would still take `from tensorflow.keras import ...` from Keras 3, and `tf.keras` too.
+    if "tf_keras" in sys.modules:
+        sys.modules.setdefault("tensorflow.keras", importlib.import_module("tf_keras.api._v2.keras"))
+
+
+_take_keras_2()
 # Before TensorFlow is imported: without a GPU it complains of CUDA at start-up, as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -59,10 +80,6 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return metadata.version("tfp_bfl")
     if name in __all__:
-        from tfp_bfl.errors import check_python
-
-        if name != "errors":
-            check_python()
         return importlib.import_module(f"tfp_bfl.{name}")
     raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")
 

@@ -45,7 +45,7 @@ MOST_NAMES = 25
 
 
 def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
-    """Returns `table[name]`.
+    """`table[name]`.
 
     Raises:
       InvalidArgument: there is no such name; the message gives the near ones, or all of them if none is near (of many
@@ -66,7 +66,7 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
-    """Returns `value` as an int.
+    """`value` as an int.
 
     Raises:
       InvalidArgument: it is not an integer of at least `least`.
@@ -77,7 +77,7 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
 
 
 def check_number(value: Any, name: str, zero: bool = False) -> float:
-    """Returns `value` as a float.
+    """`value` as a float.
 
     Raises:
       InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
@@ -102,22 +102,18 @@ class Diverged(Error, ArithmeticError):
         self.state = state
 
 
-INSTALL_COMMAND = (
+INSTALL_COMMAND = "pip install . (in a clone of tfp_bfl)"
+INSTALL_TFF_COMMAND = (
     "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock && "
     ".venv/bin/pip install --no-deps . (in a clone of tfp_bfl)"
 )
 
 
-def check_python() -> None:
-    """Raises MissingDependency on a Python for which TensorFlow 2.14 and TensorFlow Federated have no release."""
-    python = sys.version_info[:2]
-    if not (3, 9) <= python < (3, 12):
-        raise MissingDependency(
-            f"TensorFlow Federated needs Python 3.9 to 3.11 and this is {python[0]}.{python[1]}; "
-            f"install with: {INSTALL_COMMAND}"
-        )
-
-
 def missing_package(name: object) -> MissingDependency:
     """The error for a package that is not installed."""
+    if name == "tensorflow_federated":
+        return MissingDependency(
+            "The engine 'tff' needs TensorFlow Federated, which is not installed: take the engine 'local', or, with "
+            f"Python 3.9 to 3.11, install with: {INSTALL_TFF_COMMAND}"
+        )
     return MissingDependency(f"The package {name!r} is not installed; install with: {INSTALL_COMMAND}")

@@ -27,22 +27,24 @@ NUM_CLASSES = 10
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """Every client's examples: features uint8 [K, n, H, W, C], labels int32 [K, n]."""
+    """All examples, client after client: features uint8 [N, H, W, C], labels int32 [N]; of each client sizes [K]."""
 
     features: np.ndarray
     labels: np.ndarray
+    sizes: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def num_examples(self) -> int:
-        """Of one client; all have as many."""
-        return self.labels.shape[1]
+        return len(self.sizes)
 
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """One client's features in [0, 1], float32, and labels."""
-        return self.features[client].astype(np.float32) / np.float32(255), self.labels[client]
+        end = int(self.sizes[: client + 1].sum())
+        own = slice(end - int(self.sizes[client]), end)
+        return self.features[own].astype(np.float32) / np.float32(255), self.labels[own]
+
+    def num_steps(self, batch_size: int, cohort: int | None = None) -> float:
+        """Of all clients in one epoch; of a cohort, where they differ, on average."""
+        return float(np.ceil(self.sizes / batch_size).sum()) * (cohort or len(self)) / len(self)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,7 +56,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     """The options of every peer; a bad one ends the process with one sentence and status 2."""
     result = _Parser(description=description, allow_abbrev=False)
     result.add_argument(
-        "--data", required=True, metavar="FILE.npz", help="features uint8 [K, n, H, W, C], labels [K, n]"
+        "--data", required=True, metavar="FILE.npz", help="features uint8 [N, H, W, C], labels [N], sizes [K]"
     )
     result.add_argument("--model", choices=list(SHAPES), default="lenet")
     result.add_argument("--kind", choices=list(KINDS), default="flipout")
@@ -98,33 +100,51 @@ def read(path: str, model: str) -> Clients:
     """
     try:
         with np.load(path) as arrays:
-            features, labels = arrays["features"], arrays["labels"]
+            features, labels, sizes = arrays["features"], arrays["labels"], arrays["sizes"]
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-        raise ValueError(f"{path} can't be read as an .npz file with features and labels.") from None
-    if features.dtype != np.uint8 or features.ndim != 5 or features.shape[2:] != SHAPES[model]:
+        raise ValueError(f"{path} can't be read as an .npz file with features, labels and sizes.") from None
+    if features.dtype != np.uint8 or features.ndim != 4 or features.shape[1:] != SHAPES[model]:
         shape = ", ".join(map(str, SHAPES[model]))
-        raise ValueError(f"{model} takes features uint8 [K, n, {shape}], not {features.dtype} {list(features.shape)}.")
-    if labels.dtype != np.int32 or labels.shape != features.shape[:2] or not labels.size:
+        raise ValueError(f"{model} takes features uint8 [N, {shape}], not {features.dtype} {list(features.shape)}.")
+    if labels.dtype != np.int32 or labels.shape != features.shape[:1] or not labels.size:
         raise ValueError(f"The labels are {labels.dtype} {list(labels.shape)}, but must be int32, one for each image.")
     if labels.min() < 0 or labels.max() >= NUM_CLASSES:
         raise ValueError(f"The labels are in [{labels.min()}, {labels.max()}], but must be in [0, {NUM_CLASSES - 1}].")
-    return Clients(features, labels)
+    if sizes.ndim != 1 or not sizes.size or sizes.min() < 1 or sizes.sum() != len(labels):
+        raise ValueError(f"The sizes must be at least 1 each and add up to {len(labels)}, the examples.")
+    return Clients(features, labels, sizes)
 
 
 class Clock:
-    """Wall times of rounds: `start` before the first one, `lap` at the end of each."""
+    """Wall and CPU times of rounds: `start` before the first one, `lap` at the end of each."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._last = 0.0
+        self.cpu_seconds: list[float] = []
+        self._last = (0.0, 0.0)
 
     def start(self) -> None:
-        self._last = time.perf_counter()
+        self._last = time.perf_counter(), cpu_seconds()
 
     def lap(self) -> None:
-        now = time.perf_counter()
-        self.seconds.append(now - self._last)
+        now = time.perf_counter(), cpu_seconds()
+        self.seconds.append(now[0] - self._last[0])
+        self.cpu_seconds.append(now[1] - self._last[1])
         self._last = now
+
+
+def cpu_seconds() -> float:
+    """What this process and its living descendants have computed since they started, summed."""
+    this = psutil.Process()
+    return sum(_cpu_seconds(process) for process in (this, *this.children(recursive=True)))
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return times.user + times.system
 
 
 def peak_mb() -> float:
@@ -159,22 +179,27 @@ def report(
     *,
     peer: str,
     distribution: str,
-    seconds: list[float],
+    clock: Clock,
     peak: float,
     final_nll: float | None,
+    cohort: int | None = None,
 ) -> None:
     """Prints the one line of JSON."""
-    steps = len(clients) * -(-clients.num_examples // options.batch_size)
+    steps, seconds = clients.num_steps(options.batch_size, cohort), clock.seconds
     result = {
         "peer": peer,
         "version": importlib.metadata.version(distribution),
         "model": options.model,
         "kind": options.kind,
         "clients": len(clients),
-        "examples": clients.num_examples,
+        "examples": round(float(clients.sizes.mean())),
+        "cohort": cohort,
+        "unequal": len(set(clients.sizes.tolist())) > 1,
         "batch_size": options.batch_size,
         "rounds": options.rounds,
+        "steps": steps,
         "ms_per_step": round(1000 * statistics.median(seconds[1:]) / steps, 3),
+        "cpu_ms_per_step": round(1000 * statistics.median(clock.cpu_seconds[1:]) / steps, 3),
         "seconds_per_round": round(statistics.median(seconds[1:]), 4),
         "seconds": [round(s, 4) for s in seconds],
         "peak_mb": round(peak),

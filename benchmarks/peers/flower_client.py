@@ -44,11 +44,11 @@ def client_fn(work: Work, context: Context) -> Client:
     """The client of a node, with an optimizer whose state is new."""
     clients = _clients(work.data, work.model)
     if work.reuse_model:
-        model = _kept_model(work.model, work.kind, clients.num_examples)
+        model = _kept_model(work.model, work.kind, int(clients.sizes[0]))
         for variable in model.optimizer.variables:
             variable.assign(tf.zeros_like(variable))
     else:
-        model = _compiled_model(work.model, work.kind, clients.num_examples)
+        model = _compiled_model(work.model, work.kind, int(clients.sizes[0]))
     features, labels = clients.examples(context.node_config["partition-id"])
     return KerasClient(model, features, labels, work.batch_size).to_client()
 

@@ -21,6 +21,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     clients = arguments.load(options)
+    if len(set(clients.sizes.tolist())) > 1:
+        arguments.refuse("Flower's clients must be of one size here: Keras has one weight of the KL for all of them.")
     stdout = arguments.keep_stdout_clean()
     strategy = _simulate(options, len(clients))
     arguments.report(
@@ -29,7 +31,7 @@ def main() -> None:
         clients,
         peer="flower, reused model" if options.reuse_model else "flower",
         distribution="flwr",
-        seconds=strategy.clock.seconds,
+        clock=strategy.clock,
         peak=strategy.peak,
         final_nll=strategy.nll,
     )

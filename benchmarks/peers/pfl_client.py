@@ -7,6 +7,7 @@ from typing import Any
 
 import arguments
 import models
+import numpy as np
 import tensorflow as tf
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.aggregate.weighting import WeightByDatapoints
@@ -99,7 +100,7 @@ class RoundCallback(TrainingProcessCallback):
 
 
 def train(options: argparse.Namespace, clients: arguments.Clients) -> RoundCallback:
-    """Runs the rounds; in each one the cohort is every client, weighted by its examples."""
+    """Runs the rounds; in each one the clients of the cohort are weighted by their examples."""
     tf.keras.utils.set_random_seed(0)
     keras_model = models.build(options.model, options.kind)
     keras_model.compile(
@@ -109,8 +110,9 @@ def train(options: argparse.Namespace, clients: arguments.Clients) -> RoundCallb
     # pfl sets the optimizer's variables to zero before each client's training, but only those that it finds when it
     # traces that: before the first step there would be no moments yet.
     keras_model.optimizer.build(keras_model.trainable_variables)
-    batches_differ = clients.num_examples > options.batch_size and clients.num_examples % options.batch_size
-    batch_size = None if batches_differ else min(options.batch_size, clients.num_examples)
+    sizes, most = clients.sizes, options.batch_size
+    batch_sizes = {int(b) for b in [*np.minimum(sizes, most), *(sizes % most)[sizes > most]] if b}
+    batch_size = batch_sizes.pop() if len(batch_sizes) == 1 else None
     algorithm = VariationalFederatedAveraging(keras_model, batch_size)
     callback = RoundCallback(algorithm, options.rounds)
     dataset = _dataset(clients)
@@ -118,7 +120,7 @@ def train(options: argparse.Namespace, clients: arguments.Clients) -> RoundCallb
         NNAlgorithmParams(
             central_num_iterations=options.rounds,
             evaluation_frequency=options.rounds,
-            train_cohort_size=len(clients),
+            train_cohort_size=options.cohort or len(clients),
             val_cohort_size=0,
         ),
         SimulatedBackend(training_data=dataset, val_data=dataset, postprocessors=[WeightByDatapoints()]),
@@ -136,9 +138,12 @@ def train(options: argparse.Namespace, clients: arguments.Clients) -> RoundCallb
 
 def _dataset(clients: arguments.Clients) -> FederatedDataset:
     """Clients in memory, as pfl advises where they fit: it then splits each one into batches once, unshuffled."""
-    count = tf.constant(clients.num_examples, tf.float32)
     users = [
-        TFTensorDataset(*map(tf.constant, clients.examples(i)), user_id=str(i), train_kwargs={"num_examples": count})
-        for i in range(len(clients))
+        TFTensorDataset(
+            *map(tf.constant, clients.examples(i)),
+            user_id=str(i),
+            train_kwargs={"num_examples": tf.constant(size, tf.float32)},
+        )
+        for i, size in enumerate(clients.sizes)
     ]
     return FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", range(len(clients))))

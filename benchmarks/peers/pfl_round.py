@@ -13,10 +13,14 @@ import arguments
 def main() -> None:
     parser = arguments.parser(__doc__)
     parser.add_argument("--workers", type=arguments.at_least(1), default=1, metavar="W", help="processes")
+    parser.add_argument("--cohort", type=arguments.at_least(1), metavar="C", help="clients a round; all if not given")
     options = parser.parse_args()
     clients = arguments.load(options)
-    if options.workers > len(clients):
-        arguments.refuse(f"{options.workers} workers can't share {len(clients)} clients: each needs one.")
+    cohort = options.cohort or len(clients)
+    if not options.workers <= cohort <= len(clients):
+        arguments.refuse(
+            f"{options.workers} workers can't share cohorts of {cohort} of {len(clients)} clients: each needs one."
+        )
     stdout = arguments.keep_stdout_clean()
     others = _start_others(options.workers) if "PFL_WORKER_RANK" not in os.environ else []
     try:
@@ -35,9 +39,10 @@ def main() -> None:
             clients,
             peer="pfl" if options.workers == 1 else f"pfl, {options.workers} workers",
             distribution="pfl",
-            seconds=result.clock.seconds,
+            clock=result.clock,
             peak=result.peak,
-            final_nll=result.total_nll / (len(clients) * clients.num_examples),
+            final_nll=result.total_nll / (cohort * float(clients.sizes.mean())),
+            cohort=options.cohort,
         )
 
 

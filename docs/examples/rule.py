@@ -1,4 +1,4 @@
-"""A rule: the mean of a product of densities, and the variance of an average client."""
+"""A rule with a parameter: the mean of a product of densities, and the variance of an average client, widened."""
 
 import tensorflow as tf
 
@@ -7,8 +7,8 @@ import tfp_bfl as bfl
 each = tf.nest.map_structure
 
 
-def precise_mean():
-    """mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2,   variance = sum_k w_k s_k^2 / sum_k w_k."""
+def precise_mean(width=1.0):
+    """mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2,   variance = width sum_k w_k s_k^2 / sum_k w_k."""
 
     def summarise(local, anchor, weight):  # on the client; `anchor` is the posterior that it started from
         precision = each(lambda v: weight / v, local.variance)
@@ -25,9 +25,9 @@ def precise_mean():
 
     def pool(total, anchor):  # on the server
         mean = each(lambda a, shift, p: a + shift / p, anchor.mean, total["shift"], total["precision"])
-        return bfl.posterior.MeanField(mean, each(lambda v: v / total["weight"], total["variance"]))
+        return bfl.posterior.MeanField(mean, each(lambda v: width * v / total["weight"], total["variance"]))
 
-    return bfl.rules.Rule(summarise, merge, pool, "precise_mean")
+    return bfl.rules.Rule(summarise, merge, pool, f"precise_mean:{width}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def read_cell(folder: pathlib.Path) -> Run:
     """What one run left: its options, final scores, each round's metrics, and its folder."""
     summary = json.loads((folder / "summary.json").read_text())
     rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {**make_config(folder / "config.yaml", {}).model_dump(), **summary, "per_round": rounds, "folder": folder}
+    scores = {"nll": summary.get("test_nll"), **summary}  # Older runs called it as the tables do.
+    return {**make_config(folder / "config.yaml", {}).model_dump(), **scores, "per_round": rounds, "folder": folder}
 
 
 def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:

@@ -223,7 +223,7 @@ def test_bad_options_of_recipes(name, options, message):
         (None, 0.5, {}, "There is no server optimizer None"),
         ("sgd", 0.0, {}, "learning_rate is 0.0, but must be a finite number above 0"),
         ("sgd", NAN, {}, "learning_rate is nan"),
-        ("sgd", None, {}, "learning_rate is None"),
+        ("sgd", "0.5", {}, "learning_rate is '0.5'"),
         ("sgd", 0.5, {"momemtum": 0.9}, "no option of the server optimizer sgd 'momemtum': did you mean 'momentum'"),
     ],
 )

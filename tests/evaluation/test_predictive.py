@@ -127,6 +127,33 @@ def test_new_weights_of_the_model_count():
     assert np.abs(evaluation.predict(model, FEATURES, num_samples=1) - before).max() > 0.01
 
 
+@every_kind
+def test_bfloat16_changes_the_third_digit_and_no_sample(kind):
+    wanted, found = predict(kind), predict(kind, precision="bfloat16")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found.sum(-1), np.ones([6, 11]), rtol=1e-5)
+    assert 0 < np.abs(found - wanted).max() < 0.03
+    options = {"num_samples": 6, "precision": "bfloat16"}
+    metrics = evaluation.evaluator(FEATURES, LABELS, **options)(build(kind))
+    assert metrics["test_nll"] == pytest.approx(
+        -np.mean(np.log(found.mean(0)[np.arange(11), LABELS], dtype=np.float64)), rel=1e-4
+    )
+
+
+def test_bfloat16_reads_new_weights():
+    model = models.mlp("deterministic", **OPTIONS)
+    before = evaluation.predict(model, FEATURES, num_samples=1, precision="bfloat16")
+    models.assign_weights(model, models.get_weights(models.mlp("deterministic", **OPTIONS, seed=9)))
+    after = evaluation.predict(model, FEATURES, num_samples=1, precision="bfloat16")
+    assert np.abs(after - before).max() > 0.05
+    np.testing.assert_allclose(after, evaluation.predict(model, FEATURES, num_samples=1), atol=0.03)
+
+
+def test_unknown_precision():
+    with pytest.raises(InvalidArgument, match="bfloat16"):
+        predict("flipout", precision="bfloat")
+
+
 @pytest.mark.parametrize("num_samples", [0, -1])
 def test_num_samples_below_one(num_samples):
     with pytest.raises(InvalidArgument, match=f"num_samples is {num_samples}, but must be an integer of at least 1"):

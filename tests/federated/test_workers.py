@@ -218,12 +218,8 @@ def test_counts_must_be_positive(arguments):
 
 def test_missing_tff_says_how_to_install(monkeypatch):
     require_tff = installation.require_tff.__wrapped__
-    monkeypatch.setattr(sys, "version_info", (3, 12, 0))
-    with pytest.raises(MissingDependency, match=r"needs Python 3.9 to 3.11 and this is 3.12; .*python3.11 -m venv"):
-        require_tff()
-    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorflow_federated", None)
-    with pytest.raises(MissingDependency, match=r"'tensorflow_federated' is not installed; .*pip install"):
+    with pytest.raises(MissingDependency, match=r"not installed: .*'local', or, with Python 3.9 to 3.11, .*\.lock"):
         require_tff()
 
 

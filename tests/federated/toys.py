@@ -35,10 +35,7 @@ def client_mean(examples):
 
 
 def towards(message, examples, seed):
-    """Half way from the server's bias to the client's mean, with a little noise of its own on the kernel.
-
-    By the noise of the layers: of `tf.random` XLA makes other draws from the same seed.
-    """
+    """Half way from the server's bias to the client's mean, with a little noise of its own on the kernel."""
     kernel, bias = message.weights.point
     kernel = 0.5 * kernel + 0.01 * tf.reshape(standard_normal(4, seed), [2, 2])
     weights = message.weights._replace(point=(kernel, bias + 0.5 * (client_mean(examples) - bias)))

@@ -51,7 +51,7 @@ def run(name="first", seed=0, **changes):
         "config": {"model": {"name": "lenet", "classes": [EVIL, "dog"]}, "augment": False, "seed": seed},
         "summary": {
             "accuracy": np.float32(0.8123),
-            "nll": tf.constant(0.61),
+            "test_nll": tf.constant(0.61),
             "ece": 0.02,
             "epistemic_share": 0.25,
             "brier": tf.constant(0.125),
@@ -147,7 +147,7 @@ def test_the_least_of_a_run(tmp_path):
 
 def test_several_runs_show_what_differs(tmp_path):
     second = run(
-        "second", 1, summary={"accuracy": 0.9, "nll": 0.7}, config={"model": {"name": "mlp"}, "augment": False}
+        "second", 1, summary={"accuracy": 0.9, "test_nll": 0.7}, config={"model": {"name": "mlp"}, "augment": False}
     )
     read = page(tmp_path / "r.html", run(), second)
     assert read.texts.count("first and second") == 2
@@ -162,7 +162,7 @@ def test_several_runs_show_what_differs(tmp_path):
 
 
 def test_the_best_of_a_row_is_bold(tmp_path):
-    better = run("second", summary={"accuracy": 0.7, "nll": 0.5, "ece": 0.02, "entropy": 0.1})
+    better = run("second", summary={"accuracy": 0.7, "test_nll": 0.5, "ece": 0.02, "entropy": 0.1})
     text = plots.write_report(tmp_path / "r.html", [run(), better]).read_text()
     assert "<strong>0.8123</strong>" in text and "<strong>0.5000</strong>" in text
     # Equal ones, and those that are neither good nor bad.

@@ -120,3 +120,12 @@ def test_adaptive_of_fewer_clients_is_scotts():
     values = samples(3)
     h = bandwidths.adaptive(tf.constant(values))(tf.zeros([len(values), 1], tf.float64))
     np.testing.assert_allclose(h[:, 0], selected("scott", values)[0], rtol=1e-12)
+
+
+def test_of_two_equally_far_the_smaller_is_among_the_nearest():
+    """Of 0, 1, 2, 3, 4 and 25 the first five at 12.5, the last five right of it."""
+    values = tf.constant([[0.0, 1.0, 2.0, 3.0, 4.0, 25.0]], tf.float64)
+    middle = 0.5 * (0.0 + 25.0)
+    found = bandwidths.adaptive(values)(tf.constant([[middle, np.nextafter(middle, 20.0)]], tf.float64))
+    near, far = (np.std(x, ddof=1) * 5**-0.2 for x in ([0, 1, 2, 3, 4], [1, 2, 3, 4, 25]))
+    np.testing.assert_allclose(found, [[near, far]], rtol=1e-12)

@@ -7,8 +7,8 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.catalogue import ALGORITHMS, serves
 from tfp_bfl.app.config import RunConfig
+from tfp_bfl.app.options import Options, Variational, serves
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
@@ -103,80 +103,22 @@ def process(config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[],
     Raises:
       InvalidArgument: its options don't fit the data or each other.
     """
-    if config.algorithm == "variational":
-        return _variational(config, source)
-    if config.algorithm == "fl_swag":
-        return _fl_swag(config, source)
-    return _averaging(config, source, unlabelled)
+    return _recipe(config.own_options(), config, source, unlabelled)
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
-    alone = {"rule": "naive_weighted_average", "weighting": "equal", "robust": None, "max_change_norm": None}
-    epoch = {"local_epochs": 1, "update_prior": False, "learning_rate_decay": 0.0}
     rate = (
-        {} if config.algorithm == "variational" else {"learning_rate": RunConfig.model_fields["learning_rate"].default}
+        config.learning_rate if config.algorithm == "variational" else Variational.model_fields["learning_rate"].default
     )
-    return _variational(config.model_copy(update={**alone, **epoch, **rate}), source)
+    epoch: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": rate}
+    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **epoch)
+    return _recipe(alone, config, source)
 
 
-def _variational(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
-    return bfl.algorithms.variational(
-        model_fn(config, source),
-        rule=config.rule,
-        weighting=config.weighting,
-        robust=config.robust,
-        element_spec=source.element_spec,
-        local_epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        learning_rate=_learning_rate(config),
-        update_prior=config.update_prior,
-        pretrained=bool(config.pretrain_share),
-        max_change_norm=config.max_change_norm,
-    )
-
-
-def _fl_swag(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
-    names = (*ALGORITHMS["fl_swag"].options, "local_epochs", "batch_size", "learning_rate")
-    options: dict[str, Any] = {name: getattr(config, name) for name in names}
-    return bfl.algorithms.fl_swag(model_fn(config, source), element_spec=source.element_spec, **options)
-
-
-# An option of the configuration -> how the recipes of posterior averaging call it.
-_KERNEL = {"kernel": "kernel", "bandwidth": "bandwidth", "bandwidth_scale": "scale"}
-_AS_THEY_ARE = ("weighting", "max_change_norm", "proximal", "shrinkage", "step_size", "max_samples")
-
-
-def _averaging(
-    config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any]
+def _recipe(
+    options: Options, config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any] = lambda: None
 ) -> bfl.federated.BayesianProcess:
-    has = lambda name: name in ALGORITHMS[config.algorithm].options
-    options: dict[str, Any] = {name: getattr(config, name) for name in _AS_THEY_ARE if has(name)}
-    if has("burn_in_rounds"):
-        options["burn_in_rounds"] = config.rounds // 2 if config.burn_in_rounds is None else config.burn_in_rounds
-    if has("kernel"):
-        options["start"] = config.kernel_start
-        options["kernel_options"] = {theirs: getattr(config, ours) for ours, theirs in _KERNEL.items()}
-    if has("unlabelled_share"):
-        options["features"] = unlabelled()
-    return getattr(bfl.algorithms, config.algorithm)(
-        model_fn(config, source),
-        element_spec=source.element_spec,
-        local_epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        learning_rate=_learning_rate(config),
-        optimizer_fn=lambda: tf.keras.optimizers.SGD(momentum=config.momentum),
-        server_optimizer=_server_optimizer(config),
-        **options,
-    )
-
-
-def _server_optimizer(config: RunConfig) -> Any:
-    if config.server_optimizer is None:
-        return None
-    momentum = {"momentum": config.server_momentum} if config.server_momentum else {}
-    return bfl.servers.server_optimizer(config.server_optimizer, config.server_learning_rate, **momentum)
-
-
-def _learning_rate(config: RunConfig) -> Any:
-    return bfl.clients.exponential_decay(config.learning_rate, config.learning_rate_decay, config.silent_rounds)
+    recipe = getattr(bfl.algorithms, options.recipe)
+    arguments = options.arguments(config, unlabelled)
+    return recipe(model_fn(config, source), element_spec=source.element_spec, **arguments)

@@ -14,7 +14,7 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__
 from tfp_bfl.app.cli_models import export_model, predict_images
-from tfp_bfl.errors import Error, InvalidArgument, check_python, missing_package
+from tfp_bfl.errors import Error, InvalidArgument, missing_package
 
 EXAMPLES = """
 \b
@@ -91,20 +91,20 @@ class _Grouped(click.Command):
     """A command whose help shows the options of few algorithms apart, below those of all."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from tfp_bfl.app.catalogue import names, takers
+        from tfp_bfl.app.options import in_words, takers
 
         groups: dict[tuple[str, ...], list[Any]] = {(): []}
         for parameter in self.get_params(ctx):
             groups.setdefault(takers(str(parameter.name)), []).append(parameter.get_help_record(ctx))
         for algorithms, records in groups.items():
-            with formatter.section(f"Options of {names(algorithms)}" if algorithms else "Options"):
+            with formatter.section(f"Options of {in_words(algorithms)}" if algorithms else "Options"):
                 formatter.write_dl(records)
 
 
 def _config_options(command: Any) -> Any:
     """An option for each field of `RunConfig`; the values are checked by it, not by click."""
-    from tfp_bfl.app.catalogue import default_in_words
     from tfp_bfl.app.config import RunConfig
+    from tfp_bfl.app.options import default_in_words
 
     for name, field in reversed(RunConfig.model_fields.items()):
         flag = f"--{name.replace('_', '-')}"
@@ -125,19 +125,20 @@ def _config_options(command: Any) -> Any:
 def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.app.config import make_config
-    from tfp_bfl.app.run import execute, resume
 
     given = {name: value for name, value in given.items() if value is not None}
     if resumed and (config_file or given):
         other = "config" if config_file else next(iter(given)).replace("_", "-")
         raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
-    if resumed:
-        folder = resume(resumed, console=Console(stderr=True))
-    else:
-        folder = execute(make_config(config_file, given), console=Console(stderr=True))
+    config = None if resumed else make_config(config_file, given)
+    # Late, as it imports TensorFlow: a bad value is answered at once.
+    from tfp_bfl.app.run import execute, resume
+
+    console = Console(stderr=True)
+    folder = execute(config, console=console) if config else resume(str(resumed), console=console)
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(
-        f"accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  ECE {summary['ece']:.4f}  "
+        f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}  "
         f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
     )
     click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")
@@ -200,7 +201,7 @@ def remove_clients(run_folder: str, names: tuple[str, ...], output: str) -> None
 
 def _show_revised(summary: dict[str, Any], output: str) -> None:
     click.echo(
-        f"{len(summary['clients'])} clients: accuracy {summary['accuracy']:.4f}  NLL {summary['nll']:.4f}  "
+        f"{len(summary['clients'])} clients: accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  "
         f"ECE {summary['ece']:.4f}"
     )
     click.echo(f"{output} holds the new state and its saved_model.")
@@ -218,27 +219,28 @@ def doctor() -> None:
 @cli.command("list")
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
-    from tfp_bfl import data, models, named, rules, weighting
-    from tfp_bfl.app.catalogue import ALGORITHMS
-    from tfp_bfl.rules.kernel import BANDWIDTHS, KERNELS
-    from tfp_bfl.servers import SERVER_OPTIMIZERS
+    from tfp_bfl import data
+    from tfp_bfl.app import choices
+    from tfp_bfl.app.options import ALGORITHMS
 
     click.echo("algorithms:")
-    for name, algorithm in ALGORITHMS.items():
-        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {algorithm.summary}")
-    for title, names in (
-        ("datasets", [*data.list_sources(), "any image-classification dataset of TFDS"]),
-        ("models", models.MODELS),
-        ("kinds", models.KINDS),
-        ("rules", named.forms(rules.RULES)),
-        ("weightings", weighting.ALL_WEIGHTINGS),
-        ("defences", named.forms(rules.ROBUST)),
-        ("partitions", data.partition_forms()),
-        ("server optimizers", [f"{name} ({entry.learning_rate:g})" for name, entry in SERVER_OPTIMIZERS.items()]),
-        ("kernels", KERNELS),
-        ("bandwidths", BANDWIDTHS),
+    for name, options in ALGORITHMS.items():
+        click.echo(f"  {name.ljust(max(map(len, ALGORITHMS)))}  {options.summary}")
+    click.echo(f"datasets: {', '.join(data.list_sources())}, any image-classification dataset of TFDS")
+    for title, table in (
+        ("models", choices.MODELS),
+        ("kinds", choices.KINDS),
+        ("rules", choices.RULES),
+        ("weightings", choices.WEIGHTINGS),
+        ("defences", choices.ROBUST),
+        ("partitions", choices.PARTITIONS),
+        ("kernels", choices.KERNELS),
+        ("bandwidths", choices.BANDWIDTHS),
+        ("engines", choices.ENGINES),
     ):
-        click.echo(f"{title}: {', '.join(names)}")
+        click.echo(f"{title}: {', '.join(table.forms())}")
+    rates = choices.SERVER_OPTIMIZERS.numbers().items()
+    click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates)}")
 
 
 @cli.command(epilog=COMPLETION_EXAMPLES)
@@ -260,7 +262,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
-        check_python()
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except InvalidArgument as error:
         return _fail(error, 2)

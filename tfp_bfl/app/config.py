@@ -8,7 +8,23 @@ from typing import Any, Optional, Union
 import pydantic
 import yaml
 
-from tfp_bfl.app.catalogue import ALGORITHMS, names, serves, takers
+from tfp_bfl.app import choices
+from tfp_bfl.app.options import (
+    ALGORITHMS,
+    AllOptions,
+    Count,
+    CountOrZero,
+    Options,
+    Positive,
+    Share,
+    ShareOrZero,
+    algorithm_options,
+    extra,
+    in_words,
+    option,
+    serves,
+    takers,
+)
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -16,108 +32,59 @@ from tfp_bfl.files import read_regular
 # A full record of a run has 1.5 kB.
 MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
-_INT32_MAX = 2**31 - 1
 
 
-def _option(default: Any, description: str, **limits: Any) -> Any:
-    return pydantic.Field(default, description=description, **limits)
+class _Run(pydantic.BaseModel):
+    """What is no option of an algorithm."""
 
-
-class RunConfig(pydantic.BaseModel):
-    """Everything that decides a run's result, and where it goes."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    algorithm: str = _option("variational", "See `tfp-bfl list`.")
-    dataset: str = _option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
-    model: str = _option("lenet", "lenet, resnet20 or mlp.")
-    kind: str = _option("flipout", "deterministic, mc_dropout or flipout.")
-    rule: str = _option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.")
-    weighting: str = _option("train_size", "How much each client counts: see `tfp-bfl list`.")
-    robust: Optional[str] = _option(
-        None, "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given."
+    algorithm: str = option("variational", "See `tfp-bfl list`.")
+    dataset: str = option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
+    model: str = option("lenet", "lenet, resnet20 or mlp.", names=choices.MODELS)
+    kind: str = option("flipout", "deterministic, mc_dropout or flipout.", names=choices.KINDS)
+    partition: str = option("dirichlet:0.5", "Who holds what: see `tfp-bfl list`.", names=choices.PARTITIONS)
+    clients: Count = option(10, "Number of clients.")
+    cohort_size: Optional[Count] = option(None, "Clients drawn each round; all of them if not given.")
+    popularity: Optional[Positive] = option(
+        None, "Some clients are drawn more often, by Dirichlet shares of this concentration; all alike if not given."
     )
-    partition: str = _option("dirichlet:0.5", "Who holds what: see `tfp-bfl list`.")
-    clients: int = _option(10, "Number of clients.", ge=1, le=_INT32_MAX)
-    cohort_size: Optional[int] = _option(
-        None, "Clients drawn each round; all of them if not given.", ge=1, le=_INT32_MAX
+    dropout: ShareOrZero = option(0.0, "Probability that a client of a round does not answer.")
+    max_retries: CountOrZero = option(3, "New cohorts for a round in which no client was sound.")
+    rounds: Count = option(60, "Number of rounds.")
+    pretrain_share: Optional[Share] = option(
+        None, "Share of the data on which the server trains first, until its accuracy stands still."
     )
-    popularity: Optional[float] = _option(
+    examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
+    initial_stddev: Positive = option(0.003, "Posterior standard deviation before training.")
+    min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations.")
+    dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
+    normalization: Optional[str] = option(
+        None, "batch, group or none; the model's own if not given.", names=choices.NORMALIZATIONS
+    )
+    precision: str = option(
+        "float32",
+        "float32, bfloat16_noise or bfloat16: the latter two for processors with it.",
+        names=choices.PRECISIONS,
+    )
+    num_samples: Count = option(20, "Weight samples of a prediction.")
+    evaluate_every: Count = option(1, "Rounds between evaluations.")
+    evaluation_examples: Count = option(1000, "Test examples of those evaluations; the last one takes all.")
+    checkpoint_every: Count = option(1, "Rounds between checkpoints, from which --resume goes on.")
+    keep_checkpoints: Count = option(3, "Checkpoints that stay.")
+    seed: CountOrZero = option(0, "Of everything random.")
+    engine: Optional[str] = option(
         None,
-        "Some clients are drawn more often, by Dirichlet shares of this concentration; all alike if not given.",
-        gt=0,
+        "tff or local: TensorFlow Federated's workers or this process; tff where it is installed if not given.",
+        names=choices.ENGINES,
     )
-    dropout: float = _option(0.0, "Probability that a client of a round does not answer.", ge=0, lt=1)
-    max_change_norm: Optional[float] = _option(
-        None, "A client whose weights move further than this is left out of its round.", gt=0
-    )
-    max_retries: int = _option(3, "New cohorts for a round in which no client was sound.", ge=0, le=_INT32_MAX)
-    rounds: int = _option(60, "Number of rounds.", ge=1, le=_INT32_MAX)
-    local_epochs: int = _option(5, "Passes of a client over its examples each round.", ge=1, le=_INT32_MAX)
-    batch_size: int = _option(32, "Examples in a training step.", ge=1, le=_INT32_MAX)
-    learning_rate: float = _option(
-        1e-3, "Of the clients' Adam; of their SGD for all but variational.", gt=0, allow_inf_nan=False
-    )
-    learning_rate_decay: float = _option(0.0, "Rate of its exponential decay, a round.", ge=0, allow_inf_nan=False)
-    silent_rounds: int = _option(0, "Rounds before the decay begins.", ge=0, le=_INT32_MAX)
-    last_layer: bool = _option(False, "A posterior over the last layer, all below it pretrained and frozen.")
-    diagonal_only: bool = _option(False, "Of the clients' covariances only the diagonals count.")
-    burn_in_epochs: Optional[int] = _option(
-        None, "Epochs before SWAG collects; half of the local epochs if not given.", ge=0, le=_INT32_MAX
-    )
-    collect_every: Optional[int] = _option(
-        None, "Steps between collected iterates; one an epoch if not given.", ge=1, le=_INT32_MAX
-    )
-    max_columns: int = _option(20, "Deviations that a client keeps and sends.", ge=2, le=_INT32_MAX)
-    min_variance: float = _option(1e-6, "Floor of the iterates' variances.", gt=0, allow_inf_nan=False)
-    momentum: float = _option(0.0, "Of the clients' SGD.", ge=0, lt=1)
-    weight_decay: float = _option(0.0, "Of the clients' SGD.", ge=0, allow_inf_nan=False)
-    min_examples: int = _option(10, "A client with fewer examples is refused.", ge=1, le=_INT32_MAX)
-    server_optimizer: Optional[str] = _option(
-        None, "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given."
-    )
-    server_learning_rate: Optional[float] = _option(
-        None, "Of the server's optimizer; its own, which the list tells, if not given.", gt=0, allow_inf_nan=False
-    )
-    server_momentum: float = _option(0.0, "Of the server's sgd.", ge=0, lt=1)
-    proximal: float = _option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.", ge=0, allow_inf_nan=False)
-    unlabelled_share: float = _option(0.1, "Share of the data that the server holds without labels.", gt=0, lt=1)
-    shrinkage: float = _option(
-        0.1, "rho of the samples' covariance, which is the identity for rho = 0.", ge=0, allow_inf_nan=False
-    )
-    burn_in_rounds: Optional[int] = _option(
-        None, "Rounds before there are samples; half of the rounds if not given.", ge=0, le=_INT32_MAX
-    )
-    step_size: float = _option(1e-6, "eta: each round's noise has variance 2 eta.", gt=0, allow_inf_nan=False)
-    max_samples: int = _option(20, "The last rounds that predict.", ge=1, le=_INT32_MAX)
-    kernel_start: str = _option("mean", "What is shifted to its mode: mean, or clients (clustered).")
-    kernel: str = _option("epanechnikov", "epanechnikov or gaussian.")
-    bandwidth: str = _option("silverman", "How it is found: see `tfp-bfl list`.")
-    bandwidth_scale: float = _option(1.0, "A factor of the bandwidth.", gt=0, allow_inf_nan=False)
-    update_prior: bool = _option(False, "After each round the pooled posterior becomes the prior.")
-    pretrain_share: Optional[float] = _option(
-        None, "Share of the data on which the server trains first, until its accuracy stands still.", gt=0, lt=1
-    )
-    examples_per_client: Optional[int] = _option(
-        None, "A seeded subset of each client's examples.", ge=1, le=_INT32_MAX
-    )
-    prior_stddev: float = _option(10.0, "Standard deviation of the prior on each weight.", gt=0, allow_inf_nan=False)
-    initial_stddev: float = _option(0.003, "Posterior standard deviation before training.", gt=0, allow_inf_nan=False)
-    min_stddev: float = _option(1e-5, "Floor of the posterior standard deviations.", gt=0, allow_inf_nan=False)
-    dropout_rate: float = _option(0.2, "For kind mc_dropout.", ge=0, lt=1)
-    normalization: Optional[str] = _option(None, "batch, group or none; the model's own if not given.")
-    precision: str = _option("float32", "float32, bfloat16_noise or bfloat16: the latter two for processors with it.")
-    num_samples: int = _option(20, "Weight samples of a prediction.", ge=1, le=_INT32_MAX)
-    evaluate_every: int = _option(1, "Rounds between evaluations.", ge=1, le=_INT32_MAX)
-    evaluation_examples: int = _option(
-        1000, "Test examples of those evaluations; the last one takes all.", ge=1, le=_INT32_MAX
-    )
-    checkpoint_every: int = _option(1, "Rounds between checkpoints, from which --resume goes on.", ge=1, le=_INT32_MAX)
-    keep_checkpoints: int = _option(3, "Checkpoints that stay.", ge=1, le=_INT32_MAX)
-    seed: int = _option(0, "Of everything random.", ge=0, le=_INT32_MAX)
-    data_dir: Optional[str] = _option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
-    tensorboard: bool = _option(False, "Write TensorBoard event files into the run folder.")
-    output: Optional[str] = _option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
+    data_dir: Optional[str] = option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
+    tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
+    output: Optional[str] = option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
+
+
+class RunConfig(AllOptions, _Run):
+    """Everything that decides a run's result, and where it goes; options of other algorithms have their defaults."""
+
+    model_config = pydantic.ConfigDict(defer_build=False)
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -128,58 +95,41 @@ class RunConfig(pydantic.BaseModel):
         return {**(ALGORITHMS[algorithm].defaults if known else {}), **values}
 
     @pydantic.model_validator(mode="after")
-    def _names_exist(self) -> RunConfig:
-        # Late, so that `--help` does without TensorFlow.
-        from tfp_bfl import data, models, rules, weighting
-        from tfp_bfl.data.cohorts import check_cohort_size
-        from tfp_bfl.data.partitions import check_alpha
-        from tfp_bfl.models.kinds import NORMALIZATIONS, PRECISIONS
-
+    def _parts_fit(self) -> RunConfig:
         for name, value in self:
             if isinstance(value, str) and not (value.isprintable() and len(value) <= MOST_LETTERS):
                 raise InvalidArgument(
                     f"{name} is {shown(value)}, but must be at most {MOST_LETTERS} printable characters."
                 )
-        lookup(ALGORITHMS, self.algorithm, "algorithm")
-        self._check_algorithm()
-        self._check_server()
-        lookup(models.MODELS, self.model, "model")
-        lookup(models.KINDS, self.kind, "kind of model")
-        rules.parse_rule(self.rule)
-        lookup(weighting.ALL_WEIGHTINGS, self.weighting, "weighting")
-        lookup(PRECISIONS, self.precision, "precision")
-        if self.normalization is not None:
-            lookup(NORMALIZATIONS, self.normalization, "normalization")
-        data.parse_partition(self.partition, self.clients)
-        check_cohort_size(self.clients, self.cohort_size)
-        if self.popularity is not None:
-            check_alpha(self.popularity, "popularity")
-        rules.kernel_posterior(self.kernel_start, self.kernel, self.bandwidth, self.bandwidth_scale)
+        algorithm_options(self.algorithm)
+        for name, field in type(self).model_fields.items():
+            value, names = getattr(self, name), extra(field, "names")
+            if not serves(name, self.algorithm) and value != field.default:
+                raise InvalidArgument(
+                    f"{name} is an option of {in_words(takers(name))}, and this is {self.algorithm}: leave it out."
+                )
+            if names and value is not None:
+                names.check(value)
         if self.min_stddev > self.initial_stddev:
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
             )
-        if self.weighting in weighting.COMPARE_POSTERIORS and self.algorithm != "variational":
-            raise InvalidArgument(
-                f"Weighting by {self.weighting} compares posteriors, which {self.algorithm} does not: use 'equal' or "
-                "'train_size'."
-            )
-        if self.weighting in weighting.COMPARE_POSTERIORS and self.kind != "flipout":
-            raise InvalidArgument(
-                f"Weighting by {self.weighting} compares posteriors, kind {self.kind!r} has none: use kind 'flipout'."
-            )
-        if self.robust is not None:
-            defended = rules.parse_robust(self.robust)(self.rule)
-            if self.weighting in weighting.STACKED_WEIGHTINGS and isinstance(defended, rules.GatherRule):
-                raise InvalidArgument(
-                    f"The defence {self.robust} counts all clients the same, so that weighting by {self.weighting} "
-                    "can't serve it: use 'equal', or the defence clip."
-                )
-        if self.update_prior and self.kind != "flipout":
-            raise InvalidArgument(
-                f"update_prior makes the posterior the prior, and kind {self.kind!r} has none: use kind 'flipout'."
-            )
+        self.own_options().check(self)
+        # Late, so that `--help` does without NumPy.
+        from tfp_bfl import data
+        from tfp_bfl.data.cohorts import check_cohort_size
+        from tfp_bfl.data.partitions import check_alpha
+
+        data.parse_partition(self.partition, self.clients)
+        check_cohort_size(self.clients, self.cohort_size)
+        if self.popularity is not None:
+            check_alpha(self.popularity, "popularity")
         return self
+
+    def own_options(self) -> Options:
+        """Those of this algorithm."""
+        options = ALGORITHMS[self.algorithm]
+        return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
 
     def told(self) -> dict[str, Any]:
         """All that decides the result: without the options of other algorithms, and the folder."""
@@ -189,42 +139,25 @@ class RunConfig(pydantic.BaseModel):
         """What is told of a run, as YAML, from which it can be repeated."""
         return yaml.safe_dump(self.told(), sort_keys=False)
 
-    def _check_algorithm(self) -> None:
-        for name, value in self:
-            if not serves(name, self.algorithm) and value != type(self).model_fields[name].default:
-                raise InvalidArgument(
-                    f"{name} is an option of {names(takers(name))}, and this is {self.algorithm}: leave it out."
-                )
-        if self.kind == "flipout" and ALGORITHMS[self.algorithm].point_weights:
-            raise InvalidArgument(f"{self.algorithm} finds a posterior over point weights: use kind 'deterministic'.")
-        if self.last_layer and not self.pretrain_share:
-            raise InvalidArgument(
-                "last_layer freezes all that lies below, which would be random: give pretrain_share, on which the "
-                "server trains it first."
-            )
-        if self.burn_in_rounds is not None and self.burn_in_rounds >= self.rounds:
-            raise InvalidArgument(
-                f"burn_in_rounds is {self.burn_in_rounds}, but must be below the number of rounds, {self.rounds}: "
-                "those after it are the samples."
-            )
-        if self.algorithm == "fed_be" and self.unlabelled_share + (self.pretrain_share or 0) >= 1:
-            raise InvalidArgument(
-                f"unlabelled_share and pretrain_share are {self.unlabelled_share} and {self.pretrain_share}, which "
-                "leaves the clients nothing: together they must be below 1."
-            )
 
-    def _check_server(self) -> None:
-        if self.server_optimizer is not None:
-            from tfp_bfl.servers import SERVER_OPTIMIZERS
+# Of pydantic's types of errors: what a value of that option must be.
+_MUST_BE = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+}
 
-            lookup(SERVER_OPTIMIZERS, self.server_optimizer, "server optimizer")
-        elif self.server_learning_rate is not None or self.server_momentum:
-            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
-            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
-        if self.server_momentum and self.server_optimizer != "sgd":
-            raise InvalidArgument(
-                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
-            )
+
+def _must_be(error: Any) -> str:
+    """In words, of an entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing"."""
+    form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
+    return form.format(**error.get("ctx", {}))
 
 
 def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -> RunConfig:
@@ -247,10 +180,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
         if isinstance(cause, InvalidArgument):
             raise cause from None
         where = ".".join(str(part) for part in first["loc"])
-        problem = first["msg"][0].lower() + first["msg"][1:]
-        raise InvalidArgument(
-            f"{where} is {shown(first['input'])}, but {problem.replace('input should', 'it must')}."
-        ) from None
+        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {_must_be(first)}.") from None
 
 
 class _Loader(yaml.SafeLoader):

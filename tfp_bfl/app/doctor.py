@@ -9,19 +9,11 @@ from importlib import metadata
 from typing import Callable
 
 import psutil
+from packaging.requirements import Requirement
 from rich.console import Console
 
-from tfp_bfl.errors import INSTALL_COMMAND, Error, check_python
+from tfp_bfl.errors import INSTALL_COMMAND, INSTALL_TFF_COMMAND, Error
 
-_STACK = {
-    "tensorflow": "2.14",
-    "keras": "2.14",
-    "tensorflow_probability": "0.22",
-    "tensorflow_federated": "0.87",
-    "tensorflow_datasets": "4.9",
-    "numpy": "1.",
-    "jax": "0.4.",
-}
 _LEAST_GIB = 2
 
 
@@ -32,9 +24,9 @@ class _Failed(Exception):
 def examine(console: Console) -> bool:
     """Runs every check, prints a line for each, and returns whether all passed."""
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("Python", _python),
-        ("stack", _versions),
-        ("worker", _worker),
+        ("Python", platform.python_version),
+        ("packages", _packages),
+        ("TensorFlow Federated", _worker),
         ("cores", _cores),
         ("memory", _memory),
     )
@@ -49,21 +41,19 @@ def examine(console: Console) -> bool:
     return passed
 
 
-def _python() -> str:
-    check_python()
-    return platform.python_version()
-
-
-def _versions() -> str:
+def _packages() -> str:
     found, wrong = [], []
-    for name, wanted in _STACK.items():
+    for line in metadata.requires("tfp_bfl") or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
         try:
-            version = metadata.version(name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             version = "missing"
-        found.append(f"{name} {version}")
-        if not version.startswith(wanted):
-            wrong.append(f"{name} is {version}, not {wanted.rstrip('.')}")
+        found.append(f"{requirement.name} {version}")
+        if version == "missing" or version not in requirement.specifier:
+            wrong.append(f"{requirement.name} is {version}, not {requirement.specifier}")
     if wrong:
         raise _Failed(f"{'; '.join(wrong)}: {INSTALL_COMMAND}")
     return ", ".join(found)
@@ -72,6 +62,11 @@ def _versions() -> str:
 def _worker() -> str:
     from tfp_bfl import federated
 
+    if not federated.tff.is_installed():
+        return (
+            "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.9 to 3.11, "
+            f"{INSTALL_TFF_COMMAND} installs it"
+        )
     tff = federated.require_tff()
 
     @tff.tensorflow.computation
@@ -81,12 +76,13 @@ def _worker() -> str:
     started = time.perf_counter()
     with federated.local_workers() as runtime:
         if int(answer()) != 42:
-            raise _Failed(f"it answers wrongly; reinstall: {INSTALL_COMMAND}")
+            raise _Failed(f"its worker answers wrongly; reinstall: {INSTALL_TFF_COMMAND}")
         seconds = time.perf_counter() - started
         pid = runtime.workers[0].pid
     if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         raise _Failed(f"process {pid} did not stop: end it with kill -9 {pid}")
-    return f"started, answered after {seconds:.1f} s, and stopped"
+    version = metadata.version("tensorflow_federated")
+    return f"{version}, whose worker started, answered after {seconds:.1f} s, and stopped"
 
 
 def _cores() -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,9 @@ from tfp_bfl import files
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.plots import RunResults
+
+if TYPE_CHECKING:  # What draws is imported when something is drawn.
+    from tfp_bfl.plots import RunResults
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 _MOST_SUMMARY_BYTES = 2**20
@@ -100,7 +102,7 @@ def results(
 ) -> RunResults:
     """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
-    return RunResults(
+    return bfl.plots.RunResults(
         name=name,
         config=config.told(),
         summary=summary,
@@ -136,7 +138,8 @@ def _read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
             )
     config = make_config(folder / "config.yaml", {})
     (summary,) = _read_json(folder / "summary.json", "summary", _MOST_SUMMARY_BYTES)
-    return config, summary
+    # Older runs called it as the rounds call that of the training.
+    return config, {"test_nll" if name == "nll" else name: value for name, value in summary.items()}
 
 
 def _read_json(path: pathlib.Path, what: str, most: int) -> list[dict[str, Any]]:

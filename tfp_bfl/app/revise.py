@@ -71,7 +71,6 @@ def revise(
     scores = bfl.evaluation.evaluate(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
     ).metrics
-    scores = {"nll": scores.pop("test_nll"), **scores}
     names = list(state.product.names)
     summary = {**scores, "clients": names}
     info = build.export_info(config, train, scores)

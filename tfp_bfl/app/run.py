@@ -6,11 +6,13 @@ import concurrent.futures
 import contextlib
 import datetime
 import fcntl
+import importlib
 import json
 import os
 import pathlib
 import resource
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
@@ -28,7 +30,9 @@ from tfp_bfl.app.revise import STATE
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import online
 
-_VERSIONED = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_federated", "numpy")
+_VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
+# A figure's width.
+FIGURE_PIXELS = 960
 _Row = dict[str, Any]
 
 
@@ -80,22 +84,20 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
     sample = bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        splits = [
-            pool.submit(bfl.data.load, config.dataset, split=split, data_dir=config.data_dir)
-            for split in ("train", "test")
-        ]
-        shares = pool.submit(lambda: build.shares(config, splits[0].result()))
-        process = build.process(config, sample, lambda: shares.result().unlabelled)
-        clients, server, held_out, _ = shares.result()
-        train, test = (split.result() for split in splits)
+        read = pool.submit(_read, config)
+        process = build.process(config, sample, lambda: read.result()[2].unlabelled)
+        train, test, (clients, server, held_out, _) = read.result()
     bfl.federated.check_clients(process, clients)
+    # It takes a while, and nothing but the end asks for it.
+    threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options = {"num_samples": config.num_samples, "seed": config.seed}
-    with _owned(folder, config), bfl.federated.local_workers() as runtime:
+    options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed}
+    engine = config.engine or bfl.federated.default_engine()
+    with _owned(folder, config), _workers(engine) as runtime:
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
-            pretrained = _pretrain(config, sample, server, held_out, runtime)
+            pretrained = _pretrain(config, sample, server, held_out, engine=engine, runtime=runtime)
             words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
         with _recorder(folder, config, console) as on_round:
@@ -111,6 +113,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
                 on_round=on_round,
                 start=pretrained and pretrained.weights,
                 runtime=runtime,
+                engine=engine,
                 checkpoint_every=config.checkpoint_every,
                 keep_checkpoints=config.keep_checkpoints,
                 dropout=config.dropout,
@@ -118,11 +121,11 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
                 max_retries=config.max_retries,
                 batch_norm_examples=build.batch_norm_examples(config, server),
             )
-        worker_mb = sum(worker.peak_memory_bytes() for worker in runtime.workers) / 2**20
+        workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
         uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
         scores = {
-            **_renamed(final.metrics),
+            **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
         }
@@ -131,14 +134,34 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
-            "worker_mb": round(worker_mb),
+            "worker_mb": round(workers_bytes / 2**20),
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
-            "versions": {name: metadata.version(name) for name in _VERSIONED},
+            "versions": _versions(),
         }
         info = build.export_info(config, train, scores)
         _write_results(folder, config, clients, test, final, result, summary, info)
     return folder
+
+
+def _read(config: RunConfig) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
+    """The training data, the test data, and who has which of the former."""
+    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
+    return train, test, build.shares(config, train)
+
+
+def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
+    """The runtime of an engine that has one; None for another."""
+    return bfl.federated.local_workers() if engine == "tff" else contextlib.nullcontext()
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that a run's numbers depend on, as far as they are installed."""
+    found = {}
+    for name in _VERSIONED:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 @contextlib.contextmanager
@@ -176,13 +199,13 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
 
 
 def _pretrain(
-    config: RunConfig, sample: bfl.data.Source, server: bfl.data.Clients, held_out: bfl.data.Clients, runtime: Any
+    config: RunConfig, sample: bfl.data.Source, server: bfl.data.Clients, held_out: bfl.data.Clients, **engine: Any
 ) -> bfl.federated.Pretrained:
     """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
     process = build.pretraining(config, sample)
     evaluate = bfl.evaluation.evaluator(features, labels, num_samples=config.num_samples, seed=config.seed)
-    return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, runtime=runtime)
+    return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
 
 
 @contextlib.contextmanager
@@ -228,10 +251,6 @@ def _cut_before(lines: TextIO, number: int) -> None:
     lines.writelines(kept)
 
 
-def _renamed(metrics: dict[str, float]) -> dict[str, float]:
-    return {"nll" if name == "test_nll" else name: value for name, value in metrics.items()}
-
-
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[_Row]) -> float:
     """Median over the rounds, the first (which traces) left out; a cohort counts as its share of all clients' steps."""
     steps = sum(-(-int(size) // config.batch_size) for size in clients.sizes) * config.local_epochs
@@ -264,10 +283,11 @@ def _write_results(
     predictions.update((name, getattr(final, name)) for name in report.UNCERTAINTIES)
     np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
     results = report.results(folder.name, config, summary, result.rounds, predictions, test, clients)
+    figures = bfl.plots.run_figures(results)
+    bfl.plots.write_report(folder / "report.html", [results], title=report.title(config), figures=figures)
     (folder / "figures").mkdir()
-    for name, figure in bfl.plots.run_figures(results).items():
-        figure.savefig(folder / "figures" / f"{name}.png", dpi=150)
-    bfl.plots.write_report(folder / "report.html", [results], title=report.title(config))
+    for name, figure in figures.items():
+        figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())
     # Last, and at once: that it is there says that the run is complete.
     draft = folder / "summary.json.draft"
     draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

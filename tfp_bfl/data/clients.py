@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument, check_count
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # TensorFlow is imported where datasets are made: partitions and cohorts do without.
+    import tensorflow as tf
+
     from tfp_bfl.data.sources import Source
 
 DESCRIBED_CLIENTS = 20
@@ -37,6 +38,8 @@ class ClientExamples(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def _slices(*spec: tf.TensorSpec) -> Any:
     """The function (start, end, client, features, labels) -> the rows from start to end of each of the last three."""
+    import tensorflow as tf
+
     bound = tf.TensorSpec([], tf.int64)
     rows = tf.function(lambda start, end, *examples: tuple(x[start:end] for x in examples), autograph=False)
     return rows.get_concrete_function(bound, bound, *spec)
@@ -164,6 +167,8 @@ class Clients:
         Raises:
           InvalidArgument: there is no such client, or none is chosen.
         """
+        import tensorflow as tf
+
         if not chosen:
             raise InvalidArgument("A dataset needs at least one client.")
         # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.

@@ -44,9 +44,9 @@ def cohort(
     if popularity is not None:
         check_alpha(popularity, "popularity")
     round_number = check_count(round_number, "round_number", least=0)
-    rng = generator(seed, "cohort", round_number, *_again(attempt))
     if cohort_size == num_clients:
         return np.arange(num_clients, dtype=np.int64)
+    rng = generator(seed, "cohort", round_number, *_again(attempt))
     shares = None
     if popularity is not None:
         # No share is zero, so that there are always enough to draw.

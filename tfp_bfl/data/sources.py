@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
+import pathlib
 from collections.abc import Callable
-from typing import NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.partitions import Partition
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, missing_package
+
+if TYPE_CHECKING:  # Imported where it is used: names and partitions do without.
+    import tensorflow as tf
 
 TEST_SHARE = 0.2
 # The names that the tests and studies of this library use; any other image classification of TFDS loads as
@@ -63,6 +67,8 @@ class Source:
     @property
     def element_spec(self) -> ClientExamples:
         """The type of the elements of its clients' datasets, each one client; n is None: the same for all."""
+        import tensorflow as tf
+
         number = tf.TensorSpec((None,), tf.int32)
         features = tf.TensorSpec((None, *self.element_shape), tf.as_dtype(self.features.dtype))
         return ClientExamples(client=number, features=features, labels=number)
@@ -101,6 +107,8 @@ class Source:
 
     def as_dataset(self) -> tf.data.Dataset:
         """Returns a dataset of (features [...], label []), an example an element, in order."""
+        import tensorflow as tf
+
         return tf.data.Dataset.from_tensor_slices((self.features, self.labels))
 
 
@@ -110,19 +118,26 @@ class _Table(NamedTuple):
     class_names: tuple[str, ...]
 
 
-def _digits() -> _Table:
-    from sklearn.datasets import load_digits
+def _file(name: str) -> pathlib.Path:
+    """Of scikit-learn's; to import all of it takes longer than training on a set."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise missing_package("scikit-learn")
+    return pathlib.Path(found.origin).parent / "datasets" / "data" / name
 
-    bunch = load_digits()
-    pixels = np.rint(bunch.images * (255.0 / 16.0)).astype(np.uint8)
-    return _Table(pixels[..., np.newaxis], bunch.target, tuple(map(str, bunch.target_names)))
+
+def _digits() -> _Table:
+    rows = np.loadtxt(_file("digits.csv.gz"), delimiter=",")
+    pixels = np.rint(rows[:, :-1].reshape(-1, 8, 8, 1) * (255.0 / 16.0)).astype(np.uint8)
+    return _Table(pixels, rows[:, -1].astype(np.int32), tuple(map(str, range(10))))
 
 
 def _breast_cancer() -> _Table:
-    from sklearn.datasets import load_breast_cancer
-
-    bunch = load_breast_cancer()
-    return _Table(bunch.data, bunch.target, tuple(map(str, bunch.target_names)))
+    path = _file("breast_cancer.csv")
+    with open(path, encoding="utf-8") as file:
+        _, _, *class_names = file.readline().strip().split(",")
+    rows = np.loadtxt(path, delimiter=",", skiprows=1)
+    return _Table(rows[:, :-1], rows[:, -1].astype(np.int32), tuple(class_names))
 
 
 EMBEDDED: dict[str, Callable[[], _Table]] = {"breast_cancer": _breast_cancer, "digits": _digits}

@@ -18,6 +18,7 @@ from tfp_bfl.evaluation.metrics import (
 from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
 from tfp_bfl.evaluation.predictive import (
+    PRECISIONS,
     Evaluation,
     draw_probabilities,
     evaluate,
@@ -31,6 +32,7 @@ from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_cu
 from tfp_bfl.evaluation.rounds import rounds_to, running_mean
 
 __all__ = [
+    "PRECISIONS",
     "ConfidenceCurve",
     "Evaluation",
     "Normality",

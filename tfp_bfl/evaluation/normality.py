@@ -9,7 +9,6 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import interpolate, special, stats
 
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 
@@ -73,6 +72,8 @@ def normality(values: Any, num_draws: int = 10_000, seed: int = 0) -> Normality:
 
     Source: Lilliefors 1967 (JASA 62); the study of clients' weights: Johansson & Gullbrandson 2022.
     """
+    from scipy import stats  # Late: it takes half a second, and most who import this module don't test for normality.
+
     values = _checked(values)
     num_draws, seed = check_count(num_draws, "num_draws"), check_count(seed, "seed", least=0)
     ordered = np.sort(values.astype(np.float64), axis=0)
@@ -148,6 +149,8 @@ def _standardised(x: np.ndarray) -> np.ndarray:
 
 def _distance(z: np.ndarray) -> np.ndarray:
     """The Kolmogorov-Smirnov distance of columns in ascending order [S, D] to the standard Gaussian: [D]."""
+    from scipy import special
+
     probability = special.ndtr(z)
     above = np.arange(1, len(z) + 1)[:, np.newaxis] / len(z)
     return np.maximum(np.max(above - probability, 0), np.max(probability - above, 0) + 1 / len(z))
@@ -165,6 +168,8 @@ def _null(num_clients: int, num_draws: int, seed: int) -> np.ndarray:
 @functools.lru_cache(maxsize=32)
 def _plain_p_value(num_clients: int) -> Any:
     """The p-value as a function of the distance: SciPy's takes a third of a millisecond each, so of some thousand."""
+    from scipy import interpolate, stats
+
     nodes = 0.5 / num_clients + (1 - 0.5 / num_clients) * np.linspace(0, 1, NODES) ** 2
     logs = np.log(np.maximum(stats.kstwo.sf(nodes, num_clients), np.finfo(np.float64).tiny))
     curve = interpolate.PchipInterpolator(nodes, logs)

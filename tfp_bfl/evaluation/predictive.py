@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import summarise
 from tfp_bfl.evaluation.metrics import (
@@ -19,7 +19,12 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.layers import MCDropout, sampling
-from tfp_bfl.models import WeightSampling
+from tfp_bfl.models import WeightSampling, in_bfloat16
+
+PRECISIONS = {
+    "float32": "the model as it was built",
+    "bfloat16": "its layers in bfloat16, for processors with it; logits, softmax and all scores in float32",
+}
 
 
 class Evaluation(NamedTuple):
@@ -95,7 +100,12 @@ def _traced(model: tf.keras.Model) -> Any:
 
 
 def predict(
-    model: tf.keras.Model, features: Any, num_samples: int = 20, seed: int = 0, batch_size: int = 500
+    model: tf.keras.Model,
+    features: Any,
+    num_samples: int = 20,
+    seed: int = 0,
+    batch_size: int = 500,
+    precision: str = "float32",
 ) -> np.ndarray:
     """Sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
 
@@ -105,11 +115,12 @@ def predict(
       num_samples: S.
       seed: the same seed gives the same samples.
       batch_size: examples at once.
+      precision: in which the model computes, one of `PRECISIONS`; what bfloat16 gains and costs: docs/speed.md.
 
     Raises:
-      InvalidArgument: num_samples or batch_size below 1, no examples, or examples of another shape.
+      InvalidArgument: num_samples or batch_size below 1, no such precision, no examples, or examples of another shape.
     """
-    samples = np.concatenate(list(_batches(model, features, num_samples, seed, batch_size)), axis=1)
+    samples = np.concatenate(list(_batches(model, features, num_samples, seed, batch_size, precision)), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
 
 
@@ -120,6 +131,7 @@ def evaluate(
     num_samples: int = 20,
     seed: int = 0,
     batch_size: int = 500,
+    precision: str = "float32",
 ) -> Evaluation:
     """Scores a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
 
@@ -128,10 +140,10 @@ def evaluate(
       others: as `predict`.
 
     Raises:
-      InvalidArgument: num_samples below 1, no examples, or labels that do not fit.
+      InvalidArgument: as `predict`, or labels that do not fit.
     """
     parts = []
-    for probabilities in _batches(model, features, num_samples, seed, batch_size):
+    for probabilities in _batches(model, features, num_samples, seed, batch_size, precision):
         parts.append(summarise(probabilities))
     mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
     metrics = {
@@ -154,15 +166,16 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
     return lambda model: evaluate(model, features, labels, **options).metrics
 
 
-def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int) -> Any:
+def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str) -> Any:
     check_count(num_samples, "num_samples")
     check_count(batch_size, "batch_size")
+    lookup(PRECISIONS, precision, "precision of prediction")
     if not len(features):
         raise InvalidArgument("There are no examples to predict: features is empty.")
     wanted, given = list(model.input_shape[1:]), list(np.shape(features)[1:])
     if wanted != given:
         raise InvalidArgument(f"The model takes examples of shape {wanted}, but these have shape {given}.")
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
-    traced = _traced(model)
+    traced = _traced(in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):
         yield traced(tf.convert_to_tensor(features[start : start + batch_size]), seeds).numpy()

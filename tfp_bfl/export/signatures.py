@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -50,42 +51,50 @@ def make_functions(model: tf.keras.Model) -> tf.Module:
     stochastic = is_stochastic(model)
     scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
 
-    # The model is traced in these two alone; all that follows calls them.
-    @tf.function(input_signature=[scaled, tf.TensorSpec([2], tf.int32, "seed")])
+    # What costs is traced here, once, for floats; what follows calls it. To save a function is to trace it again.
+    def traced(*inputs: tf.TensorSpec) -> Callable[[Callable[..., Any]], Any]:
+        return lambda f: tf.function(f, input_signature=[scaled, *inputs], autograph=False).get_concrete_function()
+
+    pair = tf.TensorSpec([2], tf.int32, "seed")
+    number = {name: tf.TensorSpec([], dtype, name) for name, dtype in NUMBERS.items()}
+
+    @functools.partial(tf.function, input_signature=[scaled, pair], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return draw_probabilities(model, images, seed)
 
-    @tf.function(input_signature=[scaled])
-    def at_mean(images: tf.Tensor) -> tf.Tensor:
-        with sampling("mean"):
-            return tf.nn.softmax(model(images, training=False))
+    at_sample = draw.get_concrete_function()
 
+    @traced()
+    def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        with sampling("mean"):
+            summary = summarise(tf.nn.softmax(model(images, training=False))[tf.newaxis])
+        return {"probabilities": summary.mean, "entropy": summary.entropy, "label": _label(summary.mean)}
+
+    @traced(number["num_samples"], number["seed"])
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """[S, B, C]; a model without anything random has one sample."""
         with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
             seeds = sample_seeds(seed, num_samples if stochastic else 1)
-        images = tf.image.convert_image_dtype(images, tf.float32)
-        return tf.map_fn(lambda seed: draw(images, seed), seeds, fn_output_signature=tf.float32)
+        return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
 
-    @tf.function
-    def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        summary = summarise(at_mean(tf.image.convert_image_dtype(images, tf.float32))[tf.newaxis])
-        return {"probabilities": summary.mean, "entropy": summary.entropy, "label": _label(summary.mean)}
-
-    @tf.function
-    def sample(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        samples = drawn(images, num_samples, seed)
-        return {"probabilities": samples if stochastic else tf.repeat(samples, num_samples, 0)}
-
-    @tf.function
-    def predict(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    @traced(number["num_samples"], number["seed"])
+    def summarised(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
         return summary_outputs(drawn(images, num_samples, seed))
 
-    @tf.function
+    def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
+        return at_mean(_scaled(images))
+
+    def sample(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        samples = drawn(_scaled(images), num_samples, seed)
+        return {"probabilities": samples if stochastic else tf.repeat(samples, num_samples, 0)}
+
+    def predict(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+        return summarised(_scaled(images), num_samples, seed)
+
     def abstain(
         images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        outputs = summary_outputs(drawn(images, num_samples, seed))
+        outputs = summarised(_scaled(images), num_samples, seed)
         # What is not a number is not below the limit.
         return {**outputs, "label": tf.where(outputs["entropy"] <= max_uncertainty, outputs["label"], -1)}
 
@@ -93,7 +102,7 @@ def make_functions(model: tf.keras.Model) -> tf.Module:
     module.weights = list(model.variables)
     module.draw = draw
     for function in (mean, sample, predict, abstain):
-        setattr(module, function.python_function.__name__, function)
+        setattr(module, function.__name__, tf.function(function, autograph=False))
     return module
 
 
@@ -102,6 +111,10 @@ def summary_outputs(samples: tf.Tensor) -> dict[str, tf.Tensor]:
     mean, entropy, aleatoric, epistemic = summarise(samples)
     values = {"entropy": entropy, "aleatoric": aleatoric, "epistemic": epistemic}
     return {"probabilities": mean, "mean": mean, **values, "label": _label(mean)}
+
+
+def _scaled(images: tf.Tensor) -> tf.Tensor:
+    return tf.image.convert_image_dtype(images, tf.float32)
 
 
 def _label(probabilities: tf.Tensor) -> tf.Tensor:

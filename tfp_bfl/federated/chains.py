@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -57,7 +58,8 @@ def simulate_chains(
     """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
 
     Chain m is the run of `simulate` with the seed `seed` + m: the same cohorts, noise and states, to the rounding of
-    sums. There are no checkpoints, retries or evaluations here.
+    sums. (By XLA the noise is other draws of the same distribution, as it takes negative seeds otherwise.) There are no
+    checkpoints, retries or evaluations here. A second call for the same process and clients does not trace again.
 
     Args:
       process, clients, rounds, cohort_size, popularity: as of `simulate`.
@@ -88,16 +90,18 @@ def simulate_chains(
             "use Clients.limit, or xla=False."
         )
     thinning = thinning or process.thinning or Thinning()
-    first = int(process.round.seed if seed is None else seed)
+    first = process.round.seed if seed is None else seed
     state = _first_states(process, clients, first, num_chains, start)
     at_once = min(rounds, ROUNDS_AT_ONCE)
-    some_rounds = _compiled(process, clients, thinning, at_once, metrics, xla)
+    some_rounds = _compiled(process, clients, thinning, at_once, tuple(metrics), xla)
     kept: list[Any] = []
     for done in range(0, rounds, at_once):
         numbers = range(done + 1, min(done + at_once, rounds) + 1)
-        draw = lambda m, n: cohort(clients.num_clients, cohort_size, n, first + m, popularity=popularity)
-        cohorts = np.array([[draw(m, n) for n in numbers] for m in range(num_chains)], np.int32)
-        cohorts = np.pad(cohorts, [(0, 0), (0, at_once - len(numbers)), (0, 0)])
+        seeds = range(first, first + num_chains)
+        drawn = [
+            [cohort(clients.num_clients, cohort_size, n, s, popularity=popularity) for n in numbers] for s in seeds
+        ]
+        cohorts = np.pad(np.array(drawn, np.int32), [(0, 0), (0, at_once - len(numbers)), (0, 0)])
         state, rows, verdict = some_rounds(state, tf.constant(cohorts), tf.constant(len(numbers)))
         _check(verdict.numpy(), state, process.server_step.name)
         due = sum(_is_due(n, thinning) for n in numbers)
@@ -119,8 +123,9 @@ def _first_states(
     return states._replace(weights=like)
 
 
+@functools.lru_cache(maxsize=4)
 def _compiled(
-    process: BayesianProcess, clients: Clients, thinning: Thinning, at_once: int, metrics: Sequence[str], xla: bool
+    process: BayesianProcess, clients: Clients, thinning: Thinning, at_once: int, metrics: tuple[str, ...], xla: bool
 ) -> Callable[..., Any]:
     """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M])."""
     round = process.round

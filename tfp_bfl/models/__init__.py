@@ -17,6 +17,7 @@ from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
+from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import ModelWeights, assign_weights, check_layers, get_weights, layout, min_stddev, prior
 
@@ -44,6 +45,7 @@ __all__ = [
     "from_coordinates",
     "functional_call",
     "get_weights",
+    "in_bfloat16",
     "layout",
     "min_stddev",
     "predictive_model",

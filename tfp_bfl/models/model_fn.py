@@ -13,7 +13,7 @@ def as_model_fn(model: Any) -> Callable[[], tf.keras.Model]:
     """`model` if it is a function; of a Keras model, a function that builds its like with the weights that it has now.
 
     Raises:
-      InvalidArgument: it is neither, or a model that Keras can't clone: one that is neither functional nor a built `Sequential`.
+      InvalidArgument: it is neither, or a model that Keras can't clone: neither functional nor a built `Sequential`.
     """
     if not isinstance(model, tf.keras.Model):
         if not callable(model):

@@ -42,6 +42,10 @@ class WeightSampling(tf.keras.layers.Layer):
         """q."""
         return self._pack([tf.convert_to_tensor(x) for x in self._leaves])
 
+    def over(self, model: tf.keras.Model) -> WeightSampling:
+        """This layer's copy that calls another model of the same weights."""
+        return WeightSampling(model, self.posterior, self._examples, name=self.name)
+
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         weights: Any = ()
         if noise.mode() != "mean":

@@ -41,14 +41,16 @@ class Example(NamedTuple):
 
 
 def picture(figure: Figure, caption: str = "") -> Picture:
-    """Draws a figure for the page; the figure itself stays as it is."""
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)
+    """Draws a figure for the page, whose size it then has, laid out for good: to save it once more costs little."""
+    if figure.get_layout_engine() is not None:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
     data = io.BytesIO()
     # The fixed salt and the missing date make the same run give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": "path"}):
         figure.savefig(data, format="svg", metadata={"Date": None})
-    figure.set_size_inches(width, height)
     text = data.getvalue().decode("utf-8").replace("</style>", f"{_dark_style()}</style>", 1)
     return Picture(caption, _uri("image/svg+xml", text.encode("utf-8")), _description(figure))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional, Union
 
 import jinja2
@@ -55,6 +55,7 @@ def write_report(
     title: Optional[str] = None,
     warnings: Sequence[str] = (),
     out_of_distribution: str = "",
+    figures: Optional[Mapping[str, Figure]] = None,
 ) -> pathlib.Path:
     """Writes a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.
 
@@ -67,6 +68,7 @@ def write_report(
       title: the heading; the runs' names if None.
       warnings: whole sentences, shown above everything else, with those of the runs.
       out_of_distribution: where the runs' `out_of_distribution` examples come from, such as "mnist".
+      figures: of a single run, those of `run_figures`, which get the page's size; None to draw them anew.
 
     Returns:
       The path.
@@ -92,7 +94,7 @@ def write_report(
         title=title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
         warnings=notices,
         headlines=tables.headlines(runs[0]) if single else [],
-        sections=[*_sections(runs, out_of_distribution)],
+        sections=[*_sections(runs, out_of_distribution, figures)],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
@@ -117,8 +119,11 @@ def _breakable(text: str) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))
 
 
-def _sections(runs: Sequence[RunResults], other: str) -> Iterator[_Section]:
+def _sections(
+    runs: Sequence[RunResults], other: str, drawn: Optional[Mapping[str, Figure]] = None
+) -> Iterator[_Section]:
     single = len(runs) == 1
+    drawn = drawn or {}
     costs = tables.costs(runs)
     how = "As far as the run recorded them." if single else "As far as the runs recorded them."
     spent = [_Section("Time and memory", how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)] if costs.rows else []
@@ -126,16 +131,19 @@ def _sections(runs: Sequence[RunResults], other: str) -> Iterator[_Section]:
         yield from _scores(runs)
         yield from spent
     if any(run.rounds for run in runs):
-        yield _learning(runs)
-    yield _retention(runs)
+        yield _learning(runs, drawn.get("learning_curve"))
+    yield _retention(runs, drawn.get("retention_curves"))
     yield _Section(
         "Reliability diagram" if single else "Reliability diagrams",
         "Bars that end on the dashed line mean that the model is right as often as it says; lower bars mean that it is "
         "too sure of itself, higher ones that it is not sure enough.",
-        pictures=_each(runs, [reliability_diagram(run.probabilities, run.labels) for run in runs]),
+        pictures=_each(
+            runs,
+            [drawn.get("reliability_diagram") or reliability_diagram(run.probabilities, run.labels) for run in runs],
+        ),
         is_wide=not single,
     )
-    yield from _clients(runs)
+    yield from _clients(runs, drawn.get("client_labels"))
     if single:
         yield from spent
         yield from _further(runs)
@@ -165,24 +173,24 @@ def _further(runs: Sequence[RunResults]) -> Iterator[_Section]:
         yield _Section("Further results", "What else the run measured at its end.", tables=[further])
 
 
-def _learning(runs: Sequence[RunResults]) -> _Section:
+def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> _Section:
     how = (
         "Accuracy should rise and the loss fall until both level off; a spread of the posterior that falls towards "
         "zero means that the model is becoming certain of its weights."
     )
     if len(runs) == 1:
-        return _Section("Learning curve", how, pictures=[picture(learning_curve(runs[0].rounds))])
+        return _Section("Learning curve", how, pictures=[picture(drawn or learning_curve(runs[0].rounds))])
     figure = learning_comparison({run.name: run.rounds for run in runs if run.rounds})
     return _Section("Learning curves", how, pictures=[picture(figure)])
 
 
-def _retention(runs: Sequence[RunResults]) -> _Section:
+def _retention(runs: Sequence[RunResults], drawn: Optional[Figure]) -> _Section:
     how = (
         "A line that rises to the left means that the uncertainty finds the mistakes: leaving out the examples that "
         "the model is least sure about makes the rest more accurate."
     )
     if len(runs) == 1:
-        figure = retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
+        figure = drawn or retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
     else:
         figure = retention_comparison(
             {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
@@ -224,12 +232,15 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:
     )
 
 
-def _clients(runs: Sequence[RunResults]) -> Iterator[_Section]:
+def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[_Section]:
     groups = _alike([run for run in runs if run.label_counts is not None])
     if not groups:
         return
     pictures = [
-        picture(client_labels(group[0].label_counts, group[0].class_names), _names(group) if len(groups) > 1 else "")
+        picture(
+            drawn or client_labels(group[0].label_counts, group[0].class_names),  # type: ignore[arg-type]
+            _names(group) if len(groups) > 1 else "",
+        )
         for group in groups
     ]
     yield _Section(

@@ -21,8 +21,8 @@ class RunResults(NamedTuple):
     Fields:
       name: what tells it from other runs.
       config: its settings; nested mappings become dotted names.
-      summary: its results: "accuracy" and "epistemic_share" (shares), "nll" (nats per example), "ece" and whatever else
-        it measured; "seconds", "train_seconds", "ms_per_step", "worker_mb" and "process_mb" are what it cost.
+      summary: its results: "accuracy" and "epistemic_share" (shares), "test_nll" (nats per example), "ece" and whatever
+        else it measured; "seconds", "train_seconds", "ms_per_step", "worker_mb" and "process_mb" are what it cost.
       rounds: a mapping per round, as for `learning_curve`; none for a run without them.
       probabilities: [N, C], the predictions for the test set.
       labels: [N], class numbers in [0, C).

@@ -41,7 +41,7 @@ class Headline(NamedTuple):
 # key of the summary -> (name, hint, format)
 _HEADLINES = {
     "accuracy": ("Accuracy", "share of test examples predicted right", "{:.1%}"),
-    "nll": ("NLL", "nats per test example; lower is better", "{:.3f}"),
+    "test_nll": ("NLL", "nats per test example; lower is better", "{:.3f}"),
     "ece": ("ECE", "mean gap of confidence and accuracy; 0 is ideal", "{:.3f}"),
     "epistemic_share": ("Epistemic share", "part of the uncertainty that more data would remove", "{:.1%}"),
 }
@@ -60,7 +60,7 @@ _NAMES = {
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.
-_BETTER = {"accuracy": 1, "macro_recall": 1, "macro_precision": 1, "nll": -1, "ece": -1, "mce": -1, "brier": -1}
+_BETTER = {"accuracy": 1, "macro_recall": 1, "macro_precision": 1, "test_nll": -1, "ece": -1, "mce": -1, "brier": -1}
 
 
 def headlines(run: RunResults) -> list[Headline]:

@@ -11,10 +11,11 @@ takes it; a `GatherRule` and a `ModelGatherRule`, such as `kernel_posterior`, se
 clients.
 
 A new rule is one function in a file of this folder and one entry in `RULES`: the function, or, if it has a parameter,
-`tfp_bfl.named.WithArgument(function, "parameter")`, which text names "function:NUMBER".
+`WithArgument(function, "parameter")`, which text names "function:NUMBER".
 """
 
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Rule
+from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked
 from tfp_bfl.rules.gaussian import client_gaussian
@@ -50,6 +51,7 @@ __all__ = [
     "ModelGatherRule",
     "ModelRule",
     "Rule",
+    "WithArgument",
     "aggregate",
     "check_rule",
     "client_gaussian",

@@ -143,8 +143,13 @@ def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what:
         pooled, own = inner.pool_with_metrics(total, anchor)
         return pooled, {"trimmed_clients": 2 * k, **own}
 
-    fields = {"uses_anchor": inner.uses_anchor, "min_clients": inner.min_clients, "gives": inner.gives}
-    return ModelGatherRule(name=f"{what} {inner.name}", **fields, **sharing(together))
+    return ModelGatherRule(
+        name=f"{what} {inner.name}",
+        uses_anchor=inner.uses_anchor,
+        min_clients=inner.min_clients,
+        gives=inner.gives,
+        **sharing(together),
+    )
 
 
 def _of_weights(rule: AnyRule) -> ModelRule:
@@ -182,7 +187,8 @@ def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
 
 
 def _check_share(share: Any) -> float:
-    if not isinstance(share, numbers.Real) or isinstance(share, bool) or not 0 <= share < 0.5:
+    number = isinstance(share, numbers.Real) and not isinstance(share, bool)
+    if not number or not 0 <= share < 0.5:
         raise InvalidArgument(f"share is {shown(share)}, but must be at least 0 and below 0.5.")
     return float(share)
 

@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from tfp_bfl.federated.tff.installation import require_tff
+from tfp_bfl.federated.tff.serialization import create_value_request
 
 _FREE_SECONDS = 5.0
 _KEPT_COMPUTATIONS = 8
@@ -45,6 +46,7 @@ def create_stub(channel: Any) -> Any:
 def executor_type() -> Any:
     """Returns the class of executors over a stub."""
     tff = require_tff()
+    from tensorflow_federated.python.core.impl.executors.remote_executor import RemoteValue
 
     class Executor(tff.framework.RemoteExecutor):  # type: ignore[name-defined,misc]
         """TFF's executor, which leaves at the worker what each round would send again.
@@ -64,7 +66,14 @@ def executor_type() -> Any:
                 return await self._keep(self._computations, _KEPT_COMPUTATIONS, [value], value, type_spec)
             if isinstance(value, list) and value and all(isinstance(x, tf.data.Dataset) for x in value):
                 return await self._keep(self._datasets, 1, value, value, type_spec)
-            return await super().create_value(value, type_spec)
+            return await self._create(value, type_spec)
+
+        async def _create(self, value: Any, type_spec: Any) -> Any:
+            if not isinstance(type_spec, (tff.StructType, tff.FederatedType)):
+                return await super().create_value(value, type_spec)
+            self._check_has_executor_id()
+            request = create_value_request(self._executor_id, value, type_spec)
+            return RemoteValue(self._stub.create_value(request).value_ref, type_spec, self)
 
         async def _keep(self, kept: Any, most: int, objects: list[Any], value: Any, type_spec: Any) -> Any:
             key = (*map(id, objects), str(type_spec))
@@ -73,7 +82,7 @@ def executor_type() -> Any:
                 return kept[key][-1]
             while len(kept) >= most:
                 kept.popitem(last=False)
-            remote = await super().create_value(value, type_spec)
+            remote = await self._create(value, type_spec)
             kept[key] = (list(objects), remote)  # Held, so that no other object gets its identity.
             return remote
 

@@ -7,7 +7,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from tfp_bfl.errors import INSTALL_COMMAND, MissingDependency, WorkerError, check_python, missing_package
+from tfp_bfl.errors import INSTALL_TFF_COMMAND, MissingDependency, WorkerError, missing_package
 
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033  (functools.cache hides the type from mypy on 3.9)
@@ -15,9 +15,8 @@ def require_tff() -> ModuleType:
     """Returns the module `tensorflow_federated`, imported at the first call (about 5 s).
 
     Raises:
-      MissingDependency: this Python has no TFF release, or TFF is absent, or importing it fails.
+      MissingDependency: TFF is absent, or importing it fails.
     """
-    check_python()
     try:
         tff = importlib.import_module("tensorflow_federated")
     except ModuleNotFoundError as error:
@@ -25,7 +24,7 @@ def require_tff() -> ModuleType:
     except Exception as error:  # Mismatched versions surface as any kind of exception.
         raise MissingDependency(
             f"TensorFlow Federated is installed but can't be imported ({type(error).__name__}: {error}); "
-            f"install the versions that fit together with: {INSTALL_COMMAND}"
+            f"install the versions that fit together with: {INSTALL_TFF_COMMAND}"
         ) from error
     atexit.register(_drop_default_context, tff)
     return tff

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tfp_bfl.app import build
-from tfp_bfl.app.catalogue import ALGORITHMS
 from tfp_bfl.app.config import make_config
+from tfp_bfl.app.options import ALGORITHMS
 
 RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]
 OF_RECIPE = {
@@ -148,3 +148,36 @@ def test_the_servers_unlabelled_examples_are_nobodys():
     theirs = {row.tobytes() for part in clients.indices for row in SOURCE.features[part]}
     assert not theirs & {row.tobytes() for row in unlabelled}
     assert build.shares(config_of("fed_opt"), SOURCE).unlabelled is None
+
+
+def test_no_path_of_this_machine_travels_with_a_model():
+    paths = {"data_dir": "/data/here", "output": "runs/there"}
+    info = build.export_info(make_config(None, {**TINY, **paths}), SOURCE, {"accuracy": 0.5})
+    assert info.configuration["dataset"] == "breast_cancer" and info.metrics == {"accuracy": 0.5}
+    assert "/" not in repr(info._replace(class_names=[]))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
+    """Of every algorithm: Adam at the rate of variational, which alone can give another one."""
+    own = {"robust": "median", "update_prior": True} if name == "variational" else {}
+    if name != "fl_swag":
+        own = {**own, "max_change_norm": 0.1, "learning_rate_decay": 0.5}
+    given = {}
+    monkeypatch.setattr(bfl.algorithms, "variational", lambda model_fn, **options: given.update(options))
+    config = {
+        **TINY,
+        "algorithm": name,
+        "local_epochs": 7,
+        "batch_size": 8,
+        "learning_rate": 0.25,
+        "pretrain_share": 0.2,
+    }
+    build.pretraining(make_config(None, {**config, **own}), SOURCE)
+    assert given.pop("rule").name == "naive_weighted_average"
+    assert float(given.pop("learning_rate")(tf.constant(3))) == pytest.approx(0.25 if name == "variational" else 1e-3)
+    assert given.pop("element_spec") == SOURCE.element_spec
+    assert given == {
+        **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
+        **{"max_change_norm": None, "update_prior": False, "pretrained": True},
+    }

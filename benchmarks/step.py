@@ -1,0 +1,107 @@
+"""Measures one client's training step beside PyTorch, by hand and with bayesian-torch: a table of ratios.
+
+    python benchmarks/step.py
+
+Makes the peers' virtual environment under benchmarks/.peers on first use (`pip install torch==2.13.0` takes a CPU build
+where the index has one). Each side is a process; they compute a block of steps in turn: 10 LeNet blocks of 40 steps, 7
+ResNet-20 blocks of 4. A ratio is the median over the blocks of one side's time over that of ours in the same turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+import click
+import numpy as np
+from table import HERE, RESULTS, interpreter
+from work import make_clients
+
+SIDES = (
+    "ours",
+    "torch",
+    "torch --channels-last",
+    "torch --library",
+)
+BLOCKS = {"lenet": (40, 10), "resnet20": (4, 7)}  # steps of a block, blocks
+
+
+class Side:
+    """A running side, which computes a block when it is asked."""
+
+    def __init__(self, stack: contextlib.ExitStack, side: str, *options: str):
+        name, *flags = shlex.split(side)
+        program = [sys.executable, str(HERE / "step_ours.py")]
+        if name == "torch":
+            program = [interpreter("torch"), str(HERE / "peers" / "torch_step.py")]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        self._process = stack.enter_context(
+            subprocess.Popen(
+                [*program, *flags, *options], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        )
+        stack.callback(self._process.stdin.close)
+        self._read()  # ready
+
+    def block(self) -> dict:
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("A side has ended; its error is above.")
+        return json.loads(line)
+
+
+def measure(model: str, threads: int) -> dict[str, list[dict]]:
+    """For each side the lines of its blocks."""
+    steps, blocks = BLOCKS[model]
+    client = make_clients(model, 1, 32 * steps).examples(0)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        data = str(pathlib.Path(folder) / "client.npz")
+        np.savez(data, features=client.features, labels=client.labels)
+        sides = {side: Side(stack, side, "--model", model, "--threads", str(threads), "--data", data) for side in SIDES}
+        turns = [{side: sides[side].block() for side in SIDES} for _ in range(blocks)]
+    return {side: [turn[side] for turn in turns] for side in SIDES}
+
+
+def rows(model: str, lines: dict[str, list[dict]]) -> list[str]:
+    text = []
+    for side, mine in lines.items():
+        cells = []
+        for key in ("ms", "cpu_ms"):
+            times, ours = (np.array([line[key] for line in x]) for x in (mine, lines["ours"]))
+            cells += [f"{np.median(times):.2f} ({times.min():.2f})", f"{np.median(ours / times):.2f}"]
+        text.append(f"| {model} | {side} | {' | '.join(cells)} |")
+    return text
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--model", "models", type=click.Choice(list(BLOCKS)), multiple=True, default=list(BLOCKS))
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of each side.")
+def main(models, threads):
+    text = [
+        "# A client's step beside PyTorch",
+        "",
+        f"Flipout, batches of 32, closed-form KL, Adam; threads of a side: {threads}; the sides in turn; medians, "
+        "the lowest in brackets. `torch` is PyTorch 2.13 with Flipout by hand, `--library` bayesian-torch 0.5.",
+        "",
+        "| model | side | ms a step | ours / it | CPU-ms a step | ours / it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model in models:
+        text += rows(model, measure(model, threads))
+        click.echo("\n".join(text))
+    (RESULTS / "step.md").write_text("\n".join([*text, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Options against the recipes that take them, and names against the tables that hold them."""
+
+import inspect
+
+import pytest
+
+import tfp_bfl as bfl
+from tfp_bfl import named
+from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
+from tfp_bfl.app import choices
+from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.options import (
+    ALGORITHMS,
+    AllOptions,
+    Options,
+    algorithm_options,
+    argument_names,
+    default_in_words,
+    extra,
+    option,
+)
+from tfp_bfl.data.partition_names import PARTITIONS
+from tfp_bfl.models.kinds import NORMALIZATIONS
+from tfp_bfl.rules import kernel
+
+AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
+# What a recipe passes its other options on to.
+PASSED_ON = {
+    "variational": [bfl.clients.variational],
+    "fl_swag": [bfl.clients.swag],
+    **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith("fed_")},
+    **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
+}
+GROUPS = {"kernel_options": bfl.rules.kernel_posterior}
+# Defaults of the command line that are meant to differ: (the recipe's, the command line's).
+OTHER_DEFAULTS = {
+    ("variational", "local_epochs"): (1, 5),
+    ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
+    **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},
+    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld")},
+}
+
+
+def accepted(name):
+    """The arguments of a recipe, and of what it passes them on to, with their defaults."""
+    found = {}
+    for function in (getattr(bfl.algorithms, name), *PASSED_ON[name]):
+        for argument, parameter in inspect.signature(function).parameters.items():
+            found.setdefault(argument, parameter.default)
+    return {**found, **(LOCAL_TRAINING if name.startswith("fed_") else {})}
+
+
+def test_every_recipe_has_its_options():
+    assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} == set(PASSED_ON)
+    assert all(issubclass(AllOptions, options) for options in ALGORITHMS.values())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
+    options = ALGORITHMS[name]
+    for name_here, path in argument_names(options).items():
+        if name_here == "momentum" and name.startswith("fed_"):
+            continue  # Of the optimizer that is the argument.
+        group, _, argument = path.rpartition(".")
+        if group:
+            assert group in accepted(name)
+        known = (
+            {k: p.default for k, p in inspect.signature(GROUPS[group]).parameters.items()} if group else accepted(name)
+        )
+        ours = options.defaults.get(name_here, options.model_fields[name_here].default)
+        theirs = known[argument]
+        assert (theirs, ours) == OTHER_DEFAULTS.get((name, name_here), (ours, ours)), name_here
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_recipe_gets_what_it_knows(name):
+    given = make_config(None, {"algorithm": name}).own_options().arguments(make_config(None, {"algorithm": name}), list)
+    assert given.keys() <= accepted(name).keys()
+    assert {"local_epochs", "batch_size", "learning_rate"} <= given.keys()
+
+
+def test_each_option_is_described_and_declared_once():
+    for name, field in RunConfig.model_fields.items():
+        assert field.description.endswith("."), name
+        homes = {c for c in RunConfig.__mro__ if name in vars(c).get("__annotations__", {})}
+        assert len(homes) == 1, name
+
+
+def test_names_are_those_of_the_tables():
+    tables = {
+        choices.MODELS: bfl.models.MODELS,
+        choices.KINDS: bfl.models.KINDS,
+        choices.NORMALIZATIONS: NORMALIZATIONS,
+        choices.PRECISIONS: bfl.models.PRECISIONS,
+        choices.RULES: named.forms(bfl.rules.RULES),
+        choices.STARTS: kernel.STARTS,
+        choices.KERNELS: kernel.KERNELS,
+        choices.BANDWIDTHS: kernel.BANDWIDTHS,
+        choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
+        choices.ENGINES: bfl.federated.ENGINES,
+        choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,
+        choices.ROBUST: named.forms(bfl.rules.ROBUST),
+        choices.PARTITIONS: bfl.data.partition_forms(),
+    }
+    for table, names in tables.items():
+        assert table.forms() == list(names), table
+    assert {name.partition(":")[0] for name in choices.PARTITIONS.forms()} == set(PARTITIONS)
+    rates = {name: entry.learning_rate for name, entry in bfl.servers.SERVER_OPTIMIZERS.items()}
+    assert choices.SERVER_OPTIMIZERS.numbers() == rates
+    used = {extra(field, "names") for field in RunConfig.model_fields.values()} - {None}
+    assert used == set(tables)
+
+
+def test_an_option_that_is_added_is_in_the_call_and_in_the_help():
+    class More(ALGORITHMS["fed_prox"]):
+        extra_share: float = option(0.5, "Of nothing.", argument="ensemble.share")
+
+    given = More.model_construct(extra_share=0.25).arguments(make_config(None, {"algorithm": "fed_prox"}), list)
+    assert given["ensemble"] == {"share": 0.25} and given["proximal"] == 0.01
+    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*"
+
+
+def test_an_algorithm_that_is_none():
+    with pytest.raises(bfl.errors.InvalidArgument, match="no algorithm 'fedprox': did you mean 'fed_prox'"):
+        algorithm_options("fedprox")
+    assert issubclass(algorithm_options("fed_prox"), Options)

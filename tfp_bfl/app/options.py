@@ -1,0 +1,395 @@
+"""The options of the algorithms, each in one place: type, default, limits, help, and its recipe's argument.
+
+A new option of a recipe is one more field here; a new algorithm is one more class, in `AllOptions` and `ALGORITHMS`.
+The command line, the configuration and `build` read these classes. TensorFlow is imported where arguments are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Optional
+
+import pydantic
+from pydantic import Field
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app import choices
+from tfp_bfl.errors import InvalidArgument, lookup
+
+INT32_MAX = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
+CountOrZero = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+ShareOrZero = Annotated[float, Field(ge=0, lt=1)]
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    argument: Optional[str] = "",
+    names: Optional[choices.Table] = None,
+    **limits: Any,
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+      default: of the option.
+      description: for the help.
+      argument: of the recipe; "group.argument" for one in a dictionary of options. "" for one that has the option's
+        name, None for an option that goes to no argument, or is part of one that `Options.arguments` makes.
+      names: that it can take.
+      **limits: of `pydantic.Field`.
+    """
+    told: Any = {"argument": argument, "names": names}
+    return Field(default, description=description, json_schema_extra=told, **limits)
+
+
+def _rates() -> str:
+    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
+
+
+class Options(pydantic.BaseModel):
+    """What every algorithm takes.
+
+    Attributes:
+      recipe: of `tfp_bfl.algorithms`, and the algorithm's name.
+      summary: of its clients and its server, in one line.
+      defaults: of a configuration with this algorithm, where they differ from the fields' own.
+      point_weights: models with variational layers are refused.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    recipe: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    defaults: ClassVar[dict[str, Any]] = {}
+    point_weights: ClassVar[bool] = True
+
+    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
+    batch_size: Count = option(32, "Examples in a training step.")
+    learning_rate: Positive = option(1e-3, "Of the clients' Adam; of their SGD for all but variational.")
+
+    def check(self, config: Any) -> None:
+        """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
+        if self.point_weights and config.kind == "flipout":
+            raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        """Those of the recipe, besides the model; `unlabelled` gives the server's examples without labels."""
+        given: dict[str, Any] = {}
+        for name, argument in argument_names(type(self)).items():
+            group, _, last = argument.rpartition(".")
+            (given.setdefault(group, {}) if group else given)[last] = getattr(self, name)
+        return given
+
+
+class _ManyRounds(Options):
+    learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
+    silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
+    max_change_norm: Optional[Positive] = option(
+        None, "A client whose weights move further than this is left out of its round."
+    )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        rate = bfl.clients.exponential_decay(self.learning_rate, self.learning_rate_decay, self.silent_rounds)
+        return {**super().arguments(config, unlabelled), "learning_rate": rate}
+
+
+class _AnyKind(Options):
+    """Also of models with variational layers."""
+
+    point_weights: ClassVar[bool] = False
+    prior_stddev: Positive = option(10.0, "Standard deviation of the prior on each weight.", argument=None)
+
+
+class _Defended(Options):
+    robust: Optional[str] = option(
+        None,
+        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given.",
+        names=choices.ROBUST,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.robust is not None:
+            bfl.rules.parse_robust(self.robust)
+
+
+class _Weighted(Options):
+    weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.weighting in ("equal", "train_size"):
+            return
+        if self.point_weights:
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
+                "'train_size'."
+            )
+        if config.kind != "flipout":
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
+            )
+
+
+class Variational(_ManyRounds, _Defended, _AnyKind, _Weighted):
+    """Also the process of pre-training."""
+
+    recipe: ClassVar[str] = "variational"
+    summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
+
+    rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
+    update_prior: bool = option(False, "After each round the pooled posterior becomes the prior.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.update_prior and config.kind != "flipout":
+            raise InvalidArgument(
+                f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
+            )
+        if any(":" in form for form in choices.RULES.forms()):
+            bfl.rules.parse_rule(self.rule)
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {**super().arguments(config, unlabelled), "pretrained": bool(config.pretrain_share)}
+
+
+class _SGD(Options):
+    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
+
+
+class FLSwag(_SGD):
+    recipe: ClassVar[str] = "fl_swag"
+    summary: ClassVar[str] = "one round of SWAG posteriors and their product; clients join and leave"
+    defaults: ClassVar[dict[str, Any]] = {
+        **{"kind": "deterministic", "rounds": 1, "local_epochs": 20, "learning_rate": 0.05},
+    }
+
+    last_layer: bool = option(False, "A posterior over the last layer, all below it pretrained and frozen.")
+    diagonal_only: bool = option(False, "Of the clients' covariances only the diagonals count.")
+    min_examples: Count = option(10, "A client with fewer examples is refused.")
+    burn_in_epochs: Optional[CountOrZero] = option(
+        None, "Epochs before SWAG collects; half of the local epochs if not given."
+    )
+    collect_every: Optional[Count] = option(None, "Steps between collected iterates; one an epoch if not given.")
+    max_columns: int = option(20, "Deviations that a client keeps and sends.", ge=2, le=INT32_MAX)
+    min_variance: Positive = option(1e-6, "Floor of the iterates' variances.")
+    weight_decay: PositiveOrZero = option(0.0, "Of the clients' SGD.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.last_layer and not config.pretrain_share:
+            raise InvalidArgument(
+                "last_layer freezes all that lies below, which would be random: give pretrain_share, on which the "
+                "server trains it first."
+            )
+
+
+class _Averaging(_ManyRounds, _SGD, _Defended):
+    """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
+
+    defaults: ClassVar[dict[str, Any]] = {
+        **{"kind": "deterministic", "rounds": 30, "learning_rate": 0.03, "momentum": 0.9},
+    }
+
+    server_optimizer: Optional[str] = option(
+        None,
+        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
+        names=choices.SERVER_OPTIMIZERS,
+    )
+    server_learning_rate: Optional[Positive] = option(
+        None,
+        f"Of the server's optimizer; {_rates()} if not given.",
+        argument=None,
+    )
+    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
+            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
+            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
+        if self.server_momentum and self.server_optimizer != "sgd":
+            raise InvalidArgument(
+                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        import tensorflow as tf
+
+        server = None
+        if self.server_optimizer is not None:
+            others = {"momentum": self.server_momentum} if self.server_momentum else {}
+            server = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
+        given = super().arguments(config, unlabelled)
+        momentum = given.pop("momentum")
+        optimizer_fn = lambda: tf.keras.optimizers.SGD(momentum=momentum)
+        return {**given, "optimizer_fn": optimizer_fn, "server_optimizer": server}
+
+
+class FedOpt(_Averaging, _AnyKind, _Weighted):
+    recipe: ClassVar[str] = "fed_opt"
+    summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
+
+
+class FedProx(_Averaging, _AnyKind, _Weighted):
+    recipe: ClassVar[str] = "fed_prox"
+    summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
+
+    proximal: PositiveOrZero = option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.")
+
+
+class FedAG(_Averaging, _Weighted):
+    recipe: ClassVar[str] = "fed_ag"
+    summary: ClassVar[str] = "FedAvg that predicts with draws from the Gaussian of the clients' weights"
+
+
+class FedBE(_Averaging):
+    recipe: ClassVar[str] = "fed_be"
+    summary: ClassVar[str] = (
+        "an ensemble drawn from the clients' weights teaches the server's model on unlabelled examples"
+    )
+
+    unlabelled_share: Share = option(0.1, "Share of the data that the server holds without labels.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.unlabelled_share + (config.pretrain_share or 0) >= 1:
+            raise InvalidArgument(
+                f"unlabelled_share and pretrain_share are {self.unlabelled_share} and {config.pretrain_share}, which "
+                "leaves the clients nothing: together they must be below 1."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {**super().arguments(config, unlabelled), "features": unlabelled()}
+
+
+class _BurnIn(Options):
+    burn_in_rounds: Optional[CountOrZero] = option(
+        None, "Rounds before there are samples; half of the rounds if not given."
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.burn_in_rounds is not None and self.burn_in_rounds >= config.rounds:
+            raise InvalidArgument(
+                f"burn_in_rounds is {self.burn_in_rounds}, but must be below the number of rounds, {config.rounds}: "
+                "those after it are the samples."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        burn_in = config.rounds // 2 if self.burn_in_rounds is None else self.burn_in_rounds
+        return {**super().arguments(config, unlabelled), "burn_in_rounds": burn_in}
+
+
+class _PosteriorAveraging(_BurnIn):
+    """Clients of FedPA."""
+
+    shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
+
+
+class FedPA(_Averaging, _AnyKind, _Weighted, _PosteriorAveraging):
+    recipe: ClassVar[str] = "fed_pa"
+    summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
+
+
+class FedSGLD(_Averaging, _Weighted, _BurnIn):
+    recipe: ClassVar[str] = "fed_sgld"
+    summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
+
+    step_size: Positive = option(1e-6, "eta: each round's noise has variance 2 eta.")
+    max_samples: Count = option(20, "The last rounds that predict.")
+
+
+class FedKP(_Averaging, _AnyKind, _Weighted):
+    recipe: ClassVar[str] = "fed_kp"
+    summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
+
+    kernel_start: str = option(
+        "mean", "What is shifted to its mode: mean, or clients (clustered).", argument="start", names=choices.STARTS
+    )
+    kernel: str = option(
+        "epanechnikov", "epanechnikov or gaussian.", argument="kernel_options.kernel", names=choices.KERNELS
+    )
+    bandwidth: str = option(
+        "silverman",
+        "How it is found: see `tfp-bfl list`.",
+        argument="kernel_options.bandwidth",
+        names=choices.BANDWIDTHS,
+    )
+    bandwidth_scale: Positive = option(1.0, "A factor of the bandwidth.", argument="kernel_options.scale")
+
+
+class FedKPPA(FedKP, _PosteriorAveraging):
+    recipe: ClassVar[str] = "fed_kppa"
+    summary: ClassVar[str] = "the clients of fed_pa with the server of fed_kp"
+    defaults: ClassVar[dict[str, Any]] = {**_Averaging.defaults, "kernel_start": "clients"}
+
+
+class AllOptions(Variational, FLSwag, FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKPPA):
+    """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
+
+
+_CLASSES: tuple[type[Options], ...] = (
+    *(Variational, FLSwag),
+    *(FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
+)
+ALGORITHMS = {options.recipe: options for options in _CLASSES}
+
+
+def extra(field: Any, what: str) -> Any:
+    """The `argument` or the `names` that `option` gave a field."""
+    return field.json_schema_extra[what]
+
+
+def argument_names(options: type[Options]) -> dict[str, str]:
+    """The options that are an argument of the recipe each, and its name."""
+    places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
+    return {name: place or name for name, place in places.items() if place is not None}
+
+
+def takers(name: str) -> tuple[str, ...]:
+    """The algorithms that an option is of; none for one that says something to all."""
+    if name in Options.model_fields:
+        return ()
+    return tuple(recipe for recipe, options in ALGORITHMS.items() if name in options.model_fields)
+
+
+def serves(name: str, algorithm: str) -> bool:
+    """Whether an option says something to an algorithm."""
+    return not takers(name) or algorithm in takers(name)
+
+
+def in_words(algorithms: Iterable[str]) -> str:
+    """Algorithms in words, such as "variational and fl_swag"; all of the family fed_* by that name."""
+    algorithms = tuple(algorithms)
+    family = {name for name in ALGORITHMS if name.startswith("fed_")}
+    if family <= set(algorithms):
+        algorithms = (*(name for name in algorithms if name not in family), "fed_*")
+    *most, last = algorithms
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def default_in_words(name: str, default: Any) -> str:
+    """The default of an option's field, and those of the algorithms that have another; "" for none."""
+    others: dict[str, list[str]] = {}
+    for algorithm in takers(name) or ALGORITHMS:
+        value = ALGORITHMS[algorithm].defaults.get(name, default)
+        others.setdefault("" if value is None else str(value), []).append(algorithm)
+    if len(others) == 1:
+        return next(iter(others))
+    others.pop(str(default), None)
+    return "; ".join([str(default), *(f"{value} for {in_words(have)}" for value, have in others.items())])
+
+
+def algorithm_options(algorithm: str) -> type[Options]:
+    """The class of an algorithm.
+
+    Raises:
+      InvalidArgument: there is none of that name.
+    """
+    options: type[Options] = lookup(ALGORITHMS, algorithm, "algorithm")
+    return options
