@@ -36,7 +36,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
 	@mkdir -p build
-	$(PYTEST) -m "not deep" --cpu-limit=5 --cpu-times=build/cpu-fast.txt
+	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt
 
 test-deep: $(INSTALLED)
 	@mkdir -p build

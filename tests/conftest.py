@@ -1,7 +1,8 @@
-"""CPU seconds of each test, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a
-test of the fast tier above it. Not the clock: a busy machine would fail there.
+"""What holds for all tests.
 
-Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and nowhere else.
+CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
+of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ def pytest_addoption(parser):
     group = parser.getgroup("CPU seconds")
     group.addoption("--cpu-times", metavar="FILE", help="write the tests and their CPU seconds to FILE, slowest first")
     group.addoption("--cpu-limit", metavar="SECONDS", type=float, help="fail a test that is not deep above SECONDS")
+
+
+def pytest_collection_modifyitems(items):
+    if importlib.util.find_spec("tensorflow_federated") is None:
+        for item in items:
+            if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
+                item.add_marker(pytest.mark.skip(reason="TensorFlow Federated is not installed"))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,10 +76,3 @@ def _cpu_seconds():
             times = child.cpu_times()
             total += times.user + times.system + times.children_user + times.children_system
     return total
-
-
-def pytest_collection_modifyitems(items):
-    if importlib.util.find_spec("tensorflow_federated") is None:
-        for item in items:
-            if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
-                item.add_marker(pytest.mark.skip(reason="TensorFlow Federated is not installed"))
