@@ -338,6 +338,7 @@ def without_tff(folder, *options):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 def test_without_tff_a_run_is_this_processs(tmp_path):
     options = ("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--rounds", "1")
     done = without_tff(tmp_path / "new", *options)
@@ -345,6 +346,7 @@ def test_without_tff_a_run_is_this_processs(tmp_path):
     assert json.loads((tmp_path / "new" / "summary.json").read_text())["worker_mb"] == 0
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 def test_missing_tff_is_one_sentence(tmp_path):
     done = without_tff(tmp_path / "new", "--engine", "tff")
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -73,7 +73,7 @@ def all_mutants(files: list[str]) -> Iterator[tuple[str, ast.AST, Mutant]]:
 
 
 def accepted() -> dict[str, str]:
-    """ "path: change" -> why it is no fault."""
+    """Why a change, "path: change", is no fault."""
     blocks = [block.strip() for block in ACCEPTED.read_text().split("\n\n")]
     return dict(block.split("\n    ", 1) for block in blocks if block and not block.startswith("#"))
 
