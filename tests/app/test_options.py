@@ -92,6 +92,7 @@ def test_names_are_those_of_the_tables():
         choices.KINDS: bfl.models.KINDS,
         choices.NORMALIZATIONS: NORMALIZATIONS,
         choices.PRECISIONS: bfl.models.PRECISIONS,
+        choices.EVALUATION_PRECISIONS: bfl.evaluation.PRECISIONS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
         choices.KERNELS: kernel.KERNELS,
