@@ -31,15 +31,21 @@ def over_batches(
     """
     num_examples = tf.shape(examples.labels)[0]
     num_steps = steps_per_epoch(num_examples, batch_size)
-    for epoch in tf.range(num_epochs):
+
+    # Loops written out: AutoGraph would read the code of the model and of all that a step calls.
+    def an_epoch(epoch: tf.Tensor, state: Any) -> Any:
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
         order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), epoch_seed)
-        for i in tf.range(num_steps):
+
+        def a_step(i: tf.Tensor, state: Any) -> Any:
             step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
             rows = order[i * batch_size : (i + 1) * batch_size]
             features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
-            state = step(state, features, tf.gather(examples.labels, rows), step_seed)
-    return state
+            return i + 1, step(state, features, tf.gather(examples.labels, rows), step_seed)
+
+        return epoch + 1, tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
+
+    return tf.while_loop(lambda epoch, _: epoch < num_epochs, an_epoch, (tf.constant(0), state))[1]
 
 
 def without_initial_values(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

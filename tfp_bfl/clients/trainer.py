@@ -93,8 +93,7 @@ class Trainer:
             return sums, after_step(own, sums.steps)
 
         start = _Sums(tf.constant(0.0), tf.constant(0.0), tf.constant(0))
-        loop = tf.function(over_batches)
-        sums, state = loop(examples, seed, num_epochs, batch_size, step, (start, state))
+        sums, state = over_batches(examples, seed, num_epochs, batch_size, step, (start, state))
         nll, kl = sums.nll / (count * num_epochs), sums.kl / tf.cast(sums.steps, tf.float32)
         return TrainingMetrics(nll, kl, -(nll + kl / count)), state
 

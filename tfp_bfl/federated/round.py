@@ -165,21 +165,20 @@ def summed(contribute: Contribute, add: Callable[..., Contribution], spec: Clien
 
     def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
         once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
-        plus = tf.autograph.experimental.do_not_convert(add)
-        specs = summed_spec(types_of(once), plus)
+        specs = summed_spec(types_of(once), add)
 
-        @tf.function
+        @tf.function(autograph=False)
         def loop() -> Contribution:
             # Not `for examples in dataset`: that becomes a reduction, whose body is made anew at every call.
             iterator = iter(dataset.with_options(_without_autotuning()))
-            total, element = zeros(specs), iterator.get_next_as_optional()
-            while element.has_value():
-                tf.autograph.experimental.set_loop_options(
-                    shape_invariants=[(total, tf.nest.map_structure(lambda x: x.shape, specs))]
-                )
-                total = plus(total, once(element.get_value()))
-                element = iterator.get_next_as_optional()
-            return total
+
+            def a_client(total: Contribution, element: tf.experimental.Optional) -> Any:
+                return add(total, once(element.get_value())), iterator.get_next_as_optional()
+
+            start = zeros(specs), iterator.get_next_as_optional()
+            shapes = tf.nest.map_structure(lambda x: x.shape, specs), start[1]._type_spec
+            more = lambda total, element: element.has_value()
+            return tf.while_loop(more, a_client, start, shapes, parallel_iterations=1)[0]
 
         return loop()
 
