@@ -86,7 +86,7 @@ def test_one_round_after_the_burn_in_will_do(name, runtime):
 
 def test_a_composition_says_its_burn_in():
     parts = clients.variational(MODEL), rules.whole_model(rules.naive_weighted_average())
-    step = servers.langevin(servers.replace(), 1e-6, burn_in_rounds=5)
+    step = servers.langevin(servers.replace(), 1e-6)
     process = algorithms.compose(MODEL, *parts, step, burn_in_rounds=5)
     refused(process, CLIENTS, 5, "burn_in_rounds is 5, but the run has 5 rounds")
     with pytest.raises(InvalidArgument, match="burn_in_rounds is -1, but must be an integer of at least 0"):

@@ -174,7 +174,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
         "pretrain_share": 0.2,
     }
     build.pretraining(make_config(None, {**config, **own}), SOURCE)
-    assert given.pop("rule").name == "naive_weighted_average"
+    assert given.pop("rule") == "naive_weighted_average"
     assert float(given.pop("learning_rate")(tf.constant(3))) == pytest.approx(0.25 if name == "variational" else 1e-3)
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {

@@ -28,4 +28,4 @@ def test_versions_are_of_what_is_installed(monkeypatch):
         return "1"
 
     monkeypatch.setattr(run.metadata, "version", version)
-    assert run._versions() == dict.fromkeys(["tfp_bfl", "tensorflow", "tensorflow_probability", "numpy"], "1")
+    assert run._versions() == {name: "1" for name in run._VERSIONED if name != "tensorflow_federated"}

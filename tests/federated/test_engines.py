@@ -1,4 +1,4 @@
-"""A round on TensorFlow Federated is the round of this process: one method of each type that a state has."""
+"""A round on TensorFlow Federated, in this process, or in a graph of many is the same round, for every method."""
 
 import pytest
 import tensorflow as tf
@@ -10,18 +10,11 @@ from tfp_bfl.layers import sampling
 tff = pytest.importorskip("tensorflow_federated")
 
 deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
-OF_EACH_TYPE = {
-    "a posterior": "conflation, flipout",
-    "an optimizer's state": "fed_opt, sgd with momentum",
-    "a chain": "fed_sgld",
-}
-OF_OTHER_TYPES = {
-    "points": "naive_weighted_average, mc_dropout",
-    "moments of points": "fed_ag",
-    "a stack of posteriors": "fed_kp, clients",
-    "a stack of low-rank posteriors and BatchNorm": "fl_swag, with BatchNorm",
-    "an ensemble": "fed_be",
-}
+# Of each type that a state has; the others of METHODS are deep.
+TELLING = ("conflation, flipout", "fed_opt, sgd with momentum", "fed_sgld")
+every_method = pytest.mark.parametrize(
+    "name", [*TELLING, *(pytest.param(name, marks=deep) for name in METHODS if name not in TELLING)]
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +23,7 @@ def worker():
         yield running
 
 
-@pytest.mark.parametrize(
-    "name", [*OF_EACH_TYPE.values(), *(pytest.param(name, marks=deep) for name in OF_OTHER_TYPES.values())]
-)
+@every_method
 def test_a_round_is_that_of_this_process(name, worker):
     process = METHODS[name]().build()
     learning_process, engine = process.learning_process, process.local
@@ -42,6 +33,34 @@ def test_a_round_is_that_of_this_process(name, worker):
     on_tff, here = learning_process.next(first, data), engine.next(first, data)
     assert_same(on_tff.state, here.state, rtol=1e-5, atol=1e-6)
     assert_same(on_tff.metrics, here.metrics, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("engines", [("local", "tff"), pytest.param(("tff", "local"), marks=deep)])
+def test_a_run_is_resumed_by_the_other_engine(engines, worker, tmp_path):
+    process = METHODS["log_linear_pool, flipout"]().build()
+    runtime = {"tff": {"runtime": worker}, "local": {}}
+    run = lambda engine, rounds, folder: federated.simulate(
+        process, CLIENTS, rounds, cohort_size=2, engine=engine, checkpoint_dir=folder, **runtime[engine]
+    )
+    whole = run("local", 3, None)
+    run(engines[0], 2, tmp_path)
+    resumed = run(engines[1], 3, tmp_path)
+    assert_same(resumed.state, whole.state, rtol=1e-5, atol=1e-6)
+    assert [row["num_examples"] for row in resumed.rounds] == [row["num_examples"] for row in whole.rounds]
+
+
+# What a stack of posteriors or models grows by is no loop's.
+LOOPS = [name for name in METHODS if not name.startswith("fl_swag")]
+
+
+@pytest.mark.parametrize(
+    "name", [*TELLING[:1], *(pytest.param(name, marks=deep) for name in LOOPS if name not in TELLING[:1])]
+)
+def test_rounds_in_one_graph_are_those_of_this_process(name):
+    process = METHODS[name]().build()
+    wanted = federated.simulate(process, CLIENTS, 3, cohort_size=2, engine="local").state
+    chains = federated.simulate_chains(process, CLIENTS, 3, cohort_size=2)
+    assert_same(tf.nest.map_structure(lambda x: x[0], chains.state), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
