@@ -61,7 +61,8 @@ def test_computations_and_datasets_are_sent_once(sent):
 
 def test_the_computations_of_a_run_stay_at_the_worker(sent):
     """A round has four, and an evaluation may come between two rounds: eight are kept, in turn."""
-    computations = [tff.tensorflow.computation(lambda n, i=i: n + i, np.int64) for i in range(8)]
+    plus = lambda i: tff.tensorflow.computation(lambda n: n + i, np.int64)
+    computations = [plus(i) for i in range(8)]
     with local_workers(max_concurrent_calls=1):
         for computation in computations:
             computation(1)
