@@ -5,14 +5,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 INPUTS ?= 10000
+SAMPLE ?= 200
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test environments fuzz docs lint format clean
+.PHONY: help demo test test-deep environments fuzz mutants docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
-	@echo "make test    formatting, lint, types, documentation and tests"
+	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
+	@echo "make test-deep  the rest: kills, restarts, long runs, notebooks, studies, every combination"
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
+	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
 	@echo "make docs    the documentation site: build/docs/index.html"
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
@@ -31,7 +35,16 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@mkdir -p build
+	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt
+
+test-deep: $(INSTALLED)
+	@mkdir -p build
+	$(PYTEST) -m deep --timeout=1800 --cpu-times=build/cpu-deep.txt
+	TFP_BFL_FUZZ_INPUTS=2000 $(PYTEST) tests/fuzz
+
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2
 
 environments:
 	tests/environments.sh

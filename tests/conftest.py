@@ -1,8 +1,26 @@
-"""Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and nowhere else."""
+"""What holds for all tests.
 
+CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
+of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
 import importlib.util
+import resource
 
+import psutil
 import pytest
+
+_KEY = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("CPU seconds")
+    group.addoption("--cpu-times", metavar="FILE", help="write the tests and their CPU seconds to FILE, slowest first")
+    group.addoption("--cpu-limit", metavar="SECONDS", type=float, help="fail a test that is not deep above SECONDS")
 
 
 def pytest_collection_modifyitems(items):
@@ -10,3 +28,51 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
                 item.add_marker(pytest.mark.skip(reason="TensorFlow Federated is not installed"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[_KEY] = _cpu_seconds()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if call.when != "teardown" or _KEY not in item.stash:
+        return
+    seconds = _cpu_seconds() - item.stash[_KEY]
+    report.user_properties.append(("cpu_seconds", seconds))
+    own, limit = item.get_closest_marker("cpu_seconds"), item.config.getoption("--cpu-limit")
+    limit = own.args[0] if own and limit else limit
+    if limit and seconds > limit and item.get_closest_marker("deep") is None and report.passed:
+        report.outcome = "failed"
+        report.longrepr = f"It took {seconds:.1f} CPU seconds of {limit:g}: make it smaller, or mark it deep."
+
+
+def pytest_runtest_logreport(report):
+    seconds = dict(report.user_properties).get("cpu_seconds")
+    if seconds is not None:
+        _TIMES[report.nodeid] = seconds
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    path = config.getoption("--cpu-times")
+    if path:
+        slowest = sorted(_TIMES.items(), key=lambda row: -row[1])
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(f"{seconds:8.2f} {test[:150]}\n" for test, seconds in slowest)
+        terminalreporter.write_line(f"{sum(_TIMES.values()):.0f} CPU seconds in {len(_TIMES)} tests: {path}")
+
+
+_TIMES: dict = {}
+
+
+def _cpu_seconds():
+    """Of this process and its children, living and ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) + sum(ended[:2])
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total

@@ -18,6 +18,7 @@ def test_the_network_is_the_thesis_s_with_one_logit_more():
 
 
 @pytest.mark.statistical
+@pytest.mark.deep(after="tests/test_fl_swag_study.py")
 def test_hmc_samples_the_posterior_of_a_logistic_regression():
     """Two logits of one feature: their differences have the posterior by quadrature, their sums the prior N(0, 2 t^2).
     Means within 4.5 standard errors by the effective sample size and standard deviations within 15 %: below 1e-4."""
@@ -49,6 +50,7 @@ def test_hmc_samples_the_posterior_of_a_logistic_regression():
     np.testing.assert_allclose(fewer.draws, chains.draws[:5], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep(after="tests/test_fl_swag_study.py")
 def test_a_run_returns_draws_and_what_they_predict(monkeypatch):
     monkeypatch.setattr(hmc, "MAP_STEPS", 100)
     result = hmc.run(num_chains=2, num_results=8, num_burnin=30, seed=1)

@@ -98,6 +98,7 @@ def small(table, **options):
 
 
 @pytest.mark.parametrize("table", ["logistic_regression", "shared_features"])
+@pytest.mark.deep(after="tests/test_fl_swag_tables.py")
 def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path, monkeypatch):
     monkeypatch.setitem(PRETRAINING, "lenet_small", {**PRETRAINING["lenet_small"], "epochs": 2})
     cell = small(table)
@@ -123,6 +124,7 @@ def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path,
 
 
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.deep(after="tests/test_fl_swag_tables.py")
 def test_a_chain_over_all_data_learns(number, tmp_path):
     cell = list(run.cells("central_choice", "small"))[number]
     run.run_cell(tmp_path / "cell", {**cell, "draws": 5}, tmp_path / "pretrained")
@@ -130,6 +132,7 @@ def test_a_chain_over_all_data_learns(number, tmp_path):
     assert row["method"] == cell["sampler"] and row["accuracy"] > 0.4 and row["epistemic"] > 0
 
 
+@pytest.mark.deep(after="tests/test_fl_swag_tables.py")
 def test_the_study_goes_on_and_refuses_another_config(tmp_path):
     arguments = ["--table", "burn_in", "--size", "small", "--output", str(tmp_path)]
     first = CliRunner().invoke(run.main, [*arguments, "--cell", "burn_in=0"])

@@ -57,6 +57,7 @@ def test_a_plain_hand_changes_nothing_and_a_thick_one_adds_ink():
     assert writers.restyle(image, 0, 0, 0.75).sum() < image.sum()
 
 
+@pytest.mark.deep(after="tests/test_kernel_posterior_study.py")
 def test_two_cells_from_end_to_end(digits, tmp_path, monkeypatch):
     monkeypatch.setitem(config.SIZES["tiny"]["mnist"], "rounds", 2)
     cells = [{"algorithm": name, "server": config.SGD} for name in ("FedBE", "FedKP, clustered")]
@@ -100,6 +101,7 @@ def test_bars_name_what_differs_and_their_legend_is_not_cut_off():
         ("writers", "FedAvg", ["--characters", "femnist", "--seed", "0"], "femnist"),
     ],
 )
+@pytest.mark.deep(after="tests/test_kernel_posterior_study.py")
 def test_a_cell_of_each_other_dataset(
     digits, federated_characters, tmp_path, monkeypatch, table, algorithm, options, dataset
 ):

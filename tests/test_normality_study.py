@@ -61,6 +61,7 @@ def test_a_factor_at_a_time_or_a_grid():
     assert len(client_stacks.settings("full")) == 4 * 3 * 4 * 3
 
 
+@pytest.mark.deep(after="tests/test_normality_study.py")
 def test_clients_train_alone_from_the_same_weights(tiny):
     """A client's row is what local training of that client alone gives, of one batch: a step of SGD."""
     cell = {**client_stacks.cell_of(client_stacks.base("tiny"), "tiny", 0), "learning_rate": 0.1}
@@ -115,6 +116,7 @@ def test_which_weights_are_shown():
     assert normality_figures.place(size - 1, model) == "dense 1 bias [9]"
 
 
+@pytest.mark.deep(after="tests/test_normality_study.py")
 def test_a_run_from_end_to_end(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(normality_tables, "REPLICATES", 2)
     options = ["--size", "tiny", "--output", str(tmp_path)]

@@ -6,6 +6,8 @@ import nbclient
 import nbformat
 import pytest
 
+pytestmark = pytest.mark.deep(after="tests/docs/test_examples.py")
+
 DRAWING = ("bfl.plots.", "plt.subplots(")
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -18,7 +20,7 @@ def test_there_are_notebooks():
 def test_notebook_runs_and_shows_its_pictures(path):
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=1500, kernel_name="python3").execute()
     pictures = [cell for cell in notebook.cells if "image/png" in str(cell.get("outputs"))]
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert pictures == [cell for cell in code if any(call in cell.source for call in DRAWING)]

@@ -71,6 +71,7 @@ def test_cifar_sheets(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
+@pytest.mark.deep(after="tests/test_prepare.py")
 def test_what_is_written_loads_by_its_name(tmp_path, name, monkeypatch):
     source, store = tmp_path / "source", tmp_path / "store"
     source.mkdir()

@@ -7,6 +7,8 @@ import tensorflow_datasets as tfds
 
 from tfp_bfl.app.cli import run_command_line
 
+pytestmark = pytest.mark.deep(after="tests/app/test_cli.py")
+
 
 def needs(name):
     prepared = tfds.builder(name).is_prepared()

@@ -53,6 +53,7 @@ def test_every_cell_can_be_built():
         rules.parse_robust(defence)
 
 
+@pytest.mark.deep(after="tests/test_robustness_study.py")
 def test_goes_on_where_it_was_and_writes_what_is_there(tmp_path, monkeypatch):
     ran = []
 

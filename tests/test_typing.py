@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PROGRAM = """
 import tfp_bfl as bfl
@@ -19,6 +21,7 @@ bfl.rules.conflaton()
 """
 
 
+@pytest.mark.deep(after="tests/test_architecture.py")
 def test_a_users_program_is_checked(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     # By PYTHONPATH mypy finds the library as an installed package, whose types count only with py.typed.

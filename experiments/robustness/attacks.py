@@ -33,4 +33,4 @@ def attacked(client_work: ClientWork, hostile: int, change: float, variance: flo
 
         return spoilt_work
 
-    return client_work._replace(build=build)
+    return ClientWork(build)

@@ -11,9 +11,8 @@ from tfp_bfl import algorithms, clients, federated, models, rules, servers
 from tfp_bfl.clients.adam import Adam
 from tfp_bfl.data import Clients, iid, load
 from tfp_bfl.models import ModelWeights
-from tfp_bfl.posterior import MeanField, Samples
+from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.gaussian import Spread
-from tfp_bfl.servers.langevin import Chain
 
 FLOOR = 1e-3
 SEED = 3
@@ -232,7 +231,7 @@ def fed_pa():
 
 
 def fed_sgld():
-    """The noise of the first round, which is the first row of three."""
+    """The noise of the first round."""
     seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
     noise = lambda point: [
         np.float64(w) + math.sqrt(2 * HEAT) * tf.random.stateless_normal(np.shape(w), seeds[i + 1]).numpy()
@@ -240,14 +239,9 @@ def fed_sgld():
     ]
 
     def pool(results, anchor):
-        point = noise(mean_of(results))
-        rows = tuple(np.float32(np.stack([w, 0 * w, 0 * w])) for w in point)
-        return Chain((), tf.constant(1), rows), of_points(point, anchor)
+        return (), of_points(noise(mean_of(results)), anchor)
 
-    def alone(result, anchor):
-        rows = tuple(np.float32(w)[np.newaxis] for w in noise(result.weights.point))
-        return result.weights._replace(posterior=Samples(rows), point=())
-
+    alone = lambda result, anchor: of_points(noise(result.weights.point), anchor)
     build = functools.partial(algorithms.fed_sgld, mlp(POINT), step_size=HEAT, max_samples=3)
     return third_family(build, pool, alone)
 
@@ -273,8 +267,14 @@ def fed_kp(start):
     return third_family(functools.partial(algorithms.fed_kp, mlp(POINT), start=start), pool, **counts)
 
 
+# Without variational weights every rule is the same mean of points (tests/rules/test_whole_model.py).
+POINT_KINDS = [kind for kind in models.KINDS if kind != "flipout"]
+OF_POINTS = [*(("naive_weighted_average", kind) for kind in POINT_KINDS), ("distributed_weight_consolidation", POINT)]
 METHODS = {
-    **{f"{rule}, {kind}": functools.partial(variational, rule, kind) for rule in rules.RULES for kind in models.KINDS},
+    **{
+        f"{rule}, {kind}": functools.partial(variational, rule, kind)
+        for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OF_POINTS]
+    },
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
     "fl_swag, mc_dropout": functools.partial(fl_swag, mlp("mc_dropout")),
     "fl_swag, last layer": functools.partial(fl_swag, normalized, last_layer=True),

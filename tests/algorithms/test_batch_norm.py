@@ -33,9 +33,8 @@ def local(kind, client):
 def test_round_pools_the_clients_statistics_by_total_variance(kind):
     rule = rules.naive_weighted_average()
     process = algorithms.variational(functools.partial(model_fn, kind), rule, **OPTIONS)
-    with federated.local_workers(max_concurrent_calls=1):
-        state = process.initialize()
-        new = process.next(state, [CLIENTS.dataset(k) for k in range(2)]).state
+    state = process.initialize()
+    new = process.next(state, [CLIENTS.dataset(k) for k in range(2)]).state
     parts = [local(kind, k).weights.moments for k in range(2)]
     share = CLIENTS.sizes / CLIENTS.sizes.sum()
     for layer, (mean, variance) in enumerate(zip(*new.weights.moments)):
@@ -61,15 +60,16 @@ def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(
     process = RECIPES[name](normalized, **options)
     table = load("breast_cancer")
     data = Clients(table, [np.arange(0, 24), np.arange(24, 64)])
-    with federated.local_workers(max_concurrent_calls=1) as runtime:
-        given = federated.simulate(process, data, 1, runtime=runtime, batch_norm_examples=table.features[64:128])
-        averaged = federated.simulate(algorithms.fed_opt(normalized, **options), data, 1, runtime=runtime)
+    shown, scored = table.features[130:160], []
+    predict = lambda model: evaluation.predict(model, shown, num_samples=4, seed=1)
+    evaluate = lambda model: scored.append(predict(model)) or {}
+    given = federated.simulate(process, data, 1, batch_norm_examples=table.features[64:128], evaluate=evaluate)
+    np.testing.assert_allclose(scored[-1], predict(given.model), atol=1e-6)  # one model, in the run and after it
+    averaged = federated.simulate(algorithms.fed_opt(normalized, **options), data, 1)
     for actual, wanted in zip(*(tf.nest.flatten(r.state.weights.moments) for r in (given, averaged)), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-5)
-    shown = table.features[130:160]
     scores = evaluation.evaluate(given.model, shown, table.labels[130:160], num_samples=4).metrics
     assert all(np.isfinite(x) for x in scores.values())
-    predict = lambda model: evaluation.predict(model, shown, num_samples=4, seed=1)
     pooled = models.predictive_model(normalized(), process.predictive_weights(given.state))
     assert np.abs(predict(given.model) - predict(pooled)).max() > 1e-3
     export.save(given.model, tmp_path / "model")

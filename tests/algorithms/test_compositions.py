@@ -36,12 +36,6 @@ OWN_RULES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 def a_round_learns(work, rule, step):
     process = algorithms.compose(MODEL, WORKS[work](), rule(), step())
     state = process.initialize()
@@ -61,6 +55,7 @@ def test_the_triples_hold_every_pair():
 
 
 @pytest.mark.parametrize(("work", "rule", "step"), TRIPLES)
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 def test_any_client_work_with_any_rule_and_any_server_step(work, rule, step):
     a_round_learns(work, RULES[rule], STEPS[step])
 

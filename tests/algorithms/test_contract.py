@@ -19,12 +19,6 @@ EVERYONE = (0, 1, 2)
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 @functools.cache
 def process_of(name):
     return method_of(name).build()

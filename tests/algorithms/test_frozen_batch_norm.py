@@ -16,8 +16,7 @@ def test_the_last_layer_above_frozen_batch_norm():
     # Statistics that no training of this model would leave.
     moments = tf.nest.map_structure(lambda x: tf.fill(x.shape, 0.7), start.moments)
     process = bfl.algorithms.fl_swag(model_fn, last_layer=True, local_epochs=4)
-    with bfl.federated.local_workers() as runtime:
-        result = bfl.simulate(process, clients, 1, start=start._replace(moments=moments), runtime=runtime)
+    result = bfl.simulate(process, clients, 1, start=start._replace(moments=moments))
     assert not tf.nest.flatten(result.state.step.moments)
     pooled = process.predictive_weights(result.state)
     for value in tf.nest.flatten(pooled.moments):

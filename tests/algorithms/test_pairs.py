@@ -129,6 +129,7 @@ def refusal(make):
     return None
 
 
+@pytest.mark.cpu_seconds(30)
 def test_every_cell_works_or_says_why_not(parts):
     wrong = [cell for cell in CELLS if (refusal(lambda cell=cell: composed(*cell)) is None) != fits(*cell)]
     assert not wrong, wrong[:5]

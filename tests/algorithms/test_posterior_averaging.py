@@ -26,12 +26,6 @@ RECIPES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 # The others end in the same ways; `test_build` exports all of them.
 @pytest.mark.parametrize("name", ["fed_ag", "fed_be", "fed_sgld", "fed_kppa"])
 def test_two_rounds_with_a_server_optimizer_predict_and_export(name, runtime, tmp_path):

@@ -22,22 +22,17 @@ EIGHT = Clients(SOURCE, np.split(np.arange(80), 8))
 TIED = Clients(SOURCE, [[0]] * 7 + [[int(np.flatnonzero(SOURCE.labels != SOURCE.labels[0])[0])]])
 
 
-@pytest.fixture(scope="module")
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
-
-
 class Untouched:
-    """A runtime that no work may reach."""
+    """An engine that no work may reach."""
 
     def __getattr__(self, name):
         raise AssertionError(f"work started: {name} was asked for")
 
 
 def refused(process, data, rounds, message, **options):
-    with pytest.raises(InvalidArgument, match=message):
-        federated.simulate(process, data, rounds, runtime=Untouched(), **options)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InvalidArgument, match=message):
+        patch.setitem(vars(process), "local", Untouched())
+        federated.simulate(process, data, rounds, **options)
 
 
 def values_of(data):
@@ -91,7 +86,7 @@ def test_one_round_after_the_burn_in_will_do(name, runtime):
 
 def test_a_composition_says_its_burn_in():
     parts = clients.variational(MODEL), rules.whole_model(rules.naive_weighted_average())
-    step = servers.langevin(servers.replace(), 1e-6, burn_in_rounds=5)
+    step = servers.langevin(servers.replace(), 1e-6)
     process = algorithms.compose(MODEL, *parts, step, burn_in_rounds=5)
     refused(process, CLIENTS, 5, "burn_in_rounds is 5, but the run has 5 rounds")
     with pytest.raises(InvalidArgument, match="burn_in_rounds is -1, but must be an integer of at least 0"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, federated, models, rules, weighting
+from tfp_bfl import algorithms, models, rules, weighting
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 
@@ -15,12 +15,6 @@ from .methods import ADAM, CLIENTS, METRICS, SEED, SOURCE, assert_same, mlp, var
 # Of three clients trimmed keeps one and median the same; clip's bound is between their norms.
 DEFENCES = ("clip:1.0", "trimmed:0.34", "median")
 every_defence = pytest.mark.parametrize("defence", DEFENCES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
 
 
 @functools.cache
@@ -103,7 +97,10 @@ def test_weights_that_only_all_clients_tell_have_no_place_in_trimming(defence, n
         build("conflation", defence, weights=name)
 
 
-@pytest.mark.parametrize("defence", ["clip", "trimmed:0.5", "krum"])
-def test_a_defence_that_there_is_not(defence):
-    with pytest.raises(InvalidArgument):
+@pytest.mark.parametrize(
+    ("defence", "message"),
+    [("clip", "clip"), ("trimmed:0.5", "share is 0.5, but must be at least 0 and below 0.5"), ("krum", "'krum'")],
+)
+def test_a_defence_that_there_is_not(defence, message):
+    with pytest.raises(InvalidArgument, match=message):
         build("conflation", defence)

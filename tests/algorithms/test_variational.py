@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, federated, models, posterior, rules
+from tfp_bfl import algorithms, models, posterior, rules
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.layers import sampling
 
 RNG = np.random.default_rng(0)
 SIZES = (5, 12, 8)
@@ -27,12 +26,6 @@ def of_sizes(sizes, whole):
 
 CLIENTS = of_sizes(SIZES, source(RNG.normal(size=[sum(SIZES), 4]).astype(np.float32)))
 SAME = Clients(CLIENTS.source, [np.arange(10)] * 3)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def worker():
-    with federated.local_workers(max_concurrent_calls=1):
-        yield
 
 
 @functools.cache
@@ -146,17 +139,6 @@ def test_images_are_bytes_unless_said_otherwise():
     assert of_bytes.element_spec == images.element_spec
     weights = [run_round(p, d, (0, 1)).state.weights for p, d in ((of_bytes, images), (of_floats, scaled))]
     assert largest_difference(*weights) < 1e-6
-
-
-@pytest.mark.parametrize("kind", models.KINDS)
-def test_models_of_before_still_work(kind):
-    """TFF traces in a graph of TensorFlow 1, where Keras turns its classes into their old ones for all models."""
-    model_fn = lambda: models.mlp(kind, input_shape=(4,), hidden=(3,))
-    model, features = model_fn(), tf.constant(CLIENTS.source.features)
-    with sampling("mean"):
-        before = model(features)
-        algorithms.variational(model_fn, rules.naive_weighted_average())
-        np.testing.assert_array_equal(model(features), before)
 
 
 def test_unknown_weighting():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, federated, models, rules, weighting
+from tfp_bfl import algorithms, models, rules, weighting
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import stack
@@ -14,12 +14,6 @@ from tfp_bfl.posterior import stack
 from .methods import ADAM, CLIENTS, SEED, SOURCE, assert_same, mlp, variational_result
 
 make = mlp("flipout")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def runtime():
-    with federated.local_workers(max_concurrent_calls=1) as running:
-        yield running
 
 
 @functools.cache

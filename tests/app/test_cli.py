@@ -18,6 +18,8 @@ import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.config import RunConfig
 
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
 SMALL = (
     "--rounds",
     "3",
@@ -79,6 +81,7 @@ def test_saved_model_of_a_run_predicts(small_run):
     assert set(answer) >= {"probabilities", "entropy", "aleatoric", "epistemic"}
 
 
+@pytest.mark.deep(after="test_cli.py")
 def test_run_can_be_repeated_from_its_folder(small_run, tmp_path):
     again = tmp_path / "again"
     assert run_command_line(["run", "--config", str(small_run / "config.yaml"), "--output", str(again)]) == 0
@@ -154,6 +157,7 @@ def test_overview_has_examples_and_exit_statuses(capsys):
     assert all(re.search(rf"^ *{status}  +\w", text, re.MULTILINE) for status in (0, 1, 2, 130))
 
 
+@pytest.mark.deep(after="test_cli.py")
 def test_a_full_disk_is_one_sentence_and_status_1():
     command = [sys.executable, "-m", "tfp_bfl", "list"]
     with open("/dev/full", "w") as full:
@@ -174,6 +178,7 @@ def test_completion_of_another_shell_is_bad_input(capsys):
     assert "'tcsh' is not one of" in capsys.readouterr().err
 
 
+@pytest.mark.deep(after="test_cli.py")
 def test_an_option_is_completed_as_the_script_asks():
     asked = {"_TFP_BFL_COMPLETE": "bash_complete", "COMP_WORDS": "tfp-bfl run --ru", "COMP_CWORD": "2"}
     command = [sys.executable, "-m", "tfp_bfl"]
@@ -211,6 +216,7 @@ def test_list_and_no_arguments(capsys):
     assert "Usage" in capsys.readouterr().out
 
 
+@pytest.mark.deep(after="test_cli.py")
 def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     """With pre-training one round of distributed weight consolidation classifies; without, its accuracy is chance's."""
     options = "--rule distributed_weight_consolidation --weighting max_discrepancy --rounds 2 --num-samples 4"
@@ -240,6 +246,7 @@ def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
     assert (folder / "pretraining.json").exists()  # The bound is on clients, not on the server.
 
 
+@pytest.mark.deep(after="test_cli.py")
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     folder = tmp_path / "tables"
     arguments = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "mc_dropout", "--clients", "3"]
@@ -250,6 +257,7 @@ def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     assert [row["trimmed_clients"] for row in rows(folder)] == [2, 2, 2]
 
 
+@pytest.mark.deep(after="test_cli.py")
 def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
     """FedBE from the command line: a share of the data is the server's, and clients are drawn by popularity."""
     asked, simulate = [], bfl.federated.simulate
@@ -274,6 +282,7 @@ def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("sign", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.deep(after="test_cli.py")
 def test_a_run_that_is_stopped_leaves_no_process(tmp_path, sign, status):
     folder = tmp_path / "long"
     # A shell's background jobs, and what they start, ignore Ctrl-C from the outset: hence the first line.
@@ -287,18 +296,18 @@ def test_a_run_that_is_stopped_leaves_no_process(tmp_path, sign, status):
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        wait_for(lambda: (folder / "metrics.jsonl").exists() and rows(folder), 60)
+        wait_for(lambda: (folder / "metrics.jsonl").exists() and rows(folder))
         children = psutil.Process(process.pid).children(recursive=True)
         assert children
         process.send_signal(sign)
-        process.communicate(timeout=60)
+        process.communicate()
     finally:
         process.kill()
     assert process.returncode == status
-    wait_for(lambda: not [child for child in children if alive(child)], 10)
+    wait_for(lambda: not [child for child in children if alive(child)])
 
 
-def wait_for(condition, seconds):
+def wait_for(condition, seconds=500):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it took too long"
@@ -329,6 +338,7 @@ def without_tff(folder, *options):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 def test_without_tff_a_run_is_this_processs(tmp_path):
     options = ("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--rounds", "1")
     done = without_tff(tmp_path / "new", *options)
@@ -336,6 +346,7 @@ def test_without_tff_a_run_is_this_processs(tmp_path):
     assert json.loads((tmp_path / "new" / "summary.json").read_text())["worker_mb"] == 0
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 def test_missing_tff_is_one_sentence(tmp_path):
     done = without_tff(tmp_path / "new", "--engine", "tff")
     assert done.returncode == 1 and "Traceback" not in done.stderr

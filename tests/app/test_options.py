@@ -26,7 +26,7 @@ from tfp_bfl.rules import kernel
 AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
 # What a recipe passes its other options on to.
 PASSED_ON = {
-    "variational": [bfl.clients.variational],
+    "variational": [*AVERAGING, bfl.clients.variational],
     "fl_swag": [bfl.clients.swag],
     **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith("fed_")},
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
@@ -92,6 +92,7 @@ def test_names_are_those_of_the_tables():
         choices.KINDS: bfl.models.KINDS,
         choices.NORMALIZATIONS: NORMALIZATIONS,
         choices.PRECISIONS: bfl.models.PRECISIONS,
+        choices.EVALUATION_PRECISIONS: bfl.evaluation.PRECISIONS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
         choices.KERNELS: kernel.KERNELS,

@@ -14,6 +14,8 @@ from tfp_bfl import export, models
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.predict import FORMATS, Row
 
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
 NAMES = ["cat", "dog", "owl"]
 PIXELS = np.random.default_rng(0).integers(256, size=[4, 4, 4, 1]).astype(np.uint8)
 COLUMNS = ["image", "label", "confidence", "entropy", "epistemic", "aleatoric", "abstain"]
@@ -134,6 +136,7 @@ def test_bad_input_is_one_sentence_and_status_2(call, model, images, tmp_path):
         assert match in err and len(err.splitlines()) == 1, err
 
 
+@pytest.mark.deep(after="test_predict.py")
 def test_export_of_a_run_and_what_predicts_with_it(call, tmp_path):
     """The run's own options, metrics and data travel with its model."""
     run = tmp_path / "run"

@@ -11,6 +11,8 @@ import tfp_bfl as bfl
 from tfp_bfl.app import report
 from tfp_bfl.app.cli import run_command_line
 
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
 SMALL = (
     *("--rounds", "2", "--local-epochs", "1", "--num-samples", "3"),
     *("--clients", "3", "--partition", "iid", "--examples-per-client", "20"),

@@ -16,6 +16,8 @@ import yaml
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
 
+pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
+
 OPTIONS = {
     "rounds": 6,
     "local_epochs": 1,
@@ -58,7 +60,7 @@ def test_after_a_kill(whole, tmp_path):
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "tfp_bfl", "run", *ARGUMENTS, "--output", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not (folder / "checkpoints" / "round_2.sha256").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)

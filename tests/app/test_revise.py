@@ -15,6 +15,8 @@ from tfp_bfl.app.config import make_config
 from tfp_bfl.posterior import product_of
 from tfp_bfl.servers import online
 
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
 RUN = "run --algorithm fl_swag --dataset breast_cancer --model mlp --partition iid --num-samples 3 --learning-rate 0.2"
 SMALL = [*RUN.split(), "--clients", "3", "--local-epochs", "6", "--examples-per-client", "60", "--max-columns", "4"]
 TEST = bfl.data.load("breast_cancer", split="test")
@@ -82,6 +84,7 @@ def test_the_state_in_the_folder_predicts_as_the_run_does(whole):
     assert np.ptp(samples, 0).max() > 1e-4
 
 
+@pytest.mark.deep(after="test_revise.py")
 def test_a_run_is_repeated_from_its_record(whole, tmp_path):
     record = yaml.safe_load((whole / "config.yaml").read_text())
     assert (record["algorithm"], record["kind"], record["rounds"]) == ("fl_swag", "deterministic", 1)
@@ -92,6 +95,7 @@ def test_a_run_is_repeated_from_its_record(whole, tmp_path):
     assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text()) == record
 
 
+@pytest.mark.deep(after="test_revise.py")
 def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     """End to end, and the same from its checkpoint as after a stop before the results were written."""
     folder, again = tmp_path / "head", tmp_path / "again"
@@ -157,6 +161,7 @@ def test_a_client_comes_back(whole, without_1, tmp_path, capsys):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.deep(after="test_revise.py")
 def test_clients_of_the_same_name_are_replaced_if_asked_for(whole, without_1, tmp_path):
     """Client 0 has learnt more in the meantime: here, what client 1 has."""
     later, folder = tmp_path / "later", tmp_path / "updated"

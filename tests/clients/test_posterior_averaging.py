@@ -226,6 +226,7 @@ def test_proximal_term_is_that_of_plain_sgd(mu):
     np.testing.assert_allclose(actual, path[-1], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.deep(after="tests/clients/test_posterior_averaging.py")
 def test_a_strong_proximal_term_holds_means_and_not_standard_deviations():
     model_fn = lambda: models.mlp("flipout", input_shape=(3,), hidden=(4,), initial_stddev=0.3)
     start, data = get_weights(model_fn()), table(10)

@@ -1,5 +1,7 @@
 """Local training: against closed forms, an implementation with TFP, and optimisers that keep count."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -42,7 +44,12 @@ def table(number, columns=3):
 def run(model_fn, data, *, weights=None, round_number=0, seed=(1, 2), **options):
     """Client work, eagerly, from the weights of `model_fn` unless others are given."""
     message = ServerMessage(get_weights(model_fn()) if weights is None else weights, tf.constant(round_number))
-    return clients.variational(model_fn, **options)()(message, data, tf.constant(seed))
+    return work_of(model_fn, tuple(options.items()))(message, data, tf.constant(seed))
+
+
+@functools.cache
+def work_of(model_fn, options):
+    return clients.variational(model_fn, **dict(options))()
 
 
 def assert_same(actual, wanted, rtol=0.0, atol=0.0):

@@ -48,5 +48,5 @@ def test_dataset(capsys):
     train, test = found["wine"]("train"), found["wine"]("test")
     assert train.num_examples + test.num_examples == 178
     np.testing.assert_allclose(train.features.mean(0), 0, atol=1e-5)
-    with pytest.raises(errors.InvalidArgument):
+    with pytest.raises(errors.InvalidArgument, match="143"):
         train.subset(143, seed=0)

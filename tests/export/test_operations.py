@@ -1,6 +1,7 @@
 """The operations on the list are those that the exports of every model and kind are made of."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfp_bfl import models
@@ -29,6 +30,12 @@ def operations(function):
     return {node.op for node in nodes}
 
 
+def test_a_small_model_s_export_uses_none_that_is_not_on_the_list():
+    used = used_by(models.mlp("flipout", SHAPES["mlp"], 3))
+    assert "MatMul" in used and used <= EXPORTED
+
+
+@pytest.mark.deep(after="tests/export/test_operations.py")
 def test_the_list_is_what_exports_use():
     found = set()
     for name, kind, options in CASES:

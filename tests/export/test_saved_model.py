@@ -26,12 +26,17 @@ ROWS = RNG.normal(size=[6, 5]).astype(np.float32)
 INFO = export.Info(class_names=["cat", "dog", "a | b"], configuration={"rule": "x"}, metrics={"accuracy": 0.75})
 NUM_SAMPLES, SEED = 5, 7
 OUTPUTS = ("probabilities", "entropy", "aleatoric", "epistemic")
-every_model = pytest.mark.parametrize("name", BUILDERS)
-every_image_model = pytest.mark.parametrize("name", ["flipout", "mc_dropout", "deterministic"])
+deep = pytest.mark.deep(after="tests/export/test_saved_model.py")
+# The small ones are loaded here; those of convolutions in a process of their own, where there is no library to help.
+SMALL = ("table", "deterministic")
+of_models = lambda names: pytest.mark.parametrize(
+    "name", [name if name in SMALL else pytest.param(name, marks=deep) for name in names]
+)
+every_model = of_models(BUILDERS)
+every_image_model = of_models(["flipout", "mc_dropout", "deterministic"])
 
-# Runs in a process of its own: loads each model, and writes its answers and what it says of itself.
-LOADER = """
-import importlib, json, sys
+WITHOUT_THE_LIBRARY = """
+import importlib, sys
 
 BLOCKED = ("tfp_bfl", "tensorflow_probability", "tensorflow_federated")
 
@@ -47,46 +52,49 @@ for name in BLOCKED:
     except ImportError:
         continue
     raise SystemExit(name + " is not blocked")
-
+"""
+# Loads a model, and writes its answers and what it says of itself.
+LOADER = """
+import json, sys
 import numpy as np
 import tensorflow as tf
 
-folder, num_samples, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-inputs, answers, facts = np.load(folder + "/inputs.npz"), {}, {}
+folder, name, num_samples, seed = *sys.argv[1:3], *map(int, sys.argv[3:])
+inputs, answers = np.load(folder + "/inputs.npz"), {}
 
 def keep(key, outputs):
     for output, value in outputs.items():
         answers[key + "/" + output] = value.numpy()
 
-for name in ("flipout", "mc_dropout", "deterministic", "table"):
-    loaded = tf.saved_model.load(folder + "/" + name)
-    x = inputs["rows"] if name == "table" else inputs["pixels"].astype(np.float32) / np.float32(255)
-    predict = lambda x, n=num_samples, seed=seed: loaded.predict(x, num_samples=n, seed=seed)
-    keep(name + "/first", predict(x))
-    keep(name + "/again", predict(x))
-    keep(name + "/other", predict(x, seed=seed + 1))
-    keep(name + "/one", predict(x[:1]))
-    keep(name + "/single", predict(x, n=1))
-    keep(name + "/mean", loaded.mean(x))
-    keep(name + "/sample", loaded.sample(x, num_samples=num_samples, seed=seed))
-    limit = float(np.median(answers[name + "/first/entropy"]))
-    keep(name + "/abstain", loaded.abstain(x, num_samples=num_samples, seed=seed, max_uncertainty=limit))
-    numbers = {"num_samples": tf.constant(num_samples), "seed": tf.constant(seed)}
-    keep(name + "/signature", loaded.signatures["predict"](images=tf.constant(x), **numbers))
-    if name != "table":
-        keep(name + "/bytes", predict(inputs["pixels"]))
-        signature = loaded.signatures["predict_uint8"]
-        keep(name + "/bytes signature", signature(images=tf.constant(inputs["pixels"]), **numbers))
-    try:
-        predict(x, n=0)
-        error = ""
-    except tf.errors.InvalidArgumentError as e:
-        error = str(e)
-    with open(loaded.info.asset_path.numpy()) as file:
-        facts[name] = {"signatures": sorted(loaded.signatures), "error": error, "info": json.load(file)}
+loaded = tf.saved_model.load(folder + "/" + name)
+x = inputs["rows"] if name == "table" else inputs["pixels"].astype(np.float32) / np.float32(255)
+predict = lambda x, n=num_samples, seed=seed: loaded.predict(x, num_samples=n, seed=seed)
+keep(name + "/first", predict(x))
+keep(name + "/again", predict(x))
+keep(name + "/other", predict(x, seed=seed + 1))
+keep(name + "/one", predict(x[:1]))
+keep(name + "/single", predict(x, n=1))
+keep(name + "/mean", loaded.mean(x))
+keep(name + "/sample", loaded.sample(x, num_samples=num_samples, seed=seed))
+limit = float(np.median(answers[name + "/first/entropy"]))
+keep(name + "/abstain", loaded.abstain(x, num_samples=num_samples, seed=seed, max_uncertainty=limit))
+numbers = {"num_samples": tf.constant(num_samples), "seed": tf.constant(seed)}
+keep(name + "/signature", loaded.signatures["predict"](images=tf.constant(x), **numbers))
+if name != "table":
+    keep(name + "/bytes", predict(inputs["pixels"]))
+    signature = loaded.signatures["predict_uint8"]
+    keep(name + "/bytes signature", signature(images=tf.constant(inputs["pixels"]), **numbers))
+try:
+    predict(x, n=0)
+    error = ""
+except tf.errors.InvalidArgumentError as e:
+    error = str(e)
+with open(loaded.info.asset_path.numpy()) as file:
+    facts = {"signatures": sorted(loaded.signatures), "error": error, "info": json.load(file)}
 
-np.savez(folder + "/answers.npz", **answers)
-print(json.dumps(facts))
+np.savez(f"{folder}/{name}.npz", **answers)
+with open(f"{folder}/{name}.json", "w") as file:
+    json.dump(facts, file)
 """
 
 
@@ -102,26 +110,37 @@ def build(name):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
+    """name -> (folder, answers, facts)."""
     folder = tmp_path_factory.mktemp("saved")
-    for name in BUILDERS:
-        export.save(build(name), folder / name, INFO)
     np.savez(folder / "inputs.npz", pixels=PIXELS, rows=ROWS)
-    command = [sys.executable, "-c", LOADER, str(folder), str(NUM_SAMPLES), str(SEED)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    with np.load(folder / "answers.npz") as file:
-        answers = dict(file)
-    return folder, answers, json.loads(done.stdout.splitlines()[-1])
+
+    @functools.cache
+    def of(name):
+        export.save(build(name), folder / name, INFO)
+        arguments = [str(folder), name, str(NUM_SAMPLES), str(SEED)]
+        if name in SMALL:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", ["loader", *arguments])
+                exec(LOADER, {})
+        else:
+            command = [sys.executable, "-c", WITHOUT_THE_LIBRARY + LOADER, *arguments]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr
+        with np.load(folder / f"{name}.npz") as file:
+            answers = dict(file)
+        return folder, answers, json.loads((folder / f"{name}.json").read_text())
+
+    return of
 
 
 @pytest.fixture(scope="module")
 def answers(saved):
-    return lambda name, key: {output: saved[1][f"{name}/{key}/{output}"] for output in OUTPUTS}
+    return lambda name, key: {output: saved(name)[1][f"{name}/{key}/{output}"] for output in OUTPUTS}
 
 
 @pytest.fixture(scope="module")
 def facts(saved):
-    return saved[2]
+    return lambda name: saved(name)[2]
 
 
 def assert_same(actual, wanted, atol=1e-6):
@@ -184,7 +203,7 @@ def test_epistemic_uncertainty_needs_samples_that_differ(answers, name):
 def test_signatures(answers, facts, name):
     functions = ["abstain", "mean", "predict", "sample"]
     bytes_too = [] if name == "table" else [f"{function}_uint8" for function in functions]
-    assert facts[name]["signatures"] == sorted(functions + bytes_too)
+    assert facts(name)["signatures"] == sorted(functions + bytes_too)
     assert_same(answers(name, "signature"), answers(name, "first"))
     if name != "table":
         assert_same(answers(name, "bytes signature"), answers(name, "first"))
@@ -195,16 +214,16 @@ def test_mean_is_one_pass_at_the_posterior_mean(saved, name):
     x = ROWS if name == "table" else tf.image.convert_image_dtype(PIXELS, tf.float32)
     with layers.sampling("mean"):
         probabilities = tf.nn.softmax(build(name)(x, training=False))
-    np.testing.assert_allclose(saved[1][f"{name}/mean/probabilities"], probabilities, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(saved[1][f"{name}/mean/label"], np.argmax(probabilities, 1))
+    np.testing.assert_allclose(saved(name)[1][f"{name}/mean/probabilities"], probabilities, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(saved(name)[1][f"{name}/mean/label"], np.argmax(probabilities, 1))
     entropy = evaluation.decompose(np.array(probabilities)[np.newaxis]).entropy
-    np.testing.assert_allclose(saved[1][f"{name}/mean/entropy"], entropy, rtol=1e-4)
+    np.testing.assert_allclose(saved(name)[1][f"{name}/mean/entropy"], entropy, rtol=1e-4)
 
 
 @every_model
 def test_samples_are_those_of_predict(saved, name):
     """Of a model with BatchNorm and dropout too: the one by its moving statistics, the other on."""
-    samples = saved[1][f"{name}/sample/probabilities"]
+    samples = saved(name)[1][f"{name}/sample/probabilities"]
     x = ROWS if name == "table" else PIXELS
     wanted = evaluation.predict(build(name), x, num_samples=NUM_SAMPLES, seed=SEED)
     np.testing.assert_allclose(samples, wanted, rtol=1e-4, atol=1e-6)
@@ -213,7 +232,9 @@ def test_samples_are_those_of_predict(saved, name):
 
 @every_model
 def test_abstains_where_the_entropy_exceeds_the_limit(saved, name):
-    entropy, label, first = (saved[1][f"{name}/{key}"] for key in ("abstain/entropy", "abstain/label", "first/label"))
+    entropy, label, first = (
+        saved(name)[1][f"{name}/{key}"] for key in ("abstain/entropy", "abstain/label", "first/label")
+    )
     exceeds = entropy > np.float32(np.median(entropy))
     assert 0 < exceeds.sum() < len(exceeds)
     np.testing.assert_array_equal(label, np.where(exceeds, -1, first))
@@ -221,15 +242,16 @@ def test_abstains_where_the_entropy_exceeds_the_limit(saved, name):
 
 @every_model
 def test_what_is_known_travels_as_an_asset(saved, facts, name):
-    info = facts[name]["info"]
+    info = facts(name)["info"]
     assert info["class_names"] == ["cat", "dog", "a | b"] and info["metrics"] == {"accuracy": 0.75}
     assert info["model"]["stochastic"] is (name != "deterministic") and info["data"] is None
-    card = (saved[0] / name / "model_card.md").read_text()
+    card = (saved(name)[0] / name / "model_card.md").read_text()
     assert "| accuracy | 0.75 |" in card and "2. a \\| b" in card
     assert "Unknown: whoever exported the model did not say." in card  # the data
-    assert export.read_info(saved[0] / name).configuration == {"rule": "x"}
+    assert export.read_info(saved(name)[0] / name).configuration == {"rule": "x"}
 
 
+@deep
 def test_saved_model_cli_runs_it(saved, tmp_path):
     """A program of TensorFlow's alone, by the graph without its objects, as TensorFlow Serving reads it."""
     np.save(tmp_path / "images.npy", PIXELS)
@@ -239,7 +261,7 @@ def test_saved_model_cli_runs_it(saved, tmp_path):
         "tensorflow.python.tools.saved_model_cli",
         "run",
         "--dir",
-        str(saved[0] / "flipout"),
+        str(saved("flipout")[0] / "flipout"),
     ]
     command += ["--tag_set", "serve", "--signature_def", "predict_uint8", "--inputs", "images=images.npy"]
     command += ["--input_exprs", f"num_samples={NUM_SAMPLES};seed={SEED}", "--outdir", "answer"]
@@ -247,12 +269,12 @@ def test_saved_model_cli_runs_it(saved, tmp_path):
     assert done.returncode == 0, done.stderr
     for output in OUTPUTS:
         answer = np.load(tmp_path / "answer" / f"{output}.npy")
-        np.testing.assert_allclose(answer, saved[1][f"flipout/first/{output}"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(answer, saved("flipout")[1][f"flipout/first/{output}"], rtol=1e-4, atol=1e-6)
 
 
 @every_model
 def test_no_samples_is_an_error(facts, name):
-    assert "num_samples must be at least 1." in facts[name]["error"]
+    assert "num_samples must be at least 1." in facts(name)["error"]
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])

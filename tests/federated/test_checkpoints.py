@@ -13,8 +13,6 @@ from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 
-pytest.importorskip("tensorflow_federated")
-
 CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k in range(5)])
 
 

@@ -68,5 +68,5 @@ def test_a_damaged_draw_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("field", "value"), [("burn_in", -1), ("every", 0), ("most", 0)])
 def test_bad_thinning(field, value):
-    with pytest.raises(InvalidArgument, match=f"{field} is {value}"):
+    with pytest.raises(InvalidArgument, match=f"is {value}, but must be an integer of at least"):
         Draws(Thinning()._replace(**{field: value}))

@@ -3,11 +3,12 @@
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
 
-from tfp_bfl.federated.process import _Contribution, _sum_over
+from tfp_bfl.federated.round import Contribution, summed
 from tfp_bfl.federated.tff import executor
 from tfp_bfl.federated.tff.context import local_workers
 
@@ -56,6 +57,17 @@ def test_computations_and_datasets_are_sent_once(sent):
         assert values(sent) == 1  # the factor
         assert count(7) == 7 and count(8) == 8
         assert values(sent) == 3  # two arguments, one computation
+
+
+def test_the_computations_of_a_run_stay_at_the_worker(sent):
+    """A round has four, and an evaluation may come between two rounds: eight are kept, in turn."""
+    computations = [tff.tensorflow.computation(lambda n, i=i: n + i, np.int64) for i in range(8)]
+    with local_workers(max_concurrent_calls=1):
+        for computation in computations:
+            computation(1)
+        values(sent)
+        assert [computation(1) for computation in computations] == list(range(1, 9))
+        assert values(sent) == 8  # the arguments
 
 
 def test_other_datasets_in_the_same_list_are_sent(sent):
@@ -113,9 +125,9 @@ def test_no_thread_tunes_a_clients_dataset():
     """TensorFlow's ends in steps of 10, 30, 70, 150, ... ms, for which each call to a client would wait."""
     with tf.Graph().as_default() as graph:
         dataset = tf.data.Dataset.range(3).map(lambda v: {"x": tf.cast(v, tf.float32)})
-        train = lambda element: _Contribution(element["x"], {"client": element["x"][tf.newaxis]})
-        add = lambda a, b: _Contribution(a[0] + b[0], {"client": tf.concat([a[1]["client"], b[1]["client"]], 0)})
-        result = _sum_over(dataset, dataset.element_spec, train, add)
+        train = lambda sent, element: Contribution(element["x"] + sent, (), element["x"][tf.newaxis])
+        add = lambda a, b: Contribution(a.statistics + b.statistics, (), tf.concat([a.report, b.report], 0))
+        result = summed(train, add, dataset.element_spec)(tf.constant(2.0), dataset)
     functions = graph.as_graph_def().library.function
     options = [node for f in functions for node in f.node_def if node.op == "OptionsDataset"]
     assert options
@@ -123,5 +135,5 @@ def test_no_thread_tunes_a_clients_dataset():
         parsed = dataset_options_pb2.Options.FromString(node.attr["serialized_options"].s)
         assert not parsed.autotune_options.enabled and parsed.autotune_options.HasField("enabled")
     with tf.compat.v1.Session(graph=graph) as session:
-        statistics, report = session.run(tuple(result))
-    assert statistics == 3.0 and report["client"].tolist() == [0, 1, 2]
+        statistics, report = session.run((result.statistics, result.report))
+    assert statistics == 9.0 and report.tolist() == [0, 1, 2]

@@ -17,8 +17,6 @@ from tfp_bfl.posterior import LowRank, MeanField, Spread
 
 from .test_checkpoints import assert_identical, names, without_times
 
-tff = pytest.importorskip("tensorflow_federated")
-
 SIZES = (12, 15, 10, 5, 11, 14)
 ENDS = np.cumsum(SIZES)
 RNG = np.random.default_rng(0)
@@ -41,9 +39,7 @@ def build(max_columns=ROWS, **options):
     return algorithms.fl_swag(model_fn, max_columns=max_columns, **options)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _running(runtime):
-    return runtime
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.fixture
@@ -295,21 +291,24 @@ def blocks_of(block):
 
 
 def test_clients_are_sent_nothing_of_the_other_clients_posteriors():
-    """What is broadcast is the state without the step's own: its type has no place for more."""
+    """What is broadcast is the weights and which round of which run it is."""
     process = build()
-    intrinsics = [b for b in blocks_of(process.next.to_building_block()) if isinstance(b, tff.framework.Intrinsic)]
+    state = run_round(process).state
+    assert "deviations" in state.step._fields
+    sent = process.round.broadcast(tf.nest.map_structure(tf.constant, state))
+    assert_identical(tf.nest.flatten(sent), [state.seed, *tf.nest.flatten(state.weights), state.round])
+
+
+@pytest.mark.deep(after="tests/federated/test_fl_swag.py")
+def test_tff_sends_the_broadcast_and_nothing_else():
+    tff = pytest.importorskip("tensorflow_federated")
+    blocks = blocks_of(build().learning_process.next.to_building_block())
+    intrinsics = [b for b in blocks if isinstance(b, tff.framework.Intrinsic)]
     (broadcast,) = [b for b in intrinsics if b.uri == tff.framework.FEDERATED_BROADCAST.uri]
-    state = process.initialize.type_signature.result.member
-    sent = broadcast.type_signature.parameter.member
-    parts = lambda kind: {name: str(part) for name, part in tff.structure.iter_elements(kind)}
-    assert parts(sent) == {**parts(state), "step": "<>"} and "deviations" in parts(state)["step"]
     open_ended = lambda t: isinstance(t, tff.types.TensorType) and not tff.types.is_shape_fully_defined(t.shape)
-    growing = lambda kind: tff.types.count(kind, open_ended)
-    assert growing(state) == 8 and growing(sent) == 0
-    assert {b.uri for b in intrinsics if "clients" in b.uri or "broadcast" in b.uri} == {
-        "federated_broadcast",
-        "federated_zip_at_clients",
-    }
+    assert tff.types.count(broadcast.type_signature.parameter.member, open_ended) == 0
+    uris = {b.uri for b in intrinsics if "clients" in b.uri or "broadcast" in b.uri}
+    assert uris == {"federated_broadcast", "federated_zip_at_clients"}
 
 
 def test_what_a_client_sends_does_not_depend_on_those_who_came_before():

@@ -8,8 +8,6 @@ from tfp_bfl import federated, rules, servers
 
 from .test_process import CLIENTS, EVERYONE, SIZES, by_size, model_fn, run_round, shift
 
-pytest.importorskip("tensorflow_federated")
-
 
 @pytest.mark.parametrize(("start", "bandwidth"), [("mean", "cross_validated"), ("clients", "plug_in")])
 def test_a_round(runtime, start, bandwidth):

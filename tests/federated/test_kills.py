@@ -11,6 +11,8 @@ import numpy as np
 import psutil
 import pytest
 
+pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
+
 pytest.importorskip("tensorflow_federated")
 
 ROOT = Path(__file__).parents[2]

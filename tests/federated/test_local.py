@@ -199,6 +199,7 @@ def test_everyone_faulty_is_an_error_that_names_them():
         run(toys.process(work))
 
 
+@pytest.mark.cpu_seconds(20)  # one of the few fresh interpreters
 def test_a_run_without_tensorflow_federated_imports_none(tmp_path):
     program = """
 import json, sys

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
+
 pytest.importorskip("tensorflow_federated")
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,6 @@ from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
 
-tff = pytest.importorskip("tensorflow_federated")
-
 FLOOR = 1e-3
 SIZES = (4, 1, 3, 2)
 FEATURES = np.arange(2 * sum(SIZES), dtype=np.float32).reshape(-1, 2)
@@ -82,10 +80,7 @@ def plain(rule="naive_weighted_average"):
     return build(rule=rule, seed=7)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def worker():
-    with federated.local_workers(max_concurrent_calls=1):
-        yield
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def run_round(process, cohort=EVERYONE, state=None):
@@ -97,9 +92,8 @@ def assert_same(actual, wanted, rtol=0.0, atol=0.0):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
-def test_it_is_a_learning_process_that_knows_its_model():
+def test_it_knows_its_model():
     process = plain()
-    assert isinstance(process, tff.learning.templates.LearningProcess)
     assert process.model_fn is model_fn
     assert process.element_spec == CLIENTS.element_spec
 
@@ -145,9 +139,12 @@ def test_weights_round_trip():
     )
 
 
-def test_tffs_own_loop_drives_it():
+def test_tffs_own_loop_drives_it(tff_runtime):
+    tff = pytest.importorskip("tensorflow_federated")
+    process = plain().learning_process
+    assert isinstance(process, tff.learning.templates.LearningProcess)
     select = lambda number: [CLIENTS.dataset(k) for k in (EVERYONE if number % 2 else (0, 2))]
-    state = tff.simulation.run_training_process(plain(), select, total_rounds=3)
+    state = tff.simulation.run_training_process(process, select, total_rounds=3)
     by_hand = None
     for number in (1, 2, 3):
         by_hand = run_round(plain(), EVERYONE if number % 2 else (0, 2), by_hand).state

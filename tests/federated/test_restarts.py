@@ -15,6 +15,8 @@ from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import WorkerError
 
+pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
+
 pytest.importorskip("tensorflow_federated")
 
 CLIENTS = Clients(load("breast_cancer"), [np.arange(12 * k, 12 * k + 5 + k) for k in range(6)])
@@ -98,7 +100,7 @@ def test_workers_that_are_not_ours_are_not_replaced():
         assert remote.replace_dead_workers() == 0
         os.kill(runtime.workers[0].pid, signal.SIGKILL)
         time.sleep(0.2)
-        with pytest.raises(WorkerError):
+        with pytest.raises(WorkerError, match="worker"):
             federated.simulate(build(), CLIENTS, 1, runtime=remote)
 
 

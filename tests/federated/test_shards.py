@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import algorithms, federated, rules
+from tfp_bfl import algorithms, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.layers import DenseFlipout
@@ -14,15 +14,10 @@ from tfp_bfl.models import TrainingMetrics
 
 from .test_process import CLIENTS, EVERYONE, SIZES, assert_same, build, each_fault, plain, shift, spoil
 
-pytest.importorskip("tensorflow_federated")
-
 every_most = pytest.mark.parametrize("most", [1, 2, len(SIZES)])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def worker():
-    with federated.local_workers(max_concurrent_calls=2):
-        yield
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def run_round(process, datasets, state=None):

@@ -66,7 +66,7 @@ def runs(pid):
         return False
 
 
-def assert_ends(pid, seconds=10):
+def assert_ends(pid, seconds=300):
     deadline = time.monotonic() + seconds
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -134,10 +134,8 @@ def test_a_worker_that_dies_in_a_computation_is_an_error_at_once(num_workers, ca
         victim = runtime.workers[-1].pid
         timer = threading.Timer(0.5, os.kill, (victim, signal.SIGKILL))
         timer.start()
-        started = time.monotonic()
         with pytest.raises(WorkerError, match=f"{victim} ended by signal SIGKILL; if the machine's memory"):
-            count_all([10**12, 10**12])
-        assert time.monotonic() - started < 10
+            count_all([10**15, 10**15])  # It would take days.
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -155,28 +153,29 @@ def test_stop_twice():
 def test_never_ready(tmp_path):
     pid_file = tmp_path / "pid"
     binary = script(tmp_path / "sleeps", f"echo $$ > {pid_file}\necho still loading\nsleep 1000\n")
-    started = time.monotonic()
     with pytest.raises(WorkerError, match=r"startup_seconds=1(.|\n)*still loading"):
         Worker.start(1, startup_seconds=1, binary=binary)
-    assert time.monotonic() - started < 5
     assert_ends(int(pid_file.read_text()))
 
 
 def test_ends_at_once(tmp_path):
     binary = script(tmp_path / "fails", "echo no such library >&2\nexit 7\n")
-    started = time.monotonic()
     with pytest.raises(WorkerError, match=r"status 7(.|\n)*no such library"):
-        Worker.start(1, binary=binary)
-    assert time.monotonic() - started < 5
+        Worker.start(1, startup_seconds=10**6, binary=binary)
     with pytest.raises(WorkerError, match=r"No program .*absent can run here"):
         Worker.start(1, binary=str(tmp_path / "absent"))
 
 
-def test_threads_and_flags_reach_the_worker(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("calls", "given", "heaps"), [(1, None, 4), (4, None, 8), (4, "3", 3)])
+def test_threads_heaps_and_flags_reach_the_worker(tmp_path, monkeypatch, calls, given, heaps):
+    """Two heaps for each call at once, and four at least, unless the user has said how many."""
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "5")
-    binary = script(tmp_path / "prints", 'echo "$2" $TF_NUM_INTRAOP_THREADS $TF_NUM_INTEROP_THREADS\nexit 7\n')
-    with pytest.raises(WorkerError, match="--max_concurrent_computation_calls=4 3 5"):
-        Worker.start(4, intra_op_threads=3, binary=binary)
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    if given is not None:
+        monkeypatch.setenv("MALLOC_ARENA_MAX", given)
+    said = 'echo "$2" $TF_NUM_INTRAOP_THREADS $TF_NUM_INTEROP_THREADS $MALLOC_ARENA_MAX\nexit 7\n'
+    with pytest.raises(WorkerError, match=f"--max_concurrent_computation_calls={calls} 3 5 {heaps}\n"):
+        Worker.start(calls, intra_op_threads=3, binary=script(tmp_path / "prints", said))
 
 
 def test_port_taken_is_not_fatal(monkeypatch):
@@ -247,6 +246,7 @@ EXITS = [  # How the program ends, the signal that it gets, its status, what it 
 
 
 @pytest.mark.parametrize("how, number, status, said", EXITS)
+@pytest.mark.deep(after="tests/federated/test_workers.py")
 def test_no_worker_outlives_its_program(how, number, status, said):
     program = start_program(how)
     try:
@@ -259,7 +259,7 @@ def test_no_worker_outlives_its_program(how, number, status, said):
             # To the whole group, as a terminal sends Ctrl-C.
             os.killpg(program.pid, number)
         # Returns once nobody holds the pipes: a worker that had inherited them would keep them open.
-        _, errors = program.communicate(timeout=20)
+        _, errors = program.communicate()
     finally:
         if program.poll() is None:
             program.kill()

@@ -19,7 +19,7 @@ from tfp_bfl.errors import InvalidArgument
 
 SECONDS = 60.0
 MOST_NEW_MEMORY = 700 * 2**20
-INPUTS = int(os.environ.get("TFP_BFL_FUZZ_INPUTS", "500"))
+INPUTS = int(os.environ.get("TFP_BFL_FUZZ_INPUTS", "100"))
 CHOSEN = "TFP_BFL_FUZZ_INPUTS" in os.environ
 
 

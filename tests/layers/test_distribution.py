@@ -25,6 +25,7 @@ OTHER_ROW = ROW + RNG.normal(size=4)
 IMAGE = RNG.normal(size=(3, 4, 2))
 COPIES = 8
 
+deep = pytest.mark.deep(after="tests/layers/test_flipout.py")
 bias_varies = pytest.mark.parametrize("variational_bias", [False, True], ids=["point bias", "variational bias"])
 both_modes = pytest.mark.parametrize("mode", ["flipout", "shared"])
 
@@ -57,7 +58,7 @@ def test_dense_moments(variational_bias, mode):
 @pytest.mark.statistical
 @bias_varies
 @both_modes
-@pytest.mark.parametrize(("strides", "padding"), [(1, "valid"), ((1, 2), "same")])
+@pytest.mark.parametrize(("strides", "padding"), [pytest.param(1, "valid", marks=deep), ((1, 2), "same")])
 def test_convolution_moments(variational_bias, mode, strides, padding):
     """Means and covariances of up to 12 outputs from 8 x 3,000 draws within 5 standard errors: below 1e-4."""
     layer = convolution(variational_bias=variational_bias, strides=strides, padding=padding)
@@ -92,6 +93,7 @@ def test_examples_of_a_batch(variational_bias, mode):
 
 
 @pytest.mark.statistical
+@pytest.mark.deep(after="tests/layers/test_flipout.py")
 def test_images_of_a_batch():
     """Two copies of one image are uncorrelated in Flipout; 144 pairs of outputs, 5 standard errors: below 1e-4."""
     layer = convolution(variational_bias=True)
@@ -142,7 +144,7 @@ def tfp_options(layer):
 
 @pytest.mark.statistical
 @bias_varies
-@pytest.mark.parametrize("kind", ["dense", "convolution"])
+@pytest.mark.parametrize("kind", ["dense", pytest.param("convolution", marks=deep)])
 def test_same_mean_and_covariance_as_tensorflow_probability(kind, variational_bias):
     """Two samples of 8 x 3,000 draws differ by less than 5 standard errors of the difference: below 1e-4."""
     if kind == "dense":

@@ -36,6 +36,8 @@ CASES = {
     "dense": (lambda **o: dense(3, 1, **o), NUMBER, tf.matmul),
     "dense of rows": (lambda **o: dense(3, 1, **o), RNG.normal(size=(2, 1)), lambda x, w: tf.tensordot(x, w, 1)),
 }
+deep = pytest.mark.deep(after="tests/layers/test_flipout.py")
+slow_convolution = pytest.mark.parametrize("case", [pytest.param("convolution", marks=deep), "dense"])
 every_case = pytest.mark.parametrize("case", CASES)
 every_bias = pytest.mark.parametrize("use_bias", [True, False], ids=["bias", "no bias"])
 
@@ -91,7 +93,7 @@ def run_symbolic(layer, x):
 
 @pytest.mark.statistical
 @every_bias
-@pytest.mark.parametrize("case", ["convolution", "strides", "dense"])
+@pytest.mark.parametrize("case", ["convolution", pytest.param("strides", marks=deep), "dense"])
 def test_moments(case, use_bias):
     """Means and covariances of up to 18 outputs from 8 x 2,000 draws within 5 standard errors: below 1e-3 in all."""
     build, example, _ = CASES[case]
@@ -118,7 +120,7 @@ def padded_covariance(layer, example):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("case", ["convolution", "dense"])
+@slow_convolution
 def test_examples_are_uncorrelated_but_share_their_draw(case):
     """Products of two copies' noise have mean 0, its magnitudes are equal: 5 standard errors, below 1e-3 in all."""
     build, example, _ = CASES[case]
@@ -132,7 +134,7 @@ def test_examples_are_uncorrelated_but_share_their_draw(case):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("case", ["convolution", "dense"])
+@slow_convolution
 def test_same_distribution_as_the_general_way(case):
     """A second channel of zeros takes the general way; 8 x 1,500 draws each, 5 standard errors: below 1e-3 in all."""
     build, example, _ = CASES[case]
@@ -147,7 +149,7 @@ def test_same_distribution_as_the_general_way(case):
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("case", ["convolution", "dense"])
+@slow_convolution
 def test_same_distribution_as_tensorflow_probability(case):
     """Means and covariances of 8 x 1,500 draws each, 5 standard errors of the difference: below 1e-3 in all."""
     build, example, _ = CASES[case]

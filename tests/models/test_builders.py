@@ -110,6 +110,13 @@ def test_seed_decides_the_initial_weights(kind):
     assert sum(differ) == 5  # the five kernels
 
 
+def test_no_two_kernels_of_ten_seeds_are_alike():
+    """Of one shape, so that a seed whose second layer is another's first would be seen."""
+    build = lambda seed: models.mlp("deterministic", (4,), 4, hidden=(4, 4), seed=seed)
+    kernels = [layer.kernel.numpy().tobytes() for seed in range(10) for layer in weight_layers(build(seed))]
+    assert len(kernels) == 30 and len(set(kernels)) == 30
+
+
 def test_initial_weights_do_not_depend_on_the_kind_and_differ_between_layers():
     point = models.lenet("deterministic", (8, 8, 1), seed=3)
     flipout = models.lenet("flipout", (8, 8, 1), seed=3)
@@ -183,7 +190,11 @@ def test_bad_shapes(name, shape):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "normalization"), [("lenet", k, "none") for k in KINDS] + [("resnet20", "flipout", "batch")]
+    ("name", "kind", "normalization"),
+    [
+        *(("lenet", kind, "none") for kind in KINDS),
+        pytest.param("resnet20", "flipout", "batch", marks=pytest.mark.deep(after="tests/models/test_builders.py")),
+    ],
 )
 def test_fit_lowers_the_loss(name, kind, normalization):
     """Four classes, each a bright quadrant with noise: a few steps must help."""

@@ -84,8 +84,11 @@ CASES = {
     "subclass": subclass,
 }
 NORMALIZED = ["lenet batch", "resnet20", "nested"]
-every_case = pytest.mark.parametrize("case", CASES)
-every_normalized = pytest.mark.parametrize("case", NORMALIZED)
+deep = pytest.mark.deep(after="tests/models/test_functional_call.py")
+slow = lambda case: case in ("wrapped", "attention") or case.startswith("resnet20")
+of_cases = lambda names: pytest.mark.parametrize("case", [pytest.param(x, marks=deep) if slow(x) else x for x in names])
+every_case = of_cases(CASES)
+every_normalized = of_cases(NORMALIZED)
 
 
 def examples(case, number=6):
@@ -272,7 +275,7 @@ def record(layer, call, sizes, inputs, training=None):
     return call(inputs, training=training)
 
 
-@pytest.mark.parametrize("case", [*NORMALIZED, "resnet20 mc_dropout", "resnet20 bfloat16"])
+@of_cases([*NORMALIZED, "resnet20 mc_dropout", "resnet20 bfloat16"])
 def test_batch_moments_are_what_batch_normalization_sees_in_training(case):
     model, x = CASES[case](), examples(case, 16)
     point, before = moved(models.layout(model).point), snapshot(model)

@@ -41,10 +41,15 @@ def test_the_rug_has_every_client_below_zero():
 
 
 def test_kernel_density_of_extremes():
-    draw(plots.kernel_density([1, 2], {"narrow": ("gaussian", 1e-6)}))
-    draw(plots.kernel_density(1e-12 * VALUES, {"wide": ("epanechnikov", 10.0)}))
     many = {str(i): ("epanechnikov", 0.001 * i) for i in range(1, 9)}
-    draw(plots.kernel_density(VALUES, many, dict.fromkeys("abcde", 0)))
+    for values, curves, marks in (
+        ([1, 2], {"narrow": ("gaussian", 1e-6)}, {}),
+        (1e-12 * VALUES, {"wide": ("epanechnikov", 10.0)}, {}),
+        (VALUES, many, dict.fromkeys("abcde", 0)),
+    ):
+        figure = draw(plots.kernel_density(values, curves, marks))
+        for name in (*curves, *marks):
+            assert np.isfinite(curve(figure, name)).all()
 
 
 @pytest.mark.parametrize(

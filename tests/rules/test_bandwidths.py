@@ -10,6 +10,7 @@ from tfp_bfl.rules import bandwidths, plug_in
 
 from . import kernel_reference as reference
 
+deep = pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 every_kernel = pytest.mark.parametrize("gaussian", [False, True], ids=["epanechnikov", "gaussian"])
 
 
@@ -49,7 +50,7 @@ def test_scott_is_scipys():
     np.testing.assert_allclose(selected("scott", values)[0], wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("num_clients", [10, 20, 50, 100, 400])
+@pytest.mark.parametrize("num_clients", [20, 400, *(pytest.param(n, marks=deep) for n in (10, 50, 100))])
 def test_plug_in_is_twice_kdepys_of_a_wide_range(num_clients):
     """It multiplies by the range, not by the grid's width, twice that; up to the tables' 2e-4."""
     values = samples(num_clients, seed=num_clients)
@@ -100,6 +101,13 @@ def test_adaptive_is_the_loops(num_clients):
     wanted = [[reference.adaptive(w, x) for x in xs] for w, xs in zip(values, points)]
     actual = bandwidths.adaptive(tf.constant(values))(tf.constant(points))
     np.testing.assert_allclose(actual, wanted, rtol=1e-9)
+
+
+def test_adaptive_takes_the_smaller_of_two_that_are_equally_far():
+    """5 lies between 0 and 10: its five are 0 to 4; a little further up they are 1 to 4 and 10."""
+    h = bandwidths.adaptive(tf.constant([[0.0, 1, 2, 3, 4, 10]], tf.float64))
+    wanted = [np.std(five, ddof=1) * 5**-0.2 for five in ([0, 1, 2, 3, 4], [1, 2, 3, 4, 10])]
+    np.testing.assert_allclose(h(tf.constant([[5.0, 5.01]], tf.float64))[0], wanted, rtol=1e-12)
 
 
 def test_adaptive_of_ties_is_zero():

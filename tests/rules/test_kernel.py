@@ -17,18 +17,27 @@ from . import kernel_reference as reference
 NAN, INF = float("nan"), float("inf")
 every_start = pytest.mark.parametrize("start", kernel.STARTS)
 every_kernel = pytest.mark.parametrize("kind", kernel.KERNELS)
-# The plug-in bandwidth knows neither start nor kernel and is slow to trace: with two of the four pairs of these.
-COMBINATIONS = [
-    options
-    for options in itertools.product(kernel.STARTS, kernel.KERNELS, kernel.BANDWIDTHS)
-    if options[2] != "plug_in" or options[:2] in (("mean", "gaussian"), ("clients", "epanechnikov"))
-]
-every_combination = pytest.mark.parametrize(("start", "kind", "bandwidth"), COMBINATIONS)
-# Half of them, in which every option meets every other: tracing takes a second each.
-PLACES = [{name: i for i, name in enumerate(names)} for names in (kernel.STARTS, kernel.KERNELS, kernel.BANDWIDTHS)]
-HALF = [options for options in COMBINATIONS if sum(place[x] for place, x in zip(PLACES, options)) % 2 == 0]
-every_pair = pytest.mark.parametrize(("start", "kind", "bandwidth"), HALF)
-every_weighting = pytest.mark.parametrize("weighting", [None, "kernels", "bandwidths"])
+COMBINATIONS = [*itertools.product(kernel.STARTS, kernel.KERNELS, kernel.BANDWIDTHS)]
+# Each takes a second to trace: of a fast test one of each bandwidth, in which start and kernel take turns.
+deep = pytest.mark.deep(after="tests/rules/test_kernel.py")
+TURNS = [(0, 0), (1, 1), (0, 1), (1, 0)]
+FAST = [(kernel.STARTS[i], kernel.KERNELS[j], b) for b, (i, j) in zip(kernel.BANDWIDTHS, itertools.cycle(TURNS))]
+every_combination = pytest.mark.parametrize(
+    ("start", "kind", "bandwidth"),
+    [options if options in FAST else pytest.param(*options, marks=deep) for options in COMBINATIONS],
+)
+# For what a bandwidth does not change.
+every_start_and_kernel = pytest.mark.parametrize(
+    ("start", "kind", "bandwidth"),
+    [
+        ("mean", "epanechnikov", "silverman"),
+        ("clients", "gaussian", "adaptive"),
+        *(pytest.param(*x, marks=deep) for x in FAST),
+    ],
+)
+WEIGHTINGS = (None, "kernels", "bandwidths")
+WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
+every_weighting = pytest.mark.parametrize("weighting", WEIGHTINGS)
 
 
 def random_values(num_clients, size=5, dtype=np.float64, seed=0):
@@ -52,7 +61,7 @@ def test_a_wide_kernel_is_federated_averaging(start, kind):
         np.testing.assert_allclose(mode, np.average(values, 0, weights), rtol=1e-9)
 
 
-@every_pair
+@every_combination
 def test_clients_who_agree_are_their_value(start, kind, bandwidth):
     values = np.full([5, 3], [0.1, -1e30, 3e-30], np.float32)
     modes = rules.kernel_modes(values, start, kind, bandwidth)
@@ -100,8 +109,15 @@ def test_a_bandwidth_of_zero_stays_and_is_counted(start, kind):
     assert counts(modes) == {"num_zero_bandwidths": 1}
 
 
-@every_pair
-@every_weighting
+@pytest.mark.parametrize(
+    ("start", "kind", "bandwidth", "weighting"),
+    [
+        x
+        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS), *WEIGHTED)
+        else pytest.param(*x, marks=deep)
+        for x in ((*options, weighting) for options in COMBINATIONS for weighting in WEIGHTINGS)
+    ],
+)
 def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
     """To the last digits, but for the tables: of the plug-in bandwidth, and of the Gaussian sums in float32."""
     options = {} if weighting is None else {"weights": np.linspace(1, 9, 12) ** 2, "weighting": weighting}
@@ -133,7 +149,7 @@ def test_the_table_serves_this_many():
     assert not mean_shift.table_serves(h, 200).numpy().any()
 
 
-@every_combination
+@every_start_and_kernel
 def test_the_order_of_clients_does_not_matter(start, kind, bandwidth):
     values, weights = random_values(11, dtype=np.float32), np.arange(1.0, 12)
     for w in (None, weights):
@@ -142,7 +158,7 @@ def test_the_order_of_clients_does_not_matter(start, kind, bandwidth):
         np.testing.assert_array_equal(mode, turned)
 
 
-@every_combination
+@every_start_and_kernel
 def test_shifts_and_scales_with_the_clients(start, kind, bandwidth):
     """Up to 1e-6, below which a move ends the shifting, and its last steps."""
     values = random_values(10)
@@ -172,7 +188,7 @@ def test_integer_weights_are_repeated_clients(start, kind):
     np.testing.assert_array_equal(weighted, rules.kernel_mode(values, start, kind, weights=weights / 7))
 
 
-@every_pair
+@every_start_and_kernel
 def test_blocks_do_not_matter(monkeypatch, start, kind, bandwidth):
     values = random_values(60, size=7, dtype=np.float32)
     wanted = rules.kernel_modes(values, start, kind, bandwidth)
@@ -184,7 +200,7 @@ def test_blocks_do_not_matter(monkeypatch, start, kind, bandwidth):
     kernel._traced.cache_clear()
 
 
-@every_pair
+@every_combination
 def test_in_a_graph_nothing_need_be_known(start, kind, bandwidth):
     @tf.function(input_signature=[tf.TensorSpec([None, None])])
     def run(values):
@@ -205,7 +221,7 @@ def test_a_graph_can_be_saved(tmp_path):
     """As a round's computation is sent to a worker: nothing in it is Python."""
     module = tf.Module()
     spec = tf.TensorSpec([None, 4])
-    combinations = [options for options in COMBINATIONS if options[2] in ("plug_in", "cross_validated", "adaptive")]
+    combinations = [options for options in FAST if options[2] in ("plug_in", "cross_validated", "adaptive")]
     for i, options in enumerate(combinations):
         run = lambda values, options=options: rules.kernel_mode(values, *options)
         setattr(module, f"run_{i}", tf.function(run, [spec]))
@@ -289,5 +305,5 @@ def test_what_can_not_be_used_is_refused(values, options, message):
 
 def test_the_rule_refuses_the_same():
     for options in ({"start": "x"}, {"scale": 0}, {"max_iterations": 0}, {"weighting": "x"}):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=next(iter(options))):
             rules.kernel_posterior(**options)

@@ -1,4 +1,4 @@
-"""Federated SGLD's server: its noise, the rows that it keeps, and what predicts."""
+"""Federated SGLD's server: its noise."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tfp_bfl import servers
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated import server_optimizer
 from tfp_bfl.models import ModelWeights
-from tfp_bfl.posterior import MeanField, Samples
+from tfp_bfl.posterior import MeanField
 
 from .cases import assert_identical, client
 
@@ -20,13 +20,10 @@ def weights(value, size=3):
     return ModelWeights(NONE, (tf.fill([size, 2], value), tf.fill([2], -value)), moments)
 
 
-def chain(rounds, inner=None, step_size=1e-12, **options):
-    """The step, its state and the weights after rounds that pooled 1, 2, 3 ..."""
-    step = servers.langevin(inner or servers.replace(), step_size, **options)
-    own, state = weights(0.0), step.initialize(weights(0.0))
-    for number in range(1, rounds + 1):
-        state, own = step.next(state, own, weights(float(number)), tf.constant([5, number]))
-    return step, tf.nest.map_structure(np.asarray, state), own
+def after_a_round(inner, step_size=1e-12):
+    """The weights after a round that pooled 1."""
+    step = servers.langevin(inner, step_size)
+    return step.next(step.initialize(weights(0.0)), weights(0.0), weights(1.0), tf.constant([5, 1]))[1]
 
 
 @pytest.mark.statistical
@@ -54,42 +51,15 @@ def test_noise_is_a_function_of_the_seed():
 
 
 def test_noise_comes_after_the_servers_optimizer():
-    _, _, own = chain(1, servers.optimize(server_optimizer("sgd", 0.5)))
+    own = after_a_round(servers.optimize(server_optimizer("sgd", 0.5)))
     np.testing.assert_allclose(own.point[0], 0.5, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "burn_in", "most", "rows"),
-    [
-        (1, 0, 3, [1]),
-        (3, 0, 3, [1, 2, 3]),
-        (4, 0, 3, [4, 2, 3]),
-        (8, 0, 3, [7, 8, 6]),
-        (5, 3, 4, [4, 5]),
-        (9, 2, 1, [9]),
-    ],
-)
-def test_the_last_rounds_after_burn_in_predict(rounds, burn_in, most, rows):
-    step, state, own = chain(rounds, burn_in_rounds=burn_in, max_samples=most)
-    predictive = step.predictive(state, own)
-    assert isinstance(predictive.posterior, Samples) and predictive.point == ()
-    values = predictive.posterior[0]
-    assert [x.shape for x in values] == [(len(rows), 3, 2), (len(rows), 2)]
-    np.testing.assert_allclose(values[0][:, 0, 0], rows, atol=1e-4)
-    np.testing.assert_allclose(values[1][:, 0], np.negative(rows), atol=1e-4)
-    assert_identical(predictive.moments, own.moments)
-
-
-@pytest.mark.parametrize("rounds", [0, 1, 2])
-def test_during_burn_in_the_weights_predict(rounds):
-    step, state, own = chain(rounds, burn_in_rounds=2)
-    assert_identical(step.predictive(state, own), own)
-
-
-def test_the_chain_keeps_the_noise():
-    step, state, own = chain(3, step_size=0.5, max_samples=3)
-    for rows, leaf in zip(step.predictive(state, own).posterior[0], own.point, strict=True):
-        np.testing.assert_array_equal(rows[2], leaf)
+def test_what_the_inner_step_tells_and_takes_stays():
+    inner = servers.replace()._replace(tell=lambda state, weights: weights.point[1], takes="other")
+    step = servers.langevin(inner, 0.1)
+    np.testing.assert_array_equal(step.tell((), weights(2.0)), weights(2.0).point[1])
+    assert step.takes == "other"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +67,6 @@ def test_the_chain_keeps_the_noise():
     [
         ({"step_size": 0.0}, "step_size is 0.0"),
         ({"step_size": float("nan")}, "step_size is nan"),
-        ({"step_size": 1.0, "burn_in_rounds": -1}, "burn_in_rounds is -1"),
-        ({"step_size": 1.0, "max_samples": 0}, "max_samples is 0"),
     ],
 )
 def test_bad_arguments(options, message):

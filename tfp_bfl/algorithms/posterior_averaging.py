@@ -176,15 +176,18 @@ def fed_sgld(
     """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round, whose rounds are samples of the posterior.
 
     Args:
-      step_size, burn_in_rounds, max_samples: of `servers.langevin`.
+      step_size: eta.
+      burn_in_rounds: before the first sample; until then the present weights predict.
+      max_samples: the last rounds, which predict together. `simulate` keeps and writes them.
       model_fn, server_optimizer, **options: as `fed_opt`, of a model without variational layers.
 
     Source: Welling & Teh 2011; Johansson & Gullbrandson 2022.
     """
     work, process = _options(fed_sgld, options)
-    step = servers.langevin(_step(server_optimizer), step_size, burn_in_rounds, max_samples)
+    step = servers.langevin(_step(server_optimizer), step_size)
+    thinning = federated.check_thinning(federated.Thinning(burn_in_rounds, most=max_samples))
     local = clients.variational(model_fn, **work)
-    return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, **process)
+    return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
 
 
 def _options(recipe: Callable[..., Any], options: dict[str, Any], work: Any = None) -> tuple[dict, dict]:

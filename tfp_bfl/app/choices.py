@@ -54,6 +54,7 @@ KERNELS = Table("kernel", "rules/kernel.py", ("KERNELS",))
 BANDWIDTHS = Table("bandwidth", "rules/bandwidths.py", ("BANDWIDTHS", "ADAPTIVE"))
 WEIGHTINGS = Table("weighting", "weighting.py", ("WEIGHTINGS", "STACKED_WEIGHTINGS"))
 PARTITIONS = Table("partition", "data/partition_names.py", ("PARTITIONS",))
+EVALUATION_PRECISIONS = Table("precision of prediction", "evaluation/predictive.py", ("PRECISIONS",))
 ENGINES = Table("engine", "federated/engines.py", ("ENGINES",))
 SERVER_OPTIMIZERS = Table("server optimizer", "servers/optimizers.py", ("SERVER_OPTIMIZERS",))
 

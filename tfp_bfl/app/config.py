@@ -66,6 +66,11 @@ class _Run(pydantic.BaseModel):
         names=choices.PRECISIONS,
     )
     num_samples: Count = option(20, "Weight samples of a prediction.")
+    evaluation_precision: str = option(
+        "float32",
+        "float32 or bfloat16, in which predictions of the test set are computed.",
+        names=choices.EVALUATION_PRECISIONS,
+    )
     evaluate_every: Count = option(1, "Rounds between evaluations.")
     evaluation_examples: Count = option(1000, "Test examples of those evaluations; the last one takes all.")
     checkpoint_every: Count = option(1, "Rounds between checkpoints, from which --resume goes on.")

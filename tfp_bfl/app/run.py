@@ -92,7 +92,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed}
+    options = _prediction(config)
     engine = config.engine or bfl.federated.default_engine()
     with _owned(folder, config), _workers(engine) as runtime:
         pretrained = None
@@ -150,6 +150,10 @@ def _read(config: RunConfig) -> tuple[bfl.data.Source, bfl.data.Source, build.Sh
     return train, test, build.shares(config, train)
 
 
+def _prediction(config: RunConfig) -> dict[str, Any]:
+    return {"num_samples": config.num_samples, "seed": config.seed, "precision": config.evaluation_precision}
+
+
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
     """The runtime of an engine that has one; None for another."""
     return bfl.federated.local_workers() if engine == "tff" else contextlib.nullcontext()
@@ -204,7 +208,7 @@ def _pretrain(
     """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
     process = build.pretraining(config, sample)
-    evaluate = bfl.evaluation.evaluator(features, labels, num_samples=config.num_samples, seed=config.seed)
+    evaluate = bfl.evaluation.evaluator(features, labels, **_prediction(config))
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
 
 

@@ -35,6 +35,15 @@ class Thinning(NamedTuple):
     most: Optional[int] = None
 
 
+def check_thinning(thinning: Thinning) -> Thinning:
+    """The thinning, if its counts are in range; raises InvalidArgument otherwise."""
+    check_count(thinning.burn_in, "burn_in_rounds", 0)
+    check_count(thinning.every, "every")
+    if thinning.most is not None:
+        check_count(thinning.most, "max_samples")
+    return thinning
+
+
 class Draws:
     """The draws so far.
 
@@ -50,11 +59,7 @@ class Draws:
     """
 
     def __init__(self, thinning: Thinning, folder: Union[str, os.PathLike, None] = None):
-        check_count(thinning.burn_in, "burn_in", 0)
-        check_count(thinning.every, "every")
-        if thinning.most is not None:
-            check_count(thinning.most, "most")
-        self._thinning = thinning
+        self._thinning = check_thinning(thinning)
         self._folder = None if folder is None else pathlib.Path(folder)
         self._kept: list[tuple[np.ndarray, ...]] = []
         self.digests: dict[str, str] = {}

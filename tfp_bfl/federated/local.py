@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
 from tfp_bfl.errors import ComputationError
-from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed
+from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed, types_of
 from tfp_bfl.federated.threads import start
 
 
@@ -35,7 +36,7 @@ class LocalEngine:
         self._conclude = tf.function(round.conclude, autograph=False, reduce_retracing=True)
         self._add = tf.function(round.add, autograph=False, reduce_retracing=True)
         self._broadcast = tf.function(round.broadcast, autograph=False, reduce_retracing=True)
-        self._lanes: list[Callable[[Broadcast, tf.data.Dataset], Contribution]] = []
+        self._lanes: list[_Lane] = []
         self.concurrent_calls = len(os.sched_getaffinity(0))
 
     def initialize(self) -> ServerState:
@@ -48,15 +49,17 @@ class LocalEngine:
         Raises:
           ComputationError: an operation of a client's work raised.
         """
+        number = min(len(datasets), self.concurrent_calls)
+        while len(self._lanes) < number:
+            self._lanes.append(_lane(self._round, self._lanes[0] if self._lanes else None))
         try:
             state = tf.nest.map_structure(tf.convert_to_tensor, state)
             sent = self._broadcast(state)
-            number = min(len(datasets), self.concurrent_calls)
-            lanes = [
-                start(functools.partial(self._work, lane, sent, datasets[i::number]))
-                for i, lane in enumerate(self._first_lanes(number))
+            parts = [
+                start(functools.partial(self._sum, lane.work, sent, datasets[i::number]))
+                for i, lane in enumerate(self._lanes[:number])
             ]
-            total = functools.reduce(self._add, [lane.result() for lane in lanes])
+            total = functools.reduce(self._add, [part.result() for part in parts])
             return Output(*_as_arrays(self._conclude(state, total)))
         except tf.errors.OpError as error:
             raise ComputationError(f"A computation failed: {_reason(error.message)}") from error
@@ -65,15 +68,44 @@ class LocalEngine:
         """0: there are none."""
         return 0
 
-    def _first_lanes(self, number: int) -> list[Any]:
-        # A model's variables hold one client at a time: each lane has a model of its own.
-        while len(self._lanes) < number:
-            work = summed(self._round.build_client(), self._round.add, self._round.element_spec)
-            self._lanes.append(tf.function(work, autograph=False, reduce_retracing=True))
-        return self._lanes[:number]
+    def _sum(self, work: Any, sent: Broadcast, datasets: Sequence[tf.data.Dataset]) -> Contribution:
+        return functools.reduce(self._add, [work(sent, dataset) for dataset in datasets])
 
-    def _work(self, lane: Any, sent: Broadcast, datasets: Sequence[tf.data.Dataset]) -> Contribution:
-        return functools.reduce(self._add, [lane(sent, dataset) for dataset in datasets])
+
+class _Lane(NamedTuple):
+    """The clients' work over a dataset, and the variables that hold one client at a time."""
+
+    work: Callable[[Broadcast, tf.data.Dataset], Contribution]
+    variables: list[tf.Variable]
+
+
+def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
+    """A lane with variables of its own, and the graph of the first one if that is all that it needs."""
+    variables: list[tf.Variable] = []
+
+    def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        variables.append(create(**kwargs))
+        return variables[-1]
+
+    with tf.variable_creator_scope(remember):
+        contribute = round.build_client()
+    if first and (work := _with_variables(first, variables)):
+        return _Lane(work, variables)
+    sent = types_of(round.broadcast, types_of(round.initialize))
+    work = tf.function(summed(contribute, round.add, round.element_spec), autograph=False)
+    return _Lane(work.get_concrete_function(sent, tf.data.DatasetSpec(round.element_spec)), variables)
+
+
+def _with_variables(lane: _Lane, variables: list[tf.Variable]) -> Any:
+    """The lane's work on other variables; None where these are not all that it writes to."""
+    if len(variables) != len(lane.variables):
+        return None
+    others = {id(own.handle): other.handle for own, other in zip(lane.variables, variables)}
+    work: Any = copy.copy(lane.work)
+    if any(x.dtype == tf.resource and id(x) not in others for x in work.captured_inputs):
+        return None
+    work.set_external_captures([others.get(id(x), x) for x in work.captured_inputs])
+    return work
 
 
 def _as_arrays(structure: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from typing import Any, Callable
 
 import numpy as np
@@ -77,7 +78,7 @@ def distil(
     def step(state: Any, weights: ModelWeights, stacked: ModelWeights, seed: Any) -> tuple[Any, ModelWeights]:
         if [x.shape.rank for x in stacked.point] != [len(x.shape) + 1 for x in weights.point]:
             raise InvalidArgument("FedBE's server takes what rules.stacked() gives: use it with that rule.")
-        model = model_fn()
+        model = _built(model_fn)
         seeds = tf.random.experimental.stateless_split(seed, 3)
         mean = lambda x: tf.reduce_mean(x, 0)
         moments = mixtures.mixture(stacked.moments, tf.ones(tf.shape(stacked.point[0])[:1]))
@@ -92,6 +93,14 @@ def distil(
         return inner.next(state, weights, ModelWeights(stacked.posterior, point, moments), seeds[2])
 
     return inner._replace(initialize=initialize, next=step, takes=stack_of(WEIGHTS), name=after("distil", inner))
+
+
+def _built(model_fn: Callable[[], tf.keras.Model]) -> tf.keras.Model:
+    """The model; in a compiled function, which may make no variables when it is traced again, made outside of it."""
+    if not tf.inside_function():
+        return model_fn()
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(model_fn).result()
 
 
 def _check_features(features: Any, shape: tuple) -> np.ndarray:

@@ -1,0 +1,52 @@
+"""What makes processes cheap in tests: the engine of this process, and client work that many of them share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import clients
+from tfp_bfl.contracts import ClientWork
+from tfp_bfl.federated import tff
+
+
+@contextlib.contextmanager
+def in_this_process():
+    """Processes run as where TensorFlow Federated is not installed, a client at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tff, "is_installed", lambda: False)
+        patch.setattr(os, "sched_getaffinity", lambda pid: {0})
+        yield
+
+
+@contextlib.contextmanager
+def shared_client_work():
+    """Recipes that are called in it with the same model_fn and options share the client work, which is traced once:
+    most of what a process costs. For processes that run one after another, and a client at a time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, recipe in SHARED.items():
+            patch.setattr(clients, name, recipe)
+        yield
+
+
+def _once(recipe):
+    @functools.wraps(recipe)
+    def shared(model_fn, **options):
+        return built(model_fn, tuple(sorted(options.items())))
+
+    @functools.cache
+    def built(model_fn, options):
+        work = recipe(model_fn, **dict(options))
+        work = work if isinstance(work, ClientWork) else ClientWork(work)
+        traced = functools.cache(lambda: tf.function(work.build(), autograph=False, reduce_retracing=True))
+        return work._replace(build=traced)
+
+    return shared
+
+
+SHARED = {name: _once(getattr(clients, name)) for name in ("variational", "posterior_averaging")}
