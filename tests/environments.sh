@@ -30,15 +30,15 @@ check() {
     cd "$folder/src"
     # shellcheck disable=SC2086
     "$folder/bin/pip" install --quiet --disable-pip-version-check . $PACKAGES
-    echo "installed after $SECONDS s"
+    echo "installed, after $SECONDS s"
     rm -rf tfp_bfl build  # so that what is tested is what was installed
     ! "$folder/bin/python" -c "import tensorflow_federated" 2>/dev/null || { echo "TFF is there"; return 1; }
     "$folder/bin/tfp-bfl" doctor
     "$folder/bin/tfp-bfl" run --rounds 2 --output "$folder/run"
     test -s "$folder/run/report.html"
-    echo "a run's report after $SECONDS s"
+    echo "a run and its report, after $SECONDS s"
     "$folder/bin/python" -m pytest -q -p no:cacheprovider "$@"
-    echo "tested after $SECONDS s"
+    echo "tested, after $SECONDS s"
 }
 
 if [ "${1:-}" = --one ]; then
@@ -56,6 +56,6 @@ done
 failed=0
 for version in "${!started[@]}"; do
     wait "${started[$version]}" || { failed=1; cat ".venvs/$version.log"; }
-    echo "Python $version: $(grep -E "after|passed|failed|error" ".venvs/$version.log" | tr '\n' ';')"
+    echo "Python $version: $(grep -E ", after [0-9]+ s$| passed| failed" ".venvs/$version.log" | tr '\n' ';')"
 done
 exit $failed

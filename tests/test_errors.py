@@ -72,7 +72,8 @@ def test_zero_is_a_number_where_it_may_be():
 
 
 @pytest.mark.parametrize(
-    "value", [-1, float("nan"), float("inf"), pytest.param(10**5000, id="huge"), True, "1", None, [1], 1j]
+    "value",
+    [-1, float("nan"), float("inf"), np.float32("inf"), pytest.param(10**5000, id="huge"), True, "1", None, [1], 1j],
 )
 def test_what_is_no_number(value):
     with pytest.raises(errors.InvalidArgument, match=r"^rate is .*, but must be a finite number of at least 0\.$"):

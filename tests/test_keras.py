@@ -2,6 +2,7 @@
 sentence. Only where TensorFlow brings Keras 3 could it be another."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -14,7 +15,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(program):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    # What an import in this process has set, a program would inherit.
+    env = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env)
 
 
 @pytest.mark.parametrize(

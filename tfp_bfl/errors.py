@@ -1,6 +1,7 @@
 """The errors that the library raises itself: one sentence that says what is wrong and what would be right."""
 
 import difflib
+import math
 import numbers
 import reprlib
 import sys
@@ -83,7 +84,9 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
       InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not (value >= 0 if zero else value > 0) or value > sys.float_info.max:
+    # Only of integers and fractions: NumPy 2 would round the largest float to a float32, infinity.
+    huge = isinstance(value, numbers.Rational) and value > sys.float_info.max
+    if not number or not (value >= 0 if zero else value > 0) or value == math.inf or huge:
         raise InvalidArgument(
             f"{name} is {shown(value)}, but must be a finite number {'of at least' if zero else 'above'} 0."
         )
