@@ -103,9 +103,12 @@ def test_fed_pa_ends_at_the_mode_of_the_product_and_fed_avg_elsewhere():
 def batches_of(data, epochs, batch_size):
     """What client work of this seed sees."""
     seen = []
-    over_batches(
-        data, tf.constant(SEED), epochs, batch_size, lambda s, x, y, _: seen.append((x.numpy(), y.numpy())), ()
-    )
+
+    def see(state, features, labels, seed):
+        seen.append((features.numpy(), labels.numpy()))
+        return state
+
+    over_batches(data, tf.constant(SEED), epochs, batch_size, see, ())
     return seen
 
 
