@@ -4,7 +4,6 @@ import difflib
 import math
 import numbers
 import reprlib
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,14 +82,16 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
     Raises:
       InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
     """
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    # Only of integers and fractions: NumPy 2 would round the largest float to a float32, infinity.
-    huge = isinstance(value, numbers.Rational) and value > sys.float_info.max
-    if not number or not (value >= 0 if zero else value > 0) or value == math.inf or huge:
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        number = float(value) if real else math.nan
+    except OverflowError:  # An integer or a fraction beyond all floats.
+        number = math.inf
+    if not (number >= 0 if zero else number > 0) or number == math.inf:
         raise InvalidArgument(
             f"{name} is {shown(value)}, but must be a finite number {'of at least' if zero else 'above'} 0."
         )
-    return float(value)
+    return number
 
 
 class Diverged(Error, ArithmeticError):
