@@ -190,6 +190,18 @@ def test_bad_engines():
         simulate(toys.process(), CLIENTS, 1, engine="local", runtime=object())
 
 
+def test_datasets_are_no_clients():
+    with pytest.raises(
+        InvalidArgument, match=r"clients must be Clients, such as Source.partition\(...\) gives, not list"
+    ):
+        simulate(toys.process(), [CLIENTS.dataset(0)], 1)
+
+
+def test_a_rule_over_posteriors_is_no_rounds():
+    with pytest.raises(InvalidArgument, match="'conflation' is no rule over one: wrap it in tfp_bfl.rules.whole_model"):
+        toys.process(rule=rules.conflation())
+
+
 def test_everyone_faulty_is_an_error_that_names_them():
     def work(message, examples, seed):
         result = toys.towards(message, examples, seed)

@@ -18,7 +18,7 @@ from tfp_bfl.federated.faults import check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
-from tfp_bfl.models import ModelWeights, check_layers, get_weights, min_stddev
+from tfp_bfl.models import ModelWeights, as_model_fn, check_layers, get_weights, min_stddev
 
 
 class BayesianProcess:
@@ -149,7 +149,7 @@ def build_process(
     call: which clients lie together changes the result by the rounding of sums alone.
 
     Args:
-      model_fn: builds the Keras model whose weights the first state has.
+      model_fn: builds the Keras model whose weights the first state has; or such a model.
       client_work: a `ClientWork`, or a function that builds its variables in the present graph and returns
         (message, examples, seed) -> `ClientResult`.
       weigh: (local posterior, anchor, number of examples) -> the client's weight.
@@ -169,6 +169,7 @@ def build_process(
     Raises:
       InvalidArgument: a rule over a posterior alone, or arguments out of their ranges.
     """
+    model_fn = as_model_fn(model_fn)
     work = client_work if isinstance(client_work, ClientWork) else ClientWork(client_work)
     if not isinstance(rule, ModelRule):
         raise InvalidArgument(

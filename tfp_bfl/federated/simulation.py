@@ -133,10 +133,10 @@ def simulate(
     for name, count in {"max_retries": max_retries, "max_restarts": max_restarts}.items():
         check_count(count, name, least=0)
     seed = int(process.round.seed if seed is None else seed)
+    check_clients(process, clients, cohort_size)
     answering(cohort(clients.num_clients, cohort_size, 0, seed, popularity=popularity), dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
-    check_clients(process, clients, cohort_size)
     if process.burn_in_rounds >= rounds:
         raise InvalidArgument(
             f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
@@ -246,6 +246,11 @@ def _has_collapsed(row: dict[str, Any], first_stddev: float) -> bool:
 
 def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optional[int] = None) -> None:
     """Raises InvalidArgument for clients that `simulate` would refuse: too few, or with data too few or unfit."""
+    if not isinstance(clients, Clients):
+        raise InvalidArgument(
+            f"clients must be Clients, such as Source.partition(...) gives, not {type(clients).__name__}: a process's "
+            "own next takes datasets."
+        )
     size = cohort_size or clients.num_clients
     if size < process.min_clients:
         raise InvalidArgument(
