@@ -198,7 +198,7 @@ def test_datasets_are_no_clients():
 
 
 def test_a_rule_over_posteriors_is_no_rounds():
-    with pytest.raises(InvalidArgument, match="'conflation' is no rule over one: wrap it in tfp_bfl.rules.whole_model"):
+    with pytest.raises(InvalidArgument, match=r"'conflation' is no rule over one: wrap it in tfp_bfl\.rules"):
         toys.process(rule=rules.conflation())
 
 
