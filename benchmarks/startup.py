@@ -1,4 +1,4 @@
-"""Times `tfp-bfl run` from the call to the start of its first round, and prints a line of JSON for each model.
+"""Times `tfp-bfl run` from the call to the start and to the end of its first round, which traces: JSON lines.
 
 python benchmarks/startup.py
 """
@@ -17,11 +17,12 @@ import click
 from work import DATASETS
 
 
-def once(model: str, folder: str) -> float:
-    """Seconds until the first round starts: until its metrics are there, less what it took by its own account."""
+def once(model: str, engine: str, folder: str) -> tuple[float, float]:
+    """Seconds until the first round starts, and until its metrics are there: less and with what it took itself."""
     output = pathlib.Path(folder) / "run"
     metrics = output / "metrics.jsonl"
     small = ["--rounds", "1", "--examples-per-client", "32", "--num-samples", "1", "--evaluation-examples", "10"]
+    small += ["--engine", engine]
     arguments = ["run", "--dataset", DATASETS[model], "--model", model, "--output", str(output), *small]
     started = time.time()
     process = subprocess.Popen([sys.executable, "-m", "tfp_bfl", *arguments], stderr=subprocess.PIPE)
@@ -30,7 +31,8 @@ def once(model: str, folder: str) -> float:
             if process.poll() is not None:
                 raise SystemExit(process.stderr.read().decode())
             time.sleep(0.01)
-        return metrics.stat().st_mtime - started - json.loads(metrics.read_text())["seconds"]
+        ended = metrics.stat().st_mtime - started
+        return ended - json.loads(metrics.read_text())["seconds"], ended
     finally:
         process.terminate()
         process.wait()
@@ -38,15 +40,17 @@ def once(model: str, folder: str) -> float:
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--repeats", type=click.IntRange(min=1), default=5, show_default=True)
-def main(repeats):
-    for model in DATASETS:
-        seconds = []
-        for _ in range(repeats + 1):
-            with tempfile.TemporaryDirectory() as folder:
-                seconds.append(once(model, folder))
-        kept = seconds[1:]  # the first one also fills the disk's cache
-        line = {"model": model, "seconds": round(statistics.median(kept), 2), "all": [round(s, 2) for s in kept]}
-        click.echo(json.dumps(line))
+@click.option("--model", "models", type=click.Choice(list(DATASETS)), multiple=True, default=list(DATASETS))
+def main(repeats, models):
+    for model in models:
+        taken = {"tff": [], "local": []}
+        for _ in range(repeats + 1):  # the first also fills the disk's cache
+            for engine, seconds in taken.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    seconds.append(once(model, engine, folder))
+        for engine, seconds in taken.items():
+            before, ended = (round(statistics.median(x), 2) for x in zip(*seconds[1:]))
+            click.echo(json.dumps({"model": model, "engine": engine, "before_round_1": before, "after_round_1": ended}))
 
 
 if __name__ == "__main__":
