@@ -85,8 +85,9 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
     """
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     # Only of integers and fractions: NumPy 2 would round the largest float to a float32, infinity.
-    huge = isinstance(value, numbers.Rational) and value > sys.float_info.max
-    if not number or not (value >= 0 if zero else value > 0) or value == math.inf or huge:
+    exact = isinstance(value, numbers.Rational)
+    infinite = number and (value == math.inf or (exact and value > sys.float_info.max))
+    if not number or not (value >= 0 if zero else value > 0) or infinite:
         raise InvalidArgument(
             f"{name} is {shown(value)}, but must be a finite number {'of at least' if zero else 'above'} 0."
         )
