@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # Of the extra dev what tests import; the rest checks types, formats and builds pages, the same on every version.
 PACKAGES="hypothesis kdepy pytest pytest-benchmark pytest-timeout pytest-xdist"
-# What depends most on TensorFlow, Keras and NumPy, for minutes: left out are data, plots, servers, weightings, the clients'
+# What depends most on TensorFlow, Keras and NumPy, for minutes: left out are the deep tests, data, plots, servers, weightings, the clients'
 # and the algorithms' own tests, the command line's but for a run, fuzzing, studies and notebooks. Name them to run them.
 SOME="tests/layers tests/posterior tests/models/test_builders.py tests/models/test_functional_call.py tests/evaluation
     tests/rules/test_contract.py tests/files tests/export/test_saved_model.py tests/export/test_tflite.py
@@ -46,7 +46,7 @@ if [ "${1:-}" = --one ]; then
     exit
 fi
 # shellcheck disable=SC2086
-[ $# -gt 0 ] || set -- -m "not tff" $SOME
+[ $# -gt 0 ] || set -- -m "not tff and not deep" $SOME
 mkdir -p .venvs
 declare -A started
 for version in ${VERSIONS:-3.11 3.12 3.13}; do

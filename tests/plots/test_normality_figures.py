@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+import scipy.integrate
 from scipy import stats
 
 from tfp_bfl import evaluation, plots
@@ -25,7 +26,7 @@ def curve(figure, label):
 def test_kernel_density_is_a_density_and_scipy_s():
     figure = draw(plots.kernel_density(VALUES, CURVES, {"mean": VALUES.mean()}, title="$w"))
     x, y = curve(figure, "Epanechnikov")
-    assert np.trapz(y, x) == pytest.approx(1, abs=1e-4)
+    assert scipy.integrate.trapezoid(y, x) == pytest.approx(1, abs=1e-4)
     x, y = curve(figure, r"Gaussian in \$")
     wanted = stats.gaussian_kde(VALUES, 0.003 / VALUES.std(ddof=1))(x)
     np.testing.assert_allclose(y, wanted, rtol=1e-8, atol=1e-8 * wanted.max())

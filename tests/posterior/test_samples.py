@@ -45,7 +45,7 @@ def test_all_leaves_of_a_sample_are_of_one_draw(values):
     drawn = posterior.sample(Samples(values), [1, 2], 40)
     tf.nest.assert_same_structure(drawn, VALUES)
     assert drawn["a"].shape == (40, 2, 3) and drawn["b"][0].shape == (40,)
-    rows = [int(np.flatnonzero(VALUES["b"][0] == b)) for b in drawn["b"][0].numpy()]
+    rows = [np.flatnonzero(VALUES["b"][0] == b).item() for b in drawn["b"][0].numpy()]
     np.testing.assert_array_equal(drawn["a"], VALUES["a"][rows])
     one = posterior.sample(Samples(values), [1, 2])
     (row,) = np.flatnonzero(VALUES["b"][0] == one["b"][0].numpy())
