@@ -29,6 +29,7 @@ def local(kind, client):
     return clients.variational(functools.partial(model_fn, kind), **OPTIONS)()(message, examples, seed)
 
 
+@pytest.mark.deep(after="tests/rules/test_whole_model.py")
 @pytest.mark.parametrize("kind", ["deterministic", "flipout"])
 def test_round_pools_the_clients_statistics_by_total_variance(kind):
     rule = rules.naive_weighted_average()
@@ -53,6 +54,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.deep(after="tests/models/test_posterior_model.py")
 @pytest.mark.parametrize("name", RECIPES)
 def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(name, tmp_path):
     """Rounds pool the clients' statistics as those of federated averaging; draws get theirs from the server's data."""

@@ -133,6 +133,7 @@ def test_a_client_alone_is_the_result(name):
     assert_same(predictive, method_of(name).alone(local(name, 1), anchor_of(name)))
 
 
+@pytest.mark.deep(after="tests/algorithms/test_contract.py")
 @pytest.mark.statistical
 @pytest.mark.parametrize("name", TELLING)
 def test_learns(name, runtime):

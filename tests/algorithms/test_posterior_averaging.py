@@ -26,6 +26,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.deep(after="tests/servers/test_optimize.py")
 # The others end in the same ways; `test_build` exports all of them.
 @pytest.mark.parametrize("name", ["fed_ag", "fed_be", "fed_sgld", "fed_kppa"])
 def test_two_rounds_with_a_server_optimizer_predict_and_export(name, runtime, tmp_path):

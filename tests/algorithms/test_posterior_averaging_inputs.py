@@ -79,6 +79,7 @@ def test_a_burn_in_of_the_whole_run_is_refused(name, rounds, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.deep(after="tests/algorithms/test_contract.py")
 @pytest.mark.parametrize("name", BURNING)
 def test_one_round_after_the_burn_in_will_do(name, runtime):
     assert len(federated.simulate(burning(name, 1), CLIENTS, 2, runtime=runtime).rounds) == 2
@@ -139,6 +140,7 @@ def test_bandwidths_of_zero_reach_the_rounds_metrics(runtime):
     np.testing.assert_allclose(point, values.mean(0), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 @pytest.mark.parametrize(("bandwidth", "cohort_size"), [("plug_in", 3), ("cross_validated", 8), ("silverman", 8)])
 def test_fallbacks_reach_the_rounds_metrics(runtime, bandwidth, cohort_size):
     """As many as the same values give outside a round."""

@@ -40,6 +40,7 @@ def spoil(*clients):
     return Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
 
 
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 @pytest.mark.parametrize(
     ("rule", "defence", "kind"),
     [
@@ -62,6 +63,7 @@ def test_round_is_client_work_and_the_robust_rule(rule, defence, kind):
         assert 0 < metrics.get("clipped_clients", 1) < 3
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @every_defence
 def test_a_faulty_client_is_left_out(defence):
     process = build("naive_weighted_average", defence)

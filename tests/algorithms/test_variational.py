@@ -44,6 +44,7 @@ def largest_difference(a, b):
     return max(np.abs(x - y).max() for x, y in zip(tf.nest.flatten(a), tf.nest.flatten(b), strict=True))
 
 
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 @pytest.mark.parametrize("weighting", ["equal", "train_size", "distance"])
 def test_weighting(weighting):
     process = build(weighting=weighting)

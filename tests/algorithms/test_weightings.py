@@ -44,6 +44,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 @pytest.mark.parametrize(("rule", "name"), PAIRS)
 def test_round_is_client_work_the_weights_and_the_rule(rule, name):
     process = build(rule, name)

@@ -105,16 +105,16 @@ def test_a_chain_of_several_draws_is_uncertain_and_exported_so(runtime, tmp_path
 
 def test_options_reach_the_recipe(options_of):
     given = options_of(config_of("fed_kppa", shrinkage=0.3, learning_rate=0.25, server_optimizer="sgd"))
-    assert set(given) == COMMON | {"shrinkage", "burn_in_rounds", "start", "kernel_options"}
+    assert set(given) == COMMON | {"weighting", "robust", "shrinkage", "burn_in_rounds", "start", "kernel_options"}
     assert given["kernel_options"] == {"kernel": "gaussian", "bandwidth": "scott", "scale": 2.0}
     assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 1)
     assert float(given["learning_rate"](tf.constant(0))) == 0.25
     assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
     given = options_of(config_of("fed_sgld", max_samples=7))
-    assert set(given) == COMMON | {"weighting", "burn_in_rounds", "step_size", "max_samples"}
+    assert set(given) == COMMON | {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
     assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
     assert options_of(config_of("fed_kp", kernel_start="clients"))["start"] == "clients"
-    assert set(options_of(config_of("fed_prox"))) == COMMON | {"weighting", "proximal"}
+    assert set(options_of(config_of("fed_prox"))) == COMMON | {"weighting", "robust", "proximal"}
 
 
 @pytest.mark.parametrize(("rounds", "burn_in"), [(1, 0), (7, 3), (30, 15)])

@@ -235,6 +235,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
             assert arrays[name].mean() == pytest.approx(summary[name], rel=1e-4)
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
     folder = tmp_path / "run"
     options = [*SMALL, "--max-change-norm", "1e-9", "--cohort-size", "2", "--max-retries", "1", "--output", str(folder)]

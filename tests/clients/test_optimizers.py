@@ -36,6 +36,7 @@ def message_of(model_fn, seed=0):
     return ServerMessage(weights, tf.constant(0))
 
 
+@pytest.mark.deep(after="tests/clients/test_adam.py")
 @pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad", "Nadam"])
 def test_state_starts_anew_with_every_client(name):
     """After another client's data and weights, the work gives what one that was built just now gives."""
@@ -93,6 +94,7 @@ def test_adagrads_first_accumulator():
     np.testing.assert_allclose(result.weights.posterior.mean[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.deep(after="tests/clients/test_adam.py")
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_our_adam_and_kerass_train_alike(kind):
     model_fn = mlp(kind=kind, initial_stddev=0.1)

@@ -41,6 +41,7 @@ def refused(folder, match):
     assert isinstance(error, InvalidArgument) and match in str(error), error
 
 
+@pytest.mark.deep(after="tests/export/test_saved_model.py")
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_predicts_as_tensorflow_s_own_loader(tmp_path, kind):
     export.save(build(kind), tmp_path / "saved")

@@ -12,6 +12,7 @@ from tfp_bfl.export.signatures import make_functions, make_signatures
 ERROR_RATE = 1e-4
 
 
+@pytest.mark.deep(after="tests/layers/test_flipout.py")
 @pytest.mark.parametrize(("name", "convolutions"), [("lenet", 2), ("resnet20", 19)])
 def test_a_sample_costs_one_convolution_a_layer(name, convolutions):
     model = models.MODELS[name]("flipout", input_shape=(8, 8, 3), num_classes=3)
@@ -25,6 +26,7 @@ def test_a_sample_costs_one_convolution_a_layer(name, convolutions):
     assert sum(node.op in ("While", "StatelessWhile") for node in nodes) >= 1
 
 
+@pytest.mark.deep(after="tests/layers/test_distribution.py")
 @pytest.mark.statistical
 def test_one_draw_for_the_batch_is_distributed_as_a_draw_of_each_example_s_own():
     """Kolmogorov-Smirnov between the two ways of prediction, Flipout's and one weight sample for a batch, for each of 4

@@ -52,6 +52,7 @@ def interpreter(folder, name):
     return tf.lite.Interpreter(str(file)), tf.saved_model.load(str(folder / name))
 
 
+@pytest.mark.deep(after="tests/export/test_saved_model.py")
 @every_model
 def test_answers_are_those_of_the_saved_model(folder, name):
     lite, loaded = interpreter(folder, name)

@@ -1,5 +1,7 @@
 """Many rounds in one graph are the rounds of `simulate`."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,11 +56,25 @@ def test_clients_of_unequal_size():
         simulate_chains(process, UNEQUAL, 3, xla=True)
 
 
-@pytest.mark.parametrize("thinning", [Thinning(2, 3), Thinning(0, 4), Thinning(5), Thinning(9), Thinning(3, 2)])
+more = pytest.mark.deep(after="tests/federated/test_chains.py")
+
+
+@functools.cache
+def ten_rounds():
+    process = toys.process(seed=1)
+    return process, simulate_chains(process, CLIENTS, 10)
+
+
+@pytest.mark.parametrize(
+    "thinning",
+    [
+        Thinning(2, 3),
+        *(pytest.param(t, marks=more) for t in (Thinning(0, 4), Thinning(5), Thinning(9), Thinning(3, 2))),
+    ],
+)
 def test_thinned_rounds_over_several_calls(monkeypatch, thinning):
     """Ten rounds in calls of four, three chunks: the kept rounds are those of all."""
-    process = toys.process(seed=1)
-    everything = simulate_chains(process, CLIENTS, 10)
+    process, everything = ten_rounds()
     monkeypatch.setattr("tfp_bfl.federated.chains.ROUNDS_AT_ONCE", 4)
     kept = simulate_chains(process, CLIENTS, 10, thinning=thinning)
     wanted = np.arange(thinning.burn_in + 1, 11, thinning.every)
@@ -77,7 +93,7 @@ def test_starts_of_their_own():
     np.testing.assert_allclose(chains.draws.point[1][:, 0], biases + 0.5 * (means - biases), rtol=1e-6)
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=more)])
 def test_memory_tell_and_counts(xla):
     counting = toys.process(toys.counting, memory=lambda weights: tf.constant(0.0))
     wanted = simulate(counting, CLIENTS, 6, cohort_size=1, seed=2, engine="local").state

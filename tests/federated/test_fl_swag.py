@@ -237,6 +237,7 @@ def named(metrics):
     return {k: FAULTS[code] for k, code in zip(report["client"].tolist(), report["fault"].tolist()) if code}
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @pytest.mark.parametrize("what", BAD)
 def test_a_faulty_client_is_left_out_and_named_and_the_product_is_that_of_the_others(what):
     """Between two that are sound, in one dataset with them, and alone after them."""

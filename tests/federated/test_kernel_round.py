@@ -9,6 +9,7 @@ from tfp_bfl import federated, rules, servers
 from .test_process import CLIENTS, EVERYONE, SIZES, by_size, model_fn, run_round, shift
 
 
+@pytest.mark.deep(after="tests/algorithms/test_contract.py")
 @pytest.mark.parametrize(("start", "bandwidth"), [("mean", "cross_validated"), ("clients", "plug_in")])
 def test_a_round(runtime, start, bandwidth):
     rule = rules.kernel_posterior(start, bandwidth=bandwidth, weighting="kernels")

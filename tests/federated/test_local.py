@@ -211,6 +211,7 @@ def test_everyone_faulty_is_an_error_that_names_them():
         run(toys.process(work))
 
 
+@pytest.mark.deep(after="tests/app/test_run.py")
 @pytest.mark.cpu_seconds(20)  # one of the few fresh interpreters
 def test_a_run_without_tensorflow_federated_imports_none(tmp_path):
     program = """

@@ -206,6 +206,7 @@ each_fault = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @each_fault
 def test_a_faulty_client_is_left_out(what, fault, rule):
     spoiled = run_round(build(spoil(what), rule=rule))

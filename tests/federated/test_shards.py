@@ -61,6 +61,7 @@ def test_a_part_of_the_clients():
     assert output.metrics["num_clients"] == 2
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @each_fault
 def test_a_faulty_client_is_left_out_alone(what, fault, rule):
     """First and last in a shard of all, and in one with client 0."""

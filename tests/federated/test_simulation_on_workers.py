@@ -51,6 +51,7 @@ def test_no_worker_is_left_after_an_error(where):
     assert worker_pids() == before
 
 
+@pytest.mark.deep(after="tests/federated/test_engines.py")
 @pytest.mark.parametrize(("workers", "concurrency"), [(2, 1), (1, 2)])
 def test_number_of_workers_does_not_matter(workers, concurrency):
     """Also none at all, but this process."""

@@ -181,6 +181,7 @@ def test_clients_are_served_by_their_classes(tmp_path):
     assert cells[12:18] == ["1", "6", "2", "0.167", "0.450", "1"]
 
 
+@pytest.mark.deep(after="tests/plots/test_report.py")
 def test_runs_with_the_same_clients_share_a_table(tmp_path):
     alike = page(tmp_path / "a.html", run(), run("second", 1))
     assert table(alike, "client")[:5] == ["client", "examples", "classes", "first", "second"]

@@ -50,6 +50,7 @@ def test_scott_is_scipys():
     np.testing.assert_allclose(selected("scott", values)[0], wanted, rtol=1e-12)
 
 
+@pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 @pytest.mark.parametrize("num_clients", [20, 400, *(pytest.param(n, marks=deep) for n in (10, 50, 100))])
 def test_plug_in_is_twice_kdepys_of_a_wide_range(num_clients):
     """It multiplies by the range, not by the grid's width, twice that; up to the tables' 2e-4."""
@@ -66,6 +67,7 @@ def test_plug_in_is_the_normal_reference_for_many_normal_values():
     np.testing.assert_allclose(selected("plug_in", values)[0].mean(), 1.06 * 2000**-0.2, rtol=0.1)
 
 
+@pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 def test_plug_in_without_a_root_is_silvermans():
     values = np.array([[0.0, 1.0], [0.0, 0.0]])
     h, found = plug_in.improved_sheather_jones(tf.constant(values))

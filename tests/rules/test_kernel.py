@@ -52,6 +52,7 @@ def counts(modes):
     return {name: int(n) for name, n in modes._asdict().items() if name != "mode" and int(n)}
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 @every_start
 @every_kernel
 def test_a_wide_kernel_is_federated_averaging(start, kind):
@@ -131,6 +132,7 @@ def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
     np.testing.assert_allclose(single, wanted, atol=2e-4 if bandwidth == "plug_in" else 3e-6)
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 @every_kernel
 @pytest.mark.parametrize("bandwidth", ["silverman", "scott", "adaptive"])
 @pytest.mark.parametrize("start", kernel.STARTS)
@@ -177,6 +179,7 @@ def test_weights_that_lie_close_keep_their_digits(start, kind):
     np.testing.assert_allclose(rules.kernel_mode(values, start, kind), wanted, rtol=0, atol=6e-8)
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 @every_start
 @every_kernel
 def test_integer_weights_are_repeated_clients(start, kind):
@@ -200,6 +203,7 @@ def test_blocks_do_not_matter(monkeypatch, start, kind, bandwidth):
     kernel._traced.cache_clear()
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 @every_combination
 def test_in_a_graph_nothing_need_be_known(start, kind, bandwidth):
     @tf.function(input_signature=[tf.TensorSpec([None, None])])
@@ -217,6 +221,7 @@ def test_in_a_graph_nothing_need_be_known(start, kind, bandwidth):
         assert np.isfinite(modes.mode).all()
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 def test_a_graph_can_be_saved(tmp_path):
     """As a round's computation is sent to a worker: nothing in it is Python."""
     module = tf.Module()
