@@ -16,7 +16,12 @@ from tfp_bfl.posterior import MeanField
 from .methods import CLIENTS, FLOOR, METHODS, METRICS, SEED, TELLING, assert_same, method_of, result_of
 
 EVERYONE = (0, 1, 2)
-every_method = pytest.mark.parametrize("name", METHODS)
+# Rules whose equations alone differ from those of others here.
+ALIKE = [f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "conflation", "weighted_conflation")]
+alike = pytest.mark.deep(after="tests/rules/test_equations.py")
+every_method = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=alike) if name in ALIKE else name for name in METHODS]
+)
 
 
 @functools.cache

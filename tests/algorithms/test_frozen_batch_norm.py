@@ -1,6 +1,7 @@
 """FL-SWAG of the last layer above frozen BatchNorm: the server's statistics stay."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
@@ -10,6 +11,7 @@ def model_fn():
     return bfl.models.lenet("deterministic", (8, 8, 1), normalization="batch", seed=3)
 
 
+@pytest.mark.deep(after="tests/models/test_head.py")
 def test_the_last_layer_above_frozen_batch_norm():
     clients = bfl.data.load("digits").subset(60, 0).partition(bfl.data.iid(2), 0)
     start = bfl.models.get_weights(model_fn())

@@ -75,6 +75,7 @@ def test_a_faulty_client_is_left_out(defence):
         assert output.metrics[name] == value
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 @every_defence
 def test_all_clients_faulty_changes_nothing(defence):
     process = build("naive_weighted_average", defence)

@@ -57,6 +57,7 @@ def test_round_is_client_work_the_weights_and_the_rule(rule, name):
         assert 1 / 3 < output.metrics["largest_share"] < 1
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 @pytest.mark.parametrize(("rule", "name"), [pair for pair in PAIRS if pair[1] in weighting.STACKED_WEIGHTINGS])
 def test_a_faulty_client_is_left_out(rule, name):
     features = SOURCE.features.copy()

@@ -368,6 +368,7 @@ def test_a_bad_value_is_answered_before_tensorflow_is_imported(options):
     assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
 
 
+@pytest.mark.deep(after="tests/app/test_doctor.py")
 def test_doctor_without_tff():
     program = "import sys; sys.modules['tensorflow_federated'] = None; from tfp_bfl.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", program, "doctor"], capture_output=True, text=True)

@@ -63,6 +63,7 @@ def test_one_run_is_the_page_that_the_run_wrote(digits, tmp_path, capsys):
     assert (tmp_path / "new" / "page.html").read_text() == (digits / "report.html").read_text()
 
 
+@pytest.mark.deep(after="tests/plots/test_report.py")
 def test_runs_side_by_side(digits, tables, copy, tmp_path):
     config = yaml.safe_load((copy / "config.yaml").read_text())
     (copy / "config.yaml").write_text(yaml.safe_dump({**config, "rule": "conflation"}))

@@ -47,6 +47,7 @@ def iterate(step, weights, number, seed=0):
     return [np.float64(w) for w in run(weights)]
 
 
+@pytest.mark.deep(after="tests/clients/test_langevin.py")
 @pytest.mark.statistical
 @pytest.mark.parametrize("stddev", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("share", [0.05, 1.0, 2.5])

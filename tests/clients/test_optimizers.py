@@ -50,6 +50,7 @@ def test_state_starts_anew_with_every_client(name):
         assert_same(used(message, data, seed), fresh)
 
 
+@pytest.mark.deep(after="tests/clients/test_adam.py")
 @every_optimizer
 def test_steps_are_the_optimizers_from_its_first_state_on(optimizer_fn):
     """Features of zero leave the kernel to the KL, whose gradient is known: m / (t^2 N) and ((s / t)^2 - 1) / N.

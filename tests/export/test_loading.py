@@ -223,11 +223,10 @@ def calls_without_end(saved):
 
 
 def large_constant(saved):
-    for node in functions(saved)[0].node_def:
-        if node.op == "Const":
-            del node.attr["value"].tensor.tensor_shape.dim[:]
-            node.attr["value"].tensor.tensor_shape.dim.add(size=2**40)
-            return
+    nodes = (node for function in functions(saved) for node in function.node_def if node.op == "Const")
+    tensor = next(nodes).attr["value"].tensor
+    del tensor.tensor_shape.dim[:]
+    tensor.tensor_shape.dim.add(size=2**40)
 
 
 def rename_child(old, new):

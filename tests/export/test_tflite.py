@@ -70,6 +70,7 @@ def test_answers_are_those_of_the_saved_model(folder, name):
     assert (answer["epistemic"].max() > 1e-5) == (name != "deterministic")
 
 
+@pytest.mark.deep(after="tests/export/test_saved_model.py")
 @every_model
 def test_only_operations_of_the_interpreter_s_own(folder, name):
     lite, _ = interpreter(folder, name)

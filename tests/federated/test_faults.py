@@ -86,6 +86,7 @@ def assert_same(actual, wanted, rtol=1e-6):
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_each_poison_is_left_out_and_named(rule):
     """What is pooled is what the sound clients alone would give; one bad client at a time, and all at once."""

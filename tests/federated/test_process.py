@@ -219,6 +219,7 @@ def test_a_faulty_client_is_left_out(what, fault, rule):
         np.testing.assert_allclose(spoiled.metrics[name], without.metrics[name], rtol=1e-6)
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
 def test_a_client_without_a_proper_weight_is_left_out(weight):
     def weigh(local, anchor, num_examples):

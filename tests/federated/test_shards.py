@@ -33,6 +33,7 @@ def one_dataset_each(rule):
     return run_round(plain(rule), alone(EVERYONE))
 
 
+@pytest.mark.deep(after="tests/federated/test_local.py")
 @pytest.mark.parametrize("rule", rules.RULES)
 @every_most
 def test_same_round_as_with_one_dataset_a_client(rule, most):

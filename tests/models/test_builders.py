@@ -86,6 +86,7 @@ def test_predictions_vary_where_the_kind_says_so(kind, varies):
         np.testing.assert_array_equal(model(images), model(images))
 
 
+@pytest.mark.deep(after="tests/models/test_builders.py")
 @pytest.mark.parametrize("name", ["lenet", "resnet20"])
 @pytest.mark.parametrize(("kind", "shape"), [("flipout", SHAPES[0]), ("mc_dropout", SHAPES[1]), ("flipout", SHAPES[2])])
 def test_logits(name, kind, shape):

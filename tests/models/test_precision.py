@@ -29,6 +29,7 @@ def logits(model, seed=(1, 2)):
         return model(IMAGES, training=False)
 
 
+@pytest.mark.deep(after="tests/models/test_precision.py")
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_the_model_to_three_digits(case):
     model = build(case)

@@ -68,6 +68,7 @@ def test_weights_are_the_layers_values():
     np.testing.assert_array_equal(weights.moments.variance[0], np.ones(6))
 
 
+@pytest.mark.deep(after="tests/models/test_weights.py")
 @every_case
 def test_round_trip(case):
     first, second = CASES[case](), CASES[case](seed=1)

@@ -176,6 +176,7 @@ def test_structures_are_flat_vectors(monkeypatch):
             np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.deep(after="tests/posterior/test_products.py")
 def test_product_in_a_graph():
     posteriors, prior = clients(3, 20, 2), prior_of(20)
     tensors = tf.nest.map_structure(tf.constant, (posteriors, prior))

@@ -64,6 +64,7 @@ def assert_expected(pooled, name, inputs):
     np.testing.assert_allclose(pooled.mean, mean, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.deep(after="tests/rules/test_compiled.py")
 @every_rule
 @pytest.mark.parametrize("num_clients", [1, 5])
 def test_same_as_uncompiled(monkeypatch, name, num_clients):

@@ -212,6 +212,7 @@ def test_structures_are_pooled_leaf_by_leaf(name):
     tf.nest.assert_same_structure(nested.mean, split(flat.mean))
 
 
+@pytest.mark.deep(after="tests/rules/test_compiled.py")
 @every_rule
 def test_works_inside_a_function(name):
     stacked, weights, anchor = case(dtype=np.float32)

@@ -62,6 +62,7 @@ def test_a_wide_kernel_is_federated_averaging(start, kind):
         np.testing.assert_allclose(mode, np.average(values, 0, weights), rtol=1e-9)
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 @every_combination
 def test_clients_who_agree_are_their_value(start, kind, bandwidth):
     values = np.full([5, 3], [0.1, -1e30, 3e-30], np.float32)

@@ -244,6 +244,7 @@ def test_one_client_is_the_result(name, text):
 ATTACKS = {"scaled": (100, 100), "flipped": (-5, 1), "sure": (-1, 1e-4), "huge": (1e30, 1e30)}
 
 
+@pytest.mark.deep(after="tests/rules/test_robust.py")
 @every_rule
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("text", ["trimmed:0.2", "median"])
