@@ -38,7 +38,11 @@ MAY_IMPORT = {
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.config", "tfp_bfl.data")
 FOR_EVERYONE = {"errors", "files", "named"}
-ONLY_IMPORTER_OF_TFF = "federated"
+ONLY_IMPORTER_OF_TFF = "tfp_bfl.federated.tff"
+ENGINES = ("engines.py", "local.py", "tff/engine.py", "tff/process.py")
+# What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
+CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
+CARRYING |= {"variable_creator_scope"}
 MAX_LINES_OF_A_FILE = 400
 MAX_LINES_OF_A_RECIPE = 40
 
@@ -166,9 +170,18 @@ def test_imports_follow_the_table():
 
 
 def test_tensorflow_federated_is_imported_in_one_package():
-    others = [p for p in FILES if group(p) not in (ONLY_IMPORTER_OF_TFF, "__init__")]  # it imports subpackages by name
+    by_name = ("tfp_bfl", "tfp_bfl.federated")  # which import their subpackages by name
+    names = [(p, module_name(p)) for p in FILES]
+    others = [p for p, name in names if name not in by_name and not f"{name}.".startswith(f"{ONLY_IMPORTER_OF_TFF}.")]
     found = {str(p): imports_of_tff(p.read_text(), package_of(p)) for p in others}
     assert others and {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_hold_no_arithmetic(engine):
+    tree = ast.parse((LIBRARY / "federated" / engine).read_text())
+    used = {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "tf"}
+    assert used and used <= CARRYING
 
 
 def edges_at_import_time():
