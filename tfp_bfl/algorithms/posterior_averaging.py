@@ -47,7 +47,7 @@ def fed_prox(
     """FedProx: `fed_opt` whose clients' loss has mu / 2 ||w - w_server||^2 besides.
 
     Args:
-      model_fn, server_optimizer, **options: as `fed_opt`.
+      model_fn, server_optimizer, options: as `fed_opt`.
       proximal: mu.
 
     Source: Li et al. 2020 (arXiv:1812.06127), eq. 2.
@@ -63,7 +63,7 @@ def fed_ag(model_fn: Model, *, server_optimizer: Optional[Any] = None, **options
     q(w) = N(mean, sum_k b_k (w_k - mean)^2)
 
     Args:
-      model_fn, server_optimizer, **options: as `fed_opt`, of a model without variational layers. With the defences
+      model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers. With the defences
         trimmed and median mean and variance are of the clients that are left.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3.
@@ -132,7 +132,7 @@ def fed_kp(
       start: "mean" shifts the clients' mean to its mode (FedKP); "clients" shifts each client's value and averages
         (clustered FedKP).
       kernel_options: of `rules.kernel_posterior`: kernel, bandwidth, scale, max_iterations, weighting.
-      model_fn, server_optimizer, **options: as `fed_opt`.
+      model_fn, server_optimizer, options: as `fed_opt`.
 
     Source: Johansson & Gullbrandson 2022, algorithms 9 and 10.
     """
@@ -153,7 +153,7 @@ def fed_kppa(
 
     Args:
       start, kernel_options: as `fed_kp`.
-      model_fn, server_optimizer, **options: as `fed_pa`.
+      model_fn, server_optimizer, options: as `fed_pa`.
 
     Source: Johansson & Gullbrandson 2022, FedKPPA.
     """
@@ -179,7 +179,7 @@ def fed_sgld(
       step_size: eta.
       burn_in_rounds: before the first sample; until then the present weights predict.
       max_samples: the last rounds, which predict together. `simulate` keeps and writes them.
-      model_fn, server_optimizer, **options: as `fed_opt`, of a model without variational layers.
+      model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers.
 
     Source: Welling & Teh 2011; Johansson & Gullbrandson 2022.
     """

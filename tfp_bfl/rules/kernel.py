@@ -91,7 +91,7 @@ def kernel_mode(values: Any, *options: Any, weights: Any = None, **named_options
 
     Args:
       values: [S, D], floating.
-      *options, **named_options: the fields of `KernelOptions`: start, kernel, bandwidth, scale, max_iterations and
+      options, named_options: the fields of `KernelOptions`: start, kernel, bandwidth, scale, max_iterations and
         weighting, of which only the last has to be named.
       weights: [S], such as the clients' numbers of examples n_i, of any scale; None for none. They weigh the mean that
         shifting starts from and the one of what arrives. Bandwidths are found without them.

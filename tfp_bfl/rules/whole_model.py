@@ -35,7 +35,7 @@ def whole_model(rule: Union[Rule, GatherRule, str]) -> ModelRule:
       rule: of `tfp_bfl.rules`, or its name, such as "conflation".
 
     Returns:
-      A rule whose `local`, `anchor` and pooled result are `ModelWeights`, or `MeanField`s alone.
+      A rule whose `local`, `anchor` and pooled result are `ModelWeights`, or a `MeanField` each.
 
     Raises:
       InvalidArgument: not a rule, or no name of one.
