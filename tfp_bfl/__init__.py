@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tfp_bfl import (
         algorithms,
         clients,
+        contracts,
         data,
         errors,
         evaluation,
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "clients",
+    "contracts",
     "data",
     "errors",
     "evaluation",
