@@ -133,9 +133,11 @@ def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
     np.testing.assert_allclose(single, wanted, atol=2e-4 if bandwidth == "plug_in" else 3e-6)
 
 
-@pytest.mark.deep(after="tests/rules/test_kernel.py")
 @every_kernel
-@pytest.mark.parametrize("bandwidth", ["silverman", "scott", "adaptive"])
+@pytest.mark.parametrize(
+    "bandwidth",
+    ["silverman", *(pytest.param(b, marks=pytest.mark.deep(after="test_kernel.py")) for b in ("scott", "adaptive"))],
+)
 @pytest.mark.parametrize("start", kernel.STARTS)
 def test_many_clients_are_as_the_loops(start, kind, bandwidth):
     """Enough of them for the table of Gaussian sums; one weight has a client too far out for it."""
