@@ -93,7 +93,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = _prediction(config)
-    engine = config.engine or bfl.federated.default_engine()
+    engine = bfl.federated.check_engine(config.engine)
     with _owned(folder, config), _workers(engine) as runtime:
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():

@@ -10,7 +10,7 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
-from tfp_bfl.federated.engines import ENGINES, default_engine
+from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
@@ -42,6 +42,7 @@ __all__ = [
     "Thinning",
     "build_process",
     "check_clients",
+    "check_engine",
     "check_thinning",
     "collapse_warning",
     "default_engine",
