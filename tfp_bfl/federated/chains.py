@@ -104,11 +104,11 @@ def simulate_chains(
         cohorts = np.pad(np.array(drawn, np.int32), [(0, 0), (0, at_once - len(numbers)), (0, 0)])
         state, rows, verdict = some_rounds(state, tf.constant(cohorts), tf.constant(len(numbers)))
         _check(verdict.numpy(), state, process.server_step.name)
-        due = sum(_is_due(n, thinning) for n in numbers)
+        due = sum(thinning.is_due(n) for n in numbers)
         kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
     draws, told = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *kept)
     arrays = tf.nest.map_structure(np.asarray, state)
-    return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if _is_due(n, thinning)]), told)
+    return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), told)
 
 
 def _first_states(
@@ -226,11 +226,6 @@ def _rows_of(clients: Clients) -> Callable[[tf.Tensor], ClientExamples]:
 def _index(done: Any, thinning: Thinning) -> Any:
     """Which draw the round after `done` is, or comes before."""
     return tf.maximum(-((thinning.burn_in - done) // thinning.every), 0)
-
-
-def _is_due(number: int, thinning: Thinning) -> bool:
-    since = number - thinning.burn_in
-    return since >= 1 and (since - 1) % thinning.every == 0
 
 
 def _check(verdict: np.ndarray, states: ServerState, step: str) -> None:

@@ -34,6 +34,11 @@ class Thinning(NamedTuple):
     every: int = 1
     most: Optional[int] = None
 
+    def is_due(self, number: int) -> bool:
+        """Whether a round is kept, counted from 1."""
+        since = number - self.burn_in
+        return since >= 1 and (since - 1) % self.every == 0
+
 
 def check_thinning(thinning: Thinning) -> Thinning:
     """The thinning, if its counts are in range; raises InvalidArgument otherwise."""
@@ -66,8 +71,7 @@ class Draws:
 
     def add(self, number: int, weights: ModelWeights) -> None:
         """Keeps the weights after a round, if they are due."""
-        since = number - self._thinning.burn_in
-        if since < 1 or (since - 1) % self._thinning.every:
+        if not self._thinning.is_due(number):
             return
         self._keep(tuple(np.asarray(x) for x in weights.point))
         if self._folder:
