@@ -41,7 +41,7 @@ test: $(INSTALLED)
 test-deep: $(INSTALLED)
 	@mkdir -p build
 	$(PYTEST) -m deep --timeout=1800 --cpu-times=build/cpu-deep.txt
-	TFP_BFL_FUZZ_INPUTS=2000 $(PYTEST) tests/fuzz
+	TFP_BFL_FUZZ_INPUTS=1000 $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2
@@ -50,7 +50,7 @@ environments:
 	tests/environments.sh
 
 fuzz: $(INSTALLED)
-	TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
+	TFP_BFL_FUZZ_NEW=1 TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz
 
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -c docs -b html -j 2 -q -W --keep-going . build/docs
