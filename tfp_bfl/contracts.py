@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
+from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, STACK, CLIENT_POSTERIOR = "weights", "gaussian", "stack", "client posterior"
@@ -33,13 +33,14 @@ class ClientWork(NamedTuple):
       build: makes its variables in the present graph, and returns the function of the message, the client's examples
         (features [N, ...], labels [N], client [N]) and a seed [2] int32.
       sends: `WEIGHTS`, or the name of another structure that goes to the rule.
-      memory: weights -> what a client that comes for the first time has kept: a structure of tensors, which
-        `ServerMessage.memory` gives it and `ClientResult.memory` replaces. None for work that keeps nothing.
+      memory: (weights, share) -> what a client that comes for the first time has kept: a structure of tensors, which
+        `ServerMessage.memory` gives it and `ClientResult.memory` replaces. `share` is the client's of all examples
+        where the federation begins with it, and 0 where it joins later. None for work that keeps nothing.
     """
 
     build: Callable[[], Work]
     sends: str = WEIGHTS
-    memory: Optional[Callable[[ModelWeights], Any]] = None
+    memory: Optional[Callable[[ModelWeights, Any], Any]] = None
 
     def __call__(self) -> Work:
         return self.build()
@@ -66,6 +67,7 @@ class ServerState(NamedTuple):
       weights: `ModelWeights`.
       step: the server step's own state.
       memory: a `Memory`, or () where clients keep nothing.
+      federation: its size.
     """
 
     round: Any
@@ -73,6 +75,7 @@ class ServerState(NamedTuple):
     weights: ModelWeights
     step: Any
     memory: Any = ()
+    federation: Federation = Federation()
 
 
 class Rule(NamedTuple):
@@ -92,6 +95,8 @@ class Rule(NamedTuple):
       together: (total, anchor) -> what pool and metrics give, of a rule whose two share work (`sharing`).
       takes: of a `ModelRule`: what its clients must send; None for any structure.
       gives: what its server step must take; `STACK` is one of what clients send.
+      one_shot: it is for one round: where all clients send what they were given, it gives something else. Any other
+        rule is idempotent, and may be repeated.
     """
 
     summarise: Callable[[Any, Any, tf.Tensor], Any]
@@ -104,6 +109,7 @@ class Rule(NamedTuple):
     together: Optional[Callable[[Any, Any], tuple[Any, Metrics]]] = None
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
+    one_shot: bool = False
 
     def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""
@@ -130,7 +136,7 @@ class GatherRule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
       metrics: (stacked, importance [K], anchor) -> scalars to report with the round.
-      min_clients, together, takes, gives: as of `Rule`.
+      min_clients, together, takes, gives, one_shot: as of `Rule`.
     """
 
     pool: Callable[[Any, tf.Tensor, Any], Any]
@@ -141,6 +147,7 @@ class GatherRule(NamedTuple):
     together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, Metrics]]] = None
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
+    one_shot: bool = False
 
     def pool_with_metrics(self, stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""
@@ -168,6 +175,7 @@ class ServerStep(NamedTuple):
         unless the step has better ones. They may hold a posterior over point weights.
       tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
       personal: (state, the server's weights, a client's number) -> the weights that predict for this client.
+      meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` what clients send.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
     """
@@ -177,5 +185,6 @@ class ServerStep(NamedTuple):
     predictive: Callable[[Any, ModelWeights], ModelWeights] = lambda state, weights: weights
     tell: Callable[[Any, ModelWeights], Any] = lambda state, weights: ()
     personal: Callable[[Any, ModelWeights, int], ModelWeights] = lambda state, weights, client: weights
+    meet: Callable[[Any, Federation, Any], Any] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     name: str = "custom"

@@ -47,6 +47,12 @@ OWN = {
     "robust": "median",
     "max_change_norm": 1.0,
     "prior_stddev": 1.0,
+    "inference": "natural",
+    "noise": "flipout",
+    "temperature": 0.5,
+    "kl": "client",
+    "damping": 0.25,
+    "admm_step_size": 0.25,
     "update_prior": True,
     "learning_rate_decay": 0.1,
     "silent_rounds": 1,
@@ -111,7 +117,7 @@ def test_options_of_other_algorithms_are_refused(algorithm):
 def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
-    assert in_words(ALGORITHMS) == "variational, fl_swag and fed_*"
+    assert in_words(ALGORITHMS) == "variational, partitioned_vi, bayesian_admm, fl_swag and fed_*"
     assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*"
     assert default_in_words("kernel_start", "mean") == "mean; clients for fed_kppa"
     assert default_in_words("burn_in_rounds", None) == ""

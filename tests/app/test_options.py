@@ -9,16 +9,10 @@ from tfp_bfl import named
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.app import choices
 from tfp_bfl.app.config import RunConfig, make_config
-from tfp_bfl.app.options import (
-    ALGORITHMS,
-    AllOptions,
-    Options,
-    algorithm_options,
-    argument_names,
-    default_in_words,
-    extra,
-    option,
-)
+from tfp_bfl.app.fields import Options, argument_names, extra, option
+from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, default_in_words
+from tfp_bfl.clients.inference import NOISES
+from tfp_bfl.clients.target import KLS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.models.kinds import NORMALIZATIONS
 from tfp_bfl.rules import kernel
@@ -27,6 +21,7 @@ AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
 # What a recipe passes its other options on to.
 PASSED_ON = {
     "variational": [*AVERAGING, bfl.clients.variational],
+    **{name: [*AVERAGING, bfl.clients.sites] for name in ("partitioned_vi", "bayesian_admm")},
     "fl_swag": [bfl.clients.swag],
     **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith("fed_")},
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
@@ -34,7 +29,9 @@ PASSED_ON = {
 GROUPS = {"kernel_options": bfl.rules.kernel_posterior}
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
-    ("variational", "local_epochs"): (1, 5),
+    **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{(name, "temperature"): (1.0, 0.1) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    ("variational", "inference"): ("backprop", "curvature"),
     ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
     **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld")},
@@ -98,6 +95,9 @@ def test_names_are_those_of_the_tables():
         choices.KERNELS: kernel.KERNELS,
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
+        choices.INFERENCES: bfl.clients.INFERENCES,
+        choices.NOISES: NOISES,
+        choices.KLS: KLS,
         choices.ENGINES: bfl.federated.ENGINES,
         choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,
         choices.ROBUST: named.forms(bfl.rules.ROBUST),

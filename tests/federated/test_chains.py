@@ -95,7 +95,7 @@ def test_starts_of_their_own():
 
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=more)])
 def test_memory_tell_and_counts(xla):
-    counting = toys.process(toys.counting, memory=lambda weights: tf.constant(0.0))
+    counting = toys.process(toys.counting, memory=lambda weights, share: tf.constant(0.0))
     wanted = simulate(counting, CLIENTS, 6, cohort_size=1, seed=2, engine="local").state
     assert_same(
         tf.nest.map_structure(

@@ -79,7 +79,7 @@ def counts(state):
 
 
 def counting(work=toys.counting):
-    return toys.process(work, memory=lambda weights: tf.constant(0.0))
+    return toys.process(work, memory=lambda weights, share: tf.constant(0.0))
 
 
 def test_clients_keep_their_rows_over_rounds_and_absent_ones_as_they_were():

@@ -12,9 +12,11 @@ from tfp_bfl.algorithms.posterior_averaging import (
     fed_prox,
     fed_sgld,
 )
+from tfp_bfl.algorithms.sites import bayesian_admm, partitioned_vi
 from tfp_bfl.algorithms.variational import variational
 
 __all__ = [
+    "bayesian_admm",
     "compose",
     "fed_ag",
     "fed_be",
@@ -25,5 +27,6 @@ __all__ = [
     "fed_prox",
     "fed_sgld",
     "fl_swag",
+    "partitioned_vi",
     "variational",
 ]

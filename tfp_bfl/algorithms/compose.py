@@ -110,7 +110,7 @@ def split_options(
     own = [name for name, x in inspect.signature(recipe).parameters.items() if x.kind is x.KEYWORD_ONLY]
     of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in own]
     _check_names(options, (*own, *of_work, *shared), recipe.__name__)
-    process = {name: x for name, x in options.items() if name not in of_work}
+    process = {name: x for name, x in options.items() if name in shared or name not in of_work}
     return {**defaults, **{name: x for name, x in options.items() if name in of_work}}, process
 
 

@@ -7,6 +7,9 @@ from typing import Any, Optional, Union
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 
+# Networks of many more weights than examples need a posterior colder than Bayes' theorem has it (docs/uncertainty.md).
+TEMPERATURE = 0.1
+
 
 def variational(
     model_fn: Model,
@@ -32,6 +35,8 @@ def variational(
     Raises:
       InvalidArgument: as `compose`.
     """
-    work, process = split_options(variational, clients.variational, options)
-    local = clients.variational(model_fn, **work)
+    work, process = split_options(
+        variational, clients.variational, options, inference="curvature", temperature=TEMPERATURE
+    )
+    local = clients.variational(model_fn, weighting=weighting, **work)
     return compose(model_fn, local, rule, servers.replace(), weighting=weighting, robust=robust, **process)

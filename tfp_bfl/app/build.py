@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.config import RunConfig
-from tfp_bfl.app.options import Options, Variational, serves
+from tfp_bfl.app.fields import Options
+from tfp_bfl.app.options import Variational, serves
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
@@ -108,9 +109,7 @@ def process(config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[],
 
 def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
-    rate = (
-        config.learning_rate if config.algorithm == "variational" else Variational.model_fields["learning_rate"].default
-    )
+    rate = config.learning_rate if config.algorithm == "variational" else None
     epoch: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": rate}
     alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **epoch)
     return _recipe(alone, config, source)

@@ -55,6 +55,9 @@ BANDWIDTHS = Table("bandwidth", "rules/bandwidths.py", ("BANDWIDTHS", "ADAPTIVE"
 WEIGHTINGS = Table("weighting", "weighting.py", ("WEIGHTINGS", "STACKED_WEIGHTINGS"))
 PARTITIONS = Table("partition", "data/partition_names.py", ("PARTITIONS",))
 EVALUATION_PRECISIONS = Table("precision of prediction", "evaluation/predictive.py", ("PRECISIONS",))
+INFERENCES = Table("inference", "clients/inference.py", ("INFERENCES",))
+NOISES = Table("noise", "clients/inference.py", ("NOISES",))
+KLS = Table("kl", "clients/target.py", ("KLS",))
 ENGINES = Table("engine", "federated/engines.py", ("ENGINES",))
 SERVER_OPTIMIZERS = Table("server optimizer", "servers/optimizers.py", ("SERVER_OPTIMIZERS",))
 

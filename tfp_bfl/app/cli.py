@@ -236,6 +236,8 @@ def list_choices() -> None:
         ("partitions", choices.PARTITIONS),
         ("kernels", choices.KERNELS),
         ("bandwidths", choices.BANDWIDTHS),
+        ("inferences", choices.INFERENCES),
+        ("kl", choices.KLS),
         ("engines", choices.ENGINES),
     ):
         click.echo(f"{title}: {', '.join(table.forms())}")

@@ -9,22 +9,8 @@ import pydantic
 import yaml
 
 from tfp_bfl.app import choices
-from tfp_bfl.app.options import (
-    ALGORITHMS,
-    AllOptions,
-    Count,
-    CountOrZero,
-    Options,
-    Positive,
-    Share,
-    ShareOrZero,
-    algorithm_options,
-    extra,
-    in_words,
-    option,
-    serves,
-    takers,
-)
+from tfp_bfl.app.fields import Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
+from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, in_words, serves, takers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular

@@ -1,145 +1,60 @@
 """The options of the algorithms, each in one place: type, default, limits, help, and its recipe's argument.
 
 A new option of a recipe is one more field here; a new algorithm is one more class, in `AllOptions` and `ALGORITHMS`.
-The command line, the configuration and `build` read these classes. TensorFlow is imported where arguments are made.
+The command line, the configuration and `build` read these classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, ClassVar, Optional
-
-import pydantic
-from pydantic import Field
+from typing import Any, ClassVar, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import choices
+from tfp_bfl.app.fields import (
+    INT32_MAX,
+    AnyKind,
+    Count,
+    CountOrZero,
+    Defended,
+    ManyRounds,
+    Options,
+    Positive,
+    PositiveOrZero,
+    Share,
+    ShareOrZero,
+    Weighted,
+    option,
+)
 from tfp_bfl.errors import InvalidArgument, lookup
-
-INT32_MAX = 2**31 - 1
-Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
-CountOrZero = Annotated[int, Field(ge=0, le=INT32_MAX)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-ShareOrZero = Annotated[float, Field(ge=0, lt=1)]
-
-
-def option(
-    default: Any,
-    description: str,
-    *,
-    argument: Optional[str] = "",
-    names: Optional[choices.Table] = None,
-    **limits: Any,
-) -> Any:
-    """A field of a configuration.
-
-    Args:
-      default: of the option.
-      description: for the help.
-      argument: of the recipe; "group.argument" for one in a dictionary of options. "" for one that has the option's
-        name, None for an option that goes to no argument, or is part of one that `Options.arguments` makes.
-      names: that it can take.
-      **limits: of `pydantic.Field`.
-    """
-    told: Any = {"argument": argument, "names": names}
-    return Field(default, description=description, json_schema_extra=told, **limits)
 
 
 def _rates() -> str:
     return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
 
 
-class Options(pydantic.BaseModel):
-    """What every algorithm takes.
+class _Inferred(ManyRounds):
+    """Clients fit a posterior by the ELBO."""
 
-    Attributes:
-      recipe: of `tfp_bfl.algorithms`, and the algorithm's name.
-      summary: of its clients and its server, in one line.
-      defaults: of a configuration with this algorithm, where they differ from the fields' own.
-      point_weights: models with variational layers are refused.
-    """
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
-    recipe: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
-    defaults: ClassVar[dict[str, Any]] = {}
-    point_weights: ClassVar[bool] = True
-
-    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
-    batch_size: Count = option(32, "Examples in a training step.")
-    learning_rate: Positive = option(1e-3, "Of the clients' Adam; of their SGD for all but variational.")
-
-    def check(self, config: Any) -> None:
-        """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
-        if self.point_weights and config.kind == "flipout":
-            raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        """Those of the recipe, besides the model; `unlabelled` gives the server's examples without labels."""
-        given: dict[str, Any] = {}
-        for name, argument in argument_names(type(self)).items():
-            group, _, last = argument.rpartition(".")
-            (given.setdefault(group, {}) if group else given)[last] = getattr(self, name)
-        return given
-
-
-class _ManyRounds(Options):
-    learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
-    silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
-    max_change_norm: Optional[Positive] = option(
-        None, "A client whose weights move further than this is left out of its round."
-    )
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        rate = bfl.clients.exponential_decay(self.learning_rate, self.learning_rate_decay, self.silent_rounds)
-        return {**super().arguments(config, unlabelled), "learning_rate": rate}
-
-
-class _AnyKind(Options):
-    """Also of models with variational layers."""
-
-    point_weights: ClassVar[bool] = False
-    prior_stddev: Positive = option(10.0, "Standard deviation of the prior on each weight.", argument=None)
-
-
-class _Defended(Options):
-    robust: Optional[str] = option(
+    inference: str = option("curvature", "How posteriors are found: see `tfp-bfl list`.", names=choices.INFERENCES)
+    noise: Optional[str] = option(
         None,
-        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given.",
-        names=choices.ROBUST,
+        "shared or flipout: weights drawn for a batch or an example; by inference if not given.",
+        names=choices.NOISES,
     )
+    temperature: Positive = option(0.1, "Below 1 the posterior is colder than Bayes' theorem has it.")
 
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.robust is not None:
-            bfl.rules.parse_robust(self.robust)
-
-
-class _Weighted(Options):
-    weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.weighting in ("equal", "train_size"):
-            return
-        if self.point_weights:
-            raise InvalidArgument(
-                f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
-                "'train_size'."
-            )
-        if config.kind != "flipout":
-            raise InvalidArgument(
-                f"Weighting by {self.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
-            )
+    def rate(self) -> float:
+        return self.learning_rate or bfl.clients.default_rate(self.inference)
 
 
-class Variational(_ManyRounds, _Defended, _AnyKind, _Weighted):
+class Variational(_Inferred, Defended, AnyKind, Weighted):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
     summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
+
+    kl: str = option("total", "How often clients count the prior: see `tfp-bfl list`.", names=choices.KLS)
 
     rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
     update_prior: bool = option(False, "After each round the pooled posterior becomes the prior.")
@@ -155,6 +70,34 @@ class Variational(_ManyRounds, _Defended, _AnyKind, _Weighted):
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "pretrained": bool(config.pretrain_share)}
+
+
+class _Sites(_Inferred, AnyKind):
+    """Recipes of `tfp_bfl.algorithms.sites`."""
+
+    damping: Positive = option(0.5, "Of the clients' factors, from round to round.", le=1)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if config.kind != "flipout":
+            raise InvalidArgument(
+                f"{self.recipe} finds a posterior over the layers' weights, kind {config.kind!r} has none: use kind "
+                "'flipout'."
+            )
+
+
+class PartitionedVI(_Sites, Weighted):
+    recipe: ClassVar[str] = "partitioned_vi"
+    summary: ClassVar[str] = "each client keeps its likelihood's factor of the posterior, which the server multiplies"
+
+
+class BayesianADMM(_Sites):
+    recipe: ClassVar[str] = "bayesian_admm"
+    summary: ClassVar[str] = "partitioned_vi whose clients are held to the server's posterior, and averaged"
+
+    admm_step_size: Positive = option(
+        1.0, "rho: how strongly clients are held to the server's posterior.", argument="step_size"
+    )
 
 
 class _SGD(Options):
@@ -188,7 +131,7 @@ class FLSwag(_SGD):
             )
 
 
-class _Averaging(_ManyRounds, _SGD, _Defended):
+class _Averaging(ManyRounds, _SGD, Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
@@ -230,19 +173,19 @@ class _Averaging(_ManyRounds, _SGD, _Defended):
         return {**given, "optimizer_fn": optimizer_fn, "server_optimizer": server}
 
 
-class FedOpt(_Averaging, _AnyKind, _Weighted):
+class FedOpt(_Averaging, AnyKind, Weighted):
     recipe: ClassVar[str] = "fed_opt"
     summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
 
 
-class FedProx(_Averaging, _AnyKind, _Weighted):
+class FedProx(_Averaging, AnyKind, Weighted):
     recipe: ClassVar[str] = "fed_prox"
     summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
 
     proximal: PositiveOrZero = option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.")
 
 
-class FedAG(_Averaging, _Weighted):
+class FedAG(_Averaging, Weighted):
     recipe: ClassVar[str] = "fed_ag"
     summary: ClassVar[str] = "FedAvg that predicts with draws from the Gaussian of the clients' weights"
 
@@ -291,12 +234,12 @@ class _PosteriorAveraging(_BurnIn):
     shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
 
 
-class FedPA(_Averaging, _AnyKind, _Weighted, _PosteriorAveraging):
+class FedPA(_Averaging, AnyKind, Weighted, _PosteriorAveraging):
     recipe: ClassVar[str] = "fed_pa"
     summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
 
 
-class FedSGLD(_Averaging, _Weighted, _BurnIn):
+class FedSGLD(_Averaging, Weighted, _BurnIn):
     recipe: ClassVar[str] = "fed_sgld"
     summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
 
@@ -304,7 +247,7 @@ class FedSGLD(_Averaging, _Weighted, _BurnIn):
     max_samples: Count = option(20, "The last rounds that predict.")
 
 
-class FedKP(_Averaging, _AnyKind, _Weighted):
+class FedKP(_Averaging, AnyKind, Weighted):
     recipe: ClassVar[str] = "fed_kp"
     summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
 
@@ -329,26 +272,17 @@ class FedKPPA(FedKP, _PosteriorAveraging):
     defaults: ClassVar[dict[str, Any]] = {**_Averaging.defaults, "kernel_start": "clients"}
 
 
-class AllOptions(Variational, FLSwag, FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKPPA):
+class AllOptions(
+    Variational, PartitionedVI, BayesianADMM, FLSwag, FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKPPA
+):
     """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
 
 
 _CLASSES: tuple[type[Options], ...] = (
-    *(Variational, FLSwag),
+    *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
 )
 ALGORITHMS = {options.recipe: options for options in _CLASSES}
-
-
-def extra(field: Any, what: str) -> Any:
-    """The `argument` or the `names` that `option` gave a field."""
-    return field.json_schema_extra[what]
-
-
-def argument_names(options: type[Options]) -> dict[str, str]:
-    """The options that are an argument of the recipe each, and its name."""
-    places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
-    return {name: place or name for name, place in places.items() if place is not None}
 
 
 def takers(name: str) -> tuple[str, ...]:
@@ -381,8 +315,13 @@ def default_in_words(name: str, default: Any) -> str:
         others.setdefault("" if value is None else str(value), []).append(algorithm)
     if len(others) == 1:
         return next(iter(others))
-    others.pop(str(default), None)
-    return "; ".join([str(default), *(f"{value} for {in_words(have)}" for value, have in others.items())])
+    others.pop("" if default is None else str(default), None)
+    return "; ".join(
+        [
+            *([] if default is None else [str(default)]),
+            *(f"{value} for {in_words(have)}" for value, have in others.items()),
+        ]
+    )
 
 
 def algorithm_options(algorithm: str) -> type[Options]:

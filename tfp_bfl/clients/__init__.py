@@ -4,19 +4,25 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
+from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.schedules import exponential_decay
+from tfp_bfl.clients.sites import Site, sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.variational import variational
 
 __all__ = [
+    "INFERENCES",
+    "Site",
+    "default_rate",
     "exponential_decay",
     "langevin_chain",
     "posterior_averaging",
     "posterior_delta",
     "psgld_step",
     "sgld_step",
+    "sites",
     "smallest_client",
     "swag",
     "swag_weights",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tfp_bfl.clients.batches import steps_per_epoch
-from tfp_bfl.clients.trainer import Schedule, Trainer
+from tfp_bfl.clients.trainer import Trainer
+from tfp_bfl.clients.updates import ByOptimizer, Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import without_autograph
@@ -115,7 +117,8 @@ def posterior_averaging(
         )
 
     def build() -> Work:
-        trainer = Trainer(model_fn, optimizer_fn, learning_rate)
+        update_fn = functools.partial(ByOptimizer, optimizer_fn=optimizer_fn, learning_rate=learning_rate)
+        trainer = Trainer(model_fn, update_fn)
         weights = trainer.weights
 
         @tf.function(autograph=False)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.batches import steps_per_epoch, without_initial_values
 from tfp_bfl.clients.trainer import Trainer
+from tfp_bfl.clients.updates import ByOptimizer
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
@@ -95,7 +96,8 @@ def swag(
             parts = split_head(model) if last_layer else None
         network = parts.head if parts else model
         optimizer_fn = functools.partial(tf.keras.optimizers.SGD, momentum=momentum)
-        trainer = Trainer(lambda: network, optimizer_fn, learning_rate, weight_decay=weight_decay)
+        update_fn = functools.partial(ByOptimizer, optimizer_fn=optimizer_fn, learning_rate=learning_rate)
+        trainer = Trainer(lambda: network, update_fn, weight_decay=weight_decay)
         weights = trainer.weights
         has_statistics = bool(get_weights(network).moments.mean)
 

@@ -1,17 +1,17 @@
-"""A Keras model in local training: its weights as flat vectors, an optimizer, and a step by the negative ELBO."""
+"""A Keras model in local training: its weights as flat vectors, and steps by the negative ELBO."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tfp_bfl.clients.batches import over_batches, without_initial_values
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.clients.likelihoods import CATEGORICAL, Likelihood
+from tfp_bfl.clients.target import Target
+from tfp_bfl.clients.updates import Batch, Update
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import FlatWeights, ServerMessage, TrainingMetrics
-
-Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class _Sums(NamedTuple):
@@ -25,36 +25,30 @@ class Trainer:
 
     Args:
       model_fn: builds a Keras model that returns logits [B, C].
-      optimizer_fn: builds a Keras optimizer.
-      learning_rate: a number, or a function of the rounds done so far.
+      update_fn: weights -> what steps them.
       proximal: mu of the term mu / 2 ||w - w_server||^2 over means and point weights.
       weight_decay: of the term weight_decay / 2 ||w||^2 over the same.
-      prior_of: (weights, message) -> the prior of the round.
+      likelihood: of the labels.
 
     Attributes:
       weights: the model's `FlatWeights`.
-
-    Raises:
-      InvalidArgument: an optimizer that can't take vectors of all weights.
     """
 
     def __init__(
         self,
         model_fn: Callable[[], tf.keras.Model],
-        optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer],
-        learning_rate: Schedule,
+        update_fn: Callable[[FlatWeights], Update],
         proximal: float = 0.0,
         weight_decay: float = 0.0,
-        prior_of: Callable[[FlatWeights, ServerMessage], Any] = lambda weights, message: weights.prior,
+        likelihood: Likelihood = CATEGORICAL,
     ):
         with tf.variable_creator_scope(without_initial_values):
             self._model = model_fn()
             self.weights = FlatWeights(self._model)
-        self._optimizer, self._reset = _resettable(optimizer_fn, self.weights.variables)
-        self._learning_rate = learning_rate
+        self._update = update_fn(self.weights)
         self._proximal = proximal
         self._weight_decay = weight_decay
-        self._prior_of = prior_of
+        self._likelihood = likelihood
 
     @without_autograph
     def train(
@@ -66,6 +60,7 @@ class Trainer:
         batch_size: int,
         after_step: Callable[[Any, tf.Tensor], Any] = lambda state, step: state,
         state: Any = (),
+        target: Optional[Target] = None,
     ) -> tuple[TrainingMetrics, Any]:
         """Trains from the message's weights on; the weights are then in `weights`.
 
@@ -74,83 +69,68 @@ class Trainer:
           num_epochs, batch_size: of `batches.over_batches`.
           after_step: (state, steps done so far) -> state, after each step.
           state: the first.
+          target: None for the layers' own prior and the examples that there are.
 
         Returns:
           The metrics, and the last state.
         """
-        self._reset()
+        self._update.start(message.round)
         self.weights.load(message.weights)
-        prior, anchor = self._prior_of(self.weights, message), tf.identity(self.weights.values)
-        rate = self._learning_rate
-        self._optimizer.learning_rate.assign(rate(message.round) if callable(rate) else rate)
+        anchor = tf.identity(self.weights.values)
         count = tf.cast(tf.shape(examples.labels)[0], tf.float32)
+        target = target or Target(self.weights.prior, count)
 
         @without_autograph
         def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
             sums, own = carried
-            nll, kl = self._step(features, labels, count, step_seed, prior, anchor)
+            nll, kl = self._step(features, labels, step_seed, sums.steps, target, anchor)
             sums = _Sums(sums.nll + nll, sums.kl + kl, sums.steps + 1)
             return sums, after_step(own, sums.steps)
 
         start = _Sums(tf.constant(0.0), tf.constant(0.0), tf.constant(0))
         sums, state = over_batches(examples, seed, num_epochs, batch_size, step, (start, state))
         nll, kl = sums.nll / (count * num_epochs), sums.kl / tf.cast(sums.steps, tf.float32)
-        return TrainingMetrics(nll, kl, -(nll + kl / count)), state
+        return TrainingMetrics(nll, kl, -(nll + kl / target.size)), state
 
     def _step(
-        self, features: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, seed: tf.Tensor, prior: Any, anchor: tf.Tensor
+        self,
+        features: tf.Tensor,
+        labels: tf.Tensor,
+        seed: tf.Tensor,
+        number: tf.Tensor,
+        target: Target,
+        anchor: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        weights = self.weights
-        stddev, noise = weights.draw(seed)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*weights.leaves, noise])
-            with sampling("flipout", seed, weights.by_weight(noise)):
-                logits = self._model(features, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        weights, draws_labels = self.weights, self._update.draws_labels
+        draw = weights.draw(seed)
+        with tf.GradientTape(persistent=draws_labels, watch_accessed_variables=False) as tape:
+            tape.watch([*weights.leaves, draw.noise])
+            with sampling(self._update.noise, seed, weights.by_weight(draw.noise)):
+                outputs = self._model(features, training=True)
+            losses = self._likelihood.nll(labels, outputs)
             loss = tf.reduce_mean(losses)
+            if draws_labels:
+                own_seed = tf.random.experimental.stateless_fold_in(seed, 1)
+                drawn = self._likelihood.draw(tf.stop_gradient(outputs), own_seed)
+                of_drawn = tf.reduce_mean(self._likelihood.nll(drawn, outputs))
         zero = tf.UnconnectedGradients.ZERO
-        in_leaves, in_noise = tape.gradient(loss, (weights.leaves, noise), unconnected_gradients=zero)
-        kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(stddev, prior)
-        # noise = s eps, so that its derivative in log s is itself.
-        in_values = weights.flatten(in_leaves) + kl_in_values / count
+        in_leaves, in_noise = tape.gradient(loss, (weights.leaves, draw.noise), unconnected_gradients=zero)
+        kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(draw.stddev, target.prior)
+        in_values = weights.flatten(in_leaves)
         if self._proximal:
             in_values += self._proximal * (weights.values - anchor)
         if self._weight_decay:
             in_values += self._weight_decay * weights.values
-        in_log_stddev = in_noise * noise + kl_in_log_stddev / count
-        self._optimizer.apply_gradients(list(zip([in_values, in_log_stddev], weights.variables)))
+        batch = Batch(
+            in_values,
+            in_noise,
+            (lambda: tape.gradient(of_drawn, draw.noise, unconnected_gradients=zero)) if draws_labels else None,
+            kl_in_values,
+            kl_in_log_stddev,
+            draw,
+            tf.cast(tf.shape(labels)[0], tf.float32),
+            number,
+        )
+        self._update.step(batch, target)
         weights.update_model()
         return tf.reduce_sum(losses), kl
-
-
-def _resettable(
-    optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer], variables: list[tf.Variable]
-) -> tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]:
-    """An optimizer of the variables, and a function that starts its state anew."""
-    made: list[tuple[tf.Variable, Any]] = []
-
-    def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
-        variable = create(**kwargs)
-        made.append((variable, kwargs["initial_value"]))
-        return variable
-
-    with tf.variable_creator_scope(remember):
-        optimizer = optimizer_fn()
-        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-            raise InvalidArgument(
-                f"optimizer_fn gives {type(optimizer)}, but must give an optimizer of tf.keras.optimizers, and not of "
-                "its legacy module."
-            )
-        optimizer.build(variables)
-    if isinstance(optimizer, tf.keras.optimizers.Adafactor) or optimizer.clipnorm:
-        raise InvalidArgument(
-            "optimizer_fn gives an optimizer that treats each weight tensor apart (Adafactor, or clipnorm), but here "
-            "weights are flat vectors: use global_clipnorm, clipvalue, or another optimizer."
-        )
-
-    @without_autograph
-    def reset() -> None:
-        for variable, initial in made:
-            variable.assign(initial() if callable(initial) else initial)
-
-    return optimizer, reset

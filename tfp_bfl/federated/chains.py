@@ -114,7 +114,7 @@ def simulate_chains(
 def _first_states(
     process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: Optional[ModelWeights]
 ) -> ServerState:
-    state = process.with_clients(process.local.initialize(), range(clients.num_clients))
+    state = process.with_clients(process.local.initialize(), range(clients.num_clients), clients.sizes)
     repeat = lambda x: tf.constant(np.broadcast_to(x, (num_chains, *np.shape(x))))
     states = tf.nest.map_structure(repeat, state)._replace(seed=tf.range(seed, seed + num_chains))
     if start is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -18,26 +18,27 @@ def no_rows(row: Any) -> Any:
     return Memory(_growing([], tf.int32), tf.nest.map_structure(lambda x: _growing(x.shape, x.dtype), row))
 
 
-def with_clients(state: ServerState, clients: Sequence[int], row: Any) -> ServerState:
+def with_clients(
+    state: ServerState, clients: Sequence[int], shares: Any, first: Optional[Callable[..., Any]]
+) -> ServerState:
     """The state with a first row for each of the clients that has none; arrays.
 
     Args:
       state: of which clients that are there keep their rows.
       clients: their numbers.
-      row: what a client that comes for the first time has kept.
+      shares: of each, of all examples.
+      first: (weights, share) -> what a client that comes for the first time has kept; None where it is nothing.
     """
-    if not tf.nest.flatten(row):
+    if first is None:
         return state
     there = np.asarray(state.memory.client)
-    new = np.setdiff1d(np.asarray(clients, np.int32), there)
-    joined = np.concatenate([there, new])
+    share_of = dict(zip(map(int, clients), shares))
+    new = [client for client in sorted(share_of) if client not in there]
+    rows = [tf.nest.map_structure(np.asarray, first(state.weights, np.float32(share_of[client]))) for client in new]
+    joined = np.concatenate([there, np.asarray(new, np.int32)])
     order = np.argsort(joined)
-
-    def join(rows: Any, first: Any) -> np.ndarray:
-        first = np.asarray(first)
-        return np.concatenate([np.asarray(rows), np.broadcast_to(first, (len(new), *first.shape))])[order]
-
-    return state._replace(memory=Memory(joined[order], tf.nest.map_structure(join, state.memory.rows, row)))
+    join = lambda old, *others: np.concatenate([np.asarray(old), *(x[np.newaxis] for x in others)])[order]
+    return state._replace(memory=Memory(joined[order], tf.nest.map_structure(join, state.memory.rows, *rows)))
 
 
 def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:

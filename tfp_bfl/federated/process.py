@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
@@ -18,7 +19,7 @@ from tfp_bfl.federated.faults import check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
-from tfp_bfl.models import ModelWeights, as_model_fn, check_layers, get_weights, min_stddev
+from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, get_weights, min_stddev
 
 
 class BayesianProcess:
@@ -36,6 +37,7 @@ class BayesianProcess:
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
       min_examples: the fewest that a client must have.
       min_clients: the fewest that a cohort must have.
+      one_shot: its rule multiplies the clients' posteriors, which is for one round.
       burn_in_rounds: rounds before those that make the result: a run must have more.
       thinning: of a chain: which rounds are its draws; None for no chain.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
@@ -61,6 +63,7 @@ class BayesianProcess:
         self.element_spec = round.element_spec
         self.min_examples = min_examples
         self.min_clients = rule.min_clients
+        self.one_shot = rule.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning
         self._client_work = client_work
@@ -110,13 +113,17 @@ class BayesianProcess:
         tf.nest.assert_same_structure(state.weights, weights)
         return state._replace(weights=weights)
 
-    def with_clients(self, state: ServerState, clients: Any) -> ServerState:
-        """The state with a row for each of these clients' numbers, where clients keep something over rounds.
+    def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = ()) -> ServerState:
+        """The state of a federation of these clients' numbers, who hold so many examples each.
 
-        A client that is there keeps its row. A round leaves out clients without one, as faulty.
+        Where clients keep something over rounds, each has a row: a client that is there keeps its own. A round leaves
+        out clients without one, as faulty.
         """
-        memory = self._client_work.memory
-        return with_clients(state, clients, memory(state.weights) if memory else ())
+        held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
+        federation = Federation(np.int32(len(clients)), np.int32(held.sum()))
+        # Who joins a federation that runs begins with nothing.
+        shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
+        return with_clients(state._replace(federation=federation), clients, shares, self._client_work.memory)
 
     def predictive_weights(self, state: ServerState) -> ModelWeights:
         """The weights with which the model predicts after the state's rounds (`ServerStep.predictive`)."""

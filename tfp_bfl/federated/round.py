@@ -18,7 +18,7 @@ from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, Serve
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated.faults import find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
-from tfp_bfl.models import ModelWeights, ServerMessage
+from tfp_bfl.models import Federation, ModelWeights, ServerMessage
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
 Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
@@ -113,14 +113,13 @@ def make_round(
 
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
-        memory = no_rows(client_work.memory(weights) if client_work.memory else ())
-        return ServerState(
-            tf.constant(0), tf.constant(seed, tf.int32), weights, server_step.initialize(weights), memory
-        )
+        memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
+        step, nobody = server_step.initialize(weights), Federation(tf.constant(0), tf.constant(0))
+        return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody)
 
     def broadcast(state: ServerState) -> Broadcast:
         told = server_step.tell(state.step, state.weights)
-        return Broadcast(state.seed, ServerMessage(state.weights, state.round, told, state.memory))
+        return Broadcast(state.seed, ServerMessage(state.weights, state.round, told, state.memory, state.federation))
 
     def build_client() -> Contribute:
         work = client_work()
@@ -148,14 +147,17 @@ def make_round(
     def conclude(state: ServerState, total: Contribution) -> tuple[ServerState, Metrics]:
         sound = is_sound(total.report.fault)
         pooled, reported = rule.pool_with_metrics(total.statistics, state.weights)
-        step, weights = server_step.next(state.step, state.weights, pooled, fold(state.seed, state.round, -2))
+        metrics = _round_metrics(total.report)
+        here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"])
+        federation = tf.nest.map_structure(tf.maximum, state.federation, here)
+        met = server_step.meet(state.step, federation, here.num_clients)
+        step, weights = server_step.next(met, state.weights, pooled, fold(state.seed, state.round, -2))
         weights = weights._replace(posterior=floor_variance(weights.posterior, min_stddev))
         step, weights = tf.cond(tf.reduce_any(sound), lambda: (step, weights), lambda: (state.step, state.weights))
         memory = replace_rows(state.memory, total.report.client, total.memory, sound)
-        metrics = _round_metrics(total.report)
         metrics.update(spread(weights.posterior, min_stddev)._asdict())
         metrics.update(reported)
-        return ServerState(state.round + 1, state.seed, weights, step, memory), metrics
+        return ServerState(state.round + 1, state.seed, weights, step, memory, federation), metrics
 
     return Round(initialize, broadcast, build_client, rule.merge, add, conclude, element_spec, seed)
 

@@ -16,9 +16,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import noise
 from tfp_bfl.posterior import gaussian_kl
+
+# As a prior's standard deviation: sqrt(2 / inputs of a unit), that of the means before training (He et al. 2015).
+FAN_IN = "fan_in"
 
 
 class VariationalWeight(NamedTuple):
@@ -53,7 +56,7 @@ class _Flipout(tf.keras.layers.Layer):
         activation: Any = None,
         use_bias: bool = True,
         variational_bias: bool = False,
-        prior_stddev: float = 1.0,
+        prior_stddev: float | str = 1.0,
         initial_stddev: float = 0.003,
         min_stddev: float = 1e-5,
         kl_weight: float = 1.0,
@@ -62,16 +65,18 @@ class _Flipout(tf.keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if not (prior_stddev > 0 and 0 < min_stddev <= initial_stddev):
+        self._by_fan_in = prior_stddev == FAN_IN
+        self.prior_stddev = math.nan if isinstance(prior_stddev, str) else float(prior_stddev)
+        if not ((self._by_fan_in or self.prior_stddev > 0) and 0 < min_stddev <= initial_stddev):
             raise InvalidArgument(
-                "A Flipout layer needs prior_stddev > 0 and 0 < min_stddev <= initial_stddev, but got "
-                f"prior_stddev={prior_stddev}, min_stddev={min_stddev}, initial_stddev={initial_stddev}."
+                "A Flipout layer needs prior_stddev > 0 and 0 < min_stddev <= initial_stddev, but got prior_stddev="
+                f"{shown(prior_stddev)}, min_stddev={min_stddev}, initial_stddev={initial_stddev}; prior_stddev may "
+                f"also be {FAN_IN!r}."
             )
         self.units = units
         self.activation = tf.keras.activations.get(activation)
         self.use_bias = use_bias
         self.variational_bias = variational_bias
-        self.prior_stddev = prior_stddev
         self.initial_stddev = initial_stddev
         self.min_stddev = min_stddev
         self.kl_weight = kl_weight
@@ -86,6 +91,8 @@ class _Flipout(tf.keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         shape = self._kernel_shape(tf.TensorShape(input_shape))
+        if self._by_fan_in:
+            self.prior_stddev = math.sqrt(2 / math.prod(shape[:-1]))
         self.kernel_mean, self.kernel_log_stddev = self._variational("kernel", shape, self.kernel_initializer)
         if self._bias_varies:
             self.bias, self.bias_log_stddev = self._variational("bias", [self.units], "zeros")
@@ -181,7 +188,7 @@ class _Flipout(tf.keras.layers.Layer):
             "activation": tf.keras.activations.serialize(self.activation),
             "use_bias": self.use_bias,
             "variational_bias": self.variational_bias,
-            "prior_stddev": self.prior_stddev,
+            "prior_stddev": FAN_IN if self._by_fan_in else self.prior_stddev,
             "initial_stddev": self.initial_stddev,
             "min_stddev": self.min_stddev,
             "kl_weight": self.kl_weight,
@@ -198,7 +205,8 @@ class DenseFlipout(_Flipout):
       units: outputs.
       activation, use_bias, kernel_initializer: as in `tf.keras.layers.Dense`; the initializer is of the means.
       variational_bias: the bias is Gaussian too, instead of a point.
-      prior_stddev: of the prior N(0, prior_stddev^2) on each variational weight.
+      prior_stddev: of the prior N(0, prior_stddev^2) on each variational weight; "fan_in" for sqrt(2 / inputs of a
+        unit), by which outputs have the size of inputs, as under the initial means (He et al. 2015).
       initial_stddev: of the posterior before training.
       min_stddev: the floor of every standard deviation.
       kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.

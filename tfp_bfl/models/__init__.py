@@ -8,7 +8,7 @@ from typing import Callable
 import tensorflow as tf
 
 from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates
-from tfp_bfl.models.exchange import ClientPosterior, ClientResult, ServerMessage, TrainingMetrics
+from tfp_bfl.models.exchange import ClientPosterior, ClientResult, Federation, ServerMessage, TrainingMetrics
 from tfp_bfl.models.flat import FlatWeights
 from tfp_bfl.models.functional_call import batch_moments, batch_normalized_call, functional_call
 from tfp_bfl.models.head import split_head
@@ -29,6 +29,7 @@ __all__ = [
     "PRECISIONS",
     "ClientPosterior",
     "ClientResult",
+    "Federation",
     "FlatWeights",
     "ModelWeights",
     "ServerMessage",

@@ -11,6 +11,20 @@ from tfp_bfl.models.weights import ModelWeights
 from tfp_bfl.posterior import MeanField
 
 
+class Federation(NamedTuple):
+    """How large a federation is, its clients that are not in the round included: int32 scalars.
+
+    `simulate` knows it. Where nobody has said, it is what the largest round so far has held: 0 before the first.
+
+    Fields:
+      num_clients: K.
+      num_examples: N, of all of them together.
+    """
+
+    num_clients: Any = 0
+    num_examples: Any = 0
+
+
 class ServerMessage(NamedTuple):
     """What a client of a round gets.
 
@@ -19,12 +33,14 @@ class ServerMessage(NamedTuple):
       round: rounds done so far, scalar int32.
       told: what the server step tells all clients besides (`ServerStep.tell`).
       memory: what this client has kept of the round that it was last in (`ClientWork.memory`).
+      federation: its size.
     """
 
     weights: ModelWeights
     round: Any
     told: Any = ()
     memory: Any = ()
+    federation: Federation = Federation()
 
 
 class TrainingMetrics(NamedTuple):

@@ -68,6 +68,11 @@ class FlatWeights:
         self.prior = self.as_prior(prior(model))
 
     @property
+    def has_posterior(self) -> bool:
+        """There are variational weights."""
+        return bool(self._means)
+
+    @property
     def variables(self) -> list[tf.Variable]:
         """What an optimizer steps: `values`, and `log_stddev` if there is any."""
         return [self.values, self.log_stddev] if self._means else [self.values]
@@ -87,6 +92,20 @@ class FlatWeights:
         statistics = [*self._layout.moving_mean, *self._layout.moving_variance]
         for variable, value in zip(statistics, [*weights.moments.mean, *weights.moments.variance]):
             variable.assign(value)
+
+    def gaussian(self, mean: tf.Tensor, precision: tf.Tensor) -> Prior:
+        """N(mean, 1 / precision) over the variational weights [D] as a prior."""
+        padding = [[0, sum(self._sizes) - self._num_means]]
+        return Prior(tf.pad(mean, padding), tf.pad(precision, padding), -0.5 * tf.math.log(precision))
+
+    def set_posterior(self, mean: tf.Tensor, precision: tf.Tensor) -> None:
+        """Sets means and standard deviations by m and 1 / s^2 [D]."""
+        self.values.assign(tf.concat([mean, self.values[self._num_means :]], 0))
+        self.set_precision(precision)
+
+    def set_precision(self, precision: tf.Tensor) -> None:
+        """Sets `log_stddev` by 1 / s^2 [D]; standard deviations below the floor come up to it."""
+        self.log_stddev.assign(self._above_floor(-0.5 * tf.math.log(precision)))
 
     def update_model(self) -> None:
         """Sets the model's means and point weights to `values`."""
@@ -114,8 +133,7 @@ class FlatWeights:
     def as_prior(self, posterior: MeanField) -> Prior:
         """A posterior over the variational weights as the prior of the next."""
         mean, variance = (_concat(part) for part in posterior)
-        padding = [[0, sum(self._sizes) - self._num_means]]
-        return Prior(tf.pad(mean, padding), tf.pad(1 / variance, padding), 0.5 * tf.math.log(variance))
+        return self.gaussian(mean, 1 / variance)
 
     def kl_divergence(self, stddev: tf.Tensor, prior: Prior) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """KL[q || prior] in nats, and its gradient in `values` and in `log_stddev`; `stddev` is exp(log_stddev).

@@ -45,7 +45,7 @@ class Blocks:
         self,
         kind: str,
         *,
-        prior_stddev: float,
+        prior_stddev: float | str,
         dropout_rate: float,
         normalization: str,
         variational_bias: bool = False,

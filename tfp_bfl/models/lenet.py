@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import Blocks, check_image_shape
 
 
@@ -14,7 +15,7 @@ def lenet(
     kind: str = "flipout",
     input_shape: Sequence[int] = (28, 28, 1),
     num_classes: int = 10,
-    prior_stddev: float = 10.0,
+    prior_stddev: float | str = FAN_IN,
     dropout_rate: float = 0.2,
     normalization: str = "none",
     **options: Any,
@@ -28,7 +29,8 @@ def lenet(
       kind: "deterministic", "mc_dropout" or "flipout".
       input_shape: [height, width, channels], at least 8 x 8.
       num_classes: C.
-      prior_stddev: of the prior N(0, prior_stddev^2) on every variational weight.
+      prior_stddev: of the prior N(0, prior_stddev^2) on every variational weight; "fan_in" for sqrt(2 / inputs of a
+        unit), as the initial means have it.
       dropout_rate: for kind "mc_dropout".
       normalization: "none", "batch" or "group", after each convolution.
       **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, kl_weight,

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import Blocks, check_classes
 
 
@@ -14,7 +15,7 @@ def mlp(
     kind: str = "flipout",
     input_shape: Sequence[int] = (30,),
     num_classes: int = 2,
-    prior_stddev: float = 10.0,
+    prior_stddev: float | str = FAN_IN,
     dropout_rate: float = 0.2,
     normalization: str = "none",
     hidden: Sequence[int] = (64, 32),

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.layers.flipout import FAN_IN
 from tfp_bfl.models.kinds import Blocks, check_image_shape
 
 
@@ -14,7 +15,7 @@ def resnet20(
     kind: str = "flipout",
     input_shape: Sequence[int] = (32, 32, 3),
     num_classes: int = 10,
-    prior_stddev: float = 10.0,
+    prior_stddev: float | str = FAN_IN,
     dropout_rate: float = 0.2,
     normalization: str = "batch",
     **options: Any,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.contracts import STACK, GatherRule, ModelGatherRule, ModelRule, Rule
-from tfp_bfl.rules.rule import each, sharing
+from tfp_bfl.rules.rule import KEPT, each, sharing
 
 
 class _Gathered(NamedTuple):
@@ -46,7 +46,7 @@ def gathered(rule: GatherRule) -> ModelRule:
         )
 
     together = lambda total, anchor: rule.pool_with_metrics(*sound(total), anchor)
-    fields = {name: getattr(rule, name) for name in ("name", "uses_anchor", "min_clients", "takes", "gives")}
+    fields = {name: getattr(rule, name) for name in KEPT}
     return ModelRule(summarise, merge, **fields, **sharing(together))
 
 

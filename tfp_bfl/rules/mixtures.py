@@ -67,7 +67,7 @@ def weighted_sum() -> Rule:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
-    return Rule(summarise, add, pool, "weighted_sum")
+    return Rule(summarise, add, pool, "weighted_sum", one_shot=True)
 
 
 @functools.cache

@@ -51,7 +51,8 @@ def conflation() -> Rule:
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Precisions:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
-    return Rule(summarise, add, _product(lambda total: tf.ones_like(total.weight)), "conflation")
+    pool = _product(lambda total: tf.ones_like(total.weight))
+    return Rule(summarise, add, pool, "conflation", one_shot=True)
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -69,7 +70,7 @@ def weighted_conflation() -> Rule:
     Equal weights give conflation exactly.
     """
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation")
+    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, Rule
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import sharing
+from tfp_bfl.rules.rule import KEPT, sharing
 from tfp_bfl.rules.whole_model import whole_model
 
 
@@ -28,5 +28,5 @@ def reweighted(rule: Union[Rule, GatherRule, str], weigh: Callable[[Any], tf.Ten
         pooled, own = inner.pool_with_metrics(summarise_stack(inner, stacked, new, anchor), anchor)
         return pooled, {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
 
-    fields = {name: getattr(inner, name) for name in ("name", "uses_anchor", "min_clients", "takes", "gives")}
+    fields = {name: getattr(inner, name) for name in KEPT}
     return ModelGatherRule(**fields, **sharing(together))

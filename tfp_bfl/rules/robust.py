@@ -72,7 +72,7 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
         return pooled, {"clipped_clients": total.clipped, **own}
 
     fields = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives, **sharing(together)}
-    return ModelRule(summarise, merge, name=f"clipped {inner.name}", **fields)
+    return ModelRule(summarise, merge, name=f"clipped {inner.name}", one_shot=inner.one_shot, **fields)
 
 
 def trimmed(rule: AnyRule, share: float = 0.2) -> ModelGatherRule:

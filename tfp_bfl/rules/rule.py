@@ -29,6 +29,10 @@ def typed_as(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     return tf.cast(weight, like.dtype)
 
 
+# What a rule keeps of itself when it is lifted.
+KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot")
+
+
 def sharing(together: Callable[..., tuple[Any, dict[str, tf.Tensor]]]) -> dict[str, Any]:
     """The fields of a `Rule` or `GatherRule` whose metrics come from the work of pooling."""
     return {

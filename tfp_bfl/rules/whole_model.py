@@ -11,7 +11,7 @@ from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered, summarise_stack
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import check_rule, each, parse_rule, sharing
+from tfp_bfl.rules.rule import KEPT, check_rule, each, parse_rule, sharing
 
 NONE = MeanField((), ())
 
@@ -75,8 +75,7 @@ def _whole(rule: Rule) -> ModelRule:
         pooled = ModelWeights(posterior, point, mixture.pool(total.moments, model.moments))
         return _like(anchor, pooled), metrics
 
-    fields = {"uses_anchor": rule.uses_anchor, "min_clients": rule.min_clients, **sharing(together)}
-    return ModelRule(summarise, merge, name=rule.name, **fields)
+    return ModelRule(summarise, merge, **{name: getattr(rule, name) for name in KEPT}, **sharing(together))
 
 
 def _whole_stack(rule: GatherRule) -> ModelGatherRule:
@@ -91,8 +90,7 @@ def _whole_stack(rule: GatherRule) -> ModelGatherRule:
         posterior, metrics = rule.pool_with_metrics(clients.posterior, importance, model.posterior)
         return _like(anchor, pooled._replace(posterior=posterior)), metrics
 
-    fields = {"uses_anchor": rule.uses_anchor, "min_clients": rule.min_clients, **sharing(together)}
-    return ModelGatherRule(name=rule.name, **fields)
+    return ModelGatherRule(**{name: getattr(rule, name) for name in KEPT}, **sharing(together))
 
 
 def _as_model(weights: Any) -> ModelWeights:

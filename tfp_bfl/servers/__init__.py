@@ -7,6 +7,7 @@ A third says which weights predict, where these are not the ones that clients st
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.servers import online
 from tfp_bfl.servers.distil import distil
+from tfp_bfl.servers.dual import dual
 from tfp_bfl.servers.gaussian import keep_gaussian
 from tfp_bfl.servers.langevin import langevin
 from tfp_bfl.servers.optimize import optimize
@@ -18,6 +19,7 @@ __all__ = [
     "SERVER_OPTIMIZERS",
     "ServerStep",
     "distil",
+    "dual",
     "keep_gaussian",
     "langevin",
     "online",

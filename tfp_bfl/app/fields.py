@@ -1,0 +1,148 @@
+"""What an option is, and those that several algorithms share. TensorFlow is imported where arguments are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
+
+import pydantic
+from pydantic import Field
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app import choices
+from tfp_bfl.errors import InvalidArgument
+
+INT32_MAX = 2**31 - 1
+Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
+CountOrZero = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+ShareOrZero = Annotated[float, Field(ge=0, lt=1)]
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    argument: Optional[str] = "",
+    names: Optional[choices.Table] = None,
+    **limits: Any,
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+      default: of the option.
+      description: for the help.
+      argument: of the recipe; "group.argument" for one in a dictionary of options. "" for one that has the option's
+        name, None for an option that goes to no argument, or is part of one that `Options.arguments` makes.
+      names: that it can take.
+      **limits: of `pydantic.Field`.
+    """
+    told: Any = {"argument": argument, "names": names}
+    return Field(default, description=description, json_schema_extra=told, **limits)
+
+
+class Options(pydantic.BaseModel):
+    """What every algorithm takes.
+
+    Attributes:
+      recipe: of `tfp_bfl.algorithms`, and the algorithm's name.
+      summary: of its clients and its server, in one line.
+      defaults: of a configuration with this algorithm, where they differ from the fields' own.
+      point_weights: models with variational layers are refused.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    recipe: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    defaults: ClassVar[dict[str, Any]] = {}
+    point_weights: ClassVar[bool] = True
+
+    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
+    batch_size: Count = option(32, "Examples in a training step.")
+    learning_rate: Optional[Positive] = option(
+        None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
+    )
+
+    def check(self, config: Any) -> None:
+        """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
+        if self.point_weights and config.kind == "flipout":
+            raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
+
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.learning_rate or float(self.defaults["learning_rate"])
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        """Those of the recipe, besides the model; `unlabelled` gives the server's examples without labels."""
+        given: dict[str, Any] = {}
+        for name, argument in argument_names(type(self)).items():
+            group, _, last = argument.rpartition(".")
+            (given.setdefault(group, {}) if group else given)[last] = getattr(self, name)
+        return given
+
+
+class ManyRounds(Options):
+    learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
+    silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
+    max_change_norm: Optional[Positive] = option(
+        None, "A client whose weights move further than this is left out of its round."
+    )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        rate = bfl.clients.exponential_decay(self.rate(), self.learning_rate_decay, self.silent_rounds)
+        return {**super().arguments(config, unlabelled), "learning_rate": rate}
+
+
+class AnyKind(Options):
+    """Also of models with variational layers."""
+
+    point_weights: ClassVar[bool] = False
+    prior_stddev: Union[Positive, Literal["fan_in"]] = option(
+        "fan_in",
+        "Standard deviation of the prior on each weight; fan_in for sqrt(2 / inputs of a unit).",
+        argument=None,
+    )
+
+
+class Defended(Options):
+    robust: Optional[str] = option(
+        None,
+        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given.",
+        names=choices.ROBUST,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.robust is not None:
+            bfl.rules.parse_robust(self.robust)
+
+
+class Weighted(Options):
+    weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.weighting in ("equal", "train_size"):
+            return
+        if self.point_weights:
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
+                "'train_size'."
+            )
+        if config.kind != "flipout":
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
+            )
+
+
+def extra(field: Any, what: str) -> Any:
+    """The `argument` or the `names` that `option` gave a field."""
+    return field.json_schema_extra[what]
+
+
+def argument_names(options: type[Options]) -> dict[str, str]:
+    """The options that are an argument of the recipe each, and its name."""
+    places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
+    return {name: place or name for name, place in places.items() if place is not None}

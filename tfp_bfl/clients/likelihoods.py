@@ -1,0 +1,65 @@
+"""What a model's outputs say of the labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, NamedTuple, Union
+
+import tensorflow as tf
+
+from tfp_bfl.errors import check_number
+from tfp_bfl.named import Table, WithArgument, parse
+
+
+class Likelihood(NamedTuple):
+    """A density of labels given outputs.
+
+    Fields:
+      nll: (labels [B], outputs [B, C]) -> -log p(label | outputs) in nats [B].
+      draw: (outputs, a seed [2]) -> labels drawn from it [B].
+    """
+
+    nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def categorical() -> Likelihood:
+    """p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return tf.random.stateless_categorical(outputs, 1, seed)[:, 0]
+
+    return Likelihood(tf.nn.sparse_softmax_cross_entropy_with_logits, draw)
+
+
+def gaussian(stddev: float) -> Likelihood:
+    """p(y | f) = N(y; f, stddev^2), one output, labels floats.
+
+    Raises:
+      InvalidArgument: stddev is not above 0.
+    """
+    stddev = float(check_number(stddev, "stddev"))
+
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        error = (tf.cast(labels, outputs.dtype) - outputs[:, 0]) / stddev
+        return 0.5 * tf.square(error) + math.log(stddev) + 0.5 * math.log(2 * math.pi)
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return outputs[:, 0] + stddev * tf.random.stateless_normal(tf.shape(outputs)[:1], seed)
+
+    return Likelihood(nll, draw)
+
+
+CATEGORICAL = categorical()
+LIKELIHOODS: Table = {"categorical": categorical, "gaussian": WithArgument(gaussian, "stddev")}
+
+
+def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
+    """ "categorical" or "gaussian:STDDEV" as a likelihood.
+
+    Raises:
+      InvalidArgument: no such likelihood.
+    """
+    if isinstance(text, Likelihood):
+        return text
+    return parse(LIKELIHOODS, text, "likelihood")()

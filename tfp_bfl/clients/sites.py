@@ -1,0 +1,153 @@
+"""Clients that keep a site each: their likelihood's factor of the posterior, learnt over rounds."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl.clients.adam import Adam
+from tfp_bfl.clients.inference import update_of
+from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.target import Target
+from tfp_bfl.clients.trainer import Trainer
+from tfp_bfl.clients.updates import OptimizerFn, Schedule
+from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, as_model_fn, layout, prior
+from tfp_bfl.posterior import MeanField
+
+
+class Site(NamedTuple):
+    """A Gaussian factor of a posterior over D weights, by natural parameters: exp(shift w - precision w^2 / 2).
+
+    Fields:
+      precision: at least 0 [D].
+      shift: precision times mean [D].
+    """
+
+    precision: Any
+    shift: Any
+
+
+def sites(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    local_epochs: int = 1,
+    batch_size: int = 32,
+    learning_rate: Optional[Schedule] = None,
+    optimizer_fn: OptimizerFn = Adam,
+    inference: str = "curvature",
+    noise: Optional[str] = None,
+    decay: Optional[float] = None,
+    likelihood: Union[str, Likelihood] = "categorical",
+    temperature: float = 1.0,
+    step_size: float = 1.0,
+    damping: float = 0.5,
+    send_site: bool = True,
+) -> ClientWork:
+    """Client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
+
+    local prior:   natural(q) - t_k / rho                           (for rho = 1 the cavity q / t_k)
+    local optimum: q_k = local prior x likelihood_k^(1 / (T rho))   (by training from q on)
+    site:          t_k <- t_k + damping rho (natural(q_k) - natural(q))
+
+    The precision of q_k is at least that of its local prior, so that no site's falls below 0. Where a local prior would
+    be wider than the prior itself, it has the prior's precision.
+
+    A federation begins at q = the server's first posterior: each client's site is (q / prior)^(N_k / N), which its own
+    replaces by and by. A client that joins later begins with t_k = 1.
+
+    Args:
+      model_fn: builds a Keras model with variational weights; or such a model.
+      local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay: as of `clients.variational`.
+      likelihood: of the labels: "categorical", or "gaussian:STDDEV".
+      temperature: T of the likelihood.
+      step_size: rho of the local objective -E_q[log likelihood] / T - <t_k, natural> + rho KL[q || server's q].
+      damping: of the sites, above 0 and at most 1.
+      send_site: the client sends q with its new site in the place of the old one; False: it sends q_k.
+
+    Returns:
+      Client work that keeps its `Site`.
+
+    Raises:
+      InvalidArgument: numbers outside their ranges, or a model without variational weights, or whose initial posterior
+        is wider than its prior.
+
+    Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
+    IVON-ADMM, whose v_k is -t_k.
+    """
+    model_fn = as_model_fn(model_fn)
+    check_count(local_epochs, "local_epochs")
+    check_count(batch_size, "batch_size")
+    for name, value in (("temperature", temperature), ("step_size", step_size)):
+        check_number(value, name)
+    if check_number(damping, "damping") > 1:
+        raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
+    density = parse_likelihood(likelihood)
+    update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
+    first = _prior(model_fn())
+
+    def memory(weights: ModelWeights, share: Any) -> Site:
+        q = natural(weights.posterior)
+        return Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
+
+    def build() -> Work:
+        trainer = Trainer(model_fn, update_fn, likelihood=density)
+        weights = trainer.weights
+
+        @tf.function(autograph=False)
+        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            site, mean = message.memory, _flat(message.weights.posterior.mean)
+            precision = tf.math.reciprocal(_flat(message.weights.posterior.variance))
+            # From the server's mean on, where no large numbers cancel.
+            lowest = tf.maximum(precision - site.precision / step_size, weights.prior.precision[: mean.shape[0]])
+            local_mean = mean + (site.precision * mean - site.shift) / step_size / lowest
+            number = tf.shape(examples.labels)[0]
+            size = tf.cast(number, tf.float32) / (temperature * step_size)
+            target = Target(weights.gaussian(local_mean, lowest), size)
+            metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
+            found = tf.maximum(tf.exp(-2 * weights.log_stddev), lowest)
+            moved = found * (weights.values[: mean.shape[0]] - mean)
+            gain = Site(found - precision, moved + (found - precision) * mean)
+            kept = tf.nest.map_structure(lambda t, g: t + damping * step_size * g, site, gain)
+            if send_site:
+                found = precision + damping * step_size * gain.precision
+                moved = damping * step_size * moved
+            weights.set_posterior(mean + moved / found, found)
+            return ClientResult(weights.store(), number, metrics, memory=kept)
+
+        return work
+
+    return ClientWork(build, memory=memory)
+
+
+def natural(posterior: MeanField) -> Site:
+    """The natural parameters of a mean-field Gaussian over D weights."""
+    precision = tf.math.reciprocal(_flat(posterior.variance))
+    return Site(precision, precision * _flat(posterior.mean))
+
+
+def _flat(leaves: Any) -> tf.Tensor:
+    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)], 0)
+
+
+def _prior(model: tf.keras.Model) -> Site:
+    """The prior of a model's variational weights.
+
+    Raises:
+      InvalidArgument: there are none, or they begin wider than it.
+    """
+    weights = layout(model).variational
+    if not weights:
+        raise InvalidArgument(
+            f"Sites are factors of a posterior over weights, and {model.name!r} has point weights only: build it with "
+            "kind 'flipout'."
+        )
+    wide = [w for w in weights if float(tf.reduce_max(w.log_stddev)) > tf.math.log(w.prior_stddev)]
+    if wide:
+        raise InvalidArgument(
+            f"The initial standard deviations of {wide[0].mean.name} are above its prior's, {wide[0].prior_stddev:g}, "
+            "which no site can make of it: build the model with a smaller initial_stddev."
+        )
+    return natural(prior(model))

@@ -1,0 +1,81 @@
+"""Bayesian ADMM's server: between the mean of the clients' posteriors and the product of their sites."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.contracts import ServerStep
+from tfp_bfl.errors import InvalidArgument, check_number, shown
+from tfp_bfl.models import Federation, ModelWeights
+from tfp_bfl.posterior import MeanField
+
+
+class Dual(NamedTuple):
+    """The state.
+
+    Fields:
+      precision, shift: natural parameters of prior prod_k t_k, like the posterior's means each.
+      num_clients: K, of the federation.
+      num_present: sound clients of the round.
+    """
+
+    precision: Any
+    shift: Any
+    num_clients: Any
+    num_present: Any
+
+
+def dual(step_size: float = 1.0, damping: float = 1.0) -> ServerStep:
+    """q <- (1 - a) mean_k q_k + a prior prod_k t_k in natural parameters, a = 1 / (1 + K rho).
+
+    t_k <- t_k + damping rho (natural(q_k) - natural(q))
+
+    The mean is over all K clients: those that are not in the round count with q_k = q. What the rule pools must be the
+    mean of natural parameters, as the log-linear pool of equal weights is. The product of the sites at first is the
+    first posterior, as with `clients.sites`.
+
+    Args:
+      step_size: rho.
+      damping: of the sites, above 0 and at most 1; both as the clients have them.
+
+    Raises:
+      InvalidArgument: a number outside its range.
+
+    Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM, whose v_k is -t_k.
+    """
+    check_number(step_size, "step_size")
+    if check_number(damping, "damping") > 1:
+        raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
+    each = tf.nest.map_structure
+
+    def initialize(weights: ModelWeights) -> Dual:
+        mean, variance = weights.posterior
+        precision = each(tf.math.reciprocal, variance)
+        return Dual(precision, each(tf.multiply, precision, mean), tf.constant(0), tf.constant(0))
+
+    def meet(state: Dual, federation: Federation, num_present: tf.Tensor) -> Dual:
+        return state._replace(num_clients=federation.num_clients, num_present=num_present)
+
+    def advance(state: Dual, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Dual, ModelWeights]:
+        del seed
+        (mean, variance), (pooled_mean, pooled_variance) = weights.posterior, pooled.posterior
+        clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))
+        gain = each(lambda v, u: 1 / v - 1 / u, pooled_variance, variance)
+        moved = each(lambda m, v, n, u: m / v - n / u, pooled_mean, pooled_variance, mean, variance)
+        kept = damping * step_size * present
+        precision, shift = (
+            each(lambda t, g: t + kept * g, *pair) for pair in ((state.precision, gain), (state.shift, moved))
+        )
+        share = 1 / (1 + clients * step_size)
+
+        def between(own: tf.Tensor, change: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
+            return (1 - share) * (own + present / clients * change) + share * product
+
+        new = each(lambda u, g, t: between(1 / u, g, t), variance, gain, precision)
+        towards = each(lambda n, u, g, t: between(n / u, g, t), mean, variance, moved, shift)
+        posterior = MeanField(each(tf.divide, towards, new), each(tf.math.reciprocal, new))
+        return state._replace(precision=precision, shift=shift), pooled._replace(posterior=posterior)
+
+    return ServerStep(initialize, advance, meet=meet, name=f"dual (step size {step_size:g})")
