@@ -53,8 +53,8 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     """
     if isinstance(name, str) and name in table:
         return table[name]
-    near = difflib.get_close_matches(str(name), table, n=3, cutoff=0.5)
-    near = near or [known for known in table if name == "".join(word[:1] for word in known.split("_"))]
+    near = [known for known in table if name == "".join(word[:1] for word in known.split("_"))]
+    near = near or difflib.get_close_matches(str(name), table, n=3, cutoff=0.5)
     if near:
         advice = "did you mean " + " or ".join(repr(n) for n in near) + "?"
     elif len(table) <= MOST_NAMES:
