@@ -113,7 +113,7 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
-        warnings=[bfl.federated.collapse_warning(collapsed)] if collapsed else [],
+        warnings=summary.get("warnings", [bfl.federated.collapse_warning(collapsed)] if collapsed else []),
     )
 
 

@@ -128,6 +128,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
+            **_permuted(result, shown, options),
         }
         summary = {
             **scores,
@@ -138,10 +139,23 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
             "versions": _versions(),
+            "warnings": list(result.warnings),
         }
         info = build.export_info(config, train, scores)
         _write_results(folder, config, clients, test, final, result, summary, info)
     return folder
+
+
+def _permuted(
+    result: bfl.federated.SimulationResult, shown: bfl.data.Source, options: dict[str, Any]
+) -> dict[str, float]:
+    """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
+    last = result.rounds[-1]
+    if not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
+        return {}
+    permuted = bfl.evaluation.evaluate_permuted(result.model, shown.features, shown.labels, **options)
+    scores = {f"permuted_{name}": permuted[name] for name in ("accuracy", "test_nll", "ece")}
+    return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
 
 
 def _read(config: RunConfig) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:

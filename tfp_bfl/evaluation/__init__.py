@@ -17,6 +17,7 @@ from tfp_bfl.evaluation.metrics import (
 )
 from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
+from tfp_bfl.evaluation.permutation import evaluate_permuted, permuted_stddevs
 from tfp_bfl.evaluation.predictive import (
     PRECISIONS,
     Evaluation,
@@ -49,6 +50,7 @@ __all__ = [
     "decompose",
     "draw_probabilities",
     "evaluate",
+    "evaluate_permuted",
     "evaluator",
     "expected_calibration_error",
     "is_stochastic",
@@ -59,6 +61,7 @@ __all__ = [
     "normality",
     "normality_summary",
     "out_of_distribution",
+    "permuted_stddevs",
     "predict",
     "reliability",
     "retention_curve",

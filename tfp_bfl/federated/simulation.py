@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
@@ -20,6 +21,7 @@ from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.description import describe_clients
 from tfp_bfl.federated.draws import Draws, Thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine
+from tfp_bfl.federated.notices import collapse_warning, has_collapsed, one_shot_warning, spread_warning
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.models import ModelWeights, predictive_model
 from tfp_bfl.posterior import Samples, Spread, marginals, spread
@@ -28,10 +30,6 @@ if TYPE_CHECKING:
     from tfp_bfl.federated.tff.context import Runtime
 
 logger = logging.getLogger(__name__)
-
-# The posterior counts as collapsed once its median standard deviation is this share of what it was at first, or most
-# weights are at the floor.
-COLLAPSED_SHARE = 0.05
 
 
 class SimulationResult(NamedTuple):
@@ -43,6 +41,7 @@ class SimulationResult(NamedTuple):
       rounds: each round's metrics, plain numbers.
       collapsed: the round in which the posterior lost its spread, None if it kept it.
       draws: of a chain, the rounds that were kept; None without any.
+      warnings: what there is to know of the posterior, whole sentences; they have been logged too.
     """
 
     model: tf.keras.Model
@@ -50,6 +49,7 @@ class SimulationResult(NamedTuple):
     rounds: list[dict[str, Any]]
     collapsed: Optional[int]
     draws: Optional[Samples] = None
+    warnings: Sequence[str] = ()
 
 
 def simulate(
@@ -151,6 +151,9 @@ def simulate(
         description = {**process.description, "clients": describe_clients(clients), "sampling": sampling}
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
+    warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
+    for warning in warnings:
+        logger.warning(warning)
     draws = draws or process.thinning
     kept = draws and Draws(draws, checkpoint_dir and pathlib.Path(checkpoint_dir) / "draws")
     with ENGINES[engine](process, runtime) as running:
@@ -193,7 +196,7 @@ def simulate(
                         scores = {**scores, **_on_cohort(evaluate_cohort, model, clients, outcome)}
                     row.update({name: np.asarray(x).tolist() for name, x in scores.items()})
                 row["seconds"] = time.perf_counter() - started
-                if record.collapsed is None and _has_collapsed(row, record.first_stddev):
+                if record.collapsed is None and has_collapsed(row, record.first_stddev):
                     record.collapsed = number
                     logger.warning(collapse_warning(number))
                 record.rows.append(row)
@@ -209,7 +212,13 @@ def simulate(
             if checkpoints and int(state.round) > saved:
                 checkpoints.save(state, record)
     model = predictive_model(base or process.model_fn(), predictive(state), batch_norm_examples=batch_norm_examples)
-    return SimulationResult(model, state, record.rows, record.collapsed, kept.samples() if kept else None)
+    warnings += [collapse_warning(record.collapsed)] if record.collapsed else []
+    same = spread_warning(record.rows[-1])
+    if same:
+        logger.warning(same)
+    warnings += [same] if same else []
+    draws_kept = kept.samples() if kept else None
+    return SimulationResult(model, state, record.rows, record.collapsed, draws_kept, warnings)
 
 
 def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Draws]) -> ModelWeights:
@@ -226,22 +235,6 @@ def _check_finite(state: ServerState, before: ServerState, step: str) -> None:
             f"step, at the server or the clients; the state of round {number - 1} is kept.",
             before,
         )
-
-
-def collapse_warning(number: int) -> str:
-    """What to tell the user when the posterior has lost its spread."""
-    return (
-        f"The posterior collapsed in round {number}: its median standard deviation is below {COLLAPSED_SHARE:.0%} of "
-        "what it was at first, or at its floor: the model is all but deterministic, its epistemic uncertainty near "
-        "zero; rules such as log_linear_pool or naive_weighted_average keep the spread."
-    )
-
-
-def _has_collapsed(row: dict[str, Any], first_stddev: float) -> bool:
-    if "stddev_median" not in row:
-        return False
-    shrunk = row["stddev_median"] < COLLAPSED_SHARE * first_stddev
-    return shrunk or (row["share_at_floor"] > 0.5 and row["stddev_median"] < first_stddev)
 
 
 def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optional[int] = None) -> None:

@@ -57,6 +57,11 @@ _NAMES = {
     "brier": "Brier score",
     "aleatoric": "Aleatoric part",
     "epistemic": "Epistemic part",
+    "permuted_test_nll": "NLL, standard deviations permuted",
+    "permuted_ece": "ECE, standard deviations permuted",
+    "permuted_accuracy": "Accuracy, standard deviations permuted",
+    "unpermuted_test_nll": "NLL on the same examples as they are",
+    "stddev_log_ratio": "Standard deviations: log(q95 / q05)",
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.
@@ -75,7 +80,7 @@ def headlines(run: RunResults) -> list[Headline]:
 def results(runs: Sequence[RunResults]) -> Table:
     """What the runs scored; of one run what is not shown large already."""
     single = len(runs) == 1
-    leave_out = {*_COSTS, "versions", *(_HEADLINES if single else ())}
+    leave_out = {*_COSTS, "versions", "warnings", *(_HEADLINES if single else ())}
     summaries = [
         dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
     ]

@@ -22,11 +22,15 @@ class MeanField(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How wide a posterior is: quantiles of the weights' standard deviations, and the share of them at the floor."""
+    """How wide a posterior is: quantiles of the weights' standard deviations, and the share of them at the floor.
+
+    `stddev_log_ratio` is log(q95 / q05): 0 where all standard deviations are the same number.
+    """
 
     stddev_q05: tf.Tensor
     stddev_median: tf.Tensor
     stddev_q95: tf.Tensor
+    stddev_log_ratio: tf.Tensor
     share_at_floor: tf.Tensor
 
 
@@ -125,4 +129,4 @@ def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
     ranks = [tf.cast(tf.round(tf.constant(q, stddev.dtype) * last), tf.int32) for q in (0.05, 0.5, 0.95)]
     low, median, high = (tf.raw_ops.NthElement(input=stddev, n=rank) for rank in ranks)
     at_floor = tf.reduce_mean(tf.cast(stddev <= 1.01 * min_stddev, stddev.dtype))
-    return Spread(low, median, high, at_floor)
+    return Spread(low, median, high, tf.math.log(high / low), at_floor)

@@ -1,0 +1,58 @@
+"""Does it matter which weight has which standard deviation?"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.predictive import evaluate
+from tfp_bfl.models import layout
+
+
+def evaluate_permuted(
+    model: tf.keras.Model, features: Any, labels: Any, permutation_seed: int = 0, **options: Any
+) -> dict[str, float]:
+    """The metrics of `evaluate` with the standard deviations of each layer's weights permuted among themselves.
+
+    Means, and how wide each layer's posterior is, stay as they are. Where the scores stay too, which weight has which
+    standard deviation says nothing; a spread that the data have determined loses by it.
+
+    Args:
+      model: with variational weights; it is left as it was.
+      features, labels: as of `evaluate`.
+      permutation_seed: of the permutation.
+      **options: of `evaluate`.
+
+    Raises:
+      InvalidArgument: as `evaluate`, or a model without variational weights.
+    """
+    with permuted_stddevs(model, permutation_seed):
+        return evaluate(model, features, labels, **options).metrics
+
+
+@contextlib.contextmanager
+def permuted_stddevs(model: tf.keras.Model, seed: int = 0) -> Iterator[None]:
+    """Within the block the standard deviations of each of the model's variational weight tensors are permuted.
+
+    Raises:
+      InvalidArgument: a model without variational weights.
+    """
+    weights = layout(model).variational
+    if not weights:
+        raise InvalidArgument(
+            f"The model {model.name!r} has no variational weights, whose standard deviations could be permuted."
+        )
+    before = [tf.identity(w.log_stddev) for w in weights]
+    try:
+        for number, (w, values) in enumerate(zip(weights, before)):
+            flat = tf.reshape(values, [-1])
+            order = tf.random.experimental.stateless_shuffle(tf.range(tf.size(flat)), [seed, number])
+            w.log_stddev.assign(tf.reshape(tf.gather(flat, order), values.shape))
+        yield
+    finally:
+        for w, values in zip(weights, before):
+            w.log_stddev.assign(values)
