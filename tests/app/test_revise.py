@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
 RUN = "run --algorithm fl_swag --dataset breast_cancer --model mlp --partition iid --num-samples 3 --learning-rate 0.2"
 SMALL = [*RUN.split(), "--clients", "3", "--local-epochs", "6", "--examples-per-client", "60", "--max-columns", "4"]
+SMALL += ["--engine", "local"]  # TensorFlow Federated has its run in test_cli.py
 TEST = bfl.data.load("breast_cancer", split="test")
 
 

@@ -176,9 +176,9 @@ def test_the_last_layer_alone_is_logistic_regression_on_frozen_features():
     assert result.weights.moments == MeanField((), ())
 
 
-def test_the_last_layer_of_an_image_network():
+def test_the_last_layer_on_images():
     """Bytes are scaled once, and dropout below the head is off: features are computed once."""
-    model_fn = lambda: models.lenet("mc_dropout", input_shape=(8, 8, 1), num_classes=3, dropout_rate=0.5)
+    model_fn = mlp(kind="mc_dropout", input_shape=(8, 8, 1), hidden=(5,), num_classes=3, dropout_rate=0.5)
     pixels = np.random.default_rng(5).integers(256, size=[9, 8, 8, 1]).astype(np.uint8)
     assert_head_alone(model_fn, get_weights(model_fn()), examples(pixels, np.arange(9) % 3), learning_rate=0.05)
 
@@ -207,7 +207,9 @@ def test_dropout_is_on_in_training_of_the_whole_model():
     assert abs(plain - np.log(2)) > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("deterministic", marks=pytest.mark.deep(after="test_swag.py")), "mc_dropout"]
+)
 def test_seed_decides_orders_and_noise(kind):
     """One batch holds all examples, so that the order moves the sums' rounding only."""
     model_fn, data = mlp(kind=kind, hidden=(4,), dropout_rate=0.5), table(6)

@@ -17,11 +17,12 @@ from . import kernel_reference as reference
 NAN, INF = float("nan"), float("inf")
 every_start = pytest.mark.parametrize("start", kernel.STARTS)
 every_kernel = pytest.mark.parametrize("kind", kernel.KERNELS)
-COMBINATIONS = [*itertools.product(kernel.STARTS, kernel.KERNELS, kernel.BANDWIDTHS)]
-# Each takes a second to trace: of a fast test one of each bandwidth, in which start and kernel take turns.
+# Each takes a second to trace: of a fast test one of each bandwidth, in which start and kernel take turns; in the deep
+# tier every start and kernel of one bandwidth too, since these enter after it.
 deep = pytest.mark.deep(after="tests/rules/test_kernel.py")
 TURNS = [(0, 0), (1, 1), (0, 1), (1, 0)]
 FAST = [(kernel.STARTS[i], kernel.KERNELS[j], b) for b, (i, j) in zip(kernel.BANDWIDTHS, itertools.cycle(TURNS))]
+COMBINATIONS = [*FAST, *(x for x in itertools.product(kernel.STARTS, kernel.KERNELS, ("silverman",)) if x not in FAST)]
 every_combination = pytest.mark.parametrize(
     ("start", "kind", "bandwidth"),
     [options if options in FAST else pytest.param(*options, marks=deep) for options in COMBINATIONS],
@@ -37,6 +38,8 @@ every_start_and_kernel = pytest.mark.parametrize(
 )
 WEIGHTINGS = (None, "kernels", "bandwidths")
 WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
+# Those that differ by a factor alone: tests/rules/test_bandwidths.py has them.
+SCALED = ("scott", "silverman_wide")
 every_weighting = pytest.mark.parametrize("weighting", WEIGHTINGS)
 
 
@@ -115,7 +118,7 @@ def test_a_bandwidth_of_zero_stays_and_is_counted(start, kind):
     ("start", "kind", "bandwidth", "weighting"),
     [
         x
-        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS), *WEIGHTED)
+        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS if b not in SCALED), *WEIGHTED)
         else pytest.param(*x, marks=deep)
         for x in ((*options, weighting) for options in COMBINATIONS for weighting in WEIGHTINGS)
     ],
