@@ -23,6 +23,8 @@ ALIKE = {
     "naive_weighted_average, mc_dropout": pytest.mark.deep(after="tests/clients/test_variational.py"),
     "distributed_weight_consolidation, deterministic": pytest.mark.deep(after="tests/rules/test_whole_model.py"),
     "fl_swag, mc_dropout": pytest.mark.deep(after="tests/clients/test_swag.py"),
+    "fl_swag, last layer": pytest.mark.deep(after="tests/clients/test_swag.py"),
+    "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
 }
 every_method = pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in METHODS])

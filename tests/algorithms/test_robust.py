@@ -89,6 +89,7 @@ def test_all_clients_faulty_changes_nothing(defence):
     assert_same(output.state.weights, state.weights, rtol=0, atol=0)
 
 
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
 def test_a_stacked_weighting_of_clipped_clients():
     process = build("naive_weighted_average", "clip:1.0", weights="max_discrepancy")
     metrics = process.next(process.initialize(), CLIENTS.shards(range(3), 2)).metrics

@@ -66,17 +66,8 @@ def test_a_faulty_client_is_left_out(rule, name):
     assert_same(output.state.weights, wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "max_discrepancy",
-        *(
-            pytest.param(name, marks=pytest.mark.deep(after="tests/algorithms/test_weightings.py"))
-            for name in weighting.STACKED_WEIGHTINGS
-            if name != "max_discrepancy"
-        ),
-    ],
-)
+@pytest.mark.deep(after="tests/federated/test_faults.py")
+@pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
 def test_all_clients_faulty_changes_nothing(name):
     features = np.full_like(SOURCE.features, np.nan)
     spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
@@ -94,6 +85,7 @@ def test_a_weighting_for_a_kind_that_it_cannot_serve(name, kind):
         algorithms.variational(mlp(kind), rules.conflation(), name)
 
 
+@pytest.mark.deep(after="tests/rules/test_equations.py")
 def test_conflation_with_equal_weights_is_conflation_bit_for_bit():
     states = []
     for rule in ("conflation", "weighted_conflation"):

@@ -21,6 +21,8 @@ from tfp_bfl.app.config import RunConfig
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
 SMALL = (
+    "--model",
+    "mlp",
     "--rounds",
     "3",
     "--local-epochs",
@@ -252,7 +254,7 @@ def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
 @pytest.mark.deep(after="test_cli.py")
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     folder = tmp_path / "tables"
-    arguments = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "mc_dropout", "--clients", "3"]
+    arguments = ["--dataset", "breast_cancer", "--kind", "mc_dropout", "--clients", "3"]
     arguments += ["--robust", "trimmed:0.34"]
     assert run_command_line(["run", *SMALL, *arguments, *LOCAL, "--output", str(folder)]) == 0
     assert not (folder / "figures" / "uncertain_examples.png").exists()

@@ -189,13 +189,14 @@ def test_bad_shapes(name, shape):
     assert str(list(shape)) in str(caught.value)
 
 
+@pytest.mark.deep(after="tests/layers/test_flipout.py")
 @pytest.mark.parametrize(
     ("name", "kind", "normalization"),
     [
         ("lenet", "flipout", "none"),
-        pytest.param("lenet", "mc_dropout", "none", marks=deep),
-        pytest.param("lenet", "deterministic", "none", marks=deep),
-        pytest.param("resnet20", "deterministic", "batch", marks=deep),
+        ("lenet", "mc_dropout", "none"),
+        ("lenet", "deterministic", "none"),
+        ("resnet20", "deterministic", "batch"),
     ],
 )
 def test_fit_lowers_the_loss(name, kind, normalization):

@@ -40,7 +40,6 @@ WEIGHTINGS = (None, "kernels", "bandwidths")
 WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
 # Those that differ by a factor alone: tests/rules/test_bandwidths.py has them.
 SCALED = ("scott", "silverman_wide")
-every_weighting = pytest.mark.parametrize("weighting", WEIGHTINGS)
 
 
 def random_values(num_clients, size=5, dtype=np.float64, seed=0):
@@ -251,8 +250,7 @@ def stack_of_models(num_clients=7):
     return ModelWeights(pair(3, 2), (draw(2, 2), draw(3)), pair(4))
 
 
-@every_start
-@every_weighting
+@pytest.mark.parametrize(("start", "weighting"), [("mean", None), ("clients", "kernels"), ("mean", "bandwidths")])
 def test_the_rule_for_whole_models(start, weighting):
     stacked, sizes = stack_of_models(), np.array([3.0, 1, 4, 1, 5, 9, 2], np.float32)
     anchor = tf.nest.map_structure(lambda x: x[0], stacked)
