@@ -88,9 +88,12 @@ def test_size_is_that_of_the_samples(tmp_path):
     assert weights * (NUM_SAMPLES + 1) < file.stat().st_size < weights * (NUM_SAMPLES + 2)
 
 
+def small():
+    return models.mlp("flipout", input_shape=(5,), num_classes=3, hidden=())
+
+
 def test_a_table_takes_floats(tmp_path):
-    model = models.mlp("flipout", input_shape=(5,), num_classes=3, hidden=())
-    export.save_tflite(model, tmp_path / "table.tflite", num_samples=2)
+    export.save_tflite(small(), tmp_path / "table.tflite", num_samples=2)
     assert set(tf.lite.Interpreter(str(tmp_path / "table.tflite")).get_signature_list()) == {"mean", "predict"}
 
 
@@ -117,12 +120,12 @@ def test_what_exists_stays_untouched(tmp_path):
 
 
 def test_more_samples_than_a_file_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 1000)
-    with pytest.raises(InvalidArgument, match="holds at most 1000: take fewer"):
-        export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=2)
+    monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 100)
+    with pytest.raises(InvalidArgument, match="holds at most 100: take fewer"):
+        export.save_tflite(small(), tmp_path / "new.tflite", num_samples=2)
     monkeypatch.undo()
     with pytest.raises(InvalidArgument, match="take fewer"):  # before memory is taken for them
-        export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=10**11)
+        export.save_tflite(small(), tmp_path / "new.tflite", num_samples=10**11)
     assert not list(tmp_path.iterdir())
 
 

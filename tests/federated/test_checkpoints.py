@@ -18,7 +18,7 @@ CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k i
 
 @functools.cache
 def build(rule="naive_weighted_average"):
-    model_fn = lambda: models.mlp("flipout", hidden=(3,), initial_stddev=0.1)
+    model_fn = lambda: models.mlp("flipout", hidden=(), initial_stddev=0.1)
     return algorithms.variational(model_fn, rules.RULES[rule](), batch_size=8, learning_rate=0.01)
 
 

@@ -31,7 +31,7 @@ POISON = {
 
 
 def model_fn():
-    return models.mlp("flipout", input_shape=(2,), hidden=(3,), initial_stddev=0.1)
+    return models.mlp("flipout", input_shape=(2,), hidden=(), initial_stddev=0.1)
 
 
 def poisoned(raising, bad=(1, 2, 3, 4, 5)):

@@ -21,7 +21,7 @@ CLIENTS = Clients(SOURCE, INDICES)
 
 
 def model_fn(kind="flipout", initial_stddev=0.1, **options):
-    return models.mlp(kind, hidden=(3,), initial_stddev=initial_stddev, **options)
+    return models.mlp(kind, hidden=(), initial_stddev=initial_stddev, **options)
 
 
 @functools.cache
