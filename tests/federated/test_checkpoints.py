@@ -218,7 +218,7 @@ def test_another_seed_does_not_mix_with_the_old_one(simulate, tmp_path):
 def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     simulate(1, checkpoint_dir=tmp_path)
     clients = Clients(CLIENTS.source, CLIENTS.indices[:4]) if what == "clients" else CLIENTS
-    options = {"hidden": (3,), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
+    options = {"hidden": (), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
     rule = rules.RULES[options.pop("rule")]()
     other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8)
     with pytest.raises(InvalidArgument, match=f"are of another {what}, "):

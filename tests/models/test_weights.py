@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -101,6 +103,11 @@ def test_assigned_standard_deviations_come_up_to_the_floor():
     assert variance.shape == low.shape
 
 
+@functools.cache
+def model_of(case):
+    return CASES[case]()
+
+
 @pytest.mark.parametrize("inside", [False, pytest.param(True, marks=deep)], ids=["eager", "function"])
 @pytest.mark.parametrize(
     ("case", "part", "change", "message"),
@@ -143,12 +150,17 @@ def test_assigned_standard_deviations_come_up_to_the_floor():
     ],
 )
 def test_weights_that_do_not_fit_are_refused(case, part, change, message, inside):
-    model = CASES[case]()
+    model = model_of(case)
     weights = models.get_weights(model)
     weights = weights._replace(**{part: change(getattr(weights, part))})
     assign = lambda: models.assign_weights(model, weights)
     with pytest.raises(InvalidArgument, match=message):
         tf.function(assign, autograph=False)() if inside else assign()
+
+
+@functools.cache
+def normalized():
+    return models.lenet("flipout", (8, 8, 1), normalization="batch")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +184,7 @@ def test_weights_that_do_not_fit_are_refused(case, part, change, message, inside
     ],
 )
 def test_weights_of_another_model_are_refused_and_nothing_is_set(change, message):
-    model = models.lenet("flipout", (8, 8, 1), normalization="batch")
+    model = normalized()
     weights = random_like(models.get_weights(model))
     before = [v.numpy() for v in model.variables]
     with pytest.raises(InvalidArgument, match=message):
