@@ -17,9 +17,9 @@ from .methods import CLIENTS, FLOOR, METHODS, METRICS, SEED, TELLING, assert_sam
 
 EVERYONE = (0, 1, 2)
 # What differs from others here in one part alone, which has tests of its own.
-RULES = ("weighted_sum", "linear_pool", "log_linear_pool", "conflation", "weighted_conflation")
 ALIKE = {
-    **dict.fromkeys((f"{rule}, flipout" for rule in RULES), pytest.mark.deep(after="tests/rules/test_equations.py")),
+    "log_linear_pool, flipout": pytest.mark.deep(after="tests/rules/test_equations.py"),
+    "conflation, flipout": pytest.mark.deep(after="tests/rules/test_equations.py"),
     "naive_weighted_average, mc_dropout": pytest.mark.deep(after="tests/clients/test_variational.py"),
     "distributed_weight_consolidation, deterministic": pytest.mark.deep(after="tests/rules/test_whole_model.py"),
     "fl_swag, mc_dropout": pytest.mark.deep(after="tests/clients/test_swag.py"),
@@ -27,7 +27,10 @@ ALIKE = {
     "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
 }
-every_method = pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in METHODS])
+# Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
+OF_OTHER_EQUATIONS = [f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "weighted_conflation")]
+TRIED = [name for name in METHODS if name not in OF_OTHER_EQUATIONS]
+every_method = pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in TRIED])
 
 
 @functools.cache

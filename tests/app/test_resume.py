@@ -18,7 +18,9 @@ from tfp_bfl.app.cli import run_command_line
 
 pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
 
+# On the engine of this process: tests/federated/test_kills.py has the other's.
 OPTIONS = {
+    "engine": "local",
     "model": "mlp",
     "rounds": 6,
     "local_epochs": 1,
@@ -131,7 +133,7 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
         raise RuntimeError("this is expected")
 
     options = [*ARGUMENTS, "--rounds", "2", "--pretrain-share", "0.1", "--kind", "deterministic"]
-    options += ["--dataset", "breast_cancer", "--engine", "local"]
+    options += ["--dataset", "breast_cancer"]
     monkeypatch.setattr(bfl.federated, "pretrain", functools.partial(bfl.federated.pretrain, patience=1))
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0

@@ -6,16 +6,17 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.methods import CLIENTS, METHODS, assert_same, mlp
-from tests.algorithms.test_contract import ALIKE
+from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import federated
 from tfp_bfl.layers import sampling
 
 tff = pytest.importorskip("tensorflow_federated")
 
 deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
-# What differs in one part alone is one method to an engine, but for the noise of dropout; the others are deep.
+# What differs in one part alone is one method to an engine, but for dropout's noise and an optimizer's state.
 TELLING = "conflation, flipout"
-OTHERS = [name for name in METHODS if name not in ALIKE or name == "naive_weighted_average, mc_dropout"]
+APART = ("naive_weighted_average, mc_dropout", "fed_opt, sgd with momentum")
+OTHERS = [name for name in TRIED if name not in ALIKE or name in APART]
 every_method = pytest.mark.parametrize("name", [TELLING, *(pytest.param(name, marks=deep) for name in OTHERS)])
 
 

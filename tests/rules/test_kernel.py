@@ -140,7 +140,7 @@ def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
     "bandwidth",
     ["silverman", *(pytest.param(b, marks=pytest.mark.deep(after="test_kernel.py")) for b in ("scott", "adaptive"))],
 )
-@pytest.mark.parametrize("start", kernel.STARTS)
+@pytest.mark.parametrize("start", ["mean", pytest.param("clients", marks=deep)])
 def test_many_clients_are_as_the_loops(start, kind, bandwidth):
     """Enough of them for the table of Gaussian sums; one weight has a client too far out for it."""
     values = random_values(60, size=4, dtype=np.float32)
@@ -175,8 +175,7 @@ def test_shifts_and_scales_with_the_clients(start, kind, bandwidth):
         np.testing.assert_allclose(moved, factor * mode + shift, atol=2e-4)
 
 
-@every_start
-@every_kernel
+@pytest.mark.parametrize(("start", "kind"), [("mean", "epanechnikov"), ("clients", "gaussian")])
 def test_weights_that_lie_close_keep_their_digits(start, kind):
     """Around 0.5 with sd 1e-4, in float32: as the loops on the same values, to one unit in the last place of 0.5."""
     values = (0.5 + 1e-4 * np.random.default_rng(0).normal(size=(30, 20))).astype(np.float32)

@@ -16,12 +16,9 @@ from .reference import expected, random_case
 from .test_contract import assert_same, fold, summaries
 
 NAN, INF = float("nan"), float("inf")
-# Those of other statistics; the rest differ from one of these by their equations alone.
+# One of each statistics: the rest differ from one of these by their equations alone, which test_equations.py has.
 TELLING = ("linear_pool", "conflation", "distributed_weight_consolidation")
-deep = pytest.mark.deep(after="tests/rules/test_equations.py")
-every_rule = pytest.mark.parametrize(
-    "name", [name if name in TELLING else pytest.param(name, marks=deep) for name in rules.RULES]
-)
+every_rule = pytest.mark.parametrize("name", TELLING)
 every_defence = pytest.mark.parametrize("text", ["clip:0.5", "trimmed:0.2", "median"])
 
 
