@@ -117,6 +117,7 @@ def test_cohorts_smaller_than_the_adaptive_bandwidth_needs_are_refused(data, coh
     refused(adaptive(), data, 1, message, cohort_size=cohort_size)
 
 
+@pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counted(runtime):
     """Of eight clients five are faulty: Scott's bandwidth for every weight on which the other three differ."""
     features = SOURCE.features.copy()

@@ -13,6 +13,8 @@ from tfp_bfl.federated import Thinning, simulate, simulate_chains
 from . import toys
 from .toys import CLIENTS, UNEQUAL
 
+more = pytest.mark.deep(after="tests/federated/test_chains.py")
+
 
 def rounds_of(process, rounds, clients=CLIENTS, **options):
     """The server's weights after each round of `simulate`, and its rows."""
@@ -31,7 +33,7 @@ def assert_same(actual, wanted, rtol=1e-5, atol=1e-6):
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, wanted)
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=more)])
 def test_chains_are_runs_of_simulate_with_their_seeds(xla):
     process = toys.process(seed=3)
     chains = simulate_chains(process, CLIENTS, 5, num_chains=2, cohort_size=2, metrics=["num_examples"], xla=xla)
@@ -54,9 +56,6 @@ def test_clients_of_unequal_size():
     assert_same(tf.nest.map_structure(lambda x: x[0], simulate_chains(process, UNEQUAL, 3).state), wanted)
     with pytest.raises(InvalidArgument, match=r"XLA needs clients of one size, but they have 1 to 5 examples"):
         simulate_chains(process, UNEQUAL, 3, xla=True)
-
-
-more = pytest.mark.deep(after="tests/federated/test_chains.py")
 
 
 @functools.cache

@@ -237,6 +237,7 @@ def test_without_a_directory_nothing_is_written(simulate, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.deep(after="tests/federated/test_simulation.py")
 def test_collapse_is_seen_across_a_stop(runtime, tmp_path, caplog):
     """Conflation divides the variance by K = 5: sd is below 5 % of the first in round 4, whether or not it stops."""
     run = functools.partial(federated.simulate, build("conflation"), CLIENTS, runtime=runtime)

@@ -38,8 +38,8 @@ every_start_and_kernel = pytest.mark.parametrize(
 )
 WEIGHTINGS = (None, "kernels", "bandwidths")
 WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
-# Those that differ by a factor alone: tests/rules/test_bandwidths.py has them.
-SCALED = ("scott", "silverman_wide")
+# Those of which tests/rules/test_bandwidths.py says enough before the loops do.
+TOLD = ("scott", "silverman_wide", "plug_in")
 
 
 def random_values(num_clients, size=5, dtype=np.float64, seed=0):
@@ -117,7 +117,7 @@ def test_a_bandwidth_of_zero_stays_and_is_counted(start, kind):
     ("start", "kind", "bandwidth", "weighting"),
     [
         x
-        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS if b not in SCALED), *WEIGHTED)
+        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS if b not in TOLD), *WEIGHTED)
         else pytest.param(*x, marks=deep)
         for x in ((*options, weighting) for options in COMBINATIONS for weighting in WEIGHTINGS)
     ],
