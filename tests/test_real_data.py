@@ -34,7 +34,7 @@ def test_lenet_learns_fashion_mnist(tmp_path):
 @needs("cifar10")
 def test_resnet20_takes_a_round_of_cifar10(tmp_path):
     arguments = "--dataset cifar10 --model resnet20 --kind flipout --rule weighted_conflation --partition dirichlet:0.5"
-    small = "--clients 4 --rounds 2 --local-epochs 1 --examples-per-client 32 --num-samples 1 --evaluation-examples 64"
+    small = "--clients 2 --rounds 2 --local-epochs 1 --examples-per-client 32 --num-samples 1 --evaluation-examples 64"
     rows, summary = run(tmp_path / "run", *arguments.split(), *small.split())
     assert rows[-1]["num_faulty"] == 0 and rows[-1]["nll"] < rows[0]["nll"]
     assert 0.05 < summary["accuracy"] < 0.6 and summary["worker_mb"] < 2500

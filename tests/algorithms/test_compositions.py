@@ -12,32 +12,17 @@ from .methods import CLIENTS, SOURCE
 
 MODEL = functools.partial(models.mlp, "deterministic", hidden=())
 OPTIONS = {"local_epochs": 2, "batch_size": 8, "learning_rate": 0.05}
-SGD = functools.partial(tf.keras.optimizers.SGD, momentum=0.9)
-WORKS = {
-    "training": lambda: clients.variational(MODEL, optimizer_fn=SGD, **OPTIONS),
-    "proximal": lambda: clients.variational(MODEL, optimizer_fn=SGD, proximal=0.1, **OPTIONS),
-    "averaging": lambda: clients.posterior_averaging(MODEL, **OPTIONS),
-}
-RULES = {
-    "mean": lambda: rules.whole_model(rules.naive_weighted_average()),
-    "kernel": lambda: rules.kernel_posterior("clients"),
-}
-STEPS = {
-    "replace": servers.replace,
-    "sgd": lambda: servers.optimize(federated.server_optimizer("sgd", 0.5, momentum=0.9)),
-    "adam": lambda: servers.optimize(federated.server_optimizer("adam", 0.1)),
-    "langevin": lambda: servers.langevin(servers.replace(), 1e-6),
-}
-# Of 3 x 2 x 4 triples as many as hold every pair of two parts.
-TRIPLES = [(work, [*RULES][(i + j) % 2], step) for i, work in enumerate(WORKS) for j, step in enumerate(STEPS)]
 OWN_RULES = {
     "gaussian": (rules.client_gaussian, servers.keep_gaussian),
     "ensemble": (rules.stacked, lambda: servers.distil(MODEL, SOURCE.features[:20], num_models=2)),
 }
 
 
-def a_round_learns(work, rule, step):
-    process = algorithms.compose(MODEL, WORKS[work](), rule(), step())
+@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
+@pytest.mark.parametrize("name", OWN_RULES)
+def test_fedpas_clients_with_the_servers_that_have_a_rule_of_their_own(name):
+    rule, step = OWN_RULES[name]
+    process = algorithms.compose(MODEL, clients.posterior_averaging(MODEL, **OPTIONS), rule(), step())
     state = process.initialize()
     output = process.next(state, [CLIENTS.dataset(k) for k in range(3)])
     assert output.metrics["num_faulty"] == 0
@@ -45,24 +30,6 @@ def a_round_learns(work, rule, step):
         assert np.all(np.isfinite(new))
     moved = [np.abs(a - b).max() for a, b in zip(output.state.weights.point, state.weights.point)]
     assert max(moved) > 1e-3
-
-
-def test_the_triples_hold_every_pair():
-    pairs = lambda *parts: {(a, b) for a in parts[0] for b in parts[1]}
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        parts = (WORKS, RULES, STEPS)
-        assert {(t[i], t[j]) for t in TRIPLES} == pairs(parts[i], parts[j])
-
-
-@pytest.mark.parametrize(("work", "rule", "step"), TRIPLES)
-@pytest.mark.deep(after="tests/algorithms/test_pairs.py")
-def test_any_client_work_with_any_rule_and_any_server_step(work, rule, step):
-    a_round_learns(work, RULES[rule], STEPS[step])
-
-
-@pytest.mark.parametrize("name", OWN_RULES)
-def test_fedpas_clients_with_the_servers_that_have_a_rule_of_their_own(name):
-    a_round_learns("averaging", *OWN_RULES[name])
 
 
 @pytest.mark.deep(after="tests/rules/test_kernel.py")

@@ -16,12 +16,21 @@ from tfp_bfl.posterior import MeanField
 from .methods import CLIENTS, FLOOR, METHODS, METRICS, SEED, TELLING, assert_same, method_of, result_of
 
 EVERYONE = (0, 1, 2)
-# Rules whose equations alone differ from those of others here.
-ALIKE = [f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "conflation", "weighted_conflation")]
-alike = pytest.mark.deep(after="tests/rules/test_equations.py")
-every_method = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=alike) if name in ALIKE else name for name in METHODS]
-)
+# What differs from others here in one part alone, which has tests of its own.
+ALIKE = {
+    "log_linear_pool, flipout": pytest.mark.deep(after="tests/rules/test_equations.py"),
+    "conflation, flipout": pytest.mark.deep(after="tests/rules/test_equations.py"),
+    "naive_weighted_average, mc_dropout": pytest.mark.deep(after="tests/clients/test_variational.py"),
+    "distributed_weight_consolidation, deterministic": pytest.mark.deep(after="tests/rules/test_whole_model.py"),
+    "fl_swag, mc_dropout": pytest.mark.deep(after="tests/clients/test_swag.py"),
+    "fl_swag, last layer": pytest.mark.deep(after="tests/clients/test_swag.py"),
+    "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
+    "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
+}
+# Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
+OF_OTHER_EQUATIONS = [f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "weighted_conflation")]
+TRIED = [name for name in METHODS if name not in OF_OTHER_EQUATIONS]
+every_method = pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in TRIED])
 
 
 @functools.cache

@@ -47,11 +47,11 @@ def middle(stacked, importance, anchor):
     return MeanField(*(tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), part) for part in stacked))
 
 
-SMALL = {"local_epochs": 4, "batch_size": 16}
+SMALL = {"local_epochs": 1, "batch_size": 16}
 WORKS = {
     "training": lambda kind: clients.variational(MODELS[kind], learning_rate=0.01, **SMALL),
     "averaging": lambda kind: clients.posterior_averaging(MODELS[kind], learning_rate=0.01, **SMALL),
-    "swag": lambda kind: clients.swag(MODELS[kind], max_columns=3, **SMALL),
+    "swag": lambda kind: clients.swag(MODELS[kind], max_columns=3, local_epochs=4, batch_size=16),
     "plain function": lambda kind: touched(MODELS[kind]),
 }
 RULES = {

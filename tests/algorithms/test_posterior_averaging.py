@@ -39,6 +39,7 @@ def test_two_rounds_with_a_server_optimizer_predict_and_export(name, runtime, tm
     assert export.load(tmp_path / "model") is not None
 
 
+@pytest.mark.deep(after="tests/algorithms/test_contract.py")
 def test_federated_averaging_is_the_variational_recipe_on_point_weights():
     options = {**TRAINING, "optimizer_fn": tf.keras.optimizers.SGD}
     processes = [

@@ -117,6 +117,7 @@ def test_cohorts_smaller_than_the_adaptive_bandwidth_needs_are_refused(data, coh
     refused(adaptive(), data, 1, message, cohort_size=cohort_size)
 
 
+@pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counted(runtime):
     """Of eight clients five are faulty: Scott's bandwidth for every weight on which the other three differ."""
     features = SOURCE.features.copy()
@@ -128,6 +129,7 @@ def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counte
         assert row["num_zero_spread"] < NUM_WEIGHTS
 
 
+@pytest.mark.deep(after="tests/rules/test_kernel.py")
 def test_bandwidths_of_zero_reach_the_rounds_metrics(runtime):
     process = algorithms.fed_kp(MODEL, **TRAINING)
     result = federated.simulate(process, TIED, 1, runtime=runtime)
@@ -152,6 +154,7 @@ def test_fallbacks_reach_the_rounds_metrics(runtime, bandwidth, cohort_size):
     assert (counts["num_fallbacks"] > 0) is (bandwidth != "silverman")
 
 
+@pytest.mark.deep(after="tests/clients/test_posterior_averaging.py")
 def test_a_client_of_too_few_steps_for_a_sample_is_faulty_and_named(runtime, caplog):
     """Two epochs of 9, 21 and 15 examples by 8 are 4, 6 and 4 steps."""
     options = {**TRAINING, "batch_size": 8}

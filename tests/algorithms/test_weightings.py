@@ -1,6 +1,7 @@
 """Every weighting with every rule: the round is client work, the weights, and the rule."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -35,13 +36,8 @@ def pool_by_hand(rule, name, results):
     return whole.pool(functools.reduce(whole.merge, parts), anchor)
 
 
-# Half of the pairs, every other one: each rule with two or three weightings, each weighting with three or four rules.
-PAIRS = [
-    (rule, name)
-    for i, rule in enumerate(rules.RULES)
-    for j, name in enumerate(weighting.ALL_WEIGHTINGS)
-    if (i + j) % 2 == 0
-]
+# Each rule with a weighting, each weighting with one rule or two; tests/algorithms/test_pairs.py has every pair.
+PAIRS = [*zip(rules.RULES, itertools.cycle(weighting.ALL_WEIGHTINGS))]
 
 
 @pytest.mark.deep(after="tests/algorithms/test_pairs.py")
@@ -70,6 +66,7 @@ def test_a_faulty_client_is_left_out(rule, name):
     assert_same(output.state.weights, wanted, rtol=1e-4)
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 @pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
 def test_all_clients_faulty_changes_nothing(name):
     features = np.full_like(SOURCE.features, np.nan)
@@ -88,6 +85,7 @@ def test_a_weighting_for_a_kind_that_it_cannot_serve(name, kind):
         algorithms.variational(mlp(kind), rules.conflation(), name)
 
 
+@pytest.mark.deep(after="tests/rules/test_equations.py")
 def test_conflation_with_equal_weights_is_conflation_bit_for_bit():
     states = []
     for rule in ("conflation", "weighted_conflation"):

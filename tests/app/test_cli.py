@@ -21,6 +21,8 @@ from tfp_bfl.app.config import RunConfig
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
 SMALL = (
+    "--model",
+    "mlp",
     "--rounds",
     "3",
     "--local-epochs",
@@ -32,6 +34,8 @@ SMALL = (
     "--evaluate-every",
     "2",
 )
+# Where what is asked for does not depend on the engine.
+LOCAL = ("--engine", "local")
 SWAG = ["run", "--algorithm", "fl_swag", "--dataset", "breast_cancer", "--model", "mlp", "--partition", "iid"]
 
 
@@ -221,7 +225,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     """With pre-training one round of distributed weight consolidation classifies; without, its accuracy is chance's."""
     options = "--rule distributed_weight_consolidation --weighting max_discrepancy --rounds 2 --num-samples 4"
     options += " --partition iid --pretrain-share 0.3 --update-prior --learning-rate-decay 0.5 --silent-rounds 1"
-    assert run_command_line(["run", *options.split(), "--output", str(tmp_path / "run")]) == 0
+    assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85
     assert summary["accuracy"] > 0.8
@@ -239,7 +243,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
 def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
     folder = tmp_path / "run"
     options = [*SMALL, "--max-change-norm", "1e-9", "--cohort-size", "2", "--max-retries", "1", "--output", str(folder)]
-    options += ["--kind", "deterministic", "--pretrain-share", "0.1"]
+    options += ["--kind", "deterministic", "--pretrain-share", "0.1", *LOCAL]
     assert run_command_line(["run", *options]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("tfp-bfl: Nothing was learnt in round 1, in 2 attempts: every client was faulty: client ")
@@ -250,9 +254,9 @@ def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
 @pytest.mark.deep(after="test_cli.py")
 def test_breast_cancer_with_mlp_and_mc_dropout(tmp_path):
     folder = tmp_path / "tables"
-    arguments = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "mc_dropout", "--clients", "3"]
+    arguments = ["--dataset", "breast_cancer", "--kind", "mc_dropout", "--clients", "3"]
     arguments += ["--robust", "trimmed:0.34"]
-    assert run_command_line(["run", *SMALL, *arguments, "--output", str(folder)]) == 0
+    assert run_command_line(["run", *SMALL, *arguments, *LOCAL, "--output", str(folder)]) == 0
     assert not (folder / "figures" / "uncertain_examples.png").exists()
     assert "stddev_median" not in rows(folder)[0]
     assert [row["trimmed_clients"] for row in rows(folder)] == [2, 2, 2]
@@ -273,7 +277,7 @@ def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
         "--algorithm fed_be --unlabelled-share 0.25 --dataset breast_cancer --model mlp --partition iid --clients 4"
     )
     options += " --cohort-size 2 --popularity 0.5 --rounds 2 --num-samples 2"
-    assert run_command_line(["run", *options.split(), "--output", str(folder)]) == 0
+    assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(folder)]) == 0
     ((clients, popularity),) = asked
     assert clients.sizes.sum() == pytest.approx(0.75 * clients.source.num_examples, abs=1) and popularity == 0.5
     summary = json.loads((folder / "summary.json").read_text())

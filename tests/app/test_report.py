@@ -16,6 +16,7 @@ pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 SMALL = (
     *("--rounds", "2", "--local-epochs", "1", "--num-samples", "3"),
     *("--clients", "3", "--partition", "iid", "--examples-per-client", "20"),
+    *("--model", "mlp", "--engine", "local"),
 )
 
 
@@ -31,7 +32,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    options = ["--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic"]
+    options = ["--dataset", "breast_cancer", "--kind", "deterministic"]
     return new_run(tmp_path_factory.mktemp("runs") / "tables_run", *options)
 
 

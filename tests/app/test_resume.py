@@ -18,7 +18,10 @@ from tfp_bfl.app.cli import run_command_line
 
 pytestmark = pytest.mark.deep(after="tests/federated/test_checkpoints.py")
 
+# On the engine of this process: tests/federated/test_kills.py has the other's.
 OPTIONS = {
+    "engine": "local",
+    "model": "mlp",
     "rounds": 6,
     "local_epochs": 1,
     "examples_per_client": 40,
@@ -93,7 +96,17 @@ def test_a_chain_goes_on_with_the_draws_that_it_kept(tmp_path, monkeypatch):
     """SGLD broken off in its fourth round: of the two draws that predict then, one is from before."""
     evaluator, whole, folder = bfl.evaluation.evaluator, tmp_path / "whole", tmp_path / "broken"
     options = "run --algorithm fed_sgld --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 4"
-    options = [*options.split(), "--burn-in-rounds", "1", "--max-samples", "2", "--step-size", "1e-4"]
+    options = [
+        *options.split(),
+        "--engine",
+        "local",
+        "--burn-in-rounds",
+        "1",
+        "--max-samples",
+        "2",
+        "--step-size",
+        "1e-4",
+    ]
 
     def failing(*args, **kwargs):
         evaluate, calls = evaluator(*args, **kwargs), iter(range(1, 9))
@@ -120,7 +133,7 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
         raise RuntimeError("this is expected")
 
     options = [*ARGUMENTS, "--rounds", "2", "--pretrain-share", "0.1", "--kind", "deterministic"]
-    options += ["--dataset", "breast_cancer", "--model", "mlp"]
+    options += ["--dataset", "breast_cancer"]
     monkeypatch.setattr(bfl.federated, "pretrain", functools.partial(bfl.federated.pretrain, patience=1))
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0
@@ -172,7 +185,7 @@ def contents(folder):
     ("option", "value", "message"),
     [
         ("rule", "conflation", "are of another rule, "),
-        ("model", "mlp", "are of another model, "),
+        ("model", "lenet", "are of another model, "),
         ("seed", 3, "are of"),
         ("partition", "label_skew:2", "are of another clients, "),
         ("rounds", 4, "holds a run of 6 rounds"),

@@ -200,9 +200,8 @@ def test_preconditioned_chain_samples_nearly_the_posterior_of_a_logistic_regress
     np.testing.assert_allclose(rows.std(0)[:2], stddev, rtol=0.2)
 
 
-@pytest.mark.parametrize("preconditioned", [False, True])
-@pytest.mark.parametrize("batch_size", [5, 2])
-def test_a_step_goes_half_the_step_size_along_the_gradient(preconditioned, batch_size):
+@pytest.mark.parametrize(("batch_size", "preconditioned"), [(5, True), (2, False)])
+def test_a_step_goes_half_the_step_size_along_the_gradient(batch_size, preconditioned):
     """From zero weights, p = 1 / 2; with the other labels and the same noise, the gradient is of the other sign. Five
     equal examples have the same N / B sum_b in a batch of any size."""
     features, step = np.full([5, 1], 3.0, np.float32), 1e-3
@@ -268,9 +267,7 @@ def test_draws_depend_on_the_seed_and_the_step_alone(preconditioned):
     assert [w.shape for w in whole] == [(20, 1, 2), (20, 2)]
     for options, picked in (
         ({"num_steps": 12}, slice(0, 12)),
-        ({"num_steps": 20, "burn_in": 5}, slice(5, 20)),
         ({"num_steps": 20, "burn_in": 5, "thin": 4}, slice(8, 20, 4)),
-        ({"num_steps": 20, "burn_in": 19}, slice(19, 20)),
     ):
         each(lambda a, b, at=picked: np.testing.assert_array_equal(a, b[at]), chain(**options).values, whole)
     assert np.abs(chain(num_steps=20, seed=1).values[0] - whole[0]).min() > 1e-6
@@ -298,14 +295,12 @@ DEEP = pytest.mark.deep(after="tests/clients/test_langevin.py")
 MODELS = {
     "lenet": functools.partial(models.lenet, "deterministic", (8, 8, 1), 3),
     "lenet, dropout": functools.partial(models.lenet, "mc_dropout", (8, 8, 1), 3),
-    "lenet, bfloat16": functools.partial(models.lenet, "deterministic", (8, 8, 1), 3, precision="bfloat16"),
-    "resnet20": functools.partial(models.resnet20, "deterministic", (8, 8, 1), 3),
+    "mlp, bfloat16": functools.partial(models.mlp, "deterministic", (8, 8, 1), 3, hidden=(4,), precision="bfloat16"),
+    "lenet, batch": functools.partial(models.lenet, "deterministic", (8, 8, 1), 3, normalization="batch"),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "lenet, bfloat16" else DEEP) for name in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mlp, bfloat16" else DEEP) for name in MODELS])
 def test_draws_are_a_posterior_for_predictions(name):
     model_fn = MODELS[name]
     features, labels = RNG.integers(256, size=[20, 8, 8, 1]).astype(np.uint8), np.arange(20) % 3
@@ -317,7 +312,7 @@ def test_draws_are_a_posterior_for_predictions(name):
     weights = models.get_weights(model_fn())
     assert [w.shape for w in draws.values] == [(2, *w.shape) for w in weights.point]
     weights = weights._replace(posterior=draws, point=())
-    examples = features if name == "resnet20" else None
+    examples = features if name == "lenet, batch" else None
     model = models.predictive_model(model_fn(), weights, batch_norm_examples=examples)
     found = evaluation.evaluate(model, features, labels, num_samples=20)
     assert found.metrics["epistemic"] > 0

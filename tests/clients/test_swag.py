@@ -15,6 +15,7 @@ from tfp_bfl.models import ModelWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import LowRank, MeanField
 
 SEED = (1, 2)
+DEEP = pytest.mark.deep(after="tests/clients/test_swag.py")
 OPTIONS = {"local_epochs": 5, "burn_in_epochs": 2, "collect_every": None, "max_columns": 6, "min_variance": 1e-9,
            "batch_size": 4, "learning_rate": 0.3, "momentum": 0.0, "weight_decay": 0.0}  # fmt: skip
 
@@ -96,13 +97,13 @@ def flat(leaves, leading=0):
 @pytest.mark.parametrize(
     ("number", "options", "num_columns"),
     [
-        (10, {}, 3),
+        pytest.param(10, {}, 3, marks=DEEP),
         (10, {"momentum": 0.8, "weight_decay": 0.1}, 3),
         (10, {"burn_in_epochs": 0, "learning_rate": 1.0}, 5),
-        (10, {"collect_every": 2, "max_columns": 4}, 4),
+        pytest.param(10, {"collect_every": 2, "max_columns": 4}, 4, marks=DEEP),
         (12, {"collect_every": 1, "max_columns": 9, "weight_decay": 0.5}, 9),
         (3, {"collect_every": 1, "momentum": 0.5, "batch_size": 8}, 3),
-        (7, {"burn_in_epochs": None, "local_epochs": 7, "max_columns": 3}, 3),
+        pytest.param(7, {"burn_in_epochs": None, "local_epochs": 7, "max_columns": 3}, 3, marks=DEEP),
         (10, {"min_variance": 0.01, "classes": 4}, 3),
     ],
 )
@@ -176,9 +177,9 @@ def test_the_last_layer_alone_is_logistic_regression_on_frozen_features():
     assert result.weights.moments == MeanField((), ())
 
 
-def test_the_last_layer_of_an_image_network():
+def test_the_last_layer_on_images():
     """Bytes are scaled once, and dropout below the head is off: features are computed once."""
-    model_fn = lambda: models.lenet("mc_dropout", input_shape=(8, 8, 1), num_classes=3, dropout_rate=0.5)
+    model_fn = mlp(kind="mc_dropout", input_shape=(8, 8, 1), hidden=(5,), num_classes=3, dropout_rate=0.5)
     pixels = np.random.default_rng(5).integers(256, size=[9, 8, 8, 1]).astype(np.uint8)
     assert_head_alone(model_fn, get_weights(model_fn()), examples(pixels, np.arange(9) % 3), learning_rate=0.05)
 
@@ -207,7 +208,7 @@ def test_dropout_is_on_in_training_of_the_whole_model():
     assert abs(plain - np.log(2)) > 1e-2
 
 
-@pytest.mark.parametrize("kind", ["deterministic", "mc_dropout"])
+@pytest.mark.parametrize("kind", [pytest.param("deterministic", marks=DEEP), "mc_dropout"])
 def test_seed_decides_orders_and_noise(kind):
     """One batch holds all examples, so that the order moves the sums' rounding only."""
     model_fn, data = mlp(kind=kind, hidden=(4,), dropout_rate=0.5), table(6)

@@ -299,6 +299,7 @@ def test_an_empty_folder_will_do(tmp_path):
     assert tf.saved_model.contains_saved_model(str(tmp_path))
 
 
+@deep
 def test_float64_images_and_the_name_mean(tmp_path):
     export.save(models.lenet("flipout", input_shape=(8, 8, 1)), tmp_path / "saved")
     loaded = tf.saved_model.load(str(tmp_path / "saved"))

@@ -20,7 +20,10 @@ BUILDERS = {
     "deterministic": lambda: models.mlp("deterministic", hidden=(4,), **OPTIONS),
     "low_rank": lambda: low_rank(),
 }
-every_model = pytest.mark.parametrize("name", BUILDERS)
+deep = pytest.mark.deep(after="tests/export/test_tflite.py")
+every_model = pytest.mark.parametrize(
+    "name", [name if name == "deterministic" else pytest.param(name, marks=deep) for name in BUILDERS]
+)
 
 
 def low_rank():
@@ -52,7 +55,6 @@ def interpreter(folder, name):
     return tf.lite.Interpreter(str(file)), tf.saved_model.load(str(folder / name))
 
 
-@pytest.mark.deep(after="tests/export/test_saved_model.py")
 @every_model
 def test_answers_are_those_of_the_saved_model(folder, name):
     lite, loaded = interpreter(folder, name)
@@ -70,7 +72,6 @@ def test_answers_are_those_of_the_saved_model(folder, name):
     assert (answer["epistemic"].max() > 1e-5) == (name != "deterministic")
 
 
-@pytest.mark.deep(after="tests/export/test_saved_model.py")
 @every_model
 def test_only_operations_of_the_interpreter_s_own(folder, name):
     lite, _ = interpreter(folder, name)
@@ -79,16 +80,20 @@ def test_only_operations_of_the_interpreter_s_own(folder, name):
     assert not [op for op in operations if op.startswith("Flex") or "RANDOM" in op.upper()]
 
 
-def test_size_is_that_of_the_samples(folder):
-    interpreter(folder, "flipout"), interpreter(folder, "deterministic")
-    weights = 4 * sum(w.shape.num_elements() for w in build("flipout").trainable_variables if "log" not in w.name)
+def test_size_is_that_of_the_samples(tmp_path):
+    model, file = models.mlp("flipout", hidden=(300,), **OPTIONS), tmp_path / "wide.tflite"
+    export.save_tflite(model, file, num_samples=NUM_SAMPLES)
+    weights = 4 * sum(w.shape.num_elements() for w in model.trainable_variables if "log" not in w.name)
     # The samples, and the mean once more; the other signatures share them.
-    assert weights * (NUM_SAMPLES + 1) < (folder / "flipout.tflite").stat().st_size < weights * (NUM_SAMPLES + 2)
+    assert weights * (NUM_SAMPLES + 1) < file.stat().st_size < weights * (NUM_SAMPLES + 2)
+
+
+def small():
+    return models.mlp("flipout", input_shape=(5,), num_classes=3, hidden=())
 
 
 def test_a_table_takes_floats(tmp_path):
-    model = models.mlp("flipout", input_shape=(5,), num_classes=3, hidden=())
-    export.save_tflite(model, tmp_path / "table.tflite", num_samples=2)
+    export.save_tflite(small(), tmp_path / "table.tflite", num_samples=2)
     assert set(tf.lite.Interpreter(str(tmp_path / "table.tflite")).get_signature_list()) == {"mean", "predict"}
 
 
@@ -115,12 +120,12 @@ def test_what_exists_stays_untouched(tmp_path):
 
 
 def test_more_samples_than_a_file_holds(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 1000)
-    with pytest.raises(InvalidArgument, match="holds at most 1000: take fewer"):
-        export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=2)
+    monkeypatch.setattr("tfp_bfl.export.tflite.MOST_BYTES", 100)
+    with pytest.raises(InvalidArgument, match="holds at most 100: take fewer"):
+        export.save_tflite(small(), tmp_path / "new.tflite", num_samples=2)
     monkeypatch.undo()
     with pytest.raises(InvalidArgument, match="take fewer"):  # before memory is taken for them
-        export.save_tflite(build("flipout"), tmp_path / "new.tflite", num_samples=10**11)
+        export.save_tflite(small(), tmp_path / "new.tflite", num_samples=10**11)
     assert not list(tmp_path.iterdir())
 
 

@@ -13,6 +13,8 @@ from tfp_bfl.federated import Thinning, simulate, simulate_chains
 from . import toys
 from .toys import CLIENTS, UNEQUAL
 
+more = pytest.mark.deep(after="tests/federated/test_chains.py")
+
 
 def rounds_of(process, rounds, clients=CLIENTS, **options):
     """The server's weights after each round of `simulate`, and its rows."""
@@ -31,7 +33,7 @@ def assert_same(actual, wanted, rtol=1e-5, atol=1e-6):
     tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, wanted)
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=more)])
 def test_chains_are_runs_of_simulate_with_their_seeds(xla):
     process = toys.process(seed=3)
     chains = simulate_chains(process, CLIENTS, 5, num_chains=2, cohort_size=2, metrics=["num_examples"], xla=xla)
@@ -49,20 +51,16 @@ def test_chains_are_runs_of_simulate_with_their_seeds(xla):
 
 
 def test_clients_of_unequal_size():
-    process = toys.process()
+    process = toys.process(seed=3)
     wanted = simulate(process, UNEQUAL, 3, engine="local").state
     assert_same(tf.nest.map_structure(lambda x: x[0], simulate_chains(process, UNEQUAL, 3).state), wanted)
     with pytest.raises(InvalidArgument, match=r"XLA needs clients of one size, but they have 1 to 5 examples"):
         simulate_chains(process, UNEQUAL, 3, xla=True)
 
 
-more = pytest.mark.deep(after="tests/federated/test_chains.py")
-
-
 @functools.cache
 def ten_rounds():
-    process = toys.process(seed=1)
-    return process, simulate_chains(process, CLIENTS, 10)
+    return simulate_chains(toys.process(seed=3), CLIENTS, 10)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +72,16 @@ def ten_rounds():
 )
 def test_thinned_rounds_over_several_calls(monkeypatch, thinning):
     """Ten rounds in calls of four, three chunks: the kept rounds are those of all."""
-    process, everything = ten_rounds()
+    everything = ten_rounds()
     monkeypatch.setattr("tfp_bfl.federated.chains.ROUNDS_AT_ONCE", 4)
-    kept = simulate_chains(process, CLIENTS, 10, thinning=thinning)
+    kept = simulate_chains(toys.process(seed=3), CLIENTS, 10, thinning=thinning)
     wanted = np.arange(thinning.burn_in + 1, 11, thinning.every)
     assert kept.rounds.tolist() == wanted.tolist()
     assert_same(kept.draws, tf.nest.map_structure(lambda x: x[:, wanted - 1], everything.draws))
 
 
 def test_starts_of_their_own():
-    process = toys.process()
+    process = toys.process(seed=3)
     state = process.local.initialize()
     biases = np.array([[0, 0], [4, 8]], np.float32)
     start = state.weights._replace(point=(state.weights.point[0], biases))
@@ -123,9 +121,9 @@ def test_refusals():
     with pytest.raises(Error, match="Nothing was learnt in round 1 of chain 0: every client was faulty"):
         simulate_chains(toys.process(nobody), CLIENTS, 2)
     with pytest.raises(InvalidArgument, match="The round has no metric 'bytes': it has clients, elbo, "):
-        simulate_chains(toys.process(), CLIENTS, 2, metrics=["bytes"])
+        simulate_chains(toys.process(seed=3), CLIENTS, 2, metrics=["bytes"])
     with pytest.raises(InvalidArgument, match="num_chains is 0"):
-        simulate_chains(toys.process(), CLIENTS, 2, num_chains=0)
+        simulate_chains(toys.process(seed=3), CLIENTS, 2, num_chains=0)
     growing = servers.replace()._replace(
         initialize=lambda weights: tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0]), shape=[None]), name="growing"
     )

@@ -18,7 +18,7 @@ CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k i
 
 @functools.cache
 def build(rule="naive_weighted_average"):
-    model_fn = lambda: models.mlp("flipout", hidden=(3,), initial_stddev=0.1)
+    model_fn = lambda: models.mlp("flipout", hidden=(), initial_stddev=0.1)
     return algorithms.variational(model_fn, rules.RULES[rule](), batch_size=8, learning_rate=0.01)
 
 
@@ -218,7 +218,7 @@ def test_another_seed_does_not_mix_with_the_old_one(simulate, tmp_path):
 def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     simulate(1, checkpoint_dir=tmp_path)
     clients = Clients(CLIENTS.source, CLIENTS.indices[:4]) if what == "clients" else CLIENTS
-    options = {"hidden": (3,), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
+    options = {"hidden": (), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
     rule = rules.RULES[options.pop("rule")]()
     other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8)
     with pytest.raises(InvalidArgument, match=f"are of another {what}, "):
@@ -237,6 +237,7 @@ def test_without_a_directory_nothing_is_written(simulate, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.deep(after="tests/federated/test_simulation.py")
 def test_collapse_is_seen_across_a_stop(runtime, tmp_path, caplog):
     """Conflation divides the variance by K = 5: sd is below 5 % of the first in round 4, whether or not it stops."""
     run = functools.partial(federated.simulate, build("conflation"), CLIENTS, runtime=runtime)

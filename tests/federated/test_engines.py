@@ -1,20 +1,28 @@
 """A round on TensorFlow Federated, in this process, or in a graph of many is the same round, for every method."""
 
+import functools
+
 import pytest
 import tensorflow as tf
 
 from tests.algorithms.methods import CLIENTS, METHODS, assert_same, mlp
+from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import federated
 from tfp_bfl.layers import sampling
 
 tff = pytest.importorskip("tensorflow_federated")
 
 deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
-# The others of METHODS are deep.
-TELLING = ("conflation, flipout",)
-every_method = pytest.mark.parametrize(
-    "name", [*TELLING, *(pytest.param(name, marks=deep) for name in METHODS if name not in TELLING)]
-)
+# What differs in one part alone is one method to an engine, but for dropout's noise and an optimizer's state.
+TELLING = "conflation, flipout"
+APART = ("naive_weighted_average, mc_dropout", "fed_opt, sgd with momentum")
+OTHERS = [name for name in TRIED if name not in ALIKE or name in APART]
+every_method = pytest.mark.parametrize("name", [TELLING, *(pytest.param(name, marks=deep) for name in OTHERS)])
+
+
+@functools.cache
+def process_of(name):
+    return METHODS[name]().build()
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +33,7 @@ def worker():
 
 @every_method
 def test_a_round_is_that_of_this_process(name, worker):
-    process = METHODS[name]().build()
+    process = process_of(name)
     learning_process, engine = process.learning_process, process.local
     first = engine.initialize()
     assert_same(learning_process.initialize(), first, rtol=0, atol=0)
@@ -37,7 +45,7 @@ def test_a_round_is_that_of_this_process(name, worker):
 
 @pytest.mark.parametrize("engines", [("local", "tff"), pytest.param(("tff", "local"), marks=deep)])
 def test_a_run_is_resumed_by_the_other_engine(engines, worker, tmp_path):
-    process = METHODS["log_linear_pool, flipout"]().build()
+    process = process_of(TELLING)
     runtime = {"tff": {"runtime": worker}, "local": {}}
     run = lambda engine, rounds, folder: federated.simulate(
         process, CLIENTS, rounds, cohort_size=2, engine=engine, checkpoint_dir=folder, **runtime[engine]
@@ -50,12 +58,12 @@ def test_a_run_is_resumed_by_the_other_engine(engines, worker, tmp_path):
 
 
 # What a stack of posteriors or models grows by is no loop's.
-LOOPS = [name for name in METHODS if not name.startswith("fl_swag")]
+LOOPS = [name for name in OTHERS if not name.startswith("fl_swag")]
 
 
-@pytest.mark.parametrize("name", [*TELLING, *(pytest.param(name, marks=deep) for name in LOOPS if name not in TELLING)])
+@pytest.mark.parametrize("name", [TELLING, *(pytest.param(name, marks=deep) for name in LOOPS)])
 def test_rounds_in_one_graph_are_those_of_this_process(name):
-    process = METHODS[name]().build()
+    process = process_of(name)
     wanted = federated.simulate(process, CLIENTS, 3, cohort_size=2, engine="local").state
     chains = federated.simulate_chains(process, CLIENTS, 3, cohort_size=2)
     assert_same(tf.nest.map_structure(lambda x: x[0], chains.state), wanted, rtol=1e-4, atol=1e-5)

@@ -31,7 +31,7 @@ POISON = {
 
 
 def model_fn():
-    return models.mlp("flipout", input_shape=(2,), hidden=(3,), initial_stddev=0.1)
+    return models.mlp("flipout", input_shape=(2,), hidden=(), initial_stddev=0.1)
 
 
 def poisoned(raising, bad=(1, 2, 3, 4, 5)):
@@ -106,7 +106,7 @@ def test_each_poison_is_left_out_and_named(rule):
                     [wanted.metrics[name] for name in ("nll", "kl", "num_examples")])  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("rule", ["naive_weighted_average", "conflation"])
 def test_clients_that_raise_are_found_and_left_out(rule, runtime, caplog):
     process = build(rule)
     with pytest.raises(ComputationError, match=r"A computation failed: .*client raises on purpose"):

@@ -1,5 +1,6 @@
 """The engine of this process, and what a round gives whichever engine runs it."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -25,12 +26,12 @@ def run(process, rounds=1, clients=CLIENTS, **options):
 
 def test_a_round_by_hand():
     """Equal clients: the bias goes half way to the mean of their means, the kernel is the mean of their noises."""
-    state = run(toys.process(seed=7)).state
+    state = run(toys.process(seed=3)).state
     kernel, bias = state.weights.point
     np.testing.assert_allclose(bias, [0.5 * 1.5, 0.5 * 11.5], rtol=1e-6)
-    noises = [tf.reshape(standard_normal(4, fold(7, 0, k)), [2, 2]) for k in range(NUM_CLIENTS)]
+    noises = [tf.reshape(standard_normal(4, fold(3, 0, k)), [2, 2]) for k in range(NUM_CLIENTS)]
     np.testing.assert_allclose(kernel, 0.01 * np.mean(noises, 0), rtol=1e-5)
-    assert (state.round, state.seed) == (1, 7)
+    assert (state.round, state.seed) == (1, 3)
 
 
 def test_clients_are_weighed_and_their_order_or_shards_do_not_matter():
@@ -78,6 +79,7 @@ def counts(state):
     return dict(zip(state.memory.client.tolist(), state.memory.rows.tolist()))
 
 
+@functools.cache
 def counting(work=toys.counting):
     return toys.process(work, memory=lambda weights, share: tf.constant(0.0))
 
@@ -232,7 +234,7 @@ print(json.dumps([int(result.state.round), isinstance(process, bfl.federated.Bay
 
 def test_clients_of_other_numbers_are_told_apart():
     """A client's noise is of its number, wherever it lies in the cohort."""
-    process = toys.process(seed=1)
+    process = toys.process(seed=3)
     one = Clients(toys.SOURCE, [CLIENTS.indices[1]])
     first = process.local.next(process.local.initialize(), [CLIENTS.dataset(1)]).state
     other = process.local.next(process.local.initialize(), [one.dataset(0)]).state

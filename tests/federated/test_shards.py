@@ -78,7 +78,7 @@ def test_a_faulty_client_is_left_out_alone(what, fault, rule):
             np.testing.assert_allclose(spoiled.metrics[name], without.metrics[name], rtol=1e-5)
 
 
-@pytest.mark.parametrize("weight", [0.0, np.nan])
+@pytest.mark.parametrize("weight", [0.0, pytest.param(np.nan, marks=pytest.mark.deep(after="test_shards.py"))])
 def test_a_client_without_a_proper_weight_is_left_out_alone(weight):
     def weigh(local, anchor, num_examples):
         return tf.where(tf.equal(num_examples, 1), np.float32(weight), tf.cast(num_examples, tf.float32))
@@ -142,6 +142,7 @@ def normalised():
     return tf.keras.Model(inputs, tf.keras.layers.Dense(10)(tf.keras.layers.BatchNormalization()(x)))
 
 
+@pytest.mark.deep(after="tests/algorithms/test_contract.py")
 def test_training_starts_from_the_server_for_every_client_of_a_shard():
     """Weights, BatchNorm's statistics and Adam's state; two rounds, so that the state is not the first."""
     process = algorithms.variational(normalised, rules.log_linear_pool(), batch_size=8, learning_rate=0.01)

@@ -36,7 +36,9 @@ def test_no_worker_is_left():
     assert worker_pids() == before
 
 
-@pytest.mark.parametrize("where", ["evaluate", "on_round"])
+@pytest.mark.parametrize(
+    "where", ["evaluate", pytest.param("on_round", marks=pytest.mark.deep(after="tests/federated/test_simulation.py"))]
+)
 def test_no_worker_is_left_after_an_error(where):
     before = worker_pids()
     during = []
@@ -66,6 +68,7 @@ def test_number_of_workers_does_not_matter(workers, concurrency):
         np.testing.assert_allclose([row["nll"], row["kl"]], [same["nll"], same["kl"]], rtol=1e-4)
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 def test_clients_that_raise_are_found_and_left_out(runtime):
     """The error comes from another process, and says which client it was only when each is tried alone."""
     row = federated.simulate(faults.build(raising=(0, 6, 7)), faults.CLIENTS, 1, runtime=runtime).rounds[0]

@@ -42,6 +42,7 @@ def towards(message, examples, seed):
     return ClientResult(weights, tf.shape(examples.labels)[0], no_metrics())
 
 
+@functools.cache
 def process(work=towards, step=None, rule=None, memory=None, **options):
     return federated.build_process(
         model_fn,
@@ -82,6 +83,7 @@ def total():
     )
 
 
+@functools.cache
 def descend(step_size):
     """bias <- bias - step_size sum_k force_k; tells the bias, and personal weights are moved by the client's number."""
 

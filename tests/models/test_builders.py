@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +10,7 @@ KINDS = ["deterministic", "mc_dropout", "flipout"]
 SHAPES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]
 # Convolutions and dense layers: five for LeNet, nineteen convolutions and one dense layer for ResNet-20.
 NUM_LAYERS = {"lenet": 5, "resnet20": 20, "mlp": 3}
+deep = pytest.mark.deep(after="tests/models/test_builders.py")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_model = pytest.mark.parametrize("name", models.MODELS)
 
@@ -86,7 +85,7 @@ def test_predictions_vary_where_the_kind_says_so(kind, varies):
         np.testing.assert_array_equal(model(images), model(images))
 
 
-@pytest.mark.deep(after="tests/models/test_builders.py")
+@deep
 @pytest.mark.parametrize("name", ["lenet", "resnet20"])
 @pytest.mark.parametrize(("kind", "shape"), [("flipout", SHAPES[0]), ("mc_dropout", SHAPES[1]), ("flipout", SHAPES[2])])
 def test_logits(name, kind, shape):
@@ -98,7 +97,7 @@ def test_logits(name, kind, shape):
 
 
 def test_odd_sizes():
-    for name, shape in itertools.product(("lenet", "resnet20"), [(9, 11, 2), (15, 17, 1)]):
+    for name, shape in (("lenet", (9, 11, 2)), ("resnet20", (15, 17, 1))):
         assert models.MODELS[name]("deterministic", shape, 3)(np.zeros((2, *shape), np.float32)).shape == (2, 3)
 
 
@@ -136,7 +135,7 @@ def test_initial_scale_is_he_normal():
     np.testing.assert_allclose(kernel.std(), np.sqrt(2 / 400), rtol=0.03)
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet", pytest.param("resnet20", marks=deep)])
 def test_normalization(name):
     batch, group = tf.keras.layers.BatchNormalization, tf.keras.layers.GroupNormalization
     for option, wanted in (("batch", batch), ("group", group), ("none", ())):
@@ -190,11 +189,14 @@ def test_bad_shapes(name, shape):
     assert str(list(shape)) in str(caught.value)
 
 
+@pytest.mark.deep(after="tests/layers/test_flipout.py")
 @pytest.mark.parametrize(
     ("name", "kind", "normalization"),
     [
-        *(("lenet", kind, "none") for kind in KINDS),
-        pytest.param("resnet20", "flipout", "batch", marks=pytest.mark.deep(after="tests/models/test_builders.py")),
+        ("lenet", "flipout", "none"),
+        ("lenet", "mc_dropout", "none"),
+        ("lenet", "deterministic", "none"),
+        ("resnet20", "deterministic", "batch"),
     ],
 )
 def test_fit_lowers_the_loss(name, kind, normalization):

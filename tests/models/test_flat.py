@@ -25,7 +25,12 @@ CASES = {
     if name == "lenet" or not options
 }
 CASES["lenet variational bias"] = ("lenet", {"variational_bias": True, "normalization": "batch"})
-every_case = pytest.mark.parametrize("case", CASES)
+# Without a posterior LeNet's layers are the MLP's to a vector, and with BatchNorm it has all that it has without.
+deep = pytest.mark.deep(after="tests/models/test_flat.py")
+FAST = ("lenet flipout batch", "lenet variational bias")
+every_case = pytest.mark.parametrize(
+    "case", [case if case in FAST or case.startswith("mlp") else pytest.param(case, marks=deep) for case in CASES]
+)
 
 
 def make(case, **options):

@@ -71,8 +71,6 @@ CASES = {
     "lenet group": build(models.lenet, "deterministic", IMAGE, normalization="group"),
     "lenet bfloat16": build(models.lenet, "deterministic", IMAGE, precision="bfloat16"),
     "resnet20": build(models.resnet20, "deterministic", IMAGE),
-    "resnet20 mc_dropout": build(models.resnet20, "mc_dropout", IMAGE),
-    "resnet20 bfloat16": build(models.resnet20, "deterministic", IMAGE, precision="bfloat16"),
     "mlp": build(models.mlp, "deterministic", (4,), hidden=(5, 5)),
     "mlp mc_dropout": build(models.mlp, "mc_dropout", (4,), hidden=(5, 5)),
     "nested": nested,
@@ -84,8 +82,9 @@ CASES = {
     "subclass": subclass,
 }
 NORMALIZED = ["lenet batch", "resnet20", "nested"]
+SLOW = ("lenet group", "lenet bfloat16", "mlp mc_dropout", "resnet20", "wrapped", "attention")
 deep = pytest.mark.deep(after="tests/models/test_functional_call.py")
-slow = lambda case: case in ("wrapped", "attention") or case.startswith("resnet20")
+slow = lambda case: case in SLOW
 of_cases = lambda names: pytest.mark.parametrize("case", [pytest.param(x, marks=deep) if slow(x) else x for x in names])
 every_case = of_cases(CASES)
 every_normalized = of_cases(NORMALIZED)
@@ -275,7 +274,7 @@ def record(layer, call, sizes, inputs, training=None):
     return call(inputs, training=training)
 
 
-@of_cases([*NORMALIZED, "resnet20 mc_dropout", "resnet20 bfloat16"])
+@every_normalized
 def test_batch_moments_are_what_batch_normalization_sees_in_training(case):
     model, x = CASES[case](), examples(case, 16)
     point, before = moved(models.layout(model).point), snapshot(model)

@@ -35,7 +35,10 @@ BUILDERS = {
     "sequential": (sequential, 5),
     "activation after it": (with_activation, 5),
 }
-every_model = pytest.mark.parametrize("name", BUILDERS)
+deep = pytest.mark.deep(after="tests/models/test_head.py")
+every_model = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=deep) if name == "resnet20" else name for name in BUILDERS]
+)
 
 
 def randomized(model):

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -26,7 +28,11 @@ SIZES = {
     "resnet20 flipout": (20, 1 + 2 * 19, 19),
 }
 deep = pytest.mark.deep(after="tests/models/test_weights.py")
+# Of the many layers of a ResNet the shortest test tells.
 every_case = pytest.mark.parametrize("case", CASES)
+every_small_case = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=deep) if case.startswith("resnet") else case for case in CASES]
+)
 
 
 def random_like(weights, seed=0):
@@ -38,7 +44,7 @@ def random_like(weights, seed=0):
     return models.ModelWeights(moments(weights.posterior), tuple(map(normal, weights.point)), moments(weights.moments))
 
 
-@every_case
+@every_small_case
 def test_places(case):
     weights = models.get_weights(CASES[case]())
     variational, point, moving = SIZES[case]
@@ -68,8 +74,8 @@ def test_weights_are_the_layers_values():
     np.testing.assert_array_equal(weights.moments.variance[0], np.ones(6))
 
 
-@pytest.mark.deep(after="tests/models/test_weights.py")
-@every_case
+@deep
+@pytest.mark.parametrize("case", [case for case in CASES if case != "resnet20 flipout"])
 def test_round_trip(case):
     first, second = CASES[case](), CASES[case](seed=1)
     weights = random_like(models.get_weights(first))
@@ -95,6 +101,11 @@ def test_assigned_standard_deviations_come_up_to_the_floor():
     wanted = np.sqrt([[0.01, 0.01], [0.01, 0.01], [0.0101, 4.0]])
     np.testing.assert_allclose(tf.exp(model.layers[-1].kernel_log_stddev), wanted, rtol=1e-5)
     assert variance.shape == low.shape
+
+
+@functools.cache
+def model_of(case):
+    return CASES[case]()
 
 
 @pytest.mark.parametrize("inside", [False, pytest.param(True, marks=deep)], ids=["eager", "function"])
@@ -139,12 +150,17 @@ def test_assigned_standard_deviations_come_up_to_the_floor():
     ],
 )
 def test_weights_that_do_not_fit_are_refused(case, part, change, message, inside):
-    model = CASES[case]()
+    model = model_of(case)
     weights = models.get_weights(model)
     weights = weights._replace(**{part: change(getattr(weights, part))})
     assign = lambda: models.assign_weights(model, weights)
     with pytest.raises(InvalidArgument, match=message):
         tf.function(assign, autograph=False)() if inside else assign()
+
+
+@functools.cache
+def normalized():
+    return models.lenet("flipout", (8, 8, 1), normalization="batch")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +184,7 @@ def test_weights_that_do_not_fit_are_refused(case, part, change, message, inside
     ],
 )
 def test_weights_of_another_model_are_refused_and_nothing_is_set(change, message):
-    model = models.lenet("flipout", (8, 8, 1), normalization="batch")
+    model = normalized()
     weights = random_like(models.get_weights(model))
     before = [v.numpy() for v in model.variables]
     with pytest.raises(InvalidArgument, match=message):
@@ -190,7 +206,7 @@ def test_works_inside_a_function():
         np.testing.assert_allclose(actual, wanted, rtol=2e-6)
 
 
-@every_case
+@every_small_case
 def test_prior(case):
     model = CASES[case](prior_stddev=3.0)
     prior, posterior = models.prior(model), models.get_weights(model).posterior
@@ -253,7 +269,13 @@ def test_layers_that_training_would_not_do_justice_are_refused(layer, message):
         models.check_layers(model)
 
 
-@pytest.mark.parametrize("builder", models.MODELS)
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize(
+    ("builder", "kind"),
+    [
+        pytest.param(builder, kind, marks=deep) if builder == "resnet20" and kind != "flipout" else (builder, kind)
+        for builder in models.MODELS
+        for kind in models.KINDS
+    ],
+)
 def test_the_library_s_own_models_pass(builder, kind):
     assert models.check_layers(models.MODELS[builder](kind=kind)) is None

@@ -17,7 +17,12 @@ from .reference import expected, random_case
 # The function hides the module of the same name.
 MODULE = importlib.import_module("tfp_bfl.rules.aggregate")
 NAN, INF = float("nan"), float("inf")
-every_rule = pytest.mark.parametrize("name", rules.RULES)
+# Those of other statistics; the rest differ from one of these by their equations alone.
+TELLING = ("linear_pool", "conflation", "distributed_weight_consolidation")
+deep = pytest.mark.deep(after="tests/rules/test_equations.py")
+every_rule = pytest.mark.parametrize(
+    "name", [name if name in TELLING else pytest.param(name, marks=deep) for name in rules.RULES]
+)
 
 
 @pytest.fixture

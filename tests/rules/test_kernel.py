@@ -17,11 +17,12 @@ from . import kernel_reference as reference
 NAN, INF = float("nan"), float("inf")
 every_start = pytest.mark.parametrize("start", kernel.STARTS)
 every_kernel = pytest.mark.parametrize("kind", kernel.KERNELS)
-COMBINATIONS = [*itertools.product(kernel.STARTS, kernel.KERNELS, kernel.BANDWIDTHS)]
-# Each takes a second to trace: of a fast test one of each bandwidth, in which start and kernel take turns.
+# Each takes a second to trace: of a fast test one of each bandwidth, in which start and kernel take turns; in the deep
+# tier every start and kernel of one bandwidth too, since these enter after it.
 deep = pytest.mark.deep(after="tests/rules/test_kernel.py")
 TURNS = [(0, 0), (1, 1), (0, 1), (1, 0)]
 FAST = [(kernel.STARTS[i], kernel.KERNELS[j], b) for b, (i, j) in zip(kernel.BANDWIDTHS, itertools.cycle(TURNS))]
+COMBINATIONS = [*FAST, *(x for x in itertools.product(kernel.STARTS, kernel.KERNELS, ("silverman",)) if x not in FAST)]
 every_combination = pytest.mark.parametrize(
     ("start", "kind", "bandwidth"),
     [options if options in FAST else pytest.param(*options, marks=deep) for options in COMBINATIONS],
@@ -37,7 +38,8 @@ every_start_and_kernel = pytest.mark.parametrize(
 )
 WEIGHTINGS = (None, "kernels", "bandwidths")
 WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
-every_weighting = pytest.mark.parametrize("weighting", WEIGHTINGS)
+# Those of which tests/rules/test_bandwidths.py says enough before the loops do.
+TOLD = ("scott", "silverman_wide", "plug_in")
 
 
 def random_values(num_clients, size=5, dtype=np.float64, seed=0):
@@ -115,7 +117,7 @@ def test_a_bandwidth_of_zero_stays_and_is_counted(start, kind):
     ("start", "kind", "bandwidth", "weighting"),
     [
         x
-        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS), *WEIGHTED)
+        if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS if b not in TOLD), *WEIGHTED)
         else pytest.param(*x, marks=deep)
         for x in ((*options, weighting) for options in COMBINATIONS for weighting in WEIGHTINGS)
     ],
@@ -138,7 +140,7 @@ def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
     "bandwidth",
     ["silverman", *(pytest.param(b, marks=pytest.mark.deep(after="test_kernel.py")) for b in ("scott", "adaptive"))],
 )
-@pytest.mark.parametrize("start", kernel.STARTS)
+@pytest.mark.parametrize("start", ["mean", pytest.param("clients", marks=deep)])
 def test_many_clients_are_as_the_loops(start, kind, bandwidth):
     """Enough of them for the table of Gaussian sums; one weight has a client too far out for it."""
     values = random_values(60, size=4, dtype=np.float32)
@@ -173,8 +175,7 @@ def test_shifts_and_scales_with_the_clients(start, kind, bandwidth):
         np.testing.assert_allclose(moved, factor * mode + shift, atol=2e-4)
 
 
-@every_start
-@every_kernel
+@pytest.mark.parametrize(("start", "kind"), [("mean", "epanechnikov"), ("clients", "gaussian")])
 def test_weights_that_lie_close_keep_their_digits(start, kind):
     """Around 0.5 with sd 1e-4, in float32: as the loops on the same values, to one unit in the last place of 0.5."""
     values = (0.5 + 1e-4 * np.random.default_rng(0).normal(size=(30, 20))).astype(np.float32)
@@ -248,8 +249,7 @@ def stack_of_models(num_clients=7):
     return ModelWeights(pair(3, 2), (draw(2, 2), draw(3)), pair(4))
 
 
-@every_start
-@every_weighting
+@pytest.mark.parametrize(("start", "weighting"), [("mean", None), ("clients", "kernels"), ("mean", "bandwidths")])
 def test_the_rule_for_whole_models(start, weighting):
     stacked, sizes = stack_of_models(), np.array([3.0, 1, 4, 1, 5, 9, 2], np.float32)
     anchor = tf.nest.map_structure(lambda x: x[0], stacked)

@@ -34,7 +34,10 @@ def path(optimizer, rounds=12, specs=SPECS):
     return ways
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [case if case[1] else pytest.param(*case, marks=pytest.mark.deep(after="test_optimizers.py")) for case in CASES],
+)
 def test_as_those_of_tff(name, options):
     tff = pytest.importorskip("tensorflow_federated")
     build = getattr(tff.learning.optimizers, f"build_{'sgdm' if name == 'sgd' else name}")
