@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import SHARED_OPTIONS, Model, compose, split_options
@@ -11,7 +11,7 @@ from tfp_bfl.algorithms.variational import TEMPERATURE
 SHARED = tuple(name for name in SHARED_OPTIONS if name != "robust")
 
 
-def partitioned_vi(model_fn: Model, *, damping: float = 0.5, **options: Any) -> federated.BayesianProcess:
+def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **options: Any) -> federated.BayesianProcess:
     """Partitioned variational inference: q = prior prod_k t_k, a factor t_k for each client, who keeps it.
 
     t_k <- t_k (q_k / q)^damping,   q <- q prod_k (q_k / q)^damping
@@ -22,7 +22,8 @@ def partitioned_vi(model_fn: Model, *, damping: float = 0.5, **options: Any) -> 
 
     Args:
       model_fn: builds a Keras model with variational weights; or such a model.
-      damping: above 0 and at most 1; without it clients who move the same weights overshoot together.
+      damping: above 0 and at most 1, None for 1 / K: with much of it clients who move the same weights overshoot
+        together.
       **options: of `compose` (weighting of the point weights, element_spec, seed, max_change_norm, min_examples) and of
         `clients.sites` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay, likelihood,
         temperature).
@@ -38,7 +39,7 @@ def partitioned_vi(model_fn: Model, *, damping: float = 0.5, **options: Any) -> 
 
 
 def bayesian_admm(
-    model_fn: Model, *, step_size: float = 1.0, damping: float = 0.5, **options: Any
+    model_fn: Model, *, step_size: float = 1.0, damping: Optional[float] = None, **options: Any
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference whose clients are held to q by a step size, and whose server averages them.
 
@@ -49,7 +50,7 @@ def bayesian_admm(
     Args:
       model_fn: as `partitioned_vi`.
       step_size: rho.
-      damping: of the sites, above 0 and at most 1.
+      damping: as `partitioned_vi`.
       **options: as `partitioned_vi`, without weighting: all clients count alike. Below a temperature T of 1 the
         posterior is colder than Bayes' theorem has it; the paper's are .1 to .001.
 

@@ -75,7 +75,12 @@ class Variational(_Inferred, Defended, AnyKind, Weighted):
 class _Sites(_Inferred, AnyKind):
     """Recipes of `tfp_bfl.algorithms.sites`."""
 
-    damping: Positive = option(0.5, "Of the clients' factors, from round to round.", le=1)
+    # The clients' first factors hold the start: the narrower it is, the longer it pulls.
+    defaults: ClassVar[dict[str, Any]] = {"initial_stddev": 0.05}
+
+    damping: Optional[Positive] = option(
+        None, "Of the clients' factors, from round to round; 1 / clients if not given.", le=1
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)

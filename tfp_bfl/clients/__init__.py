@@ -8,13 +8,12 @@ from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.schedules import exponential_decay
-from tfp_bfl.clients.sites import Site, sites
+from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.variational import variational
 
 __all__ = [
     "INFERENCES",
-    "Site",
     "default_rate",
     "exponential_decay",
     "langevin_chain",

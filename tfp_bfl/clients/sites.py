@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
@@ -13,21 +13,9 @@ from tfp_bfl.clients.target import Target
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import OptimizerFn, Schedule
 from tfp_bfl.contracts import ClientWork, Work
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, as_model_fn, layout, prior
-from tfp_bfl.posterior import MeanField
-
-
-class Site(NamedTuple):
-    """A Gaussian factor of a posterior over D weights, by natural parameters: exp(shift w - precision w^2 / 2).
-
-    Fields:
-      precision: at least 0 [D].
-      shift: precision times mean [D].
-    """
-
-    precision: Any
-    shift: Any
+from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
 
 
 def sites(
@@ -43,7 +31,7 @@ def sites(
     likelihood: Union[str, Likelihood] = "categorical",
     temperature: float = 1.0,
     step_size: float = 1.0,
-    damping: float = 0.5,
+    damping: Optional[float] = None,
     send_site: bool = True,
 ) -> ClientWork:
     """Client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
@@ -64,7 +52,8 @@ def sites(
       likelihood: of the labels: "categorical", or "gaussian:STDDEV".
       temperature: T of the likelihood.
       step_size: rho of the local objective -E_q[log likelihood] / T - <t_k, natural> + rho KL[q || server's q].
-      damping: of the sites, above 0 and at most 1.
+      damping: of the sites, above 0 and at most 1; None for 1 / K, and 0.1 where nobody has said how many clients
+        there are. Sites of clients who move the same weights overshoot together if it is large.
       send_site: the client sends q with its new site in the place of the old one; False: it sends q_k.
 
     Returns:
@@ -82,8 +71,7 @@ def sites(
     check_count(batch_size, "batch_size")
     for name, value in (("temperature", temperature), ("step_size", step_size)):
         check_number(value, name)
-    if check_number(damping, "damping") > 1:
-        raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
+    check_damping(damping)
     density = parse_likelihood(likelihood)
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
     first = _prior(model_fn())
@@ -98,11 +86,12 @@ def sites(
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
-            site, mean = message.memory, _flat(message.weights.posterior.mean)
-            precision = tf.math.reciprocal(_flat(message.weights.posterior.variance))
+            site, mean = message.memory, flatten(message.weights.posterior.mean)
+            precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
             # From the server's mean on, where no large numbers cancel.
             lowest = tf.maximum(precision - site.precision / step_size, weights.prior.precision[: mean.shape[0]])
             local_mean = mean + (site.precision * mean - site.shift) / step_size / lowest
+            share = damping_of(damping, message.federation.num_clients) * step_size
             number = tf.shape(examples.labels)[0]
             size = tf.cast(number, tf.float32) / (temperature * step_size)
             target = Target(weights.gaussian(local_mean, lowest), size)
@@ -110,26 +99,16 @@ def sites(
             found = tf.maximum(tf.exp(-2 * weights.log_stddev), lowest)
             moved = found * (weights.values[: mean.shape[0]] - mean)
             gain = Site(found - precision, moved + (found - precision) * mean)
-            kept = tf.nest.map_structure(lambda t, g: t + damping * step_size * g, site, gain)
+            kept = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
             if send_site:
-                found = precision + damping * step_size * gain.precision
-                moved = damping * step_size * moved
+                found = precision + share * gain.precision
+                moved = share * moved
             weights.set_posterior(mean + moved / found, found)
             return ClientResult(weights.store(), number, metrics, memory=kept)
 
         return work
 
     return ClientWork(build, memory=memory)
-
-
-def natural(posterior: MeanField) -> Site:
-    """The natural parameters of a mean-field Gaussian over D weights."""
-    precision = tf.math.reciprocal(_flat(posterior.variance))
-    return Site(precision, precision * _flat(posterior.mean))
-
-
-def _flat(leaves: Any) -> tf.Tensor:
-    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)], 0)
 
 
 def _prior(model: tf.keras.Model) -> Site:

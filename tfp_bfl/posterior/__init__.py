@@ -23,16 +23,21 @@ from tfp_bfl.posterior.online import (
 )
 from tfp_bfl.posterior.products import gaussian_product
 from tfp_bfl.posterior.samples import Samples
+from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, without
 
 __all__ = [
     "LowRank",
     "MeanField",
     "Product",
     "Samples",
+    "Site",
     "Spread",
     "add_client",
     "as_low_rank",
+    "check_damping",
     "covariance",
+    "damping_of",
+    "flatten",
     "floor_variance",
     "gaussian_kl",
     "gaussian_product",
@@ -40,6 +45,7 @@ __all__ = [
     "log_prob",
     "marginals",
     "mixtures",
+    "natural",
     "pooled",
     "positive_leaves",
     "product_from_arrays",
@@ -51,4 +57,5 @@ __all__ = [
     "spread",
     "stack",
     "swag_moments",
+    "without",
 ]

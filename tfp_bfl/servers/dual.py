@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.errors import InvalidArgument, check_number, shown
+from tfp_bfl.errors import check_number
 from tfp_bfl.models import Federation, ModelWeights
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.posterior import MeanField, check_damping, damping_of
 
 
 class Dual(NamedTuple):
@@ -27,7 +27,7 @@ class Dual(NamedTuple):
     num_present: Any
 
 
-def dual(step_size: float = 1.0, damping: float = 1.0) -> ServerStep:
+def dual(step_size: float = 1.0, damping: Optional[float] = None) -> ServerStep:
     """q <- (1 - a) mean_k q_k + a prior prod_k t_k in natural parameters, a = 1 / (1 + K rho).
 
     t_k <- t_k + damping rho (natural(q_k) - natural(q))
@@ -38,7 +38,7 @@ def dual(step_size: float = 1.0, damping: float = 1.0) -> ServerStep:
 
     Args:
       step_size: rho.
-      damping: of the sites, above 0 and at most 1; both as the clients have them.
+      damping: of the sites, above 0 and at most 1, None for 1 / K; both as the clients have them.
 
     Raises:
       InvalidArgument: a number outside its range.
@@ -46,8 +46,7 @@ def dual(step_size: float = 1.0, damping: float = 1.0) -> ServerStep:
     Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM, whose v_k is -t_k.
     """
     check_number(step_size, "step_size")
-    if check_number(damping, "damping") > 1:
-        raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
+    check_damping(damping)
     each = tf.nest.map_structure
 
     def initialize(weights: ModelWeights) -> Dual:
@@ -64,7 +63,7 @@ def dual(step_size: float = 1.0, damping: float = 1.0) -> ServerStep:
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))
         gain = each(lambda v, u: 1 / v - 1 / u, pooled_variance, variance)
         moved = each(lambda m, v, n, u: m / v - n / u, pooled_mean, pooled_variance, mean, variance)
-        kept = damping * step_size * present
+        kept = damping_of(damping, state.num_clients) * step_size * present
         precision, shift = (
             each(lambda t, g: t + kept * g, *pair) for pair in ((state.precision, gain), (state.shift, moved))
         )

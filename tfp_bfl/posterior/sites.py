@@ -1,0 +1,74 @@
+"""Factors of a posterior, one for each client: sites, as natural parameters."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, check_number, shown
+from tfp_bfl.posterior.mean_field import MeanField
+
+# Where nobody has said how many clients there are.
+_DAMPING = 0.1
+
+
+class Site(NamedTuple):
+    """A Gaussian factor of a posterior over D weights, by natural parameters: exp(shift w - precision w^2 / 2).
+
+    Fields:
+      precision: at least 0 [D].
+      shift: precision times mean [D].
+    """
+
+    precision: Any
+    shift: Any
+
+
+def natural(posterior: MeanField) -> Site:
+    """The natural parameters of a mean-field Gaussian over D weights: 1 / s^2 and mean / s^2."""
+    precision = tf.math.reciprocal(flatten(posterior.variance))
+    return Site(precision, precision * flatten(posterior.mean))
+
+
+def flatten(leaves: Any) -> tf.Tensor:
+    """A structure of tensors as one vector [D]."""
+    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)], 0)
+
+
+def without(posterior: MeanField, site: Site) -> MeanField:
+    """q / t: the posterior without a client's factor, of the same structure.
+
+    precision = 1 / s^2 - precision_t,   mean = (mean / s^2 - shift_t) / precision
+
+    Raises:
+      InvalidArgument: nothing is left of the precision of a weight: the site is no factor of this posterior.
+    """
+    precision = 1 / tf.cast(flatten(posterior.variance), tf.float64)
+    left = precision - tf.cast(site.precision, tf.float64)
+    if bool(tf.reduce_any(left <= 0)):
+        raise InvalidArgument("The site is no factor of the posterior: its precision is not below the posterior's.")
+    mean = tf.cast(flatten(posterior.mean), tf.float64)
+    shift = precision * mean - tf.cast(site.shift, tf.float64)
+    shaped = lambda flat: _like(posterior.mean, tf.cast(flat, tf.float32))
+    return MeanField(shaped(shift / left), shaped(1 / left))
+
+
+def _like(structure: Any, flat: tf.Tensor) -> Any:
+    leaves = tf.nest.flatten(structure)
+    parts = tf.split(flat, [int(tf.size(x)) for x in leaves])
+    return tf.nest.pack_sequence_as(structure, [tf.reshape(part, x.shape) for part, x in zip(parts, leaves)])
+
+
+def check_damping(damping: Optional[float]) -> None:
+    """Raises InvalidArgument for a damping that is neither None nor above 0 and at most 1."""
+    if damping is not None and check_number(damping, "damping") > 1:
+        raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
+
+
+def damping_of(damping: Optional[float], num_clients: Any) -> tf.Tensor:
+    """The damping of sites in a federation of K clients: 1 / K where it is None, and 0.1 for K = 0, not known."""
+    if damping is not None:
+        return tf.constant(damping)
+    clients = tf.cast(num_clients, tf.float32)
+    return tf.where(clients > 0, 1 / tf.maximum(clients, 1.0), _DAMPING)
