@@ -157,7 +157,7 @@ def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> Non
 
 @cli.group(epilog=REVISE_EXAMPLES)
 def clients() -> None:
-    """Show, add, replace or remove the clients of a run of fl_swag, without training."""
+    """Show, add, replace or remove the clients of a run of fl_swag or partitioned_vi, without training."""
 
 
 @clients.command("show")
@@ -180,11 +180,9 @@ _output = click.option("--output", required=True, metavar="FOLDER", help="The ne
 @_output
 def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], replace: bool, output: str) -> None:
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
-    from tfp_bfl.app.revise import read_state, revise
-    from tfp_bfl.servers import online
+    from tfp_bfl.app.revise import add, revise
 
-    others = read_state(other_folder)
-    _show_revised(revise(run_folder, lambda s: online.join(s, others, names or None, replace), output), output)
+    _show_revised(revise(run_folder, add(run_folder, other_folder, names, replace), output), output)
 
 
 @clients.command("remove")
@@ -193,10 +191,9 @@ def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], repl
 @_output
 def remove_clients(run_folder: str, names: tuple[str, ...], output: str) -> None:
     """Remove clients, as if they had never taken part (unlearning)."""
-    from tfp_bfl.app.revise import revise
-    from tfp_bfl.servers import online
+    from tfp_bfl.app.revise import remove, revise
 
-    _show_revised(revise(run_folder, lambda state: online.remove(state, *names), output), output)
+    _show_revised(revise(run_folder, remove(run_folder, names), output), output)
 
 
 def _show_revised(summary: dict[str, Any], output: str) -> None:

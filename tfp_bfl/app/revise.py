@@ -1,4 +1,4 @@
-"""Runs of FL-SWAG with other clients: added, replaced or removed after the run, without any training."""
+"""Runs with other clients: added, replaced or removed after the run, without any training."""
 
 from __future__ import annotations
 
@@ -8,51 +8,92 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Union
 
+import numpy as np
+
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.servers import online
+from tfp_bfl.servers import factors, online
 
 STATE = "server_state.npz"
+SITES = "sites.npz"
+_MODULES: dict[str, Any] = {STATE: online, SITES: factors}
+State = Union[online.OnlineState, factors.Factors]
+Change = Callable[[Any], Any]
 
 
-def read_state(run: Union[str, pathlib.Path]) -> online.OnlineState:
+def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
+    """The file of a run's folder that holds its clients.
+
+    Raises:
+      InvalidArgument: there is none.
+    """
+    for file in _MODULES:
+        if (pathlib.Path(run) / file).is_file():
+            return pathlib.Path(run) / file
+    raise InvalidArgument(
+        f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or partitioned_vi, "
+        f"with {STATE} or {SITES}."
+    )
+
+
+def read_state(run: Union[str, pathlib.Path]) -> Any:
     """The clients that a run's folder holds.
 
     Raises:
-      InvalidArgument: it is not the folder of a complete run of fl_swag, or its file is damaged.
+      InvalidArgument: it is not the folder of a complete run whose clients can be told apart, or its file is damaged.
     """
-    path = pathlib.Path(run) / STATE
-    if not path.is_file():
-        raise InvalidArgument(
-            f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag, with {STATE}."
-        )
-    return online.load(path)
+    path = clients_file(run)
+    return _MODULES[path.name].load(path)
 
 
-def describe(state: online.OnlineState) -> str:
-    """A table of the clients: their examples and how sure they are, as the median standard deviation of a weight."""
-    rows = [("client", "examples", "median sd")]
-    for name, q in zip(state.product.names, state.product.posteriors):
-        median = float(bfl.posterior.spread(bfl.posterior.marginals(q)).stddev_median)
-        rows.append((name, str(state.num_examples[name]), f"{median:.2g}"))
+def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: Any, replace: bool) -> Change:
+    """The change that takes clients of another run, all of them or those named.
+
+    Raises:
+      InvalidArgument: the runs are of two algorithms, or as `read_state`.
+    """
+    own, others = clients_file(run), clients_file(other)
+    if own.name != others.name:
+        raise InvalidArgument(f"{other} is a run of another algorithm than {run}: their clients do not go together.")
+    taken = read_state(other)
+    return lambda state: _MODULES[own.name].join(state, taken, names or None, replace)
+
+
+def remove(run: Union[str, pathlib.Path], names: Any) -> Change:
+    """The change that leaves clients out, as if they had never taken part."""
+    return lambda state: _MODULES[clients_file(run).name].remove(state, *names)
+
+
+def describe(state: State) -> str:
+    """A table of the clients: their examples and how sure they are."""
+    if isinstance(state, factors.Factors):
+        rows = [("client", "examples", "share of the precision")]
+        total = sum(float(np.sum(1 / np.float64(v))) for v in state.weights.posterior.variance)
+        for name, number, site in zip(state.names, state.num_examples, state.sites):
+            rows.append((name, str(number), f"{np.sum(np.float64(site.precision)) / total:.2g}"))
+    else:
+        rows = [("client", "examples", "median sd")]
+        for name, q in zip(state.product.names, state.product.posteriors):
+            median = float(bfl.posterior.spread(bfl.posterior.marginals(q)).stddev_median)
+            rows.append((name, str(state.num_examples[name]), f"{median:.2g}"))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in rows)
 
 
 def revise(
     run: Union[str, pathlib.Path],
-    change: Callable[[online.OnlineState], online.OnlineState],
+    change: Change,
     output: Union[str, pathlib.Path],
 ) -> dict[str, Any]:
     """Writes a run with other clients to a new folder, and returns its summary; the old one stays as it is.
 
-    The folder holds config.yaml, server_state.npz, saved_model/ and summary.json, and can be revised again.
+    The folder holds config.yaml, the file of the clients, saved_model/ and summary.json, and can be revised again.
 
     Args:
-      run: the folder of a run of fl_swag, or of one that was revised.
-      change: the state -> that with other clients (`servers.online`).
+      run: the folder of a run of fl_swag or partitioned_vi, or of one that was revised.
+      change: the state -> that with other clients, as `add` and `remove` give it.
       output: a new folder.
 
     Raises:
@@ -62,16 +103,16 @@ def revise(
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
         raise InvalidArgument(f"{folder} exists already: give --output a new folder, nothing is overwritten.")
+    file = clients_file(run).name
     state = change(read_state(run))
     config = make_config(pathlib.Path(run) / "config.yaml", {})
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
-    model = bfl.models.predictive_model(
-        build.model_fn(config, test)(), online.pool(state, config.diagonal_only), _batch_norm_examples(config, train)
-    )
+    pooled = factors.pool(state) if file == SITES else online.pool(state, config.diagonal_only)
+    model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, _batch_norm_examples(config, train))
     scores = bfl.evaluation.evaluate(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
     ).metrics
-    names = list(state.product.names)
+    names = list(state.names if file == SITES else state.product.names)
     summary = {**scores, "clients": names}
     info = build.export_info(config, train, scores)
     try:
@@ -79,7 +120,7 @@ def revise(
     except OSError as error:
         raise InvalidArgument(f"{folder} can't be made ({error.strerror}): give --output another folder.") from None
     (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
-    online.save(state, folder / STATE)
+    _MODULES[file].save(state, folder / file)
     # Who left has left the card too.
     bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -26,9 +26,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, report
 from tfp_bfl.app.config import RunConfig, make_config
-from tfp_bfl.app.revise import STATE
+from tfp_bfl.app.revise import SITES, STATE
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.servers import online
+from tfp_bfl.servers import factors, online
 
 _VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
 # A figure's width.
@@ -297,6 +297,8 @@ def _write_results(
     if config.algorithm == "fl_swag":
         state = online.from_stack(result.state.step, result.state.weights)
         online.save(state, folder / STATE)
+    if config.algorithm == "partitioned_vi":
+        factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
     predictions = {"probabilities": final.probabilities, "labels": test.labels}
     predictions.update((name, getattr(final, name)) for name in report.UNCERTAINTIES)
     np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from tfp_bfl.posterior.online import (
 )
 from tfp_bfl.posterior.products import gaussian_product
 from tfp_bfl.posterior.samples import Samples
-from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, without
+from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, times
 
 __all__ = [
     "LowRank",
@@ -57,5 +57,5 @@ __all__ = [
     "spread",
     "stack",
     "swag_moments",
-    "without",
+    "times",
 ]

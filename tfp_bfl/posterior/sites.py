@@ -36,22 +36,21 @@ def flatten(leaves: Any) -> tf.Tensor:
     return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)], 0)
 
 
-def without(posterior: MeanField, site: Site) -> MeanField:
-    """q / t: the posterior without a client's factor, of the same structure.
+def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
+    """q t^power: the posterior with a client's factor, or with -1 without it; of the same structure.
 
-    precision = 1 / s^2 - precision_t,   mean = (mean / s^2 - shift_t) / precision
+    precision = 1 / s^2 + power precision_t,   mean = (mean / s^2 + power shift_t) / precision
 
     Raises:
       InvalidArgument: nothing is left of the precision of a weight: the site is no factor of this posterior.
     """
-    precision = 1 / tf.cast(flatten(posterior.variance), tf.float64)
-    left = precision - tf.cast(site.precision, tf.float64)
-    if bool(tf.reduce_any(left <= 0)):
+    own = 1 / tf.cast(flatten(posterior.variance), tf.float64)
+    precision = own + power * tf.cast(site.precision, tf.float64)
+    if bool(tf.reduce_any(precision <= 0)):
         raise InvalidArgument("The site is no factor of the posterior: its precision is not below the posterior's.")
-    mean = tf.cast(flatten(posterior.mean), tf.float64)
-    shift = precision * mean - tf.cast(site.shift, tf.float64)
+    shift = own * tf.cast(flatten(posterior.mean), tf.float64) + power * tf.cast(site.shift, tf.float64)
     shaped = lambda flat: _like(posterior.mean, tf.cast(flat, tf.float32))
-    return MeanField(shaped(shift / left), shaped(1 / left))
+    return MeanField(shaped(shift / precision), shaped(1 / precision))
 
 
 def _like(structure: Any, flat: tf.Tensor) -> Any:

@@ -5,7 +5,7 @@ A third says which weights predict, where these are not the ones that clients st
 """
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.servers import online
+from tfp_bfl.servers import factors, online
 from tfp_bfl.servers.distil import distil
 from tfp_bfl.servers.dual import dual
 from tfp_bfl.servers.gaussian import keep_gaussian
@@ -20,6 +20,7 @@ __all__ = [
     "ServerStep",
     "distil",
     "dual",
+    "factors",
     "keep_gaussian",
     "langevin",
     "online",
