@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
 from tfp_bfl.clients.adam import Adam
+from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, iid, load
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
 FLOOR = 1e-3
@@ -20,10 +22,15 @@ SOURCE = load("breast_cancer")
 CLIENTS = Clients(SOURCE, [np.arange(0, 9), np.arange(9, 30), np.arange(30, 45)])
 # A client of one class alone has a posterior that says so: the product of few such clients does not classify.
 ALIKE = SOURCE.partition(iid(3), seed=0)
-ADAM = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
+SIZES = [len(rows) for rows in CLIENTS.indices]
+BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
+# The papers' local work, which need not know how large the federation is.
+ADAM = {**BATCHES, "inference": "backprop", "temperature": 1.0, "kl": "client"}
+CURVATURE = {**BATCHES, "inference": "curvature", "temperature": 0.1}
 SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 8, "learning_rate": 0.1}
 
 SPREAD = {"stddev_q05", "stddev_median", "stddev_q95", "share_at_floor"}
+NUM_VARIATIONAL = 30 * 3 + 3 * 2
 METRICS = {"nll", "kl", "elbo", "num_clients", "num_faulty", "num_examples", "clients"} | SPREAD
 
 
@@ -64,14 +71,18 @@ def built(work):
     return work()
 
 
+def begin(process):
+    """The state before the first round of a federation of all three clients."""
+    return process.with_clients(process.local.initialize(), range(len(SIZES)), SIZES)
+
+
 @functools.cache
 def result_of(work, model_fn, client):
     """Client work outside TFF, with the seed that a round folds from the run's seed, the round and the client."""
-    seed = tf.constant([SEED, 0])
-    for number in (0, client):
-        seed = tf.random.experimental.stateless_fold_in(seed, number)
-    message = models.ServerMessage(models.get_weights(model_fn()), tf.constant(0))
-    return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), seed)
+    weights, federation = models.get_weights(model_fn()), models.Federation(len(SIZES), sum(SIZES))
+    row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
+    message = models.ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
+    return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client))
 
 
 def normalized():
@@ -86,16 +97,16 @@ def normalized():
 
 
 @functools.cache
-def variational_work(kind):
+def variational_work(kind, **options):
     """The same of all rules, so that what it gives is computed once."""
-    return clients.variational(mlp(kind), **ADAM)
+    return clients.variational(mlp(kind), **(options or ADAM))
 
 
 def variational_result(kind, client):
     return result_of(variational_work(kind), mlp(kind), client)
 
 
-def variational(rule, kind):
+def variational(rule, kind, **options):
     whole = rules.whole_model(rules.RULES[rule]())
 
     def pool(results, anchor):
@@ -104,17 +115,72 @@ def variational(rule, kind):
 
     return Method(
         mlp(kind),
-        lambda: algorithms.variational(mlp(kind), rules.RULES[rule](), seed=SEED, **ADAM),
-        variational_work(kind),
+        lambda: algorithms.variational(mlp(kind), rules.RULES[rule](), seed=SEED, **(options or ADAM)),
+        variational_work(kind, **options),
         lambda num_examples: num_examples,
         pool,
         lambda result, anchor: result.weights,
         data=CLIENTS,
         rounds=10,
         metrics={
-            "distributed_weight_consolidation": {"kept_weights": 30 * 3 + 3 * 2 if kind == "flipout" else 0},
+            "distributed_weight_consolidation": {"kept_weights": NUM_VARIATIONAL if kind == "flipout" else 0},
         }.get(rule, {}),
     )
+
+
+def partitioned_vi():
+    """Each client sends q with its new site in the place of its old one; the server multiplies the changes."""
+    model_fn, given = mlp("flipout"), variational("distributed_weight_consolidation", "flipout")
+    return given._replace(
+        build=lambda: algorithms.partitioned_vi(model_fn, damping=0.3, seed=SEED, **CURVATURE),
+        work=clients.sites(model_fn, damping=0.3, **CURVATURE),
+    )
+
+
+def bayesian_admm():
+    model_fn, numbers = mlp("flipout"), {"step_size": 0.5, "damping": 0.3}
+    prior = models.prior(model_fn())
+
+    def naturals(q):
+        """(precision, shift) of each weight tensor, in float64."""
+        return [(1 / np.float64(v), np.float64(m) / np.float64(v)) for m, v in zip(*q)]
+
+    def pool(results, anchor):
+        share = 1 / (1 + len(SIZES) * numbers["step_size"])
+        own = naturals(anchor.posterior)
+        found = [naturals(r.weights.posterior) for r in results]
+        gains = [[sum(q[i][j] - own[i][j] for q in found) for j in range(2)] for i in range(len(own))]
+        # Of prior prod_k t_k, from the rows themselves: those of the absent are shares of the start.
+        starts = [[n[j] - p[j] for j in range(2)] for n, p in zip(own, naturals(prior))]
+        absent = 1 - sum(int(r.num_examples) for r in results) / sum(SIZES)
+        rows = [_unflat(sum(r.memory[j].numpy() for r in results), prior.mean) for j in range(2)]
+        product = [[p[j] + rows[j][i] + absent * starts[i][j] for j in range(2)] for i, p in enumerate(naturals(prior))]
+        new = [
+            [(1 - share) * (own[i][j] + gains[i][j] / len(SIZES)) + share * product[i][j] for j in range(2)]
+            for i in range(len(own))
+        ]
+        cast = lambda leaves: tuple(np.float32(x) for x in leaves)
+        q = MeanField(cast(shift / precision for precision, shift in new), cast(1 / precision for precision, _ in new))
+        state = Dual(*(cast(t[j] for t in product) for j in range(2)), np.int32(len(SIZES)), np.int32(len(results)))
+        points = [np.mean(np.stack(x), 0) for x in zip(*(r.weights.point for r in results))]
+        return state, ModelWeights(q, cast(points), anchor.moments)
+
+    return Method(
+        model_fn,
+        lambda: algorithms.bayesian_admm(model_fn, seed=SEED, **numbers, **CURVATURE),
+        clients.sites(model_fn, send_site=False, **numbers, **CURVATURE),
+        np.ones_like,
+        pool,
+        lambda result, anchor: pool([result], anchor)[1],
+        data=CLIENTS,
+        rounds=10,
+        metrics={},
+    )
+
+
+def _unflat(flat, like):
+    ends = np.cumsum([np.size(x) for x in like])
+    return [part.reshape(np.shape(x)) for part, x in zip(np.split(np.float64(flat), ends[:-1]), like)]
 
 
 def fl_swag(model_fn, last_layer=False):
@@ -275,6 +341,9 @@ METHODS = {
         f"{rule}, {kind}": functools.partial(variational, rule, kind)
         for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OF_POINTS]
     },
+    "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
+    "partitioned_vi, flipout": partitioned_vi,
+    "bayesian_admm, flipout": bayesian_admm,
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
     "fl_swag, mc_dropout": functools.partial(fl_swag, mlp("mc_dropout")),
     "fl_swag, last layer": functools.partial(fl_swag, normalized, last_layer=True),
@@ -288,7 +357,7 @@ METHODS = {
 }
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
-TELLING += [name for name in METHODS if name.startswith(("fl_swag", "fed_"))]
+TELLING += [name for name in METHODS if name.startswith(("fl_swag", "fed_", "curvature", "partitioned", "bayesian"))]
 
 
 @functools.cache

@@ -190,15 +190,20 @@ RECIPES = {
     "fed_be": {"features": SOURCE.features[:9]},
     **{f"fed_{name}": {} for name in ("opt", "prox", "ag", "pa", "kp", "kppa", "sgld")},
     "fl_swag": {},
+    "partitioned_vi": {},
+    "bayesian_admm": {},
 }
+KEEP_SITES = ("partitioned_vi", "bayesian_admm")
 NO_POSTERIORS = ("fed_ag", "fed_be", "fed_sgld", "fl_swag")
 
 
 def recipe_fits(name, kind, weights, defence):
     if kind == "flipout" and name in NO_POSTERIORS:
         return False
-    if name == "fl_swag":
-        return False  # which has neither option
+    if name in ("fl_swag", "bayesian_admm"):
+        return False  # which have neither option
+    if name == "partitioned_vi":
+        return kind == "flipout" and defence is None and fits("training", kind, "linear_pool", weights, None, "replace")
     step = {"fed_ag": "keep_gaussian", "fed_be": "distil"}.get(name, "replace")
     rule = {"fed_ag": "client_gaussian", "fed_be": "stacked"}.get(name, "linear_pool")
     return fits("training", kind, rule, weights, defence, step)
@@ -210,7 +215,8 @@ def test_every_recipe_with_every_weighting_and_defence(name, parts):
 
         def make(kind=kind, weights=weights, defence=defence):
             model_fn = functools.partial(model, kind)
-            given = getattr(algorithms, name)(model_fn, weighting=weights, robust=defence, **RECIPES[name])
+            options = {"weighting": weights, **({"robust": defence} if defence else {}), **RECIPES[name]}
+            given = getattr(algorithms, name)(model_fn, **options)
             given["server_step"].initialize(get_weights(model(kind)))
             return given
 
@@ -230,7 +236,7 @@ def test_an_option_that_there_is_not(name, option, meant, parts):
 def test_a_model_in_the_place_of_its_function(name, parts):
     """It is built anew, with the weights that the model had."""
     given = {}
-    original = MODELS["deterministic"](seed=5)
+    original = MODELS["flipout" if name in KEEP_SITES else "deterministic"](seed=5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(federated, "build_process", lambda model_fn, **rest: given.update(model_fn=model_fn, **rest))
         getattr(algorithms, name)(original, **RECIPES[name])

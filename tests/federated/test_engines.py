@@ -5,7 +5,7 @@ import functools
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.methods import CLIENTS, METHODS, assert_same, mlp
+from tests.algorithms.methods import CLIENTS, METHODS, assert_same, begin, mlp
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import federated
 from tfp_bfl.layers import sampling
@@ -37,7 +37,7 @@ def test_a_round_is_that_of_this_process(name, worker):
     learning_process, engine = process.learning_process, process.local
     first = engine.initialize()
     assert_same(learning_process.initialize(), first, rtol=0, atol=0)
-    data = CLIENTS.shards(range(3), 2)
+    first, data = begin(process), CLIENTS.shards(range(3), 2)
     on_tff, here = learning_process.next(first, data), engine.next(first, data)
     assert_same(on_tff.state, here.state, rtol=1e-5, atol=1e-6)
     assert_same(on_tff.metrics, here.metrics, rtol=1e-5, atol=1e-6)

@@ -294,12 +294,13 @@ def blocks_of(block):
 
 
 def test_clients_are_sent_nothing_of_the_other_clients_posteriors():
-    """What is broadcast is the weights and which round of which run it is."""
+    """What is broadcast is the weights, which round of which run it is, and how large the federation."""
     process = build()
     state = run_round(process, (0, 1)).state
     assert state.step.client.tolist() == [0, 1]
     sent = process.round.broadcast(tf.nest.map_structure(tf.constant, state))
-    assert_identical(tf.nest.flatten(sent), [state.seed, *tf.nest.flatten(state.weights), state.round])
+    told = [state.seed, *tf.nest.flatten(state.weights), state.round, *state.federation]
+    assert_identical(tf.nest.flatten(sent), told)
 
 
 @pytest.mark.deep(after="tests/federated/test_fl_swag.py")

@@ -156,7 +156,8 @@ def test_a_faulty_client_is_left_out(runtime):
     spoiled = federated.simulate(build(), with_nan(1), 1, runtime=runtime)
     process = build()
     data = [CLIENTS.dataset(k) for k in (0, 2, 3, 4)]
-    without = process.next(process.initialize(), data).state
+    begun = process.with_clients(process.initialize(), range(CLIENTS.num_clients), CLIENTS.sizes)
+    without = process.next(begun, data).state
     assert_close(spoiled.state.weights, without.weights, rtol=1e-6)
     assert spoiled.rounds[0]["faulty_clients"] == {"1": "not finite"}
     assert spoiled.rounds[0]["num_faulty"] == 1

@@ -202,7 +202,7 @@ def test_share_at_floor_counts_up_to_one_percent_above():
 
 def test_spread_of_nothing_is_nan():
     spread = posterior.spread(MeanField((), ()))
-    assert len(spread) == 4 and all(np.isnan(x) for x in spread)
+    assert len(spread) == 5 and all(np.isnan(x) for x in spread)
 
 
 @pytest.mark.parametrize(("q", "p"), [([4], [5]), ([4, 1], [1, 4]), ([3, 4], [5]), ([2, 3, 4], [4])])

@@ -102,6 +102,7 @@ def results(
 ) -> RunResults:
     """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
+    told = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
     return bfl.plots.RunResults(
         name=name,
         config=config.told(),
@@ -113,7 +114,7 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
-        warnings=summary.get("warnings", [bfl.federated.collapse_warning(collapsed)] if collapsed else []),
+        warnings=list(dict.fromkeys([*told, *(summary.get("warnings") or [])])),
     )
 
 

@@ -27,7 +27,9 @@ def categorical() -> Likelihood:
     """p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
 
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return tf.random.stateless_categorical(outputs, 1, seed)[:, 0]
+        drawn = tf.random.stateless_categorical(outputs, 1, seed)[:, 0]
+        # Of logits that are not finite it is C: their client is left out later, and should not raise here.
+        return tf.minimum(drawn, tf.cast(tf.shape(outputs)[1] - 1, drawn.dtype))
 
     return Likelihood(tf.nn.sparse_softmax_cross_entropy_with_logits, draw)
 

@@ -148,6 +148,7 @@ def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what:
         uses_anchor=inner.uses_anchor,
         min_clients=inner.min_clients,
         gives=inner.gives,
+        one_shot=inner.one_shot,
         **sharing(together),
     )
 

@@ -1,0 +1,100 @@
+"""Rules for rounds are idempotent: where all clients send what they were given, nothing changes. Products are not."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import algorithms, models, rules
+from tfp_bfl.contracts import GatherRule
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField
+
+ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
+WEIGHTS = ([1.0, 1.0, 1.0, 1.0], [7.0, 30.0, 12.0, 1.0], [1e-12, 3e-12, 2e-12, 2e-12])
+every_rule = pytest.mark.parametrize("name", rules.RULES)
+shares = lambda stacked: tf.constant([0.4, 0.3, 0.2, 0.1])
+LIFTS = {
+    "whole_model": rules.whole_model,
+    "clipped": lambda rule: rules.clipped(rule, 0.5),
+    "trimmed": lambda rule: rules.trimmed(rule, 0.25),
+    "median": rules.median,
+    "reweighted": lambda rule: rules.reweighted(rule, shares),
+}
+
+
+@functools.cache
+def anchor():
+    rng = np.random.default_rng(0)
+    leaves = lambda draw, *shapes: tuple(np.float32(draw(shape)) for shape in shapes)
+    variances = lambda shape: rng.uniform(1e-8, 1e-2, shape)
+    q = MeanField(leaves(rng.standard_normal, (5, 3), (3,)), leaves(variances, (5, 3), (3,)))
+    moments = MeanField(leaves(rng.standard_normal, (3,)), leaves(variances, (3,)))
+    return tf.nest.map_structure(tf.constant, ModelWeights(q, leaves(rng.standard_normal, (3, 2)), moments))
+
+
+def nobody_moved(rule, weights):
+    """What the rule makes of clients who all send the anchor."""
+    whole = rules.whole_model(rule)
+    parts = [whole.summarise(anchor(), anchor(), tf.constant(w)) for w in weights]
+    return whole.pool(functools.reduce(whole.merge, parts), anchor())
+
+
+def assert_unmoved(pooled):
+    tf.nest.assert_same_structure(pooled, anchor())
+    for part, wanted in zip(pooled, anchor()):
+        for a, b in zip(tf.nest.flatten(part), tf.nest.flatten(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def assert_narrower(pooled):
+    """Variances by a quarter at least; means, point weights and moments stay."""
+    for a, b in zip(pooled.posterior.variance, anchor().posterior.variance):
+        assert np.all(a < 0.75 * b)
+    assert_unmoved(pooled._replace(posterior=pooled.posterior._replace(variance=anchor().posterior.variance)))
+
+
+def test_which_rules_are_for_one_round():
+    assert {name for name, make in rules.RULES.items() if make().one_shot} == set(ONE_SHOT)
+
+
+@every_rule
+@pytest.mark.parametrize("weights", WEIGHTS, ids=["equal", "unequal", "tiny"])
+def test_nobody_moved(name, weights):
+    check = assert_narrower if name in ONE_SHOT else assert_unmoved
+    check(nobody_moved(rules.RULES[name](), weights))
+
+
+@every_rule
+@pytest.mark.parametrize("lift", LIFTS)
+def test_lifted_rules_keep_what_they_are(name, lift):
+    """Of four clients trimmed and median leave two."""
+    lifted = LIFTS[lift](rules.RULES[name]())
+    assert lifted.one_shot is (name in ONE_SHOT)
+    assert rules.whole_model(lifted).one_shot is (name in ONE_SHOT)
+    check = assert_narrower if name in ONE_SHOT else assert_unmoved
+    check(nobody_moved(lifted, WEIGHTS[1]))
+
+
+@pytest.mark.parametrize("one_shot", [False, True])
+def test_rules_over_the_stack_keep_what_they_are(one_shot):
+    rule = GatherRule(lambda stacked, importance, anchor: anchor, "own", one_shot=one_shot)
+    assert rules.whole_model(rule).one_shot is one_shot
+
+
+@pytest.mark.parametrize("start", ["mean", "clients"])
+def test_modes_of_clients_that_agree(start):
+    rule = rules.kernel_posterior(start)
+    assert not rule.one_shot
+    assert_unmoved(nobody_moved(rule, WEIGHTS[1]))
+
+
+@pytest.mark.parametrize("defence", [None, "clip:0.5", "trimmed:0.25", "median"])
+@pytest.mark.parametrize("name", ["conflation", "log_linear_pool"])
+def test_processes_know(name, defence):
+    make = functools.partial(models.mlp, input_shape=(2,), hidden=())
+    process = algorithms.variational(make, name, robust=defence)
+    assert process.one_shot is (name == "conflation")
+    of_points = algorithms.variational(functools.partial(make, "deterministic"), name, robust=defence)
+    assert not of_points.one_shot
