@@ -206,7 +206,8 @@ def test_list_and_no_arguments(capsys):
     assert run_command_line(["list"]) == 0
     listed = capsys.readouterr().out
     assert (
-        listed.startswith("algorithms:\n  variational     clients fit") and "\n  fl_swag         one round of SWAG" in listed
+        listed.startswith("algorithms:\n  variational     clients fit")
+        and "\n  fl_swag         one round of SWAG" in listed
     )
     for choices in (
         "optimizers: sgd (1), adam (0.01), yogi (0.03), adagrad (0.1)\n",

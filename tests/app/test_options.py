@@ -30,7 +30,7 @@ GROUPS = {"kernel_options": bfl.rules.kernel_posterior}
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "temperature"): (1.0, 0.1) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{(name, "temperature"): (1.0, 0.01) for name in ("variational", "partitioned_vi", "bayesian_admm")},
     ("variational", "inference"): ("backprop", "curvature"),
     ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
     **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},

@@ -7,8 +7,8 @@ from typing import Any, Optional, Union
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 
-# Networks of many more weights than examples need a posterior colder than Bayes' theorem has it (docs/uncertainty.md).
-TEMPERATURE = 0.1
+# At 1 networks of more weights than examples learn little (docs/uncertainty.md).
+TEMPERATURE = 0.01
 
 
 def variational(
@@ -29,8 +29,9 @@ def variational(
       rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool".
       weighting, robust: as `compose`.
       **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
-        `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, update_prior, pretrained,
-        proximal).
+        `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
+        stddev_rate, kl, temperature, likelihood, update_prior, pretrained, proximal), of which inference is "curvature"
+        and temperature 0.01 here unless they are given.
 
     Raises:
       InvalidArgument: as `compose`.

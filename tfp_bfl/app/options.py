@@ -42,7 +42,7 @@ class _Inferred(ManyRounds):
         "shared or flipout: weights drawn for a batch or an example; by inference if not given.",
         names=choices.NOISES,
     )
-    temperature: Positive = option(0.1, "Below 1 the posterior is colder than Bayes' theorem has it.")
+    temperature: Positive = option(0.01, "Below 1 the posterior is colder than Bayes' theorem has it.")
 
     def rate(self) -> float:
         return self.learning_rate or bfl.clients.default_rate(self.inference)
