@@ -9,7 +9,11 @@ from tfp_bfl.clients.target import KLS, target_of
 from tfp_bfl.models import Federation
 from tfp_bfl.models.flat import Prior
 
-PRIOR = Prior(tf.constant([0.5, -1.0, 0.0]), tf.constant([4.0, 0.25, 0.0]), tf.constant([-0.5 * np.log(4.0), np.log(2.0)], tf.float32))
+PRIOR = Prior(
+    tf.constant([0.5, -1.0, 0.0]),
+    tf.constant([4.0, 0.25, 0.0]),
+    tf.constant([-0.5 * np.log(4.0), np.log(2.0)], tf.float32),
+)
 OWN, CLIENTS, ALL = 20.0, 8, 200
 SIZES = {"total": ALL, "client": OWN, "product": OWN}
 
