@@ -1,6 +1,7 @@
-"""Measures one client's training step beside PyTorch, by hand and with bayesian-torch: a table of ratios.
+"""Measures one client's training step beside PyTorch, or the library's inferences beside each other: ratios.
 
     python benchmarks/step.py
+    python benchmarks/step.py --beside inferences
 
 Makes the peers' virtual environment under benchmarks/.peers on first use (`pip install torch==2.13.0` takes a CPU build
 where the index has one). Each side is a process; they compute a block of steps in turn: 10 LeNet blocks of 40 steps, 7
@@ -23,12 +24,22 @@ import numpy as np
 from table import HERE, RESULTS, interpreter
 from work import make_clients
 
-SIDES = (
-    "ours",
-    "torch",
-    "torch --channels-last",
-    "torch --library",
-)
+# The first side is what the others are compared with.
+SIDES = {
+    "torch": ("ours", "torch", "torch --channels-last", "torch --library"),
+    "inferences": (
+        "ours --kind deterministic",
+        "ours --inference curvature",
+        "ours --inference natural",
+        "ours --inference ivon",
+        "ours --inference curvature --noise flipout",
+        "ours",
+    ),
+}
+TOLD = {
+    "torch": "`torch` is PyTorch 2.13 with Flipout by hand, `--library` bayesian-torch 0.5.",
+    "inferences": "Flipout models but for the first; `ours` alone is inference backprop with Flipout's signs.",
+}
 BLOCKS = {"lenet": (40, 10), "resnet20": (4, 7)}  # steps of a block, blocks
 
 
@@ -61,46 +72,47 @@ class Side:
         return json.loads(line)
 
 
-def measure(model: str, threads: int) -> dict[str, list[dict]]:
+def measure(model: str, threads: int, names: tuple[str, ...]) -> dict[str, list[dict]]:
     """For each side the lines of its blocks."""
     steps, blocks = BLOCKS[model]
     client = make_clients(model, 1, 32 * steps).examples(0)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         data = str(pathlib.Path(folder) / "client.npz")
         np.savez(data, features=client.features, labels=client.labels)
-        sides = {side: Side(stack, side, "--model", model, "--threads", str(threads), "--data", data) for side in SIDES}
-        turns = [{side: sides[side].block() for side in SIDES} for _ in range(blocks)]
-    return {side: [turn[side] for turn in turns] for side in SIDES}
+        sides = {side: Side(stack, side, "--model", model, "--threads", str(threads), "--data", data) for side in names}
+        turns = [{side: sides[side].block() for side in names} for _ in range(blocks)]
+    return {side: [turn[side] for turn in turns] for side in names}
 
 
 def rows(model: str, lines: dict[str, list[dict]]) -> list[str]:
-    text = []
+    text, first = [], next(iter(lines.values()))
     for side, mine in lines.items():
         cells = []
         for key in ("ms", "cpu_ms"):
-            times, ours = (np.array([line[key] for line in x]) for x in (mine, lines["ours"]))
-            cells += [f"{np.median(times):.2f} ({times.min():.2f})", f"{np.median(ours / times):.2f}"]
+            times, ours = (np.array([line[key] for line in x]) for x in (mine, first))
+            cells += [f"{np.median(times):.2f} ({times.min():.2f})", f"{np.median(times / ours):.2f}"]
         text.append(f"| {model} | {side} | {' | '.join(cells)} |")
     return text
 
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--model", "models", type=click.Choice(list(BLOCKS)), multiple=True, default=list(BLOCKS))
+@click.option("--beside", type=click.Choice(list(SIDES)), default="torch", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of each side.")
-def main(models, threads):
+def main(models, beside, threads):
     text = [
-        "# A client's step beside PyTorch",
+        f"# A client's step: {beside}",
         "",
         f"Flipout, batches of 32, closed-form KL, Adam; threads of a side: {threads}; the sides in turn; medians, "
-        "the lowest in brackets. `torch` is PyTorch 2.13 with Flipout by hand, `--library` bayesian-torch 0.5.",
+        f"the lowest in brackets. {TOLD[beside]}",
         "",
-        "| model | side | ms a step | ours / it | CPU-ms a step | ours / it |",
+        "| model | side | ms a step | its over the first's | CPU-ms a step | its over the first's |",
         "|---|---|---|---|---|---|",
     ]
     for model in models:
-        text += rows(model, measure(model, threads))
+        text += rows(model, measure(model, threads, SIDES[beside]))
         click.echo("\n".join(text))
-    (RESULTS / "step.md").write_text("\n".join([*text, ""]), encoding="utf-8")
+    (RESULTS / f"step_{beside}.md").write_text("\n".join([*text, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

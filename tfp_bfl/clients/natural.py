@@ -82,28 +82,36 @@ class ByCurvature:
     def step(self, batch: Batch, target: Target) -> None:
         size, number = target.size, tf.size(batch.in_noise)
         in_values = batch.in_values + batch.kl_in_values / size
-        prior_precision = target.prior.precision[:number]
-        precision = self._next_precision(batch, prior_precision, size)
         if self._rate is None:
             self._optimizer.apply_gradients([(in_values, self._weights.values)])
-        else:
-            self._momentum.assign(MOMENTUM * self._momentum + (1 - MOMENTUM) * batch.in_values[:number])
-            unbiased = self._momentum / (1 - tf.pow(MOMENTUM, tf.cast(batch.number + 1, tf.float32)))
-            change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / precision
-            points = tf.concat([tf.zeros_like(change), in_values[number:]], 0)
-            self._optimizer.apply_gradients([(points, self._weights.values)])
-            self._weights.values.assign_sub(tf.concat([change, tf.zeros_like(in_values[number:])], 0))
-        self._weights.set_precision(precision)
+            self._follow_curvature(batch, target.prior.precision[:number], size)
+            return
+        precision = self._follow_curvature(batch, target.prior.precision[:number], size)
+        self._momentum.assign(MOMENTUM * self._momentum + (1 - MOMENTUM) * batch.in_values[:number])
+        unbiased = self._momentum / (1 - tf.pow(MOMENTUM, tf.cast(batch.number + 1, tf.float32)))
+        change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / precision
+        points = tf.concat([tf.zeros_like(change), in_values[number:]], 0)
+        self._optimizer.apply_gradients([(points, self._weights.values)])
+        self._weights.values.assign_sub(tf.concat([change, tf.zeros_like(in_values[number:])], 0))
 
-    def _next_precision(self, batch: Batch, prior_precision: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        share, before = 1 - self._decay, tf.math.reciprocal(tf.square(batch.draw.stddev))
+    def _follow_curvature(self, batch: Batch, prior_precision: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        """Sets the weights' precision, and returns it."""
+        share = 1 - self._decay
+        present = lambda: tf.math.reciprocal(tf.square(batch.draw.stddev))
+
+        def by_price() -> tf.Tensor:
+            before = present()
+            gap = prior_precision + size * batch.in_noise * batch.draw.noise * before - before
+            return self._set(before + share * gap + 0.5 * tf.square(share * gap) / before)
+
+        def by_drawn_labels() -> tf.Tensor:
+            before, curvature = present(), batch.size * tf.square(batch.in_noise_of_drawn_labels())
+            return self._set(before + share * (prior_precision + size * curvature - before))
+
         if not self.draws_labels:
-            curvature = batch.in_noise * batch.draw.noise * before
-            gap = prior_precision + size * curvature - before
-            return before + share * gap + 0.5 * tf.square(share * gap) / before
+            return by_price()
+        return tf.cond(tf.equal(batch.number % DRAW_EVERY, 0), by_drawn_labels, present)
 
-        def estimated() -> tf.Tensor:
-            curvature = batch.size * tf.square(batch.in_noise_of_drawn_labels())
-            return before + share * (prior_precision + size * curvature - before)
-
-        return tf.cond(tf.equal(batch.number % DRAW_EVERY, 0), estimated, lambda: before)
+    def _set(self, precision: tf.Tensor) -> tf.Tensor:
+        self._weights.set_precision(precision)
+        return precision

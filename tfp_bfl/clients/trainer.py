@@ -103,8 +103,11 @@ class Trainer:
     ) -> tuple[tf.Tensor, tf.Tensor]:
         weights, draws_labels = self.weights, self._update.draws_labels
         draw = weights.draw(seed)
+        # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.
+        shared = self._update.noise == "shared" and weights.has_posterior
+        watched = weights.point if shared else weights.leaves
         with tf.GradientTape(persistent=draws_labels, watch_accessed_variables=False) as tape:
-            tape.watch([*weights.leaves, draw.noise])
+            tape.watch([*watched, draw.noise])
             with sampling(self._update.noise, seed, weights.by_weight(draw.noise)):
                 outputs = self._model(features, training=True)
             losses = self._likelihood.nll(labels, outputs)
@@ -114,9 +117,9 @@ class Trainer:
                 drawn = self._likelihood.draw(tf.stop_gradient(outputs), own_seed)
                 of_drawn = tf.reduce_mean(self._likelihood.nll(drawn, outputs))
         zero = tf.UnconnectedGradients.ZERO
-        in_leaves, in_noise = tape.gradient(loss, (weights.leaves, draw.noise), unconnected_gradients=zero)
+        in_watched, in_noise = tape.gradient(loss, (watched, draw.noise), unconnected_gradients=zero)
         kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(draw.stddev, target.prior)
-        in_values = weights.flatten(in_leaves)
+        in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
         if self._proximal:
             in_values += self._proximal * (weights.values - anchor)
         if self._weight_decay:

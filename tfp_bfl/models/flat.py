@@ -50,13 +50,15 @@ class FlatWeights:
       log_stddev: log s [D]; a constraint keeps s at or above its floor.
       prior: the layers' own.
       leaves: the model's variables in which a step takes its gradient, in the order of `values`.
+      point: those of them that are point weights.
     """
 
     def __init__(self, model: tf.keras.Model):
         self._layout = layout(model)
         variational = self._layout.variational
         self._means = [w.mean for w in variational]
-        self.leaves = [*self._means, *self._layout.point]
+        self.point = self._layout.point
+        self.leaves = [*self._means, *self.point]
         self._sizes = [v.shape.num_elements() for v in self.leaves]
         self._num_means = sum(self._sizes[: len(variational)])
         self._floor = _concat([tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational])
