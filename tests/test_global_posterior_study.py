@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.global_posterior import cell, federation, run, scores, tables
-from experiments.global_posterior.config import CURVES, ENSEMBLE, FITTED, METHODS, SCORED, SIZES
+from experiments.global_posterior.config import CURVES, ENSEMBLE, FITTED, METHODS, SIZES
 
 SMALL = {
     "dataset": "digits",
@@ -30,9 +30,9 @@ SMALL = {
 def test_every_cell_has_a_name_of_its_own():
     cells = list(run.cells("fashion_mnist"))
     assert len({run.cell_name(options) for options in cells}) == len(cells)
-    first = cells[: len(SCORED)]
+    first = cells[: len(METHODS)]
     assert {c["partition"] for c in first} == {"dirichlet:0.5"} and {c["seed"] for c in first} == {0}
-    assert [c["method"] for c in first] == list(SCORED)
+    assert [c["method"] for c in first] == list(METHODS)
 
 
 def test_every_method_can_be_built():
@@ -117,7 +117,8 @@ def test_permuting_keeps_each_layers_standard_deviations():
         assert old.shape == new.shape and np.any(old != new)
         assert np.array_equal(np.sort(old, None), np.sort(new, None))
     assert changed.mean is weights.posterior.mean
-    assert scores.spread_scores(weights)["log_sd_ratio"] == pytest.approx(0.5 * np.log(1.95 / 1.05), abs=0.01)
+    found = scores.spread_scores(weights, bfl.models.prior(model))
+    assert found["share_at_prior"] == 1 and found["log_sd_ratio"] == pytest.approx(0.5 * np.log(1.95 / 1.05), abs=0.01)
 
 
 def made(options):

@@ -61,7 +61,7 @@ def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
     if weights.posterior.variance:
         predict = {name: options[name] for name in ("num_samples", "seed", "permutations")}
         lost = without_spread(result.model, weights, data.test.features, data.test.labels, **predict)
-        rows[options["method"]] |= {**spread_scores(weights), **lost}
+        rows[options["method"]] |= {**spread_scores(weights, bfl.models.prior(result.model)), **lost}
     elif not bfl.evaluation.is_stochastic(result.model):
         temperature = rows[options["method"]]["fitted_temperature"]
         rows[FITTED] = scored([with_temperature(part, temperature) for part in predicted], data)

@@ -23,6 +23,7 @@ METHODS = {
     "mc_dropout": {"recipe": "variational", "kind": "mc_dropout", "rule": "naive_weighted_average"},
     "former_default": FORMER,
     "curvature_0.01": {"recipe": "variational", "inference": "curvature", "temperature": 0.01},
+    "curvature_0.02": {"recipe": "variational", "inference": "curvature", "temperature": 0.02},
     "curvature_1": {"recipe": "variational", "inference": "curvature", "temperature": 1.0},
     # The simplest remedy: the same training with the prior counted once, and log s at a rate at which it can move.
     "backprop_total": {
@@ -38,10 +39,7 @@ METHODS = {
     "former_conflation": {**FORMER, "rule": "conflation"},
     "former_naive_average": {**FORMER, "rule": "naive_weighted_average"},
     "partitioned_vi_damping_0.5": {"recipe": "partitioned_vi", "damping": 0.5, **SITES},
-    # For curves alone.
-    "curvature_0.02": {"recipe": "variational", "inference": "curvature", "temperature": 0.02},
 }
-SCORED = tuple(name for name in METHODS if name != "curvature_0.02")
 
 # The rows of a training of point weights, besides the method's own.
 FITTED = "fed_avg_fitted"

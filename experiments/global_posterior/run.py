@@ -1,7 +1,7 @@
 """Runs the study: `python -m experiments.global_posterior.run`.
 
-A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at the
-end, and by --tables at any time, for what is there.
+A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at
+the end, and by --tables at any time, for what is there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import click
 
 from experiments.cells import SUMMARY, is_done, run_once
 from experiments.global_posterior.cell import run_cell
-from experiments.global_posterior.config import CURVE_METHODS, CURVES, PLAN, SCORED, SIZES
+from experiments.global_posterior.config import CURVE_METHODS, CURVES, METHODS, PLAN, SIZES
 from experiments.global_posterior.tables import write_all
 from tfp_bfl import errors
 
@@ -31,7 +31,7 @@ def cells(size: str) -> Iterator[Options]:
             for name, method in itertools.product(CURVES, CURVE_METHODS):
                 yield {**CURVES[name], "method": method, "seed": 0}
             continue
-        methods, variants = block.get("methods", SCORED), block.get("variants", ("all",))
+        methods, variants = block.get("methods", METHODS), block.get("variants", ("all",))
         for seed, partition, variant, method in itertools.product(
             block["seeds"], block["partitions"], variants, methods
         ):
@@ -99,7 +99,9 @@ def main(
         run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
         click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
     if not listed:
-        write_all(read_cells(output), results)
+        summaries = read_cells(output)
+        write_all(summaries, results)
+        click.echo(f"{len(summaries)} of {len(list(cells(size)))} cells are done: tables in {results}")
 
 
 def told(summary: dict[str, Any]) -> str:

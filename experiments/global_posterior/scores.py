@@ -10,6 +10,7 @@ import tensorflow as tf
 from scipy.optimize import minimize_scalar
 
 from tfp_bfl import evaluation, layers, models
+from tfp_bfl.posterior import MeanField
 
 LOG_TEMPERATURES = (-3.0, 3.0)
 TINY = np.finfo(np.float32).tiny
@@ -67,20 +68,25 @@ def fitted_scores(mean: np.ndarray, labels: np.ndarray, held_out: np.ndarray, he
     }
 
 
-def spread_scores(weights: models.ModelWeights) -> dict[str, float]:
-    """Quantiles of all standard deviations, the log of their ratio, and how much of it is within layers."""
+def spread_scores(weights: models.ModelWeights, prior: MeanField) -> dict[str, float]:
+    """Quantiles of all standard deviations, the log of their ratio, how much of it is within layers, and the share of
+    weights of whom the data say next to nothing: as wide as the prior, to a tenth.
+    """
     logs = [0.5 * np.log(np.asarray(v).ravel()) for v in weights.posterior.variance]
     if not logs:
         return {}
     low, median, high = np.exp(np.quantile(np.concatenate(logs), (0.05, 0.5, 0.95)))
     within = [np.subtract(*np.quantile(layer, (0.95, 0.05))) for layer in logs]
     sizes = [layer.size for layer in logs]
+    priors = [0.5 * np.log(np.asarray(v).ravel()) for v in prior.variance]
+    at_prior = [np.mean(own > other + np.log(0.9)) for own, other in zip(logs, priors)]
     return {
         "sd_q05": float(low),
         "sd_median": float(median),
         "sd_q95": float(high),
         "log_sd_ratio": float(np.log(high / low)),
         "log_sd_ratio_within": float(np.average(within, weights=sizes)),
+        "share_at_prior": float(np.average(at_prior, weights=sizes)),
     }
 
 

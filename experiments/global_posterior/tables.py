@@ -29,7 +29,16 @@ SCORES = {
     "nll_fitted": False,
     "ece_fitted": False,
 }
-SPREAD = ("epistemic", "epistemic_share", "sd_q05", "sd_median", "sd_q95", "log_sd_ratio", "log_sd_ratio_within")
+SPREAD = (
+    "epistemic",
+    "epistemic_share",
+    "sd_q05",
+    "sd_median",
+    "sd_q95",
+    "log_sd_ratio",
+    "log_sd_ratio_within",
+    "share_at_prior",
+)
 LOST = ("nll", "nll_permuted", "nll_permuted_sd", "permutation_costs", "nll_of_means")
 COSTS = ("train_seconds", "train_cpu_seconds", "megabytes_a_round")
 IDENTITY = ("row", "method", "partition", "variant", "seed")
@@ -92,9 +101,11 @@ def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> 
 def differences(rows: list[Row]) -> list[list[str]]:
     """Each row less the baseline of the same seed; bold where it is better beyond the seeds' spread.
 
-    That is: in all of at least two seeds, and on average by more than the sd of the differences.
+    That is: in all of at least two seeds, and on average by more than the sd of the differences. The baseline has no
+    epistemic part: detection by that is compared with the baseline's detection by entropy.
     """
     base = {row["seed"]: row for row in rows if row["row"] == BASELINE}
+    base = {seed: {**row, "ood_auroc_epistemic": row.get("ood_auroc_entropy")} for seed, row in base.items()}
     lines = [["", *SCORES, "seeds"]]
     for name, same in by_row(rows).items():
         paired = [(row, base[row["seed"]]) for row in same if row["seed"] in base]
