@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.clients.adam import Adam
@@ -74,7 +75,8 @@ def sites(
     check_damping(damping)
     density = parse_likelihood(likelihood)
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
-    first = _prior(model_fn())
+    # Arrays, which any graph takes: another engine's tensors none does.
+    first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
     def memory(weights: ModelWeights, share: Any) -> Site:
         q = natural(weights.posterior)

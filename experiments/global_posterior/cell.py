@@ -1,0 +1,111 @@
+"""One cell: a training, and the rows of scores that it gives."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from experiments.cells import SUMMARY
+from experiments.global_posterior.config import ENSEMBLE, FITTED
+from experiments.global_posterior.federation import Data, data_of, process_of
+from experiments.global_posterior.scores import (
+    fitted_scores,
+    scores,
+    spread_scores,
+    with_temperature,
+    without_spread,
+)
+
+Options = dict[str, Any]
+
+
+def run_cell(folder: pathlib.Path, options: Options) -> None:
+    """Runs a cell and writes its summary; of a method that fails, why."""
+    started = time.perf_counter()
+    try:
+        found = curve(options) if "evaluate_every" in options else trained_and_scored(options, data_of(options))
+    except Exception as error:  # Whatever a method fails by is its result: the study goes on.
+        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+    # Models and graphs refer to each other in circles: memory would grow from cell to cell.
+    tf.keras.backend.clear_session()
+    gc.collect()
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {"options": options, **found, "seconds": time.perf_counter() - started}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
+    """The rows of a cell: scores by row, and what the training took."""
+    process = process_of(options, data.clients)
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = bfl.simulate(process, data.clients, rounds=options["rounds"], seed=options["seed"], engine="local")
+    training = {
+        "train_seconds": time.perf_counter() - wall,
+        "train_cpu_seconds": time.process_time() - cpu,
+        "bytes_a_round": bytes_a_round(result.state.weights, data.clients.num_clients),
+        "faulty": sum(row["num_faulty"] for row in result.rounds),
+        "collapsed_in_round": result.collapsed,
+        "train_nll": [row["nll"] for row in result.rounds],
+    }
+    parts = (data.test.features, data.held_out.features, data.elsewhere)
+    predicted = [bfl.evaluation.predict(result.model, x, options["num_samples"], options["seed"]) for x in parts]
+    rows = {options["method"]: scored(predicted, data)}
+    weights = result.state.weights
+    if weights.posterior.variance:
+        predict = {name: options[name] for name in ("num_samples", "seed", "permutations")}
+        lost = without_spread(result.model, weights, data.test.features, data.test.labels, **predict)
+        rows[options["method"]] |= {**spread_scores(weights, bfl.models.prior(result.model)), **lost}
+    elif not bfl.evaluation.is_stochastic(result.model):
+        temperature = rows[options["method"]]["fitted_temperature"]
+        rows[FITTED] = scored([with_temperature(part, temperature) for part in predicted], data)
+        rows[ENSEMBLE] = scored(ensemble(process, weights, data, options["seed"]), data)
+    return {"training": training, "rows": rows}
+
+
+def scored(predicted: list[np.ndarray], data: Data) -> dict[str, Any]:
+    """The scores of the samples of predictions of test, held-out and foreign examples."""
+    test, held_out, elsewhere = predicted
+    fitted = fitted_scores(test.mean(0), data.test.labels, held_out.mean(0), data.held_out.labels)
+    return {**scores(test, data.test.labels, elsewhere), **fitted}
+
+
+def ensemble(process: bfl.BayesianProcess, weights: Any, data: Data, seed: int) -> list[np.ndarray]:
+    """What the clients' models of the next round predict, each as one sample: [K, N, C] for each part of the data."""
+    parts = (data.test.features, data.held_out.features, data.elsewhere)
+    members: list[list[np.ndarray]] = [[] for _ in parts]
+    for indices in data.clients.indices:
+        alone = bfl.data.Clients(data.clients.source, [indices])
+        result = bfl.simulate(process, alone, rounds=1, seed=seed, start=weights, engine="local")
+        for part, features in zip(members, parts):
+            part.append(bfl.evaluation.predict(result.model, features, 1)[0])
+    return [np.stack(part) for part in members]
+
+
+def bytes_a_round(weights: Any, num_clients: int) -> int:
+    """To all clients and back."""
+    return 2 * num_clients * sum(np.asarray(x).nbytes for x in tf.nest.flatten(weights))
+
+
+def curve(options: Options) -> dict[str, Any]:
+    """Scores of the test examples every so many rounds of a long training."""
+    data = data_of(options)
+    evaluate = bfl.evaluation.evaluator(data.test.features, data.test.labels, num_samples=options["num_samples"])
+    result = bfl.simulate(
+        process_of(options, data.clients),
+        data.clients,
+        rounds=options["rounds"],
+        seed=options["seed"],
+        evaluate=evaluate,
+        evaluate_every=options["evaluate_every"],
+        engine="local",
+    )
+    kept = ("round", "accuracy", "test_nll", "ece", "epistemic", "aleatoric", "stddev_q05", "stddev_median")
+    rows = [row for row in result.rounds if "test_nll" in row]
+    return {"curve": [{name: row.get(name) for name in (*kept, "stddev_q95")} for row in rows]}

@@ -1,0 +1,120 @@
+"""Runs the study: `python -m experiments.global_posterior.run`.
+
+A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at
+the end, and by --tables at any time, for what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from experiments.cells import SUMMARY, is_done, run_once
+from experiments.global_posterior.cell import run_cell
+from experiments.global_posterior.config import CURVE_METHODS, CURVES, METHODS, PLAN, SIZES
+from experiments.global_posterior.tables import write_all
+from tfp_bfl import errors
+
+Options = dict[str, Any]
+HERE = pathlib.Path(__file__).parent
+
+
+def cells(size: str) -> Iterator[Options]:
+    """The options of each cell, in the order in which they run."""
+    for block in PLAN:
+        if block == "curves":
+            for name, method in itertools.product(CURVES, CURVE_METHODS):
+                yield {**CURVES[name], "method": method, "seed": 0}
+            continue
+        methods, variants = block.get("methods", METHODS), block.get("variants", ("all",))
+        for seed, partition, variant, method in itertools.product(
+            block["seeds"], block["partitions"], variants, methods
+        ):
+            yield {**SIZES[size], "method": method, "partition": partition, "variant": variant, "seed": seed}
+
+
+def cell_name(options: Options) -> str:
+    start = f"curve,{options['dataset']}" if "evaluate_every" in options else options["variant"]
+    parts = (start, options["method"], options["partition"], f"seed={options['seed']}")
+    return ",".join(parts).replace(":", "_")
+
+
+def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
+    """The summaries that are there."""
+    return [json.loads(path.read_text()) for path in sorted(output.glob(f"*/{SUMMARY}"))]
+
+
+def check_folder(folder: pathlib.Path, options: Options) -> None:
+    """Raises InvalidArgument if a cell's folder holds a run of other options."""
+    held = json.loads((folder / SUMMARY).read_text())["options"] if is_done(folder) else options
+    if held != options:
+        raise errors.InvalidArgument(
+            f"{folder} is of another version of the config: give another --output, or delete it."
+        )
+
+
+@click.command()
+@click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
+@click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'fed_avg'.")
+@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
+@click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figure for what is done.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of TensorFlow; its own choice if not given.")
+@click.option("--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/global_posterior"))
+@click.option("--results", type=click.Path(path_type=pathlib.Path), default=HERE / "results")
+def main(
+    size: str,
+    only: str,
+    listed: bool,
+    tables_only: bool,
+    threads: int | None,
+    output: pathlib.Path,
+    results: pathlib.Path,
+) -> None:
+    """Runs the cells that are not done, and writes tables and the figure."""
+    if threads:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    chosen = {cell_name(options): options for options in cells(size) if only in cell_name(options)}
+    if not chosen:
+        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
+    try:
+        for name, options in chosen.items():
+            check_folder(output / name, options)
+    except errors.InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
+    for number, (name, options) in enumerate(chosen.items(), 1):
+        folder = output / name
+        done = is_done(folder)
+        if listed:
+            click.echo(f"{'done' if done else '    '}  {name}")
+        if listed or tables_only or done:
+            continue
+        run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
+        click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
+    if not listed:
+        summaries = read_cells(output)
+        write_all(summaries, results)
+        click.echo(f"{len(summaries)} of {len(list(cells(size)))} cells are done: tables in {results}")
+
+
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    seconds = f" ({summary['seconds']:.0f} s)"
+    if "failed" in summary:
+        return "failed, " + summary["failed"] + seconds
+    if "curve" in summary:
+        last = summary["curve"][-1]
+        return f"accuracy {last['accuracy']:.4f}, NLL {last['test_nll']:.4f}" + seconds
+    rows = summary["rows"].items()
+    return "; ".join(f"{name} accuracy {row['accuracy']:.4f}, NLL {row['nll']:.4f}" for name, row in rows) + seconds
+
+
+if __name__ == "__main__":
+    main()

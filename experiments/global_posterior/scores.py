@@ -1,0 +1,134 @@
+"""What sampled predictions score, and what becomes of them without a posterior's spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from scipy.optimize import minimize_scalar
+
+from tfp_bfl import evaluation, layers, models
+from tfp_bfl.posterior import MeanField
+
+LOG_TEMPERATURES = (-3.0, 3.0)
+TINY = np.finfo(np.float32).tiny
+
+
+def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray) -> dict[str, float | None]:
+    """Of sampled predictions of test examples [S, N, C] and of examples from elsewhere [S, M, C].
+
+    Without samples that differ there is no epistemic part, and what is by it is None.
+    """
+    own, other = (evaluation.summarise(tf.constant(part)) for part in (test, elsewhere))
+    mean, wrong = own.mean.numpy(), own.mean.numpy().argmax(1) != labels
+    epistemic, aleatoric = float(np.mean(own.epistemic)), float(np.mean(own.aleatoric))
+    several = bool(np.any(test != test[0]))
+    detects = evaluation.out_of_distribution
+    curve = evaluation.retention_curve(mean, labels, own.entropy)
+    found = {
+        "accuracy": evaluation.accuracy(mean, labels),
+        "nll": evaluation.negative_log_likelihood(mean, labels),
+        "ece": evaluation.expected_calibration_error(mean, labels),
+        "brier": evaluation.brier_score(mean, labels),
+        "error_auroc": detects(own.entropy[~wrong], own.entropy[wrong]).auroc if 0 < wrong.sum() < len(wrong) else None,
+        "ood_auroc_entropy": detects(own.entropy, other.entropy).auroc,
+        "ood_auroc_epistemic": detects(own.epistemic, other.epistemic).auroc if several else None,
+        "retention_area": evaluation.area_under_retention_curve(curve),
+        "epistemic": epistemic if several else None,
+        "epistemic_share": epistemic / (epistemic + aleatoric) if several else None,
+    }
+    return {name: None if x is None else float(x) for name, x in found.items()}
+
+
+def with_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """softmax(log p / T) over the last axis."""
+    logits = np.log(np.maximum(probabilities, TINY).astype(np.float64)) / temperature
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def fitted_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature of the least negative log-likelihood for mean predictions [N, C] (Guo et al. 2017)."""
+    nll = lambda log_t: float(
+        evaluation.negative_log_likelihood(with_temperature(probabilities, np.exp(log_t)), labels)
+    )
+    return float(np.exp(minimize_scalar(nll, bounds=LOG_TEMPERATURES, method="bounded").x))
+
+
+def fitted_scores(mean: np.ndarray, labels: np.ndarray, held_out: np.ndarray, held_out_labels: np.ndarray) -> dict:
+    """NLL and ECE of mean predictions [N, C] at the temperature that suits the held-out ones."""
+    temperature = fitted_temperature(held_out, held_out_labels)
+    scaled = with_temperature(mean, temperature)
+    return {
+        "fitted_temperature": temperature,
+        "nll_fitted": float(evaluation.negative_log_likelihood(scaled, labels)),
+        "ece_fitted": float(evaluation.expected_calibration_error(scaled, labels)),
+    }
+
+
+def spread_scores(weights: models.ModelWeights, prior: MeanField) -> dict[str, float]:
+    """Quantiles of all standard deviations, the log of their ratio, how much of it is within layers, and the share of
+    weights of whom the data say next to nothing: as wide as the prior, to a tenth.
+    """
+    logs = [0.5 * np.log(np.asarray(v).ravel()) for v in weights.posterior.variance]
+    if not logs:
+        return {}
+    low, median, high = np.exp(np.quantile(np.concatenate(logs), (0.05, 0.5, 0.95)))
+    within = [np.subtract(*np.quantile(layer, (0.95, 0.05))) for layer in logs]
+    sizes = [layer.size for layer in logs]
+    priors = [0.5 * np.log(np.asarray(v).ravel()) for v in prior.variance]
+    at_prior = [np.mean(own > other + np.log(0.9)) for own, other in zip(logs, priors)]
+    return {
+        "sd_q05": float(low),
+        "sd_median": float(median),
+        "sd_q95": float(high),
+        "log_sd_ratio": float(np.log(high / low)),
+        "log_sd_ratio_within": float(np.average(within, weights=sizes)),
+        "share_at_prior": float(np.average(at_prior, weights=sizes)),
+    }
+
+
+def permuted(weights: models.ModelWeights, seed: Sequence[int]) -> models.ModelWeights:
+    """The weights with the standard deviations of each layer in another order."""
+    rng = np.random.default_rng(seed)
+    shuffle = lambda v: rng.permutation(np.asarray(v).ravel()).reshape(v.shape)
+    posterior = weights.posterior._replace(variance=tuple(shuffle(v) for v in weights.posterior.variance))
+    return weights._replace(posterior=posterior)
+
+
+def without_spread(
+    model: tf.keras.Model,
+    weights: models.ModelWeights,
+    features: Any,
+    labels: Any,
+    num_samples: int,
+    seed: int,
+    permutations: int,
+) -> dict[str, float]:
+    """NLL with the standard deviations permuted within layers, mean and sd over permutations, and that of the means.
+
+    The draws of noise are those of the unpermuted prediction. The model is left with `weights`.
+    """
+    nlls = []
+    for i in range(permutations):
+        models.assign_weights(model, permuted(weights, (seed, i)))
+        samples = evaluation.predict(model, features, num_samples, seed)
+        nlls.append(float(evaluation.negative_log_likelihood(samples.mean(0), labels)))
+    models.assign_weights(model, weights)
+    return {
+        "nll_permuted": float(np.mean(nlls)),
+        "nll_permuted_sd": float(np.std(nlls)),
+        "nll_of_means": float(evaluation.negative_log_likelihood(mean_prediction(model, features), labels)),
+    }
+
+
+def mean_prediction(model: tf.keras.Model, features: Any, batch_size: int = 500) -> np.ndarray:
+    """What the means of a posterior's weights predict, without noise: [N, C]."""
+    parts = []
+    with layers.sampling("mean"):
+        for start in range(0, len(features), batch_size):
+            images = tf.image.convert_image_dtype(features[start : start + batch_size], tf.float32)
+            parts.append(tf.nn.softmax(model(images, training=False)).numpy())
+    return np.concatenate(parts)

@@ -1,0 +1,184 @@
+"""The tables of the study: mean and sd over seeds, differences paired by seed, controls, curves, and all as raw CSV."""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from experiments.global_posterior.config import BASELINE, CURVE_METHODS, METHODS, PLAN, VARIANTS
+from experiments.global_posterior.figures import curve_figure
+from experiments.tables import mean_and_sd, write
+
+Summary = dict[str, Any]
+Row = dict[str, Any]
+
+# Column -> whether more is better; None where neither is.
+SCORES = {
+    "accuracy": True,
+    "nll": False,
+    "ece": False,
+    "brier": False,
+    "error_auroc": True,
+    "ood_auroc_entropy": True,
+    "ood_auroc_epistemic": True,
+    "retention_area": True,
+    "nll_fitted": False,
+    "ece_fitted": False,
+}
+SPREAD = (
+    "epistemic",
+    "epistemic_share",
+    "sd_q05",
+    "sd_median",
+    "sd_q95",
+    "log_sd_ratio",
+    "log_sd_ratio_within",
+    "share_at_prior",
+)
+LOST = ("nll", "nll_permuted", "nll_permuted_sd", "permutation_costs", "nll_of_means")
+COSTS = ("train_seconds", "train_cpu_seconds", "megabytes_a_round")
+IDENTITY = ("row", "method", "partition", "variant", "seed")
+# Rounds of a curve that its table shows.
+SHOWN = (20, 40, 60, 100, 160, 240, 320, 400, 500)
+
+
+def rows_of(summaries: Iterable[Summary]) -> list[Row]:
+    """A row for each set of scores, with what tells it apart and what its training took."""
+    rows = []
+    for summary in summaries:
+        options, training = summary["options"], summary.get("training", {})
+        for name, scores in summary.get("rows", {}).items():
+            same = {key: options[key] for key in ("method", "partition", "variant", "seed")}
+            costs = {key: training[key] for key in COSTS[:2]}
+            row = {"row": name, **same, **scores, **costs, "megabytes_a_round": training["bytes_a_round"] / 1e6}
+            row |= {key: training[key] for key in ("faulty", "collapsed_in_round")}
+            if "nll_permuted" in row:
+                row["permutation_costs"] = row["nll_permuted"] - row["nll"]
+            rows.append(row)
+    return rows
+
+
+def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
+    """Writes every table of which there is something, the raw numbers and the figure."""
+    rows, curves = rows_of(summaries), [s for s in summaries if "curve" in s]
+    write_raw(rows, folder / "raw.csv")
+    write_failures(summaries, folder / "failures")
+    of_all = [row for row in rows if row["variant"] == "all"]
+    for partition in dict.fromkeys(row["partition"] for row in of_all):
+        here = [row for row in of_all if row["partition"] == partition]
+        name = partition.replace(":", "_").replace(".", "_")
+        write(table(here, tuple(SCORES)), folder / f"scores-{name}")
+        write(differences(here), folder / f"differences-{name}")
+        write(table(here, SPREAD, digits=None), folder / f"spread-{name}")
+        write(table([row for row in here if "nll_permuted" in row], LOST), folder / f"permutation-{name}")
+        write(table(here, COSTS, digits=1), folder / f"costs-{name}")
+    controls = controls_table(rows)
+    if len(controls) > 1:
+        write(controls, folder / "controls")
+    if curves:
+        write(curves_table(curves), folder / "curves")
+        write_raw([{**s["options"], **row} for s in curves for row in s["curve"]], folder / "raw_curves.csv")
+        curve_figure(curves).savefig(folder / "curves.png", dpi=130)
+
+
+def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> list[list[str]]:
+    """Mean and sd over seeds by row; with no digits, three that count, of the mean alone."""
+    lines = [["", *columns, "seeds"]]
+    for name, same in by_row(rows).items():
+        cells = []
+        for column in columns:
+            values = [row[column] for row in same if row.get(column) is not None]
+            text = f"{np.mean(values):.3g}" if values and digits is None else ""
+            cells.append(mean_and_sd(values, digits or 0) if values and digits is not None else text)
+        lines.append([name, *cells, str(len(same))])
+    return lines
+
+
+def differences(rows: list[Row]) -> list[list[str]]:
+    """Each row less the baseline of the same seed; bold where it is better beyond the seeds' spread.
+
+    That is: in all of at least two seeds, and on average by more than the sd of the differences. The baseline has no
+    epistemic part: detection by that is compared with the baseline's detection by entropy.
+    """
+    base = {row["seed"]: row for row in rows if row["row"] == BASELINE}
+    base = {seed: {**row, "ood_auroc_epistemic": row.get("ood_auroc_entropy")} for seed, row in base.items()}
+    lines = [["", *SCORES, "seeds"]]
+    for name, same in by_row(rows).items():
+        paired = [(row, base[row["seed"]]) for row in same if row["seed"] in base]
+        if name == BASELINE or not paired:
+            continue
+        cells = []
+        for column, more_is_better in SCORES.items():
+            values = [a[column] - b[column] for a, b in paired if None not in (a.get(column), b.get(column))]
+            text = f"{np.mean(values):+.4f}" if values else ""
+            if len(values) > 1:
+                text += f" +- {np.std(values, ddof=1):.4f}"
+                better = np.array(values) if more_is_better else -np.array(values)
+                text = f"**{text}**" if better.min() > 0 and better.mean() > np.std(values, ddof=1) else text
+            cells.append(text)
+        lines.append([name, *cells, str(len(paired))])
+    return lines
+
+
+def controls_table(rows: list[Row]) -> list[list[str]]:
+    """The methods of the controls on each variant of the data."""
+    methods = {method for block in PLAN if "variants" in block for method in block["methods"]}  # type: ignore
+    columns = ("accuracy", "nll", "epistemic", "epistemic_share", "sd_q05", "sd_median", "sd_q95", "log_sd_ratio")
+    lines = [["", "partition", "data", *columns, "seeds"]]
+    for partition in dict.fromkeys(row["partition"] for row in rows if row["variant"] != "all"):
+        for variant in VARIANTS:
+            same = [r for r in rows if (r["partition"], r["variant"]) == (partition, variant) and r["row"] in methods]
+            lines += [[row[0], partition, variant, *row[1:]] for row in table(same, columns)[1:]]
+    return lines
+
+
+def curves_table(curves: list[Summary]) -> list[list[str]]:
+    """Accuracy and NLL at some rounds of the long runs."""
+    lines = [["data", "method", "", *map(str, SHOWN)]]
+    order = list(CURVE_METHODS)
+    for summary in sorted(curves, key=lambda s: (s["options"]["dataset"], order.index(s["options"]["method"]))):
+        by_round = {row["round"]: row for row in summary["curve"]}
+        start = [summary["options"]["dataset"], summary["options"]["method"]]
+        for what, name in (("accuracy", "accuracy"), ("NLL", "test_nll"), ("ECE", "ece")):
+            lines.append([*start, what, *(f"{by_round[r][name]:.4f}" if r in by_round else "" for r in SHOWN)])
+    return lines
+
+
+def by_row(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows that differ by their seed alone, in the order of the config."""
+    order = [*METHODS, *(row["row"] for row in rows)]
+    groups: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["seed"])):
+        groups.setdefault(row["row"], []).append(row)
+    return groups
+
+
+def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
+    """What failed, and with what words; where clients were left out or a posterior collapsed, that too."""
+    lines = [["method", "partition", "data", "seed", "what happened"]]
+    for summary in summaries:
+        options, training = summary["options"], summary.get("training", {})
+        happened = [summary["failed"].replace("\n", " ").replace("|", "/")] if "failed" in summary else []
+        if training.get("faulty"):
+            happened.append(f"{training['faulty']} times a client was left out as faulty")
+        if training.get("collapsed_in_round"):
+            happened.append(f"the posterior collapsed in round {training['collapsed_in_round']}")
+        same = [str(options.get(key, "curve")) for key in ("method", "partition", "variant", "seed")]
+        lines += [[*same, "; ".join(happened)]] if happened else []
+    write(lines, path)
+
+
+def write_raw(rows: list[Row], path: pathlib.Path) -> None:
+    """Every number of every row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = list(
+        dict.fromkeys([*(n for n in IDENTITY if rows and n in rows[0]), *(name for row in rows for name in row)])
+    )
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
