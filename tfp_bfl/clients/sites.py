@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.clients.adam import Adam
@@ -86,7 +87,8 @@ def sites(
         raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
     density = parse_likelihood(likelihood)
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
-    first = _prior(model_fn())
+    # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
+    first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
     def memory(weights: ModelWeights, share: Any) -> Site:
         q = natural(weights.posterior)
