@@ -75,7 +75,7 @@ def sites(
     check_damping(damping)
     density = parse_likelihood(likelihood)
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
-    # Arrays, which any graph takes: another engine's tensors none does.
+    # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
     first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
     def memory(weights: ModelWeights, share: Any) -> Site:

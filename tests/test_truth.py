@@ -1,0 +1,240 @@
+"""Posteriors of whole processes against those that are known: conjugate regression, and logistic regression by HMC.
+
+Regression: ten clients of 5 to 60 examples whose features lie in other places, the prior N(0, 1) on eight weights,
+noise of variance 1. The mean-field posterior of all examples in one place has the exact posterior's mean and, for each
+weight, the inverse of the exact precision's diagonal for its variance.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tests import processes
+from tfp_bfl import algorithms, models
+from tfp_bfl.data import ClientExamples, Source, dirichlet, load
+from tfp_bfl.layers import DenseFlipout
+
+SIZES = (5, 8, 10, 12, 15, 20, 25, 30, 45, 60)
+NUM_WEIGHTS = 8
+LAST = 30
+SPEC = ClientExamples(
+    tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, NUM_WEIGHTS], tf.float32), tf.TensorSpec([None], tf.float32)
+)
+LOCAL = {"local_epochs": 50, "batch_size": 64, "temperature": 1.0, "likelihood": "gaussian:1.0", "element_spec": SPEC}
+NATURAL = {**LOCAL, "inference": "natural", "learning_rate": 0.1, "decay": 0.97}
+
+
+class Row(NamedTuple):
+    """A process of the table.
+
+    Fields:
+      build: model_fn -> the process.
+      share: of the clients in a round.
+      ratio: least and largest of the variances over the exact ones, geometric mean over weights and the last 30 rounds.
+      error: largest of the means, over the same rounds, from the exact ones: root mean square, in standard deviations.
+      rounds: of the process.
+    """
+
+    build: functools.partial
+    share: float
+    ratio: tuple[float, float]
+    error: float
+    rounds: int = 100
+
+
+pool = functools.partial(algorithms.variational, rule="log_linear_pool")
+sites = functools.partial(algorithms.partitioned_vi, damping=0.5)
+admm = functools.partial(algorithms.bayesian_admm, damping=0.5)
+TABLE = {
+    "partitioned_vi": Row(functools.partial(sites, **NATURAL), 0.5, (0.9, 1.1), 0.1),
+    "bayesian_admm": Row(functools.partial(admm, **NATURAL), 1.0, (0.9, 1.1), 0.2, 300),
+    "log-linear pool, KL / N": Row(functools.partial(pool, kl="total", **NATURAL), 1.0, (0.9, 1.1), 2.5),
+    "log-linear pool, KL / N_k": Row(functools.partial(pool, kl="client", **NATURAL), 1.0, (4.0, 11.0), 4.0),
+    "log-linear pool, KL / N_k, by backprop": Row(
+        functools.partial(pool, kl="client", inference="backprop", learning_rate=1e-3, **LOCAL), 1.0, (8.0, 20.0), 4.0
+    ),
+}
+
+
+def model_fn():
+    inputs = tf.keras.Input((NUM_WEIGHTS,))
+    options = {"use_bias": False, "prior_stddev": 1.0, "initial_stddev": 0.05, "kernel_initializer": "zeros"}
+    return tf.keras.Model(inputs, DenseFlipout(1, **options)(inputs))
+
+
+def problem(seed):
+    """Features and labels of each client."""
+    rng = np.random.default_rng(seed)
+    mix = np.linalg.qr(rng.normal(size=[NUM_WEIGHTS] * 2))[0] * np.linspace(0.5, 1.5, NUM_WEIGHTS)
+    weights = rng.normal(size=NUM_WEIGHTS)
+    place = lambda: 2 * rng.normal(size=NUM_WEIGHTS)
+    features = [np.float32(rng.normal(size=(n, NUM_WEIGHTS)) @ mix + place()) for n in SIZES]
+    return features, [np.float32(x @ weights + rng.normal(size=len(x))) for x in features]
+
+
+def exact(seed):
+    """Mean and mean-field variance of the posterior of all examples."""
+    x, y = (np.concatenate(part).astype(np.float64) for part in problem(seed))
+    precision = np.eye(NUM_WEIGHTS) + x.T @ x
+    return np.linalg.solve(precision, x.T @ y), 1 / np.diag(precision)
+
+
+@functools.cache
+def course(name, seed):
+    """Errors of the means in standard deviations [R, D], and variances over the exact ones [R]."""
+    datasets = [
+        tf.data.Dataset.from_tensors(ClientExamples(np.full(len(y), k, np.int32), x, y))
+        for k, (x, y) in enumerate(zip(*problem(seed)))
+    ]
+    (mean, variance), rng, row = exact(seed), np.random.default_rng(seed), TABLE[name]
+    with processes.in_this_process():
+        process = row.build(model_fn)
+        state = process.with_clients(process.initialize(), range(len(SIZES)), SIZES)
+        errors, ratios = [], []
+        for _ in range(row.rounds):
+            cohort = rng.choice(len(SIZES), round(row.share * len(SIZES)), replace=False)
+            state = process.next(state, [datasets[k] for k in sorted(cohort)]).state
+            m, v = (np.ravel(x) for x in state.weights.posterior)
+            errors.append((m - mean) / np.sqrt(variance))
+            ratios.append(np.exp(np.mean(np.log(v / variance))))
+    return np.stack(errors), np.stack(ratios)
+
+
+def found(name, seed):
+    """The error and the ratio of a `Row`."""
+    errors, ratios = course(name, seed)
+    return rms(errors[-LAST:].mean(0)), np.exp(np.log(ratios[-LAST:]).mean())
+
+
+def rms(x):
+    return np.sqrt(np.mean(np.square(x)))
+
+
+def assert_in_table(name, seed):
+    (error, ratio), row = found(name, seed), TABLE[name]
+    said = f"{name}, seed {seed}: variances {ratio:.3g} times the exact ones, means {error:.3g} standard deviations off"
+    assert row.ratio[0] < ratio < row.ratio[1] and error < row.error, said
+
+
+@pytest.mark.cpu_seconds(20)
+@pytest.mark.statistical
+def test_partitioned_inference_is_the_posterior():
+    """With half of the clients in a round. After a single round means are .05 to .14 off, by the noise of training."""
+    assert_in_table("partitioned_vi", 0)
+
+
+@pytest.mark.deep(after="tests/test_truth.py")
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        *((name, 0) for name in TABLE if name != "partitioned_vi"),
+        *(("partitioned_vi", seed) for seed in (1, 2, 3, 4)),
+        *((name, 1) for name in ("log-linear pool, KL / N", "log-linear pool, KL / N_k")),
+    ],
+)
+def test_the_table(name, seed):
+    """Variances over the exact ones, and errors of means in standard deviations, as measured over problems from 0 on:
+
+    partitioned_vi                           0.99 to 1.04   0.02 to 0.06   eight problems
+    bayesian_admm                            1.01           0.09           one; after 100 rounds 1.00 and 2.0
+    log-linear pool, KL / N                  0.98 to 1.00   0.88 to 1.7    five
+    log-linear pool, KL / N_k                6.0 to 7.2     1.4 to 2.4     three
+    log-linear pool, KL / N_k, by backprop   12             2.4            one
+
+    No limit is nearer than half as far again as what was seen, but those of variances, which move by 4 % between
+    problems: 0.1 is 2.5 times that.
+    """
+    assert_in_table(name, seed)
+
+
+# HMC: breast cancer, 120 examples of seven columns that are not all alike, at scales that are not: a column of small
+# numbers says little of its weight.
+COLUMNS, SCALES = [0, 1, 4, 8, 9, 11, 14], np.geomspace(0.25, 4, 7)[[3, 0, 5, 1, 6, 2, 4]]
+CLASSIFIER = functools.partial(
+    models.mlp, "flipout", (7,), 2, hidden=(), prior_stddev=1.0, variational_bias=True, initial_stddev=0.5
+)
+CLASSIFICATION = {
+    "local_epochs": 30,
+    "batch_size": 64,
+    "inference": "natural",
+    "learning_rate": 0.05,
+    "decay": 0.97,
+    "temperature": 1.0,
+}
+OF_CLASSES = {
+    "partitioned_vi": functools.partial(sites, **CLASSIFICATION),
+    "log-linear pool, KL / N": functools.partial(pool, kl="total", **CLASSIFICATION),
+    "log-linear pool, KL / N_k": functools.partial(pool, kl="client", **CLASSIFICATION),
+}
+
+
+def cancer():
+    source = load("breast_cancer")
+    features = np.float32(source.features[:120, COLUMNS] * SCALES)
+    return Source("breast_cancer", "train", features, source.labels[:120], source.class_names)
+
+
+@functools.cache
+def by_hmc():
+    """Draws [R, chains, 8, 2] of kernel and bias from the posterior of all examples, and their largest R-hat."""
+    source = cancer()
+    features = tf.constant(np.concatenate([source.features, np.ones([120, 1])], 1), tf.float32)
+
+    def log_prob(weights):
+        logits = tf.einsum("nd,mdc->mnc", features, weights)
+        likelihood = tf.reduce_sum(tf.nn.log_softmax(logits) * tf.one_hot(source.labels, 2), [1, 2])
+        return likelihood - 0.5 * tf.reduce_sum(tf.square(weights), [1, 2])
+
+    kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(tfp.mcmc.HamiltonianMonteCarlo(log_prob, 0.05, 15), 400, 0.8)
+    sample = tf.function(
+        lambda: tfp.mcmc.sample_chain(
+            1500, tf.zeros([8, 8, 2]), kernel=kernel, num_burnin_steps=500, trace_fn=None, seed=tf.constant([0, 0])
+        )
+    )
+    draws = sample()
+    return draws.numpy(), np.max(tfp.mcmc.potential_scale_reduction(draws, split_chains=True))
+
+
+@functools.cache
+def of_classes(name):
+    """Standard deviations of kernel and bias, [8, 2], after 40 rounds of four clients."""
+    parts = cancer().partition(dirichlet(num_clients=4, alpha=1.0), seed=1)
+    with processes.in_this_process():
+        process = OF_CLASSES[name](CLASSIFIER)
+        state = process.with_clients(process.initialize(), range(4), parts.sizes)
+        for _ in range(40):
+            state = process.next(state, parts.shards(range(4), 1)).state
+    kernel, bias = state.weights.posterior.variance
+    return np.sqrt(np.concatenate([kernel, bias[np.newaxis]]))
+
+
+@pytest.mark.deep(after="tests/test_truth.py")
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("name", "ratio"),
+    [
+        ("partitioned_vi", (0.9, 1.1)),
+        ("log-linear pool, KL / N", (0.9, 1.1)),
+        ("log-linear pool, KL / N_k", (1.3, 2.0)),
+    ],
+)
+def test_standard_deviations_are_those_of_hmc(name, ratio):
+    """Rank correlation with the draws' standard deviations, and widths as the best mean-field posterior's.
+
+    That has the inverse of the precision's diagonal for its variances, here of the precision of the draws. Measured:
+    rank correlations .91, .93 and .92, and with the best mean-field posterior .99, 1.00 and .99; widths 1.00, 1.05 and
+    1.51 times its own. Ranks alone do not tell that the prior was counted four times.
+    """
+    draws, largest = by_hmc()
+    assert largest < 1.02
+    draws, own = draws.reshape(-1, 16), of_classes(name).ravel()
+    mean_field = np.diag(np.linalg.inv(np.cov(draws.T))) ** -0.5
+    assert scipy.stats.spearmanr(own, draws.std(0))[0] >= 0.9
+    assert scipy.stats.spearmanr(own, mean_field)[0] >= 0.95
+    assert ratio[0] < np.exp(np.mean(np.log(own / mean_field))) < ratio[1]
