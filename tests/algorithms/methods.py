@@ -134,6 +134,7 @@ def partitioned_vi():
     return given._replace(
         build=lambda: algorithms.partitioned_vi(model_fn, damping=0.3, seed=SEED, **CURVATURE),
         work=clients.sites(model_fn, damping=0.3, **CURVATURE),
+        rounds=40,
     )
 
 
