@@ -10,8 +10,8 @@ from tfp_bfl import algorithms, models, rules
 from tfp_bfl.contracts import GatherRule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.rules.rule import ONE_SHOT
 
-ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 WEIGHTS = ([1.0, 1.0, 1.0, 1.0], [7.0, 30.0, 12.0, 1.0], [1e-12, 3e-12, 2e-12, 2e-12])
 every_rule = pytest.mark.parametrize("name", rules.RULES)
 shares = lambda stacked: tf.constant([0.4, 0.3, 0.2, 0.1])

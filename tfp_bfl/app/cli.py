@@ -238,6 +238,7 @@ def list_choices() -> None:
         ("engines", choices.ENGINES),
     ):
         click.echo(f"{title}: {', '.join(table.forms())}")
+    click.echo(f"rules for one round, not for many: {', '.join(choices.ONE_SHOT.forms())}")
     rates = choices.SERVER_OPTIMIZERS.numbers().items()
     click.echo(f"server optimizers: {', '.join(f'{name} ({rate:g})' for name, rate in rates)}")
 

@@ -12,6 +12,8 @@ from tfp_bfl.errors import InvalidArgument, shown
 
 # `tfp_bfl.rules` fills it.
 RULES: dict[str, Any] = {}
+# Those of them that are for one round (`Rule.one_shot`), for whoever must not import TensorFlow.
+ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 
 
 def each(function: Callable[..., Any], *structures: Any) -> Any:
