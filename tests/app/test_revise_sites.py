@@ -1,0 +1,63 @@
+"""`tfp-bfl run --algorithm partitioned_vi`, and `tfp-bfl clients` on its run: sites divided out and multiplied in."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.app.test_revise import contents
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.plots import report
+from tfp_bfl.plots.pictures import Picture
+from tfp_bfl.servers import factors
+
+pytestmark = [pytest.mark.deep(after="tests/servers/test_factors.py"), pytest.mark.cpu_seconds(60)]
+
+RUN = "run --algorithm partitioned_vi --dataset breast_cancer --model mlp --partition iid --num-samples 3 --clients 3"
+SMALL = [*RUN.split(), "--rounds", "2", "--local-epochs", "1", "--examples-per-client", "40", "--engine", "local"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
+        assert run_command_line([*SMALL, "--output", str(folder)]) == 0
+    return folder
+
+
+def test_the_run_says_whether_its_spread_means_anything(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert {"stddev_log_ratio", "permuted_test_nll", "permuted_ece", "permuted_accuracy"} <= set(summary)
+    assert "standard deviations permuted" in (whole / "report.html").read_text()
+
+
+def test_clients_are_listed_with_their_share(whole, capsys):
+    assert run_command_line(["clients", "show", str(whole)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["client", "examples", "share", "of", "the", "precision"]
+    assert [line.split()[:2] for line in lines[1:]] == [[str(k), "40"] for k in range(3)]
+
+
+def test_a_client_leaves_and_comes_back(whole, tmp_path, capsys):
+    before, without, again = contents(whole), tmp_path / "without", tmp_path / "again"
+    assert run_command_line(["clients", "remove", str(whole), "1", "--output", str(without)]) == 0
+    assert "2 clients" in capsys.readouterr().out
+    assert run_command_line(["clients", "add", str(without), str(whole), "1", "--output", str(again)]) == 0
+    assert contents(whole) == before
+    own, left, back = (factors.load(folder / "sites.npz") for folder in (whole, without, again))
+    assert left.names == ("0", "2") and set(back.names) == {"0", "1", "2"}
+    for a, b in zip(own.weights.posterior.variance, back.weights.posterior.variance, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def test_refusals(whole, tmp_path, capsys):
+    output = ["--output", str(tmp_path / "new")]
+    assert run_command_line(["clients", "remove", str(whole), "7", *output]) == 2
+    assert "There is no client '7'" in capsys.readouterr().err
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "server_state.npz").write_bytes(b"")
+    assert run_command_line(["clients", "add", str(whole), str(other), *output]) == 2
+    assert "of another algorithm" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
