@@ -17,6 +17,7 @@ def variational(
     weighting: str = "train_size",
     *,
     robust: Optional[str] = None,
+    kl: Optional[str] = None,
     **options: Any,
 ) -> federated.BayesianProcess:
     """Clients fit the broadcast posterior to their data by the negative ELBO; the server pools them by `rule`.
@@ -28,9 +29,12 @@ def variational(
       model_fn: builds a Keras model that returns logits; or such a model.
       rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool".
       weighting, robust: as `compose`.
+      kl: how often all clients together count the prior, one of `tfp_bfl.clients.KLS`. None for "total", so that rules
+        over rounds count it once; "product" for a rule for one shot, which does so too; and "client" with update_prior,
+        which has no prior that stays.
       **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
         `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
-        stddev_rate, kl, temperature, likelihood, update_prior, pretrained, proximal), of which inference is "curvature"
+        stddev_rate, temperature, likelihood, update_prior, pretrained, proximal), of which inference is "curvature"
         and temperature 0.01 here unless they are given.
 
     Raises:
@@ -39,5 +43,8 @@ def variational(
     work, process = split_options(
         variational, clients.variational, options, inference="curvature", temperature=TEMPERATURE
     )
-    local = clients.variational(model_fn, weighting=weighting, **work)
+    if kl is None:
+        one_shot = rules.whole_model(rule).one_shot
+        kl = "product" if one_shot else "client" if work.get("update_prior") else "total"
+    local = clients.variational(model_fn, weighting=weighting, kl=kl, **work)
     return compose(model_fn, local, rule, servers.replace(), weighting=weighting, robust=robust, **process)

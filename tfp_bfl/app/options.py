@@ -54,7 +54,9 @@ class Variational(_Inferred, Defended, AnyKind, Weighted):
     recipe: ClassVar[str] = "variational"
     summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
 
-    kl: str = option("total", "How often clients count the prior: see `tfp-bfl list`.", names=choices.KLS)
+    kl: Optional[str] = option(
+        None, "How often clients count the prior, see `tfp-bfl list`; by the rule if not given.", names=choices.KLS
+    )
 
     rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
     update_prior: bool = option(False, "After each round the pooled posterior becomes the prior.")

@@ -10,10 +10,12 @@ from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_d
 from tfp_bfl.clients.schedules import exponential_decay
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
+from tfp_bfl.clients.target import KLS
 from tfp_bfl.clients.variational import variational
 
 __all__ = [
     "INFERENCES",
+    "KLS",
     "default_rate",
     "exponential_decay",
     "langevin_chain",

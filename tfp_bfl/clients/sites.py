@@ -10,12 +10,12 @@ import tensorflow as tf
 from tfp_bfl.clients.adam import Adam
 from tfp_bfl.clients.inference import update_of
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.target import Target
+from tfp_bfl.clients.target import Target, target_of
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import OptimizerFn, Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, as_model_fn, layout, prior
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn, layout, prior
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
 
 
@@ -41,8 +41,10 @@ def sites(
     local optimum: q_k = local prior x likelihood_k^(1 / (T rho))   (by training from q on)
     site:          t_k <- t_k + damping rho (natural(q_k) - natural(q))
 
-    The precision of q_k is at least that of its local prior, so that no site's falls below 0. Where a local prior would
-    be wider than the prior itself, it has the prior's precision.
+    The precision of q_k is at least that of its local prior, so that no site's falls below 0. For rho < 1 a local prior
+    may have a precision below 0: it is no density of its own then, but a factor. The reported KL is that to the model's
+    prior, and the ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q is wider
+    than the product.)
 
     A federation begins at q = the server's first posterior: each client's site is (q / prior)^(N_k / N), which its own
     replaces by and by. A client that joins later begins with t_k = 1.
@@ -90,13 +92,13 @@ def sites(
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             site, mean = message.memory, flatten(message.weights.posterior.mean)
             precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
-            # From the server's mean on, where no large numbers cancel.
-            lowest = tf.maximum(precision - site.precision / step_size, weights.prior.precision[: mean.shape[0]])
-            local_mean = mean + (site.precision * mean - site.shift) / step_size / lowest
+            lowest = precision - site.precision / step_size
             share = damping_of(damping, message.federation.num_clients) * step_size
             number = tf.shape(examples.labels)[0]
             size = tf.cast(number, tf.float32) / (temperature * step_size)
-            target = Target(weights.gaussian(local_mean, lowest), size)
+            # From the server's mean on, where no large numbers cancel.
+            local_prior = weights.factor(mean, lowest, (site.shift - site.precision * mean) / step_size)
+            target = Target(local_prior, size)
             metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
             found = tf.maximum(tf.exp(-2 * weights.log_stddev), lowest)
             moved = found * (weights.values[: mean.shape[0]] - mean)
@@ -105,6 +107,11 @@ def sites(
             if send_site:
                 found = precision + share * gain.precision
                 moved = share * moved
+            kl, _, _ = weights.kl_divergence(tf.exp(weights.log_stddev), weights.prior)
+            of_all = target_of(
+                "total", "train_size", temperature, weights.prior, message.federation, tf.cast(number, tf.float32)
+            )
+            metrics = TrainingMetrics(metrics.nll, kl, -(metrics.nll + kl / of_all.size))
             weights.set_posterior(mean + moved / found, found)
             return ClientResult(weights.store(), number, metrics, memory=kept)
 

@@ -32,11 +32,14 @@ class Prior(NamedTuple):
       mean: m [D + P].
       precision: 1 / t^2 [D + P]; 0 for point weights, whose prior is flat.
       log_stddev: log t [D].
+      pull: the gradient of -log prior at m, 0 for a Gaussian. With it a factor exp(-pull (w - m) - (w - m)^2 / (2 t^2))
+        may have any precision, also one that is not above 0.
     """
 
     mean: tf.Tensor
     precision: tf.Tensor
     log_stddev: tf.Tensor
+    pull: Any = 0.0
 
 
 class FlatWeights:
@@ -97,8 +100,18 @@ class FlatWeights:
 
     def gaussian(self, mean: tf.Tensor, precision: tf.Tensor) -> Prior:
         """N(mean, 1 / precision) over the variational weights [D] as a prior."""
-        padding = [[0, sum(self._sizes) - self._num_means]]
-        return Prior(tf.pad(mean, padding), tf.pad(precision, padding), -0.5 * tf.math.log(precision))
+        return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
+
+    def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:
+        """exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D] in the place of a prior, of any precision.
+
+        `kl_divergence` of it has the right gradients, and no value that means anything.
+        """
+        zeros = tf.zeros_like(precision)
+        return Prior(self._padded(mean), self._padded(precision), zeros, self._padded(pull))
+
+    def _padded(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.pad(x, [[0, sum(self._sizes) - self._num_means]])
 
     def set_posterior(self, mean: tf.Tensor, precision: tf.Tensor) -> None:
         """Sets means and standard deviations by m and 1 / s^2 [D]."""
@@ -144,11 +157,11 @@ class FlatWeights:
         d KL / d mean = (mean - m) / t^2,   d KL / d log s = s^2 / t^2 - 1
         """
         shift = self.values - prior.mean
-        in_values = shift * prior.precision
+        in_values = shift * prior.precision + prior.pull
         in_log_stddev = tf.square(stddev) * prior.precision[: self._num_means] - 1
         # Summed weight by weight: the sums of its terms are large, and cancel near the prior.
         kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - prior.log_stddev))
-        return kl + 0.5 * tf.tensordot(shift, in_values, 1), in_values, in_log_stddev
+        return kl + 0.5 * tf.tensordot(shift, in_values + prior.pull, 1), in_values, in_log_stddev
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
         """Tensors shaped like `leaves` as one vector."""
