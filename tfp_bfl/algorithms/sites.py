@@ -49,7 +49,8 @@ def bayesian_admm(
 
     Args:
       model_fn: as `partitioned_vi`.
-      step_size: rho.
+      step_size: rho. At 1 q comes to rest at the posterior; below it only nearly (`clients.sites`), and it may diverge
+        where clients differ much.
       damping: as `partitioned_vi`.
       **options: as `partitioned_vi`, without weighting: all clients count alike. Below a temperature T of 1 the
         posterior is colder than Bayes' theorem has it; the paper's are .1 to .001.

@@ -106,8 +106,7 @@ class ByCurvature:
 
         def by_drawn_labels() -> tf.Tensor:
             before, curvature = present(), batch.size * tf.square(batch.in_noise_of_drawn_labels())
-            # A local prior may have a precision below 0: that of the weights falls by no more than the decay.
-            return self._set(self._decay * before + tf.maximum(share * (prior_precision + size * curvature), 0.0))
+            return self._set(before + share * (prior_precision + size * curvature - before))
 
         if not self.draws_labels:
             return by_price()

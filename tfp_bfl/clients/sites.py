@@ -41,10 +41,10 @@ def sites(
     local optimum: q_k = local prior x likelihood_k^(1 / (T rho))   (by training from q on)
     site:          t_k <- t_k + damping rho (natural(q_k) - natural(q))
 
-    The precision of q_k is at least that of its local prior, so that no site's falls below 0. For rho < 1 a local prior
-    may have a precision below 0: it is no density of its own then, but a factor. The reported KL is that to the model's
-    prior, and the ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q is wider
-    than the product.)
+    The precision of q_k is at least that of its local prior, so that no site's falls below 0. For rho < 1 natural(q) -
+    t_k / rho may be wider than the prior, or no density: the local prior then has the prior's precision and the same
+    pull on the mean, and where q comes to rest is no longer exact. The reported KL is that to the model's prior, and the
+    ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q is wider than the product.)
 
     A federation begins at q = the server's first posterior: each client's site is (q / prior)^(N_k / N), which its own
     replaces by and by. A client that joins later begins with t_k = 1.
@@ -92,7 +92,7 @@ def sites(
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             site, mean = message.memory, flatten(message.weights.posterior.mean)
             precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
-            lowest = precision - site.precision / step_size
+            lowest = tf.maximum(precision - site.precision / step_size, weights.prior.precision[: mean.shape[0]])
             share = damping_of(damping, message.federation.num_clients) * step_size
             number = tf.shape(examples.labels)[0]
             size = tf.cast(number, tf.float32) / (temperature * step_size)

@@ -32,8 +32,8 @@ class Prior(NamedTuple):
       mean: m [D + P].
       precision: 1 / t^2 [D + P]; 0 for point weights, whose prior is flat.
       log_stddev: log t [D].
-      pull: the gradient of -log prior at m, 0 for a Gaussian. With it a factor exp(-pull (w - m) - (w - m)^2 / (2 t^2))
-        may have any precision, also one that is not above 0.
+      pull: the gradient of -log prior at m, 0 for a Gaussian: with it the prior is proportional to
+        exp(-pull (w - m) - (w - m)^2 / (2 t^2)), whose own mean may lie far from m, where numbers cancel.
     """
 
     mean: tf.Tensor
@@ -103,12 +103,8 @@ class FlatWeights:
         return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
 
     def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:
-        """exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D] in the place of a prior, of any precision.
-
-        `kl_divergence` of it has the right gradients, and no value that means anything.
-        """
-        zeros = tf.zeros_like(precision)
-        return Prior(self._padded(mean), self._padded(precision), zeros, self._padded(pull))
+        """A prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D]; KL to it, but for a constant."""
+        return self.gaussian(mean, precision)._replace(pull=self._padded(pull))
 
     def _padded(self, x: tf.Tensor) -> tf.Tensor:
         return tf.pad(x, [[0, sum(self._sizes) - self._num_means]])
