@@ -33,6 +33,13 @@ METHODS = {
         "stddev_rate": 20.0,
         "temperature": 0.1,
     },
+    # Is it the noise of one draw a batch that the default lags by?
+    "curvature_0.1_flipout": {
+        "recipe": "variational",
+        "inference": "curvature",
+        "temperature": 0.1,
+        "noise": "flipout",
+    },
     # Damping and start were chosen on digits; at the recipe's damping of 0.5 the clients overshoot together.
     "partitioned_vi": {"recipe": "partitioned_vi", "damping": 0.1, **SITES},
     "bayesian_admm": {"recipe": "bayesian_admm", "damping": 0.1, **SITES},
