@@ -29,7 +29,7 @@ ADAM = {**BATCHES, "inference": "backprop", "temperature": 1.0, "kl": "client"}
 CURVATURE = {**BATCHES, "inference": "curvature", "temperature": 0.1}
 SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 8, "learning_rate": 0.1}
 
-SPREAD = {"stddev_q05", "stddev_median", "stddev_q95", "share_at_floor"}
+SPREAD = {"stddev_q05", "stddev_median", "stddev_q95", "stddev_log_ratio", "share_at_floor"}
 NUM_VARIATIONAL = 30 * 3 + 3 * 2
 METRICS = {"nll", "kl", "elbo", "num_clients", "num_faulty", "num_examples", "clients"} | SPREAD
 

@@ -17,9 +17,9 @@ def simulate(rule, rounds, **options):
 def test_a_rule_for_one_round_that_is_repeated(caplog):
     with caplog.at_level(logging.WARNING):
         once, repeated = simulate("conflation", 1), simulate("conflation", 2)
-    said = [text for text in repeated.warnings if text.startswith("The rule conflation multiplies")]
+    said = [text for text in repeated.warnings if text.startswith("The rule conflation is for one round")]
     assert len(said) == 1 and said[0] in caplog.text
-    assert not any("multiplies" in text for text in once.warnings)
+    assert not any("is for one round" in text for text in once.warnings)
 
 
 def test_standard_deviations_that_are_one_number(caplog):

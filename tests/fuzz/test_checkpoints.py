@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.fuzz.harness import attempt, inputs, tally
 from tests.fuzz.mutations import mutated
 from tfp_bfl import files
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.models import Federation, ModelWeights
 from tfp_bfl.posterior import MeanField
 
 pytest.importorskip("tensorflow_federated")
@@ -42,12 +42,12 @@ def state_of_round(number):
     weights = ModelWeights(MeanField(leaf(3, 2), leaf(3, 2)), leaf(2), MeanField((), ()))
     clients = 2 if number else 0
     kept = (np.arange(clients, dtype=np.int32), np.arange(4 * clients, dtype=np.float32).reshape(clients, 4) + 1)
-    return ServerState(np.int32(number), np.int32(0), weights, kept)
+    return ServerState(np.int32(number), np.int32(0), weights, kept, (), Federation(np.int32(2), np.int32(30)))
 
 
 FIRST = state_of_round(0)
 SPECS = [tf.TensorSpec.from_tensor(tf.constant(x)) for x in tf.nest.flatten(FIRST)]
-SPECS[-2:] = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 4], tf.float32)]
+SPECS[-4:-2] = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 4], tf.float32)]
 
 
 def latest(folder):

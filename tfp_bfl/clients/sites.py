@@ -43,8 +43,9 @@ def sites(
 
     The precision of q_k is at least that of its local prior, so that no site's falls below 0. For rho < 1 natural(q) -
     t_k / rho may be wider than the prior, or no density: the local prior then has the prior's precision and the same
-    pull on the mean, and where q comes to rest is no longer exact. The reported KL is that to the model's prior, and the
-    ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q is wider than the product.)
+    pull on the mean, and where q comes to rest is no longer exact. The reported KL is that to the model's prior, and
+    the ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q is wider than the
+    product.)
 
     A federation begins at q = the server's first posterior: each client's site is (q / prior)^(N_k / N), which its own
     replaces by and by. A client that joins later begins with t_k = 1.

@@ -32,8 +32,8 @@ def has_collapsed(row: Mapping[str, Any], first_stddev: float) -> bool:
 def one_shot_warning(rule: str, rounds: int) -> str:
     """What to tell the user who repeats a rule for one round."""
     return (
-        f"The rule {rule} multiplies what clients send, which is for one round: in each of {rounds} it counts all data "
-        "again, and variances shrink by the number of clients; log_linear_pool and partitioned_vi are for many rounds."
+        f"The rule {rule} is for one round: in each of {rounds} it counts again what clients were sent, and variances "
+        "shrink by about the number of clients; log_linear_pool and partitioned_vi are for many rounds."
     )
 
 
@@ -44,6 +44,6 @@ def spread_warning(row: Mapping[str, Any]) -> Optional[str]:
         return None
     return (
         f"The standard deviations of all weights are the same number (log of their 95 % over their 5 % quantile: "
-        f"{ratio:.3f}), that of the start or the optimizer's: the data have not determined them, and epistemic "
-        "uncertainty says little; train for more rounds, or by inference 'curvature'."
+        f"{ratio:.3f}), that of the start, the optimizer or a floor: the data have not determined them, and "
+        "epistemic uncertainty says little; variational training needs more rounds, or inference 'curvature'."
     )

@@ -37,7 +37,7 @@ class BayesianProcess:
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
       min_examples: the fewest that a client must have.
       min_clients: the fewest that a cohort must have.
-      one_shot: its rule multiplies the clients' posteriors, which is for one round.
+      one_shot: its rule is for one round.
       burn_in_rounds: rounds before those that make the result: a run must have more.
       thinning: of a chain: which rounds are its draws; None for no chain.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.

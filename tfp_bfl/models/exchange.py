@@ -49,7 +49,7 @@ class TrainingMetrics(NamedTuple):
     Fields:
       nll: mean negative log likelihood of the examples seen, nats per example.
       kl: mean over steps of KL[q || prior], nats.
-      elbo: -(nll + kl / N_k), nats per example.
+      elbo: -(nll + kl T / n), nats per example, with the temperature and the number of examples of the training.
     """
 
     nll: tf.Tensor

@@ -103,7 +103,7 @@ class FlatWeights:
         return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
 
     def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:
-        """A prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D]; KL to it, but for a constant."""
+        """A prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D]; its KL lacks a constant."""
         return self.gaussian(mean, precision)._replace(pull=self._padded(pull))
 
     def _padded(self, x: tf.Tensor) -> tf.Tensor:
