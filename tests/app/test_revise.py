@@ -25,14 +25,17 @@ SMALL += ["--engine", "local"]  # TensorFlow Federated has its run in test_cli.p
 TEST = bfl.data.load("breast_cancer", split="test")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Its page without the figures, which tests/app/test_report.py draws."""
-    folder = tmp_path_factory.mktemp("runs") / "whole"
+def run(arguments, folder):
+    """A run's folder; its page without the figures, which tests/app/test_report.py draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
-        assert run_command_line([*SMALL, "--output", str(folder)]) == 0
+        assert run_command_line([*arguments, "--output", str(folder)]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(SMALL, tmp_path_factory.mktemp("runs") / "whole")
 
 
 def rows(folder):

@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.app.test_revise import contents
+from tests.app.test_revise import contents, run
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.plots import report
-from tfp_bfl.plots.pictures import Picture
 from tfp_bfl.servers import factors
 
 pytestmark = [pytest.mark.deep(after="tests/servers/test_factors.py"), pytest.mark.cpu_seconds(60)]
@@ -19,11 +17,7 @@ SMALL = [*RUN.split(), "--rounds", "2", "--local-epochs", "1", "--examples-per-c
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "whole"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
-        assert run_command_line([*SMALL, "--output", str(folder)]) == 0
-    return folder
+    return run(SMALL, tmp_path_factory.mktemp("runs") / "whole")
 
 
 def test_the_run_says_whether_its_spread_means_anything(whole):
