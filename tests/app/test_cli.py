@@ -226,6 +226,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     """With pre-training one round of distributed weight consolidation classifies; without, its accuracy is chance's."""
     options = "--rule distributed_weight_consolidation --weighting max_discrepancy --rounds 2 --num-samples 4"
     options += " --partition iid --pretrain-share 0.3 --update-prior --learning-rate-decay 0.5 --silent-rounds 1"
+    options += " --prior-stddev 10"
     assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85

@@ -30,8 +30,9 @@ GROUPS = {"kernel_options": bfl.rules.kernel_posterior}
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "temperature"): (1.0, 0.01) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    ("variational", "inference"): ("backprop", "curvature"),
+    **{(name, "temperature"): (1.0, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{(name, "inference"): ("curvature", None) for name in ("partitioned_vi", "bayesian_admm")},
+    ("variational", "inference"): ("backprop", None),
     ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
     **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld")},

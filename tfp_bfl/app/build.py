@@ -109,9 +109,12 @@ def process(config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[],
 
 def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
-    rate = config.learning_rate if config.algorithm == "variational" else None
-    epoch: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": rate}
-    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **epoch)
+    own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
+    if config.algorithm == "variational":
+        own.update({name: getattr(config, name) for name in ("learning_rate", "inference", "temperature")})
+        if config.update_prior:  # What the clients then start from is found as they go on.
+            own = {**own, "inference": config.inference or "backprop", "temperature": config.temperature or 1.0}
+    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
     return _recipe(alone, config, source)
 
 

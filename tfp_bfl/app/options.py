@@ -36,16 +36,25 @@ def _rates() -> str:
 class _Inferred(ManyRounds):
     """Clients fit a posterior by the ELBO."""
 
-    inference: str = option("curvature", "How posteriors are found: see `tfp-bfl list`.", names=choices.INFERENCES)
+    inference: Optional[str] = option(
+        None, "How posteriors are found, see `tfp-bfl list`; curvature if not given.", names=choices.INFERENCES
+    )
     noise: Optional[str] = option(
         None,
         "shared or flipout: weights drawn for a batch or an example; by inference if not given.",
         names=choices.NOISES,
     )
-    temperature: Positive = option(0.01, "Below 1 the posterior is colder than Bayes' theorem has it.")
+    temperature: Optional[Positive] = option(
+        None, "Below 1 the posterior is colder than Bayes' theorem has it; 0.01 if not given."
+    )
 
     def rate(self) -> float:
-        return self.learning_rate or bfl.clients.default_rate(self.inference)
+        return self.learning_rate or bfl.clients.default_rate(self.inference or "curvature")
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        recipes_own = ("inference", "noise", "temperature", "kl")
+        return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
 class Variational(_Inferred, Defended, AnyKind, Weighted):
@@ -59,7 +68,9 @@ class Variational(_Inferred, Defended, AnyKind, Weighted):
     )
 
     rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
-    update_prior: bool = option(False, "After each round the pooled posterior becomes the prior.")
+    update_prior: bool = option(
+        False, "After each round the pooled posterior becomes the prior; by backprop at temperature 1 if not given."
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)
