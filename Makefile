@@ -41,7 +41,7 @@ test: $(INSTALLED)
 test-deep: $(INSTALLED)
 	@mkdir -p build
 	$(PYTEST) -m deep --timeout=1800 --cpu-times=build/cpu-deep.txt
-	TFP_BFL_FUZZ_INPUTS=1000 $(PYTEST) tests/fuzz
+	TFP_BFL_FUZZ_INPUTS=600 $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2

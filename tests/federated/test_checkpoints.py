@@ -249,7 +249,8 @@ def test_collapse_is_seen_across_a_stop(runtime, tmp_path, caplog):
         rest = run(6, checkpoint_dir=tmp_path)
     assert_identical(rest.state, whole.state)
     assert rest.collapsed == whole.collapsed
-    assert [record.getMessage() for record in caplog.records] == [federated.collapse_warning(4)]
+    told = [record.getMessage() for record in caplog.records]
+    assert told.count(federated.collapse_warning(4)) == 1
 
 
 def test_fewer_rounds_than_are_saved_is_refused(simulate, tmp_path):
