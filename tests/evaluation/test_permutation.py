@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tfp_bfl import evaluation, models
 from tfp_bfl.errors import InvalidArgument
@@ -64,4 +63,3 @@ def test_those_that_say_which_weight_matters_lose():
 def test_point_weights_are_refused():
     with pytest.raises(InvalidArgument, match="has no variational weights"):
         evaluation.evaluate_permuted(models.mlp("deterministic", (6,), 2, hidden=()), FEATURES, LABELS)
-    tf.keras.backend.clear_session()
