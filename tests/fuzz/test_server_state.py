@@ -94,6 +94,7 @@ def test_mutated_files(tmp_path, how):
 
         @inputs(0.12)
         @hypothesis.given(changed() if how == "arrays" else broken)
+        @hypothesis.example(VALID[0])
         def run(content):
             path.write_bytes(content)
             result = attempt(tmp_path, online.load, path)
