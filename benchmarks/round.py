@@ -37,6 +37,8 @@ at_least_one = click.IntRange(min=1)
 def main(model, kind, num_clients, examples, batch_size, rounds, precision, workers, engine, cohort, unequal):
     if engine == "local" and workers > 1:
         raise click.UsageError("The local engine has no workers: leave --workers out.")
+    if engine == "local":
+        bfl.federated.share_cores(cohort or num_clients)
     try:
         clients = make_clients(model, num_clients, examples, unequal)
     except bfl.errors.InvalidArgument as error:

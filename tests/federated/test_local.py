@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
 
@@ -239,3 +240,24 @@ def test_clients_of_other_numbers_are_told_apart():
     first = process.local.next(process.local.initialize(), [CLIENTS.dataset(1)]).state
     other = process.local.next(process.local.initialize(), [one.dataset(0)]).state
     assert np.abs(first.weights.point[0] - other.weights.point[0]).max() > 1e-4
+
+
+@pytest.mark.parametrize(("cores", "clients", "threads"), [(2, 10, 1), (8, 4, 2), (8, 1, 8), (8, 3, 2)])
+def test_cores_are_shared_among_the_clients_at_once(monkeypatch, cores, clients, threads):
+    set_to = []
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", set_to.append)
+    federated.share_cores(clients)
+    assert set_to == [threads]
+
+
+def test_cores_are_the_users_where_the_environment_says_so_and_tensorflows_once_it_has_started(monkeypatch):
+    tf.constant(0)
+    before = tf.config.threading.get_intra_op_parallelism_threads()
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    federated.share_cores(10)
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
+    monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", None)
+    federated.share_cores(10)
+    assert tf.config.threading.get_intra_op_parallelism_threads() == before

@@ -81,6 +81,9 @@ def resume(folder: Union[str, pathlib.Path], *, console: Optional[Console] = Non
 
 def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.Path:
     started = time.perf_counter()
+    engine = bfl.federated.check_engine(config.engine)
+    if engine == "local":
+        bfl.federated.share_cores(config.cohort_size or config.clients)
     sample = bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -93,7 +96,6 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = _prediction(config)
-    engine = bfl.federated.check_engine(config.engine)
     with _owned(folder, config), _workers(engine) as runtime:
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():

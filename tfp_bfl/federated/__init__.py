@@ -11,6 +11,7 @@ from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
+from tfp_bfl.federated.local import share_cores
 from tfp_bfl.federated.notices import collapse_warning
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
@@ -52,6 +53,7 @@ __all__ = [
     "remote_workers",
     "require_tff",
     "server_optimizer",
+    "share_cores",
     "simulate",
     "simulate_chains",
 ]
