@@ -34,6 +34,18 @@ COMMON = {
     "prior_stddev": 10.0,
     "initial_stddev": 0.003,
     "dropout_rate": 0.2,
+    # As published: a client counts the whole KL, and gradients of log s as of the means.
+    "inference": "backprop",
+    "temperature": 1.0,
+    "kl": "client",
+}
+
+# The library's own: spreads that the data determine, and the prior counted once.
+LEARNT = {
+    "inference": ("curvature",),
+    "temperature": (0.01,),
+    "kl": (None,),  # by the rule: "product" for those of one shot
+    "prior_stddev": ("fan_in",),
 }
 
 # Table -> blocks of options that vary together; the values of a block are combined. A length names rounds and local
@@ -71,6 +83,8 @@ TABLES = {
         {"rule": RULES, "partition": ("iid", "dirichlet:0.5"), "initial_stddev": (WIDE_STDDEV,), "length": ("short",)},
     ),
     "wide_start_5_epochs": ({"rule": RULES, "initial_stddev": (WIDE_STDDEV,), "length": ("long",)},),
+    # Beyond the paper: posteriors that say something, and weigh clients by what they know of each weight.
+    "learnt": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",), **LEARNT},),
     "prior": (
         {
             "rule": ("naive_weighted_average", "weighted_sum", "linear_pool", "weighted_conflation", "log_linear_pool"),
@@ -110,7 +124,12 @@ SIZES = {
             "evaluation_examples": 2000,
         },
         "lengths": {"short": (15, 1), "long": (3, 5), "once": (1, 40), "alone": (15, 1)},
-        "seeds": {**dict.fromkeys(TABLES, (0, 1)), "rules": (0, 1, 2), "wide_start_5_epochs": (0,)},
+        "seeds": {
+            **dict.fromkeys(TABLES, (0, 1)),
+            "rules": (0, 1, 2),
+            "learnt": (0, 1, 2),
+            "wide_start_5_epochs": (0,),
+        },
     },
     # The demo's federation, on which the defaults were chosen.
     "digits": {

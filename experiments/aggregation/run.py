@@ -54,6 +54,8 @@ def cell_name(options: Options) -> str:
         parts.append("updated_prior")
     if options["initial_stddev"] != COMMON["initial_stddev"]:
         parts.append(f"initial_stddev={options['initial_stddev']}")
+    if options["inference"] != COMMON["inference"]:
+        parts.append(f"inference={options['inference']}")
     return ",".join(parts).replace(":", "_")
 
 

@@ -25,6 +25,10 @@ from experiments.global_posterior.scores import (
 
 Options = dict[str, Any]
 
+IN_CURVES = ("round", "accuracy", "test_nll", "ece", "brier", "error_auroc", "ood_auroc_entropy", "ood_auroc_epistemic")
+IN_CURVES += ("retention_area", "epistemic", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95")
+IN_CURVES += ("fitted_temperature", "nll_fitted", "ece_fitted", "train_cpu_seconds")
+
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Runs a cell and writes its summary; of a method that fails, why."""
@@ -94,9 +98,24 @@ def bytes_a_round(weights: Any, num_clients: int) -> int:
 
 
 def curve(options: Options) -> dict[str, Any]:
-    """Scores of the test examples every so many rounds of a long training."""
+    """Scores every so many rounds of a long training, and the CPU seconds of training up to there."""
     data = data_of(options)
-    evaluate = bfl.evaluation.evaluator(data.test.features, data.test.labels, num_samples=options["num_samples"])
+    parts = [part for part in (data.test, data.held_out) if part is not None]
+    evaluating, started = 0.0, time.process_time()
+
+    def evaluate(model: tf.keras.Model) -> dict[str, float]:
+        nonlocal evaluating
+        before = time.process_time()
+        trained = before - started - evaluating
+        predict = lambda x: bfl.evaluation.predict(model, x, options["num_samples"], options["seed"])
+        own = [predict(part.features) for part in parts]
+        found = scores(own[0], data.test.labels, None if data.elsewhere is None else predict(data.elsewhere))
+        if data.held_out is not None:
+            found |= fitted_scores(own[0].mean(0), data.test.labels, own[1].mean(0), data.held_out.labels)
+        evaluating += time.process_time() - before
+        found["test_nll"] = found.pop("nll")  # A round's own is that of training.
+        return {name: x for name, x in found.items() if x is not None} | {"train_cpu_seconds": trained}
+
     result = bfl.simulate(
         process_of(options, data.clients),
         data.clients,
@@ -106,6 +125,5 @@ def curve(options: Options) -> dict[str, Any]:
         evaluate_every=options["evaluate_every"],
         engine="local",
     )
-    kept = ("round", "accuracy", "test_nll", "ece", "epistemic", "aleatoric", "stddev_q05", "stddev_median")
     rows = [row for row in result.rounds if "test_nll" in row]
-    return {"curve": [{name: row.get(name) for name in (*kept, "stddev_q95")} for row in rows]}
+    return {"curve": [{name: row[name] for name in IN_CURVES if name in row} for row in rows]}

@@ -87,8 +87,11 @@ CURVES = {
     "fashion_mnist": {
         "dataset": "fashion_mnist",
         "partition": "dirichlet:0.5",
+        "elsewhere": "mnist",
         "examples_per_client": 640,
+        "server_share": 0.02,
         "test_examples": 2000,
+        "elsewhere_examples": 1000,
         "rounds": 500,
         "evaluate_every": 20,
         "num_samples": 20,

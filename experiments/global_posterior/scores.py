@@ -16,12 +16,12 @@ LOG_TEMPERATURES = (-3.0, 3.0)
 TINY = np.finfo(np.float32).tiny
 
 
-def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray) -> dict[str, float | None]:
-    """Of sampled predictions of test examples [S, N, C] and of examples from elsewhere [S, M, C].
+def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -> dict[str, float | None]:
+    """Of sampled predictions of test examples [S, N, C] and of examples from elsewhere [S, M, C], if there are any.
 
     Without samples that differ there is no epistemic part, and what is by it is None.
     """
-    own, other = (evaluation.summarise(tf.constant(part)) for part in (test, elsewhere))
+    own = evaluation.summarise(tf.constant(test))
     mean, wrong = own.mean.numpy(), own.mean.numpy().argmax(1) != labels
     epistemic, aleatoric = float(np.mean(own.epistemic)), float(np.mean(own.aleatoric))
     several = bool(np.any(test != test[0]))
@@ -33,12 +33,14 @@ def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray) -> dict[
         "ece": evaluation.expected_calibration_error(mean, labels),
         "brier": evaluation.brier_score(mean, labels),
         "error_auroc": detects(own.entropy[~wrong], own.entropy[wrong]).auroc if 0 < wrong.sum() < len(wrong) else None,
-        "ood_auroc_entropy": detects(own.entropy, other.entropy).auroc,
-        "ood_auroc_epistemic": detects(own.epistemic, other.epistemic).auroc if several else None,
         "retention_area": evaluation.area_under_retention_curve(curve),
         "epistemic": epistemic if several else None,
         "epistemic_share": epistemic / (epistemic + aleatoric) if several else None,
     }
+    if elsewhere is not None:
+        other = evaluation.summarise(tf.constant(elsewhere))
+        found["ood_auroc_entropy"] = detects(own.entropy, other.entropy).auroc
+        found["ood_auroc_epistemic"] = detects(own.epistemic, other.epistemic).auroc if several else None
     return {name: None if x is None else float(x) for name, x in found.items()}
 
 
