@@ -16,7 +16,6 @@ from tfp_bfl.models import FlatWeights, ServerMessage, TrainingMetrics
 
 class _Sums(NamedTuple):
     nll: tf.Tensor
-    kl: tf.Tensor
     steps: tf.Tensor
 
 
@@ -83,13 +82,14 @@ class Trainer:
         @without_autograph
         def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
             sums, own = carried
-            nll, kl = self._step(features, labels, step_seed, sums.steps, target, anchor)
-            sums = _Sums(sums.nll + nll, sums.kl + kl, sums.steps + 1)
+            nll = self._step(features, labels, step_seed, sums.steps, target, anchor)
+            sums = _Sums(sums.nll + nll, sums.steps + 1)
             return sums, after_step(own, sums.steps)
 
-        start = _Sums(tf.constant(0.0), tf.constant(0.0), tf.constant(0))
+        start = _Sums(tf.constant(0.0), tf.constant(0))
         sums, state = over_batches(examples, seed, num_epochs, batch_size, step, (start, state))
-        nll, kl = sums.nll / (count * num_epochs), sums.kl / tf.cast(sums.steps, tf.float32)
+        nll = sums.nll / (count * num_epochs)
+        kl, _, _ = self.weights.kl_divergence(tf.exp(self.weights.log_stddev), target.prior)
         return TrainingMetrics(nll, kl, -(nll + kl / target.size)), state
 
     def _step(
@@ -100,7 +100,7 @@ class Trainer:
         number: tf.Tensor,
         target: Target,
         anchor: tf.Tensor,
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tf.Tensor:
         weights, draws_labels = self.weights, self._update.draws_labels
         draw = weights.draw(seed)
         # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.
@@ -112,22 +112,27 @@ class Trainer:
                 outputs = self._model(features, training=True)
             losses = self._likelihood.nll(labels, outputs)
             loss = tf.reduce_mean(losses)
-            if draws_labels:
-                own_seed = tf.random.experimental.stateless_fold_in(seed, 1)
-                drawn = self._likelihood.draw(tf.stop_gradient(outputs), own_seed)
-                of_drawn = tf.reduce_mean(self._likelihood.nll(drawn, outputs))
         zero = tf.UnconnectedGradients.ZERO
         in_watched, in_noise = tape.gradient(loss, (watched, draw.noise), unconnected_gradients=zero)
-        kl, kl_in_values, kl_in_log_stddev = weights.kl_divergence(draw.stddev, target.prior)
+        _, kl_in_values, kl_in_log_stddev = weights.kl_divergence(draw.stddev, target.prior)
         in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
         if self._proximal:
             in_values += self._proximal * (weights.values - anchor)
         if self._weight_decay:
             in_values += self._weight_decay * weights.values
+
+        def in_noise_of_drawn_labels() -> tf.Tensor:
+            drawn = self._likelihood.draw(outputs, tf.random.experimental.stateless_fold_in(seed, 1))
+            with tf.GradientTape(watch_accessed_variables=False) as of_outputs:
+                of_outputs.watch(outputs)
+                of_drawn = tf.reduce_mean(self._likelihood.nll(drawn, outputs))
+            in_outputs = of_outputs.gradient(of_drawn, outputs)
+            return tape.gradient(outputs, draw.noise, in_outputs, unconnected_gradients=zero)
+
         batch = Batch(
             in_values,
             in_noise,
-            (lambda: tape.gradient(of_drawn, draw.noise, unconnected_gradients=zero)) if draws_labels else None,
+            in_noise_of_drawn_labels if draws_labels else None,
             kl_in_values,
             kl_in_log_stddev,
             draw,
@@ -136,4 +141,4 @@ class Trainer:
         )
         self._update.step(batch, target)
         weights.update_model()
-        return tf.reduce_sum(losses), kl
+        return tf.reduce_sum(losses)

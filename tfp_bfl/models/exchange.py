@@ -48,7 +48,7 @@ class TrainingMetrics(NamedTuple):
 
     Fields:
       nll: mean negative log likelihood of the examples seen, nats per example.
-      kl: mean over steps of KL[q || prior], nats.
+      kl: KL[q || prior] after the last step, nats.
       elbo: -(nll + kl T / n), nats per example, with the temperature and the number of examples of the training.
     """
 
