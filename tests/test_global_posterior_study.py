@@ -9,7 +9,16 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.global_posterior import cell, federation, run, scores, tables
-from experiments.global_posterior.config import CURVES, ENSEMBLE, FITTED, METHODS, SIZES
+from experiments.global_posterior.config import (
+    CORE,
+    CURVES,
+    ENSEMBLE,
+    FITTED,
+    METHODS,
+    PUBLISHED,
+    PUBLISHED_METHODS,
+    SIZES,
+)
 
 SMALL = {
     "dataset": "digits",
@@ -30,15 +39,26 @@ SMALL = {
 def test_every_cell_has_a_name_of_its_own():
     cells = list(run.cells("fashion_mnist"))
     assert len({run.cell_name(options) for options in cells}) == len(cells)
-    first = cells[: len(METHODS)]
+    first = cells[: len(CORE)]
     assert {c["partition"] for c in first} == {"dirichlet:0.5"} and {c["seed"] for c in first} == {0}
-    assert [c["method"] for c in first] == list(METHODS)
+    assert [c["method"] for c in first] == list(CORE)
 
 
 def test_every_method_can_be_built():
     data = federation.data_of(SMALL)
     for method in METHODS:
         process = federation.process_of({**SMALL, "method": method}, data.clients)
+        assert bool(process.state_spec[2:]) and process.num_outputs == 10
+
+
+def test_every_method_of_the_published_setting_can_be_built():
+    options = {**PUBLISHED, "dataset": "digits", "elsewhere": "digits", "test_examples": 60, "seed": 0, "examples": 500}
+    options["elsewhere_examples"] = 40
+    clients = federation.data_of(options).clients
+    assert clients.num_clients == 10 and 450 < sum(clients.sizes) <= 510 and max(clients.sizes) > 3 * min(clients.sizes)
+    assert len(np.unique(np.concatenate(clients.indices))) == sum(clients.sizes)
+    for method in PUBLISHED_METHODS:
+        process = federation.process_of({**options, "method": method}, clients)
         assert bool(process.state_spec[2:]) and process.num_outputs == 10
 
 
@@ -79,14 +99,15 @@ def test_a_cell_scores_its_rows(tmp_path, method, rows):
 
 
 def test_a_cell_that_fails_says_so(tmp_path):
-    cell.run_cell(tmp_path / "cell", {**SMALL, "method": "curvature_1", "partition": "label_skew:99"})
+    cell.run_cell(tmp_path / "cell", {**SMALL, "method": "curvature_0.05", "partition": "label_skew:99"})
     assert "classes_per_client" in json.loads((tmp_path / "cell" / "summary.json").read_text())["failed"]
 
 
 def test_a_curve_has_a_row_for_each_evaluation():
     short = {**CURVES["digits"], "rounds": 2, "evaluate_every": 1, "local_epochs": 1, "num_samples": 2}
-    rows = cell.curve({**short, "method": "curvature_0.1", "seed": 0})["curve"]
+    rows = cell.curve({**short, "method": "curvature_0.05", "seed": 0})["curve"]
     assert [row["round"] for row in rows] == [1, 2] and all(row["stddev_q95"] > 0 for row in rows)
+    assert 0 < rows[0]["train_cpu_seconds"] < rows[1]["train_cpu_seconds"] and "ood_auroc_entropy" not in rows[0]
 
 
 def test_scores_of_known_predictions():
@@ -180,9 +201,9 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
     assert {"raw.csv", "raw_curves.csv", "curves.png", "controls.md", "failures.md", "scores-iid.md"} <= names
     assert read(results / "scores-iid.csv")["fed_avg"]["nll"] == "0.5010 +- 0.0010"
     different = read(results / "differences-dirichlet_0_5.csv")
-    assert different["curvature_1"]["nll"] == "**-0.1990 +- 0.0010**" and FITTED not in different
+    assert different["curvature_0.05"]["nll"] == "**-0.1990 +- 0.0010**" and FITTED not in different
     assert different["fed_avg"]["nll"] == "+0.0000 +- 0.0000" and "mc_dropout" not in different
-    assert read(results / "permutation-iid.csv")["curvature_1"]["permutation_costs"].startswith("0.0980")
+    assert read(results / "permutation-iid.csv")["curvature_0.05"]["permutation_costs"].startswith("0.0980")
     assert "Diverged: because" in (results / "failures.md").read_text()
 
 

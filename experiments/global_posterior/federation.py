@@ -7,9 +7,11 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.global_posterior.config import COMMON, METHODS, VARIANTS
+from experiments.global_posterior.config import COMMON, METHODS, PUBLISHED_METHODS, VARIANTS
+from tfp_bfl.data.partitions import draw_labels
 
 OF_MODEL = ("kind", "prior_stddev", "initial_stddev")
 
@@ -39,7 +41,10 @@ def data_of(options: dict[str, Any]) -> Data:
     seed = options["seed"]
     if variant.get("shuffled"):
         train = dataclasses.replace(train, labels=np.random.default_rng(seed).permutation(train.labels))
-    clients = train.partition(bfl.data.parse_partition(options["partition"], COMMON["clients"]), seed=seed)
+    if options["partition"] == "unequal":
+        clients = unequal(train, options["examples"], seed)
+    else:
+        clients = train.partition(bfl.data.parse_partition(options["partition"], COMMON["clients"]), seed=seed)
     held_out = elsewhere = None
     if "server_share" in options:
         server, clients = clients.set_aside(options["server_share"], seed=seed)
@@ -52,24 +57,45 @@ def data_of(options: dict[str, Any]) -> Data:
     return Data(clients, held_out, some(load(options["dataset"], "test"), options.get("test_examples")), elsewhere)
 
 
+def unequal(source: Any, number: int, seed: int) -> Any:
+    """Clients whose shares of `number` examples are Dirichlet(1), and their classes' shares Dirichlet(0.5)."""
+    rng = np.random.default_rng(seed)
+    members = [rng.permutation(np.flatnonzero(source.labels == c)) for c in range(source.num_classes)]
+    parts = []
+    for size in np.ceil(number * rng.dirichlet(np.ones(COMMON["clients"]))).astype(int):
+        counts = draw_labels(np.array([len(rows) for rows in members]), size, 0.5, rng)
+        parts.append(np.concatenate([rows[:n] for rows, n in zip(members, counts)]))
+        members = [rows[n:] for rows, n in zip(members, counts)]
+    return bfl.data.Clients(source, parts)
+
+
 def local_epochs(options: dict[str, Any]) -> int:
     own = {**COMMON, **options, **VARIANTS[options.get("variant", "all")]}
     return own["local_epochs"]
 
 
+def cosine(rate: float, rounds: int) -> Any:
+    """A learning rate that falls to nothing over the rounds: rate (1 + cos(pi r / rounds)) / 2."""
+    return lambda done: rate * 0.5 * (1 + tf.cos(np.pi * tf.cast(done, tf.float32) / rounds))
+
+
 def process_of(options: dict[str, Any], clients: Any) -> bfl.BayesianProcess:
     """The process of a cell's method for its clients."""
-    method = dict(METHODS[options["method"]])
+    published = options["partition"] == "unequal"
+    method = dict((PUBLISHED_METHODS if published else METHODS)[options["method"]])
     recipe = getattr(bfl.algorithms, method.pop("recipe"))
     of_model = {"kind": "flipout", **{name: method.pop(name) for name in OF_MODEL if name in method}}
     if recipe is bfl.algorithms.variational:
         method.setdefault("rule", "log_linear_pool")
     source = clients.source
 
+    if published:
+        of_model |= {"hidden": (200, 100), "activation": "sigmoid"}
+        method["learning_rate"] = cosine(method.get("learning_rate", 1e-3), options["rounds"])
+
     def model_fn() -> Any:
-        return bfl.models.lenet(
-            input_shape=source.element_shape, num_classes=source.num_classes, seed=options["seed"], **of_model
-        )
+        build = bfl.models.MODELS[options.get("model", "lenet")]
+        return build(input_shape=source.element_shape, num_classes=source.num_classes, seed=options["seed"], **of_model)
 
     training = {"local_epochs": local_epochs(options), "batch_size": COMMON["batch_size"]}
     return recipe(model_fn, **method, **training, element_spec=clients.element_spec)

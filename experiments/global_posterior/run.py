@@ -16,7 +16,15 @@ import click
 
 from experiments.cells import SUMMARY, is_done, run_once
 from experiments.global_posterior.cell import run_cell
-from experiments.global_posterior.config import CURVE_METHODS, CURVES, METHODS, PLAN, SIZES
+from experiments.global_posterior.config import (
+    CURVE_METHODS,
+    CURVES,
+    METHODS,
+    PLAN,
+    PUBLISHED,
+    PUBLISHED_METHODS,
+    SIZES,
+)
 from experiments.global_posterior.tables import write_all
 from tfp_bfl import errors
 
@@ -27,6 +35,10 @@ HERE = pathlib.Path(__file__).parent
 def cells(size: str) -> Iterator[Options]:
     """The options of each cell, in the order in which they run."""
     for block in PLAN:
+        if block == "published":
+            for seed, method in itertools.product((0, 1, 2), PUBLISHED_METHODS):
+                yield {**PUBLISHED, "method": method, "variant": "all", "seed": seed}
+            continue
         if block == "curves":
             for name, method in itertools.product(CURVES, CURVE_METHODS):
                 yield {**CURVES[name], "method": method, "seed": 0}

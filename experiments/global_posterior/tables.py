@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.global_posterior.config import BASELINE, CURVE_METHODS, METHODS, PLAN, VARIANTS
+from experiments.global_posterior.config import BASELINE, CURVE_METHODS, METHODS, PLAN, PUBLISHED_METHODS, VARIANTS
 from experiments.global_posterior.figures import curve_figure
 from experiments.tables import mean_and_sd, write
 
@@ -44,6 +44,8 @@ COSTS = ("train_seconds", "train_cpu_seconds", "megabytes_a_round")
 IDENTITY = ("row", "method", "partition", "variant", "seed")
 # Rounds of a curve that its table shows.
 SHOWN = (20, 40, 60, 100, 160, 240, 320, 400, 500)
+IN_TABLE = ("accuracy", "test_nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
+IN_TABLE += ("ood_auroc_epistemic", "train_cpu_seconds")
 
 
 def rows_of(summaries: Iterable[Summary]) -> list[Row]:
@@ -137,20 +139,20 @@ def controls_table(rows: list[Row]) -> list[list[str]]:
 
 
 def curves_table(curves: list[Summary]) -> list[list[str]]:
-    """Accuracy and NLL at some rounds of the long runs."""
+    """Scores at some rounds of the long runs, and the CPU seconds of training up to there."""
     lines = [["data", "method", "", *map(str, SHOWN)]]
     order = list(CURVE_METHODS)
     for summary in sorted(curves, key=lambda s: (s["options"]["dataset"], order.index(s["options"]["method"]))):
         by_round = {row["round"]: row for row in summary["curve"]}
         start = [summary["options"]["dataset"], summary["options"]["method"]]
-        for what, name in (("accuracy", "accuracy"), ("NLL", "test_nll"), ("ECE", "ece")):
-            lines.append([*start, what, *(f"{by_round[r][name]:.4f}" if r in by_round else "" for r in SHOWN)])
+        for name in (name for name in IN_TABLE if any(name in row for row in summary["curve"])):
+            lines.append([*start, name, *(f"{by_round[r][name]:.4g}" if r in by_round else "" for r in SHOWN)])
     return lines
 
 
 def by_row(rows: list[Row]) -> dict[str, list[Row]]:
     """The rows that differ by their seed alone, in the order of the config."""
-    order = [*METHODS, *(row["row"] for row in rows)]
+    order = [*METHODS, *PUBLISHED_METHODS, *(row["row"] for row in rows)]
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["seed"])):
         groups.setdefault(row["row"], []).append(row)

@@ -26,7 +26,7 @@ def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **option
         together.
       **options: of `compose` (weighting of the point weights, element_spec, seed, max_change_norm, min_examples) and of
         `clients.sites` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay, likelihood,
-        temperature, which is 0.01 here unless it is given).
+        temperature, which is 0.05 here unless it is given).
 
     Raises:
       InvalidArgument: as `clients.sites` and `compose`. (A defence would change sites behind their clients' back.)

@@ -8,7 +8,7 @@ from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 
 # At 1 networks of more weights than examples learn little (docs/uncertainty.md).
-TEMPERATURE = 0.01
+TEMPERATURE = 0.05
 INFORMATIVE: dict[str, Any] = {"inference": "curvature", "temperature": TEMPERATURE}
 # Where each round's prior is the last posterior, a cold client moves further than its new precision vouches for.
 AS_PUBLISHED: dict[str, Any] = {"inference": "backprop", "temperature": 1.0}
@@ -38,7 +38,7 @@ def variational(
       **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
         `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
         stddev_rate, temperature, likelihood, update_prior, pretrained, proximal), of which inference is "curvature"
-        and temperature 0.01 here unless they are given; with update_prior "backprop" and 1, as published.
+        and temperature 0.05 here unless they are given; with update_prior "backprop" and 1, as published.
 
     Raises:
       InvalidArgument: as `compose`.

@@ -45,7 +45,7 @@ class _Inferred(ManyRounds):
         names=choices.NOISES,
     )
     temperature: Optional[Positive] = option(
-        None, "Below 1 the posterior is colder than Bayes' theorem has it; 0.01 if not given."
+        None, "Below 1 the posterior is colder than Bayes' theorem has it; 0.05 if not given."
     )
 
     def rate(self) -> float:

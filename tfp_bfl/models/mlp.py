@@ -19,12 +19,14 @@ def mlp(
     dropout_rate: float = 0.2,
     normalization: str = "none",
     hidden: Sequence[int] = (64, 32),
+    activation: str = "relu",
     **options: Any,
 ) -> tf.keras.Model:
-    """Dense layers with ReLU on the flattened input; no hidden layer is logistic regression.
+    """Dense layers on the flattened input; no hidden layer is logistic regression.
 
     Args:
       hidden: units of the hidden layers.
+      activation: of the hidden layers, one of Keras'.
       others: as `tfp_bfl.models.lenet`; there is no convolution, so that `normalization` changes nothing.
 
     Returns:
@@ -39,6 +41,6 @@ def mlp(
     with blocks.precision():
         x = tf.keras.layers.Flatten()(inputs)
         for units in hidden:
-            x = blocks.dense(x, units, "relu")
+            x = blocks.dense(x, units, activation)
         logits = blocks.logits(x, num_classes)
     return tf.keras.Model(inputs, logits, name=f"mlp_{kind}")
