@@ -52,7 +52,7 @@ def update_of(
       learning_rate: of the means; None for `default_rate`: 1e-3, 0.02 for "natural" and 0.05 for "ivon".
       optimizer_fn: builds a Keras optimizer.
       noise: one of `NOISES`; None for "flipout" with "backprop" and else "shared".
-      decay: of the precision from estimate to estimate; None for 0.97, and for 0.999 with "ivon".
+      decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
       stddev_rate: for "backprop", the rate of log s over that of the means.
 
     Raises:

@@ -55,7 +55,7 @@ class ByCurvature:
         learning_rate: Schedule,
         *,
         draw_labels: bool = True,
-        decay: float = 0.97,
+        decay: float = 0.9,
         natural_means: bool = False,
         noise: str = "shared",
     ):
