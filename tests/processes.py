@@ -23,6 +23,16 @@ def in_this_process():
         yield
 
 
+def weights_after(rounds, process, parts):
+    """The server's weights when all of the clients `parts` were in each of the rounds."""
+    everyone = range(parts.num_clients)
+    with in_this_process():
+        state = process.with_clients(process.initialize(), everyone, parts.sizes)
+        for _ in range(rounds):
+            state = process.next(state, parts.shards(everyone, 1)).state
+    return state.weights
+
+
 @contextlib.contextmanager
 def shared_client_work():
     """Recipes that are called in it with the same model_fn and options share the client work, which is traced once:

@@ -204,12 +204,7 @@ def by_hmc():
 def of_classes(name):
     """Standard deviations of kernel and bias, [8, 2], after 40 rounds of four clients."""
     parts = cancer().partition(dirichlet(num_clients=4, alpha=1.0), seed=1)
-    with processes.in_this_process():
-        process = OF_CLASSES[name](CLASSIFIER)
-        state = process.with_clients(process.initialize(), range(4), parts.sizes)
-        for _ in range(40):
-            state = process.next(state, parts.shards(range(4), 1)).state
-    kernel, bias = state.weights.posterior.variance
+    kernel, bias = processes.weights_after(40, OF_CLASSES[name](CLASSIFIER), parts).posterior.variance
     return np.sqrt(np.concatenate([kernel, bias[np.newaxis]]))
 
 
