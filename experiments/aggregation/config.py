@@ -43,7 +43,7 @@ COMMON = {
 # The library's own: spreads that the data determine, and the prior counted once.
 LEARNT = {
     "inference": ("curvature",),
-    "temperature": (0.01,),
+    "temperature": (0.05,),
     "kl": (None,),  # by the rule: "product" for those of one shot
     "prior_stddev": ("fan_in",),
 }
