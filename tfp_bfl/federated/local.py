@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import os
@@ -23,20 +22,6 @@ class Output(NamedTuple):
 
     state: ServerState
     metrics: Metrics
-
-
-def share_cores(num_clients: int) -> None:
-    """Splits the cores among the clients that are worked through at once: operations of small models are faster so.
-
-    Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
-
-    Args:
-      num_clients: how many there are.
-    """
-    cores = len(os.sched_getaffinity(0))
-    if "TF_NUM_INTRAOP_THREADS" not in os.environ:
-        with contextlib.suppress(RuntimeError):  # It has started.
-            tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // min(cores, num_clients)))
 
 
 class LocalEngine:

@@ -1,0 +1,25 @@
+"""Compressors of messages: unbiased and random, with the bytes that they take."""
+
+from tfp_bfl.compression.bound import elias_bound
+from tfp_bfl.compression.compressors import (
+    COMPRESSORS,
+    Compressor,
+    Quantised,
+    by_tensor,
+    none,
+    parse_compressor,
+    quantiser,
+    sparsifier,
+)
+
+__all__ = [
+    "COMPRESSORS",
+    "Compressor",
+    "Quantised",
+    "by_tensor",
+    "elias_bound",
+    "none",
+    "parse_compressor",
+    "quantiser",
+    "sparsifier",
+]
