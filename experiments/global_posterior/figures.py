@@ -28,5 +28,5 @@ def curve_figure(curves: list[dict[str, Any]]) -> Figure:
             style.tidy(axes, dataset if row == 0 else "", x="round", y=label)
             if name == "test_nll":
                 axes.set_yscale("log")
-    panels[0][0].legend(frameon=False, fontsize=style.SIZE - 2)
+    max(panels[0], key=lambda axes: len(axes.lines)).legend(frameon=False, fontsize=style.SIZE - 2)
     return figure
