@@ -80,6 +80,7 @@ def test_controls_change_what_they_say():
     assert 0 < np.mean(labels[0] == labels[1]) < 0.2 and sorted(labels[0]) == sorted(labels[1])
 
 
+@pytest.mark.deep(after="tests/test_global_posterior_study.py")
 @pytest.mark.parametrize(("method", "rows"), [("fed_avg", ["fed_avg", FITTED, ENSEMBLE]), ("former_default", None)])
 def test_a_cell_scores_its_rows(tmp_path, method, rows):
     cell.run_cell(tmp_path / "cell", {**SMALL, "method": method})
@@ -103,6 +104,7 @@ def test_a_cell_that_fails_says_so(tmp_path):
     assert "classes_per_client" in json.loads((tmp_path / "cell" / "summary.json").read_text())["failed"]
 
 
+@pytest.mark.deep(after="tests/test_global_posterior_study.py")
 def test_a_curve_has_a_row_for_each_evaluation():
     short = {**CURVES["digits"], "rounds": 2, "evaluate_every": 1, "local_epochs": 1, "num_samples": 2}
     rows = cell.curve({**short, "method": "curvature_0.05", "seed": 0})["curve"]
