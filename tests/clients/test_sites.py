@@ -271,3 +271,14 @@ def test_a_first_posterior_as_wide_as_the_prior_is_no_site():
     as_wide = functools.partial(model_fn, initial_stddev=2.0)
     site = clients.sites(as_wide).memory(get_weights(as_wide()), 1.0)
     np.testing.assert_allclose(site.precision, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("federation", "size"), [((0, 0), 4), ((3, 40), 40)])
+def test_the_reported_elbo_is_that_of_all_data(federation, size):
+    """KL / N with the N of all clients, where somebody has said it."""
+    work = built(clients.sites(model_fn, **EXACT, temperature=0.5))
+    message = ServerMessage(get_weights(model_fn()), tf.constant(0), memory=first_site(clients.sites(model_fn)))
+    message = message._replace(federation=models.Federation(*map(tf.constant, federation)))
+    metrics = work(message, tf.nest.map_structure(tf.constant, exact_table()), tf.constant([3, 0])).metrics
+    np.testing.assert_allclose(metrics.elbo, -(metrics.nll + 0.5 * metrics.kl / size), rtol=1e-6)
+    assert metrics.kl > 0

@@ -1,0 +1,46 @@
+"""Sites in natural parameters, and posteriors with and without one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior import MeanField, Site, check_damping, damping_of, natural, times
+from tfp_bfl.posterior.sites import flatten
+
+POSTERIOR = MeanField(
+    (tf.constant([[1.0, -2.0], [0.5, 3.0]]), tf.constant([4.0])),
+    (tf.constant([[0.25, 1.0], [4.0, 0.5]]), tf.constant([2.0])),
+)
+
+
+def test_natural_parameters_in_the_order_of_the_leaves():
+    np.testing.assert_array_equal(flatten(POSTERIOR.mean), [1, -2, 0.5, 3, 4])
+    site = natural(POSTERIOR)
+    np.testing.assert_allclose(site.precision, [4, 1, 0.25, 2, 0.5])
+    np.testing.assert_allclose(site.shift, [4, -2, 0.125, 6, 2])
+
+
+def test_a_factor_comes_and_goes():
+    site = Site(tf.constant([1.0, 0.0, 2.0, 0.5, 0.25]), tf.constant([-1.0, 0.0, 3.0, 0.0, 1.0]))
+    product = times(POSTERIOR, site)
+    tf.nest.map_structure(lambda a, b: np.testing.assert_array_equal(a.shape, b.shape), product, POSTERIOR)
+    np.testing.assert_allclose(flatten(product.variance), 1 / np.array([5, 1, 2.25, 2.5, 0.75]), rtol=1e-6)
+    np.testing.assert_allclose(flatten(product.mean), [3 / 5, -2, 3.125 / 2.25, 6 / 2.5, 3 / 0.75], rtol=1e-6)
+    back = times(product, site, -1)
+    tf.nest.map_structure(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), back, POSTERIOR)
+
+
+def test_what_is_no_factor_is_refused():
+    with pytest.raises(InvalidArgument, match="no factor"):
+        times(POSTERIOR, natural(POSTERIOR), -1)
+
+
+def test_damping_is_one_over_the_clients_unless_it_is_said():
+    assert [float(damping_of(None, k)) for k in (0, 1, 4)] == pytest.approx([0.1, 1, 0.25])
+    assert float(damping_of(0.5, 4)) == 0.5
+    for damping in (0, 1.5, -0.1, float("nan")):
+        with pytest.raises(InvalidArgument, match="damping"):
+            check_damping(damping)
+    for damping in (None, 1, 0.01):
+        check_damping(damping)
