@@ -80,6 +80,16 @@ def test_refusals(state):
         factors.remove(heavy, "0")
 
 
+def test_a_file_of_one_tensor_and_a_client_who_knows_nothing(tmp_path):
+    q = MeanField((np.float32([1.0, 2.0]),), (np.float32([0.25, 0.25]),))
+    weights = ModelWeights(q, (), MeanField((), ()))
+    sites = (Site(np.zeros(2, np.float32), np.zeros(2, np.float32)),)
+    factors.save(factors.Factors(("a",), (3,), sites, weights), tmp_path / "sites.npz")
+    again = factors.load(tmp_path / "sites.npz")
+    np.testing.assert_array_equal(again.sites[0].precision, 0)
+    np.testing.assert_array_equal(again.weights.posterior.mean[0], q.mean[0])
+
+
 @pytest.mark.parametrize("gone", [(), ("0", "1", "2")])
 def test_a_file_holds_it_all(state, tmp_path, gone):
     state = factors.remove(state, *gone)
