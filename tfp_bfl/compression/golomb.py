@@ -119,10 +119,11 @@ class _Reader:
         return self._bits[self._at - number : self._at]
 
     def numbers(self, number: int, width: int) -> np.ndarray:
-        kind = _kind(width)
-        padded = np.zeros((number, 8 * kind.itemsize), np.uint8)
-        padded[:, 8 * kind.itemsize - width :] = self.take(number * width).reshape(number, width)
-        return np.packbits(padded).view(kind).astype(np.int64)
+        bits = self.take(number * width).reshape(number, width)
+        found: np.ndarray = np.zeros(number, np.uint16 if width <= 16 else np.int64)
+        for i in range(width):
+            found = (found << 1) | bits[:, i]
+        return found.astype(np.int64)
 
     def plane(self, length: int) -> np.ndarray:
         """Where its ones are."""
