@@ -250,6 +250,9 @@ def test_cores_are_shared_among_the_clients_at_once(monkeypatch, cores, clients,
     monkeypatch.setattr(tf.config.threading, "set_intra_op_parallelism_threads", set_to.append)
     federated.share_cores(clients)
     assert set_to == [threads]
+    with pytest.raises(InvalidArgument, match="num_clients"):
+        federated.share_cores(0)
+    assert set_to == [threads]
 
 
 def test_cores_are_the_users_where_the_environment_says_so_and_tensorflows_once_it_has_started(monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.algorithms.variational import AS_PUBLISHED
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.fields import Options
 from tfp_bfl.app.options import Variational, serves
@@ -113,7 +114,7 @@ def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bay
     if config.algorithm == "variational":
         own.update({name: getattr(config, name) for name in ("learning_rate", "inference", "temperature")})
         if config.update_prior:  # What the clients then start from is found as they go on.
-            own = {**own, "inference": config.inference or "backprop", "temperature": config.temperature or 1.0}
+            own.update({name: own[name] or published for name, published in AS_PUBLISHED.items()})
     alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
     return _recipe(alone, config, source)
 

@@ -10,6 +10,8 @@ from typing import Callable, TypeVar
 
 import tensorflow as tf
 
+from tfp_bfl.errors import check_count
+
 T = TypeVar("T")
 
 
@@ -33,8 +35,12 @@ def share_cores(num_clients: int) -> None:
     Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
 
     Args:
-      num_clients: how many there are.
+      num_clients: how many there are in a round.
+
+    Raises:
+      InvalidArgument: num_clients is below 1.
     """
+    check_count(num_clients, "num_clients")
     cores = len(os.sched_getaffinity(0))
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         with contextlib.suppress(RuntimeError):  # It has started.
