@@ -10,6 +10,8 @@ Source: Golomb 1966, "Run-length encodings"; Gallager and Van Voorhis 1975 for t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
@@ -78,18 +80,18 @@ def _num_low_bits(sizes: np.ndarray) -> int:
     return max(0, j - 1)
 
 
-def rice_parameter(length: int, num_rare: int) -> int:
-    """k of the Rice code of the gaps between `num_rare` symbols in a row of `length`.
+def rice_scale(length: Any, num_rare: Any) -> Any:
+    """The integer with k bits, for the Rice code of the gaps between `num_rare` symbols in a row of `length`.
 
     k = the least with q^(2^k) <= (sqrt(5) - 1) / 2, gaps of probability (1 - q) q^gap:  2^k above 0.481 (mean + 1 / 2)
     """
-    return (481 * (2 * length - num_rare) // (2000 * num_rare)).bit_length() if num_rare else 0
+    return 481 * (2 * length - num_rare) // (2000 * num_rare + 1)
 
 
 def _plane(ones: np.ndarray) -> list[np.ndarray]:
     number = int(ones.sum())
     rare = np.flatnonzero(ones if 2 * number <= ones.size else ~ones)
-    low = rice_parameter(ones.size, rare.size)
+    low = rice_scale(ones.size, rare.size).bit_length()
     gaps = np.diff(rare, prepend=-1) - 1
     ends = np.cumsum((gaps >> low) + 1) - 1
     unary = np.zeros(ends[-1] + 1 if ends.size else 0, np.uint8)
@@ -131,7 +133,7 @@ class _Reader:
         if number > length:
             raise InvalidArgument(BEYOND)
         num_rare = min(number, length - number)
-        low = rice_parameter(length, num_rare)
+        low = rice_scale(length, num_rare).bit_length()
         # The gaps' high parts sum to at most the row's length over 2^low.
         ends = np.flatnonzero(self._bits[self._at : self._at + num_rare + (length >> low)])[:num_rare]
         if len(ends) != num_rare:

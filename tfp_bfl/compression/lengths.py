@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfp_bfl.compression.golomb import PLANES, STEPS, WIDTH
+from tfp_bfl.compression.golomb import PLANES, STEPS, WIDTH, rice_scale
 
 _POWERS = [2**i for i in range(40)]
 
@@ -25,7 +25,7 @@ def num_bits(levels: tf.Tensor) -> tf.Tensor:
         length, number = tf.size(left, out_type=tf.int64), tf.math.count_nonzero(ones)
         fewer = 2 * number <= length
         num_rare = tf.where(fewer, number, length - number)
-        low = _bit_length(481 * (2 * length - num_rare) // (2000 * tf.maximum(num_rare, 1)))
+        low = _bit_length(rice_scale(length, num_rare))
         rare = tf.where(tf.equal(ones, fewer))[:, 0]
         gaps = rare - tf.concat([[tf.constant(-1, tf.int64)], rare[:-1]], 0)[: tf.size(rare)] - 1
         code = tf.reduce_sum(tf.bitwise.right_shift(gaps, tf.broadcast_to(low, tf.shape(gaps))) + 1 + low)
