@@ -44,6 +44,7 @@ def test_every_cell_has_a_name_of_its_own():
     assert [c["method"] for c in first] == list(CORE)
 
 
+@pytest.mark.deep(after="tests/test_global_posterior_study.py")
 def test_every_method_can_be_built():
     data = federation.data_of(SMALL)
     for method in METHODS:
@@ -99,6 +100,7 @@ def test_a_cell_scores_its_rows(tmp_path, method, rows):
         assert row["log_sd_ratio"] < 0.1 and abs(row["permutation_costs"]) < 0.01
 
 
+@pytest.mark.deep(after="tests/test_global_posterior_study.py")
 def test_a_cell_that_fails_says_so(tmp_path):
     cell.run_cell(tmp_path / "cell", {**SMALL, "method": "curvature_0.05", "partition": "label_skew:99"})
     assert "classes_per_client" in json.loads((tmp_path / "cell" / "summary.json").read_text())["failed"]

@@ -123,6 +123,7 @@ def assert_in_table(name, seed):
 
 @pytest.mark.cpu_seconds(20)
 @pytest.mark.statistical
+@pytest.mark.deep(after="tests/clients/test_sites.py")
 def test_partitioned_inference_is_the_posterior():
     """With half of the clients in a round. After a single round means are .05 to .14 off, by the noise of training."""
     assert_in_table("partitioned_vi", 0)

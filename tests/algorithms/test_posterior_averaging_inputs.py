@@ -95,6 +95,7 @@ def test_a_composition_says_its_burn_in():
     assert algorithms.fed_opt(MODEL).burn_in_rounds == 0
 
 
+@pytest.mark.deep(after="tests/algorithms/test_posterior_averaging_inputs.py")
 def test_a_run_that_goes_on_says_which_of_the_two_is_too_few(runtime, tmp_path):
     process, folder = burning("fed_pa", 2), tmp_path / "run"
     federated.simulate(process, CLIENTS, 4, checkpoint_dir=folder, runtime=runtime)

@@ -81,6 +81,7 @@ def test_noise_differs_between_clients_and_rounds(kind):
     assert len(np.unique(np.round([*first, *later], 5))) == 6
 
 
+@pytest.mark.deep(after="tests/algorithms/test_variational.py")
 def test_noise_of_a_client_does_not_depend_on_the_cohort():
     together = run_round(build(), SAME).metrics["clients"]["nll"]
     pair = run_round(build(), SAME, (2, 1)).metrics["clients"]
@@ -101,6 +102,7 @@ def test_seed_of_the_process():
     assert largest_difference(again, weights[0]) == 0
 
 
+@pytest.mark.deep(after="tests/clients/test_variational.py")
 def test_learning_rate_sees_the_round():
     process = build("deterministic", learning_rate=lambda r: 0.1 * tf.cast(r, tf.float32))
     start = process.initialize().weights
@@ -127,6 +129,7 @@ def test_batch_normalization_is_pooled_as_moments():
     np.testing.assert_allclose(moments.variance[0], (share * (variances + means**2)).sum(0) - mean**2, rtol=1e-5)
 
 
+@pytest.mark.deep(after="tests/clients/test_variational.py")
 def test_images_are_bytes_unless_said_otherwise():
     model_fn = lambda: models.mlp("deterministic", input_shape=(2, 2, 1), hidden=())
     images = of_sizes((3, 4), source(RNG.integers(256, size=[7, 2, 2, 1]).astype(np.uint8)))

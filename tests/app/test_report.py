@@ -58,6 +58,7 @@ def elsewhere(monkeypatch, features):
     monkeypatch.setattr(bfl.data, "load", patched)
 
 
+@pytest.mark.deep(after="tests/app/test_report.py")
 def test_one_run_is_the_page_that_the_run_wrote(digits, tmp_path, capsys):
     assert make(digits, "--output", tmp_path / "new" / "page.html") == 0
     assert capsys.readouterr().out.endswith("page.html shows 1 run.\n")

@@ -301,6 +301,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "mlp, bfloat16" else DEEP) for name in MODELS])
+@pytest.mark.deep(after="tests/clients/test_langevin.py")
 def test_draws_are_a_posterior_for_predictions(name):
     model_fn = MODELS[name]
     features, labels = RNG.integers(256, size=[20, 8, 8, 1]).astype(np.uint8), np.arange(20) % 3

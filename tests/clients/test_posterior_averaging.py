@@ -179,6 +179,7 @@ def test_too_few_steps_for_a_sample_are_no_number_but_in_burn_in_rounds():
     assert np.all(np.isfinite(sampled(steps_per_sample=13, burn_in_rounds=1)))
 
 
+@pytest.mark.deep(after="tests/clients/test_posterior_averaging.py")
 def test_statistics_and_standard_deviations_are_those_at_the_end():
     """BatchNorm's moments and the layers' own spread do not pass through the map: as plain training has them."""
     inputs = tf.keras.Input((3,))

@@ -20,6 +20,7 @@ from tfp_bfl.layers import DenseFlipout
 from tfp_bfl.models import ServerMessage, get_weights
 from tfp_bfl.posterior import Site
 
+more = pytest.mark.deep(after="tests/clients/test_sites.py")
 NUM_WEIGHTS, NOISE = 4, 0.5
 SPEC = ClientExamples(
     tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, NUM_WEIGHTS], tf.float32), tf.TensorSpec([None], tf.float32)
@@ -178,7 +179,9 @@ def product_of(name, state):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("inference", ["natural", "ivon", "backprop"])
+@pytest.mark.parametrize(
+    "inference", ["natural", pytest.param("ivon", marks=more), pytest.param("backprop", marks=more)]
+)
 def test_prior_and_sites_make_the_servers_posterior_after_every_round(name, inference, engine):
     """To 1e-4 of each precision, whoever is in the round and whoever is faulty: that client's row stays, as do those of
     the absent; and no site's precision falls below zero."""

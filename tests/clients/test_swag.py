@@ -170,6 +170,7 @@ def assert_head_alone(model_fn, weights, data, **options):
     return result
 
 
+@pytest.mark.deep(after="tests/clients/test_swag.py")
 def test_the_last_layer_alone_is_logistic_regression_on_frozen_features():
     """300 examples take two passes through the network; BatchNorm by the batch would give other features."""
     model_fn, weights = normalized()
@@ -197,6 +198,7 @@ def test_batch_normalization_of_the_whole_model_is_computed_at_the_posteriors_me
     np.testing.assert_allclose(moments.variance[0], hidden.var(0), rtol=1e-4)
 
 
+@pytest.mark.deep(after="tests/clients/test_swag.py")
 def test_dropout_is_on_in_training_of_the_whole_model():
     """Without hidden units left, logits are the bias: the loss is then log 2 exactly, whatever the features."""
     train = lambda rate: (

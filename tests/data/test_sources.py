@@ -148,6 +148,7 @@ def _is_prepared(name):
     return tfds.builder(name).is_prepared()
 
 
+@pytest.mark.deep(after="tests/data/test_sources.py")
 def test_loads_a_prepared_tfds_dataset():
     if not _is_prepared("fashion_mnist"):
         pytest.skip("fashion_mnist is not prepared: run `tfds build fashion_mnist`")

@@ -54,6 +54,7 @@ def test_a_card_does_not_name_numbers_twice_and_says_what_the_metrics_are_of(tmp
     assert export.read_info(tmp_path / "saved").data == data
 
 
+@pytest.mark.deep(after="tests/export/test_sources.py")
 def test_a_simulation_s_result(tmp_path):
     """Scores are the model's metrics; how the last round went is not."""
     went = {"num_clients": 9, "num_examples": 90, "num_faulty": 1, "num_dropped": 2, "faulty_clients": {}}

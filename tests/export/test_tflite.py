@@ -73,6 +73,7 @@ def test_answers_are_those_of_the_saved_model(folder, name):
 
 
 @every_model
+@pytest.mark.deep(after="tests/export/test_tflite.py")
 def test_only_operations_of_the_interpreter_s_own(folder, name):
     lite, _ = interpreter(folder, name)
     operations = {operation["op_name"] for operation in lite._get_ops_details()}

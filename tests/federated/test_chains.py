@@ -50,6 +50,7 @@ def test_chains_are_runs_of_simulate_with_their_seeds(xla):
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-3 and 1e-3 < kernels.std() < 0.1
 
 
+@pytest.mark.deep(after="tests/federated/test_chains.py")
 def test_clients_of_unequal_size():
     process = toys.process(seed=3)
     wanted = simulate(process, UNEQUAL, 3, engine="local").state

@@ -107,6 +107,7 @@ def test_each_poison_is_left_out_and_named(rule):
 
 
 @pytest.mark.parametrize("rule", ["naive_weighted_average", "conflation"])
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 def test_clients_that_raise_are_found_and_left_out(rule, runtime, caplog):
     process = build(rule)
     with pytest.raises(ComputationError, match=r"A computation failed: .*client raises on purpose"):

@@ -56,6 +56,7 @@ def assert_same(actual, wanted, rtol=1e-6, atol=0.0):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
+@pytest.mark.deep(after="tests/federated/test_fl_swag.py")
 def test_a_run_whose_state_grows_goes_on_as_if_it_had_never_stopped(simulate, tmp_path):
     """Two clients a round: each round may bring new ones, and old ones again."""
     cohorts = [set(cohort(5, 2, number, 3).tolist()) for number in (1, 2, 3)]
@@ -257,6 +258,7 @@ def test_a_faulty_client_is_left_out_and_named_and_the_product_is_that_of_the_ot
     assert round_of((0, 2, 5)).state.step.client.tolist() == [0, 2, 5]
 
 
+@pytest.mark.deep(after="tests/federated/test_fl_swag.py")
 def test_a_client_that_comes_again_and_is_faulty_keeps_its_old_posterior():
     state = round_of((1, 2, 4)).state
     output = round_of((2, 5), {2: "NaN mean"}, state)

@@ -97,6 +97,7 @@ def test_clients_keep_their_rows_over_rounds_and_absent_ones_as_they_were():
     assert alone.weights.point[1][0] == sum(n * (n + 1) / 2 for n in counts(alone).values())
 
 
+@pytest.mark.deep(after="tests/federated/test_faults.py")
 def test_faulty_clients_keep_what_they_had():
     def work(message, examples, seed):
         result = toys.counting(message, examples, seed)

@@ -14,6 +14,7 @@ def simulate(rule, rounds, **options):
     return federated.simulate(process, CLIENTS, rounds, engine="local")
 
 
+@pytest.mark.deep(after="tests/federated/test_notices.py")
 def test_a_rule_for_one_round_that_is_repeated(caplog):
     with caplog.at_level(logging.WARNING):
         once, repeated = simulate("conflation", 1), simulate("conflation", 2)
@@ -30,6 +31,7 @@ def test_standard_deviations_that_are_one_number(caplog):
     assert "all weights are the same number" in caplog.text
 
 
+@pytest.mark.deep(after="tests/federated/test_notices.py")
 def test_those_that_the_data_have_determined_are_not_warned_of():
     result = simulate("log_linear_pool", 6, local_epochs=4, temperature=0.01)
     assert result.rounds[-1]["stddev_log_ratio"] > 0.05

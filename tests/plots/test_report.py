@@ -212,6 +212,7 @@ def test_a_client_whose_classes_are_not_tested_has_no_accuracy(undrawn, tmp_path
     assert table(read, "client")[5:10] == ["0", "4", "1", "\u2013", "\u2013"]
 
 
+@pytest.mark.deep(after="tests/app/test_report.py")
 def test_out_of_distribution(tmp_path):
     outside = {"entropy": np.full(6, 0.95), "epistemic": np.full(6, 0.01)}
     sure = run("sure", uncertainties={**run().uncertainties, "epistemic": np.zeros(12)})

@@ -68,6 +68,7 @@ def test_a_client_that_comes_again_replaces_its_posterior(again):
     assert_identical(state, stack(*(value for _, value in sorted({**old, **new}.items()))))
 
 
+@pytest.mark.deep(after="tests/servers/test_product.py")
 def test_how_clients_are_spread_over_rounds_does_not_matter():
     clients = [client(n) for n in (3, 0, 7)]
     step, wanted = step_of(), after(clients)
