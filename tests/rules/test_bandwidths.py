@@ -67,7 +67,6 @@ def test_plug_in_is_the_normal_reference_for_many_normal_values():
     np.testing.assert_allclose(selected("plug_in", values)[0].mean(), 1.06 * 2000**-0.2, rtol=0.1)
 
 
-@pytest.mark.deep(after="tests/rules/test_bandwidths.py")
 def test_plug_in_without_a_root_is_silvermans():
     values = np.array([[0.0, 1.0], [0.0, 0.0]])
     h, found = plug_in.improved_sheather_jones(tf.constant(values))
