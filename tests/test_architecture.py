@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "algorithms": {"contracts", "federated", "clients", "models", "rules", "weighting", "servers"},
     "contracts": {"models", "posterior"},
     "compression": set(),
-    "clients": {"contracts", "models", "layers", "posterior"},
+    "clients": {"contracts", "compression", "models", "layers", "posterior"},
     "rules": {"contracts", "models", "layers", "posterior"},
     "weighting": {"models", "layers", "posterior"},
     "servers": {"contracts", "models", "layers", "posterior"},

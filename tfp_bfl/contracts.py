@@ -14,12 +14,22 @@ import tensorflow as tf
 from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
-WEIGHTS, GAUSSIAN, STACK, CLIENT_POSTERIOR = "weights", "gaussian", "stack", "client posterior"
+WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR, GRADIENT = "weights", "gaussian", "client posterior", "gradient"
+# What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
+# which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
+PADDED, DYNAMIC = "padded", "dynamic"
+# What a rule makes of whatever clients send.
+STACK, TOTAL = "stack", "total"
 
 
 def stack_of(what: str) -> str:
     """What a rule that gives `STACK` gives of clients that send `what`."""
     return f"{STACK} of {what}"
+
+
+def total_of(what: str) -> str:
+    """What a rule that gives `TOTAL` gives of clients that send `what`."""
+    return f"{TOTAL} of {what}"
 
 
 Metrics = dict[str, Any]
@@ -36,11 +46,13 @@ class ClientWork(NamedTuple):
       memory: (weights, share) -> what a client that comes for the first time has kept: a structure of tensors, which
         `ServerMessage.memory` gives it and `ClientResult.memory` replaces. `share` is the client's of all examples
         where the federation begins with it, and 0 where it joins later. None for work that keeps nothing.
+      shapes: `PADDED`, `DYNAMIC` or "".
     """
 
     build: Callable[[], Work]
     sends: str = WEIGHTS
     memory: Optional[Callable[[ModelWeights, Any], Any]] = None
+    shapes: str = ""
 
     def __call__(self) -> Work:
         return self.build()
@@ -94,7 +106,7 @@ class Rule(NamedTuple):
       min_clients: the fewest for whom the rule is what its name says.
       together: (total, anchor) -> what pool and metrics give, of a rule whose two share work (`sharing`).
       takes: of a `ModelRule`: what its clients must send; None for any structure.
-      gives: what its server step must take; `STACK` is one of what clients send.
+      gives: what its server step must take; `STACK` and `TOTAL` are of what clients send.
       one_shot: it is for one round: where all clients send what they were given, it gives something else. Any other
         rule is idempotent, and may be repeated.
     """
@@ -176,7 +188,7 @@ class ServerStep(NamedTuple):
       tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
       personal: (state, the server's weights, a client's number) -> the weights that predict for this client.
       meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
-      takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` what clients send.
+      takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
     """
 

@@ -2,6 +2,7 @@
 
 from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.fl_swag import fl_swag
+from tfp_bfl.algorithms.langevin import qlsd
 from tfp_bfl.algorithms.posterior_averaging import (
     fed_ag,
     fed_be,
@@ -28,5 +29,6 @@ __all__ = [
     "fed_sgld",
     "fl_swag",
     "partitioned_vi",
+    "qlsd",
     "variational",
 ]

@@ -10,7 +10,19 @@ import tensorflow as tf
 
 from tfp_bfl import federated, models, rules
 from tfp_bfl import weighting as weightings
-from tfp_bfl.contracts import CLIENT_POSTERIOR, GAUSSIAN, STACK, WEIGHTS, ClientWork, ModelRule, ServerStep, stack_of
+from tfp_bfl.contracts import (
+    CLIENT_POSTERIOR,
+    GAUSSIAN,
+    GRADIENT,
+    STACK,
+    TOTAL,
+    WEIGHTS,
+    ClientWork,
+    ModelRule,
+    ServerStep,
+    stack_of,
+    total_of,
+)
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
@@ -20,12 +32,14 @@ _RULES = {
     GAUSSIAN: "rules.client_gaussian()",
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
+    total_of(GRADIENT): "clients.stochastic_gradient(...) with rules.total()",
 }
 _STEPS = {
     WEIGHTS: "servers.replace()",
     GAUSSIAN: "servers.keep_gaussian()",
     stack_of(WEIGHTS): "servers.distil(...)",
     stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
+    total_of(GRADIENT): "servers.descend(...)",
 }
 
 
@@ -161,7 +175,7 @@ def _check_fit(work: ClientWork, rule: ModelRule, step: ServerStep) -> None:
             f"The clients send a {work.sends}, but the rule {rule.name!r} takes {rule.takes}: use rules.stacked(), or "
             "other client work, such as clients.variational(...)."
         )
-    given = stack_of(work.sends) if rule.gives == STACK else rule.gives
+    given = {STACK: stack_of, TOTAL: total_of}.get(rule.gives, lambda what: rule.gives)(work.sends)
     if given != step.takes:
         use, instead = _RULES.get(step.takes, f"a rule that gives {step.takes}"), _STEPS.get(given)
         raise InvalidArgument(

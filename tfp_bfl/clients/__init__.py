@@ -4,6 +4,7 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
+from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
@@ -14,17 +15,20 @@ from tfp_bfl.clients.target import KLS
 from tfp_bfl.clients.variational import variational
 
 __all__ = [
+    "ESTIMATORS",
     "INFERENCES",
     "KLS",
     "default_rate",
     "exponential_decay",
     "langevin_chain",
+    "memory_rate",
     "posterior_averaging",
     "posterior_delta",
     "psgld_step",
     "sgld_step",
     "sites",
     "smallest_client",
+    "stochastic_gradient",
     "swag",
     "swag_weights",
     "variational",

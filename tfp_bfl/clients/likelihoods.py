@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple, Union
 
 import tensorflow as tf
 
-from tfp_bfl.errors import check_number
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.named import Table, WithArgument, parse
 
 
@@ -52,12 +52,25 @@ def gaussian(stddev: float) -> Likelihood:
     return Likelihood(nll, draw)
 
 
+def density() -> Likelihood:
+    """The one output is log p(row | w) itself, as of `models.density`; labels say nothing."""
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        raise InvalidArgument("A density has no labels to draw: use inference 'backprop', or a chain.")
+
+    return Likelihood(lambda labels, outputs: -outputs[:, 0], draw)
+
+
 CATEGORICAL = categorical()
-LIKELIHOODS: Table = {"categorical": categorical, "gaussian": WithArgument(gaussian, "stddev")}
+LIKELIHOODS: Table = {
+    "categorical": categorical,
+    "gaussian": WithArgument(gaussian, "stddev"),
+    "density": density,
+}
 
 
 def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
-    """ "categorical" or "gaussian:STDDEV" as a likelihood.
+    """ "categorical", "gaussian:STDDEV" or "density" as a likelihood.
 
     Raises:
       InvalidArgument: no such likelihood.

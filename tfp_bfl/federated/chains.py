@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ServerState
+from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, Error, InvalidArgument, check_count
 from tfp_bfl.federated.draws import Thinning
@@ -69,7 +69,8 @@ def simulate_chains(
       thinning: which rounds are kept; None for the process's own choice, or all.
       metrics: names of the round's metrics to keep of these rounds.
       xla: compiles the loop by XLA, which makes rounds of small models many times faster and those of convolutions
-        slower. It needs clients of one size, and client work and rules whose shapes are known beforehand.
+        slower. It needs client work and rules whose shapes are known beforehand, and clients of one size unless the
+        work lets them be padded.
 
     Raises:
       InvalidArgument: as of `simulate`; a metric that the round has not; for `xla`, clients of several sizes.
@@ -84,11 +85,8 @@ def simulate_chains(
             f"The server step {process.server_step.name} keeps what grows from round to round, which a compiled loop "
             "can't hold: use simulate."
         )
-    if xla and len(set(clients.sizes)) > 1:
-        raise InvalidArgument(
-            f"XLA needs clients of one size, but they have {clients.sizes.min()} to {clients.sizes.max()} examples: "
-            "use Clients.limit, or xla=False."
-        )
+    if xla:
+        _check_shapes(process.client_work.shapes, clients.sizes)
     thinning = thinning or process.thinning or Thinning()
     first = process.round.seed if seed is None else seed
     state = _first_states(process, clients, first, num_chains, start)
@@ -111,6 +109,19 @@ def simulate_chains(
     return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), told)
 
 
+def _check_shapes(shapes: str, sizes: np.ndarray) -> None:
+    if shapes == DYNAMIC:
+        raise InvalidArgument(
+            "XLA must know all shapes beforehand, and those of the bits of a code depend on values: use "
+            "count_bits=False, or xla=False."
+        )
+    if shapes != PADDED and len(set(sizes)) > 1:
+        raise InvalidArgument(
+            f"XLA needs clients of one size, but they have {sizes.min()} to {sizes.max()} examples: use Clients.limit, "
+            "or xla=False."
+        )
+
+
 def _first_states(
     process: BayesianProcess, clients: Clients, seed: int, num_chains: int, start: Optional[ModelWeights]
 ) -> ServerState:
@@ -129,7 +140,7 @@ def _compiled(
 ) -> Callable[..., Any]:
     """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M])."""
     round = process.round
-    next_state = _round_over(round, _rows_of(clients))
+    next_state = _round_over(round, _rows_of(clients, pad=xla))
 
     def advance(state: ServerState, chosen: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         new, told = next_state(state, chosen)
@@ -211,10 +222,17 @@ def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.
     return Contribution(statistics, *tf.nest.pack_sequence_as(told, [array.stack() for array in arrays]))
 
 
-def _rows_of(clients: Clients) -> Callable[[tf.Tensor], ClientExamples]:
-    """The function from a client's number, a scalar tensor, to its examples, which are held in memory."""
+def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExamples]:
+    """The function from a client's number, a scalar tensor, to its examples, which are held in memory.
+
+    With `pad` all have as many rows as the largest; those beyond a client's own are zeros, of client -1.
+    """
     parts = [clients.examples(k) for k in range(clients.num_clients)]
-    if len(set(clients.sizes)) == 1:
+    if pad:
+        most = max(clients.sizes)
+        fill = lambda x: np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)])
+        parts = [ClientExamples(fill(p.client + 1) - 1, fill(p.features), fill(p.labels)) for p in parts]
+    if pad or len(set(clients.sizes)) == 1:
         stacked = ClientExamples(*(tf.constant(np.stack(x)) for x in zip(*parts)))
         return lambda k: tf.nest.map_structure(lambda x: tf.gather(x, k), stacked)
     joined = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*parts)))

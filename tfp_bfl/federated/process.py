@@ -32,7 +32,7 @@ class BayesianProcess:
     Attributes:
       round: in pure TensorFlow.
       model_fn: builds the Keras model.
-      server_step: of the round.
+      client_work, server_step: of the round.
       num_outputs: of the model: C.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
       min_examples: the fewest that a client must have.
@@ -66,7 +66,7 @@ class BayesianProcess:
         self.one_shot = rule.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning
-        self._client_work = client_work
+        self.client_work = client_work
         state = types_of(round.initialize)
         self.state_spec = tf.nest.flatten(state)
         self.description = describe(model, rule.name, tf.nest.flatten(state.step))
@@ -123,7 +123,7 @@ class BayesianProcess:
         federation = Federation(np.int32(len(clients)), np.int32(held.sum()))
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
-        return with_clients(state._replace(federation=federation), clients, shares, self._client_work.memory)
+        return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)
 
     def predictive_weights(self, state: ServerState) -> ModelWeights:
         """The weights with which the model predicts after the state's rounds (`ServerStep.predictive`)."""

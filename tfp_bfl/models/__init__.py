@@ -8,7 +8,8 @@ from typing import Callable
 import tensorflow as tf
 
 from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates
-from tfp_bfl.models.exchange import ClientPosterior, ClientResult, Federation, ServerMessage, TrainingMetrics
+from tfp_bfl.models.density import density
+from tfp_bfl.models.exchange import Anchor, ClientPosterior, ClientResult, Federation, ServerMessage, TrainingMetrics
 from tfp_bfl.models.flat import FlatWeights
 from tfp_bfl.models.functional_call import batch_moments, batch_normalized_call, functional_call
 from tfp_bfl.models.head import split_head
@@ -27,6 +28,7 @@ __all__ = [
     "KINDS",
     "MODELS",
     "PRECISIONS",
+    "Anchor",
     "ClientPosterior",
     "ClientResult",
     "Federation",
@@ -43,6 +45,7 @@ __all__ = [
     "change_norm",
     "check_layers",
     "coordinates",
+    "density",
     "from_coordinates",
     "functional_call",
     "get_weights",

@@ -25,6 +25,18 @@ class Federation(NamedTuple):
     num_examples: Any = 0
 
 
+class Anchor(NamedTuple):
+    """Weights that a server step tells clients besides those to start from.
+
+    Fields:
+      point: the point weights of a former round, leaves.
+      number: of this anchor, int32 from 0 on.
+    """
+
+    point: Any
+    number: Any
+
+
 class ServerMessage(NamedTuple):
     """What a client of a round gets.
 

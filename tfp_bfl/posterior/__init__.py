@@ -23,7 +23,7 @@ from tfp_bfl.posterior.online import (
 )
 from tfp_bfl.posterior.products import gaussian_product
 from tfp_bfl.posterior.samples import Samples
-from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, times
+from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, times, unflatten
 
 __all__ = [
     "LowRank",
@@ -58,4 +58,5 @@ __all__ = [
     "stack",
     "swag_moments",
     "times",
+    "unflatten",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -34,6 +35,14 @@ def natural(posterior: MeanField) -> Site:
 def flatten(leaves: Any) -> tf.Tensor:
     """A structure of tensors as one vector [D]."""
     return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)], 0)
+
+
+def unflatten(vector: tf.Tensor, like: Any) -> Any:
+    """Vectors [..., D] as a structure like `like`, whose leaves have their shapes after the same leading axes."""
+    leaves = tf.nest.flatten(like)
+    parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1)
+    shaped = [tf.reshape(part, [*vector.shape[:-1], *x.shape]) for part, x in zip(parts, leaves)]
+    return tf.nest.pack_sequence_as(like, shaped)
 
 
 def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:

@@ -30,6 +30,7 @@ from tfp_bfl.rules.products import (
 from tfp_bfl.rules.reweighted import reweighted
 from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
+from tfp_bfl.rules.total import total
 from tfp_bfl.rules.whole_model import whole_model
 
 RULES.update(
@@ -65,6 +66,7 @@ __all__ = [
     "parse_rule",
     "reweighted",
     "stacked",
+    "total",
     "trimmed",
     "whole_model",
     *RULES,

@@ -6,6 +6,7 @@ A third says which weights predict, where these are not the ones that clients st
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.servers import factors, online
+from tfp_bfl.servers.descend import descend
 from tfp_bfl.servers.distil import distil
 from tfp_bfl.servers.dual import dual
 from tfp_bfl.servers.gaussian import keep_gaussian
@@ -18,6 +19,7 @@ from tfp_bfl.servers.replace import replace
 __all__ = [
     "SERVER_OPTIMIZERS",
     "ServerStep",
+    "descend",
     "distil",
     "dual",
     "factors",

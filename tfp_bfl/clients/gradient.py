@@ -1,0 +1,230 @@
+"""Clients that send a compressed, unbiased gradient of their potential: one step of a Langevin chain a round."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.clients.batches import without_initial_values
+from tfp_bfl.clients.likelihoods import Likelihood
+from tfp_bfl.clients.potential import Potential, check_independent
+from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
+from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Work
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.models import ClientResult, ServerMessage, TrainingMetrics, as_model_fn
+from tfp_bfl.posterior import flatten
+
+ESTIMATORS = {
+    "plain": "of a batch: QLSD, QLSD#",
+    "fixed_point": "of a batch, less that at the mode: QLSD*",
+    "anchored": "of a batch, less that at the last anchor, and the whole gradient there: QLSD++",
+}
+
+
+class Kept(NamedTuple):
+    """What a client keeps from round to round; () where it does not need it.
+
+    Fields:
+      memory: eta [D], of what it has sent.
+      gradient: of its whole potential at the last anchor that it has met [D].
+      number: of that anchor, int32; -1 before the first.
+    """
+
+    memory: Any
+    gradient: Any
+    number: Any
+
+
+def stochastic_gradient(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    estimator: str = "plain",
+    batch_size: Union[int, float, None] = None,
+    compressor: Union[str, Compressor] = "none",
+    per_tensor: bool = False,
+    memory_rate: Optional[float] = None,
+    participation: float = 1.0,
+    fixed_point: Any = None,
+    likelihood: Union[str, Likelihood] = "categorical",
+    count_bits: bool = True,
+) -> ClientWork:
+    """Client work that sends g = C(H - eta), with H the gradient of its potential U_i = sum_j u_j, estimated:
+
+    "plain":        H = (N_i / n) sum_(j in S) grad u_j(w)
+    "fixed_point":  H = (N_i / n) sum_(j in S) (grad u_j(w) - grad u_j(w*))
+    "anchored":     H = (N_i / n) sum_(j in S) (grad u_j(w) - grad u_j(zeta)) + grad U_i(zeta)
+    memory:         eta <- eta + rate g
+
+    S are n of its N_i examples, drawn without replacement. C is a compressor (`tfp_bfl.compression`); what the client
+    and the server use is what the message says. With a participation below 1 each client tosses a coin of its own in
+    each round, and one that stays out sends nothing.
+
+    A client meets the anchor zeta when it first takes part after a refresh, and then computes the gradient of all its
+    examples once. The result reports, of those who take part, `upload_bits` as the code has them, `upload_bound` of the
+    literature, and `download_bits`: 32 a weight, twice that with an anchor that is new to the client.
+
+    Args:
+      model_fn: builds a Keras model of point weights without BatchNorm and dropout, or `models.density`; or such a
+        model.
+      estimator: one of `ESTIMATORS`.
+      batch_size: n, or a share of the client's examples below 1; None for all of them. More than N_i count as N_i.
+      compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE" or "none".
+      per_tensor: C takes each tensor of the model for itself.
+      memory_rate: of the client's memory, at most 1 / (1 + omega); None for no memory.
+      participation: the probability that a client takes part, above 0 and at most 1.
+      fixed_point: w*, leaves like the model's point weights, as `find_mode` gives them; for "fixed_point".
+      likelihood: "categorical", "gaussian:STDDEV" or "density".
+      count_bits: report `upload_bits`, which XLA can't.
+
+    Returns:
+      Client work that sends a `GRADIENT` [D].
+
+    Raises:
+      InvalidArgument: no such estimator, compressor or likelihood; a model whose potential is random; numbers outside
+        their ranges; a fixed point where none is needed, or none where one is.
+
+    Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
+    """
+    model_fn = as_model_fn(model_fn)
+    lookup(ESTIMATORS, estimator, "estimator")
+    first = model_fn()
+    check_independent(first)
+    potential = Potential(first, likelihood)
+    compressor = compressor_of(compressor, potential, per_tensor)
+    _check(batch_size, participation)
+    check_memory_rate(memory_rate, compressor, potential.size)
+    mode = _checked_point(fixed_point, potential, estimator)
+    anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
+    nothing: Any = ()
+
+    def memory(weights: Any, share: Any) -> Kept:
+        del weights, share
+        zeros = tf.zeros([potential.size])
+        eta = nothing if memory_rate is None else zeros
+        return Kept(eta, zeros, tf.constant(-1)) if anchored else Kept(eta, nothing, nothing)
+
+    def build() -> Work:
+        with tf.variable_creator_scope(without_initial_values):
+            potential = Potential(model_fn(), likelihood)
+
+        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            of_batch, of_noise, of_coin = (tf.random.experimental.stateless_fold_in(seed, i) for i in range(3))
+            w, here = flatten(message.weights.point), examples.client >= 0
+            number = tf.math.count_nonzero(here, dtype=tf.int32)
+            rows, counts = draw_batch(here, number, batch_size, of_batch)
+            batch = tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts
+            value, h = potential.total(w, *batch)
+            kept, fresh = message.memory, tf.constant(False)
+            if estimator == "fixed_point":
+                h -= potential.total(tf.constant(mode), *batch)[1]
+            elif anchored:
+                zeta, met = flatten(message.told.point), message.told.number
+                fresh = tf.not_equal(kept.number, met)
+                every = examples.features, examples.labels, tf.cast(here, tf.float32)
+                whole = tf.cond(fresh, lambda: potential.total(zeta, *every)[1], lambda: kept.gradient)
+                h += whole - potential.total(zeta, *batch)[1]
+                kept = kept._replace(gradient=whole, number=met)
+            takes_part = tf.random.stateless_uniform([], of_coin) < participation
+            sent = compressor.compress(h if memory_rate is None else h - kept.memory, of_noise)
+            g = tf.where(takes_part, compressor.decompress(sent), 0.0)
+            if memory_rate is not None:
+                kept = kept._replace(memory=kept.memory + memory_rate * g)
+            if participation < 1 and anchored:
+                kept = tf.nest.map_structure(lambda x, y: tf.where(takes_part, x, y), kept, message.memory)
+            mean = value / tf.cast(tf.maximum(number, 1), tf.float32)
+            bits = {
+                "participants": tf.constant(1),
+                "upload_bound": tf.constant(bound),
+                "download_bits": tf.where(fresh, 64.0, 32.0) * potential.size,
+            }
+            if count_bits:
+                bits["upload_bits"] = tf.cast(compressor.num_bits(sent), tf.float32)
+            told = {name: tf.where(takes_part, x, tf.zeros_like(x)) for name, x in bits.items()}
+            return ClientResult(g, number, TrainingMetrics(mean, tf.constant(0.0), -mean), told, memory=kept)
+
+        return tf.function(work, autograph=False)
+
+    keeps = anchored or memory_rate is not None
+    shapes = DYNAMIC if count_bits else PADDED
+    return ClientWork(build, sends=GRADIENT, memory=memory if keeps else None, shapes=shapes)
+
+
+def memory_rate(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    compressor: Union[str, Compressor] = "none",
+    per_tensor: bool = False,
+    **others: Any,
+) -> float:
+    """1 / (1 + omega), with which clients' memories come closest to what they follow; arguments as of
+    `stochastic_gradient`."""
+    del others
+    potential = Potential(as_model_fn(model_fn)())
+    return 1 / (1 + compressor_of(compressor, potential, per_tensor).omega(potential.size))
+
+
+def draw_batch(
+    here: tf.Tensor, number: tf.Tensor, batch_size: Union[int, float, None], seed: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """n rows drawn without replacement from those that are `here` [N], and N_i / n for each, 0 for rows beyond n.
+
+    Shapes depend on N and `batch_size` alone, so that examples may be padded with rows that are not there.
+    """
+    size = here.shape[0] if here.shape[0] is not None else tf.shape(here)[0]
+    if batch_size is None:
+        return tf.range(size), tf.cast(here, tf.float32)
+    if isinstance(batch_size, int):
+        most = min(batch_size, size) if isinstance(size, int) else tf.minimum(batch_size, size)
+        drawn = tf.minimum(batch_size, number)
+    else:
+        of = lambda n: tf.cast(tf.math.ceil(batch_size * tf.cast(n, tf.float32) - 1e-3), tf.int32)
+        most = int(np.ceil(batch_size * size)) if isinstance(size, int) else of(size)
+        drawn = tf.maximum(of(number), 1)
+    keys = tf.where(here, tf.random.stateless_uniform(tf.shape(here), seed), 2.0)
+    rows = tf.argsort(keys)[:most]
+    scale = tf.cast(number, tf.float32) / tf.cast(tf.maximum(drawn, 1), tf.float32)
+    return rows, tf.where(tf.range(tf.shape(rows)[0]) < drawn, scale, 0.0)
+
+
+def compressor_of(given: Union[str, Compressor], potential: Potential, per_tensor: bool) -> Compressor:
+    """A compressor by its name, or as it is, of whole vectors or tensor by tensor."""
+    found = given if isinstance(given, Compressor) else parse_compressor(given)
+    return by_tensor(found, [v.shape.num_elements() for v in potential.leaves]) if per_tensor else found
+
+
+def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) -> None:
+    """Raises InvalidArgument for a rate with which the memories would run away from what is sent."""
+    if rate is None:
+        return
+    most = 1 / (1 + compressor.omega(size))
+    if check_number(rate, "memory_rate") > most * (1 + 1e-6):
+        raise InvalidArgument(
+            f"memory_rate is {rate:g}, but must be at most 1 / (1 + omega), {most:.6g} for the compressor "
+            f"{compressor.name} of {size} weights."
+        )
+
+
+def _check(batch_size: Any, participation: Any) -> None:
+    if isinstance(batch_size, float) and not 0 < batch_size < 1:
+        raise InvalidArgument(f"batch_size is {shown(batch_size)}, but must be an integer, or a share between 0 and 1.")
+    if batch_size is not None and not isinstance(batch_size, float):
+        check_count(batch_size, "batch_size")
+    if check_number(participation, "participation") > 1:
+        raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
+
+
+def _checked_point(point: Any, potential: Potential, estimator: str) -> Optional[np.ndarray]:
+    if (point is None) != (estimator != "fixed_point"):
+        raise InvalidArgument(
+            "The estimator 'fixed_point' needs a fixed_point: take clients.find_mode(...)."
+            if point is None
+            else f"The estimator {estimator!r} takes no fixed_point: leave it out, or use 'fixed_point'."
+        )
+    if point is None:
+        return None
+    shapes, own = [tuple(np.shape(x)) for x in point], [tuple(v.shape) for v in potential.leaves]
+    if shapes != own:
+        raise InvalidArgument(f"fixed_point has leaves {shapes}, but the model's weights are {own}.")
+    return np.concatenate([np.ravel(np.float32(x)) for x in point])
