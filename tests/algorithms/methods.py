@@ -13,6 +13,7 @@ from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import Clients, iid, load
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.servers.descend import Descent
 from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
@@ -313,6 +314,43 @@ def fed_sgld():
     return third_family(build, pool, alone)
 
 
+def qlsd():
+    """A step by the clients' gradients, whose anchor is the first weights, and the noise of the first round."""
+    given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8}
+    model_fn, rate = mlp(POINT), clients.memory_rate(mlp(POINT), **given)
+    seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
+    work = clients.stochastic_gradient(model_fn, memory_rate=rate, **given)
+
+    def build_told():
+        run = work()
+        told = lambda message: models.Anchor(message.weights.point, tf.constant(0))
+        return lambda message, *args: run(message._replace(told=told(message)), *args)
+
+    def pool(results, anchor):
+        total = np.sum([r.weights for r in results], 0)
+        gradient = _unflat(len(SIZES) / len(results) * total, anchor.point)
+        noise = [tf.random.stateless_normal(x.shape, seeds[i + 1]).numpy() for i, x in enumerate(anchor.point)]
+        moved = [
+            w - HEAT * (g + np.float64(w) / 4) + math.sqrt(2 * HEAT) * e
+            for w, g, e in zip(anchor.point, gradient, noise)
+        ]
+        state = Descent(anchor.point, np.int32(1), np.float32(rate * total), np.int32(3), np.int32(len(results)))
+        return state, of_points(moved, anchor)
+
+    most = {"participants": 3, "upload_bits": 3 * 32 * 200, "upload_bound": 3 * 32 * 200, "download_bits": 3 * 64 * 200}
+    return Method(
+        model_fn,
+        lambda: algorithms.qlsd(model_fn, step_size=HEAT, prior_stddev=2.0, seed=SEED, **given),
+        work._replace(build=build_told),
+        np.ones_like,
+        pool,
+        lambda result, anchor: pool([result], anchor)[1],
+        CLIENTS,
+        40,
+        most,
+    )
+
+
 def fed_be():
     """Distilled outside TFF from the stack of the clients."""
     features = SOURCE.features[45:85]
@@ -352,13 +390,16 @@ METHODS = {
     "fed_ag": fed_ag,
     "fed_pa": fed_pa,
     "fed_sgld": fed_sgld,
+    "qlsd": qlsd,
     "fed_be": fed_be,
     "fed_kp, mean": functools.partial(fed_kp, "mean"),
     "fed_kp, clients": functools.partial(fed_kp, "clients"),
 }
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
-TELLING += [name for name in METHODS if name.startswith(("fl_swag", "fed_", "curvature", "partitioned", "bayesian"))]
+TELLING += [
+    name for name in METHODS if name.startswith(("fl_swag", "fed_", "curvature", "partitioned", "bayesian", "qlsd"))
+]
 
 
 @functools.cache

@@ -52,7 +52,7 @@ def qlsd(
         participation=work.get("participation"),
         memory_rate=rate,
         refresh_every=refresh_every if anchored else None,
-        fixed_point=work.get("fixed_point"),
+        fixed_point=work["fixed_point"].point if work.get("fixed_point") else None,
     )
     local = clients.stochastic_gradient(model_fn, memory_rate=rate, **work)
     chain = federated.check_thinning(thinning or federated.Thinning())

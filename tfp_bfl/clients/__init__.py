@@ -7,7 +7,9 @@ a posterior by gradients of minibatches.
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
+from tfp_bfl.clients.mode import Mode, find_mode, mode_at
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
+from tfp_bfl.clients.potential import Potential
 from tfp_bfl.clients.schedules import exponential_decay
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
@@ -18,10 +20,14 @@ __all__ = [
     "ESTIMATORS",
     "INFERENCES",
     "KLS",
+    "Mode",
+    "Potential",
     "default_rate",
     "exponential_decay",
+    "find_mode",
     "langevin_chain",
     "memory_rate",
+    "mode_at",
     "posterior_averaging",
     "posterior_delta",
     "psgld_step",

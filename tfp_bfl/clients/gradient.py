@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.batches import without_initial_values
 from tfp_bfl.clients.likelihoods import Likelihood
+from tfp_bfl.clients.mode import TOLERANCE, Mode
 from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Work
@@ -46,7 +47,7 @@ def stochastic_gradient(
     per_tensor: bool = False,
     memory_rate: Optional[float] = None,
     participation: float = 1.0,
-    fixed_point: Any = None,
+    fixed_point: Optional[Mode] = None,
     likelihood: Union[str, Likelihood] = "categorical",
     count_bits: bool = True,
 ) -> ClientWork:
@@ -74,7 +75,7 @@ def stochastic_gradient(
       per_tensor: C takes each tensor of the model for itself.
       memory_rate: of the client's memory, at most 1 / (1 + omega); None for no memory.
       participation: the probability that a client takes part, above 0 and at most 1.
-      fixed_point: w*, leaves like the model's point weights, as `find_mode` gives them; for "fixed_point".
+      fixed_point: w*, the mode, as `find_mode` gives it; for "fixed_point".
       likelihood: "categorical", "gaussian:STDDEV" or "density".
       count_bits: report `upload_bits`, which XLA can't.
 
@@ -83,7 +84,7 @@ def stochastic_gradient(
 
     Raises:
       InvalidArgument: no such estimator, compressor or likelihood; a model whose potential is random; numbers outside
-        their ranges; a fixed point where none is needed, or none where one is.
+        their ranges; a fixed point where none is needed, none where one is, or one far from the mode.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
@@ -95,7 +96,7 @@ def stochastic_gradient(
     compressor = compressor_of(compressor, potential, per_tensor)
     _check(batch_size, participation)
     check_memory_rate(memory_rate, compressor, potential.size)
-    mode = _checked_point(fixed_point, potential, estimator)
+    mode = _checked_mode(fixed_point, potential, estimator)
     anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
     nothing: Any = ()
 
@@ -215,16 +216,23 @@ def _check(batch_size: Any, participation: Any) -> None:
         raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
 
 
-def _checked_point(point: Any, potential: Potential, estimator: str) -> Optional[np.ndarray]:
-    if (point is None) != (estimator != "fixed_point"):
+def _checked_mode(mode: Any, potential: Potential, estimator: str) -> Optional[np.ndarray]:
+    if (mode is None) != (estimator != "fixed_point"):
         raise InvalidArgument(
             "The estimator 'fixed_point' needs a fixed_point: take clients.find_mode(...)."
-            if point is None
+            if mode is None
             else f"The estimator {estimator!r} takes no fixed_point: leave it out, or use 'fixed_point'."
         )
-    if point is None:
+    if mode is None:
         return None
-    shapes, own = [tuple(np.shape(x)) for x in point], [tuple(v.shape) for v in potential.leaves]
+    if not isinstance(mode, Mode):
+        raise InvalidArgument(f"fixed_point is {shown(mode)}, but must be a Mode, as clients.find_mode(...) gives.")
+    shapes, own = [tuple(np.shape(x)) for x in mode.point], [tuple(v.shape) for v in potential.leaves]
     if shapes != own:
         raise InvalidArgument(f"fixed_point has leaves {shapes}, but the model's weights are {own}.")
-    return np.concatenate([np.ravel(np.float32(x)) for x in point])
+    if not mode.error <= TOLERANCE:
+        raise InvalidArgument(
+            f"fixed_point is {mode.error:.2g} standard deviations from the mode, by which the chain would be off, and "
+            f"at most {TOLERANCE:g} serve: take clients.find_mode(...), or the estimator 'anchored'."
+        )
+    return np.concatenate([np.ravel(np.float32(x)) for x in mode.point])

@@ -1,0 +1,48 @@
+"""The mode of a posterior, and how far off a point is."""
+
+import numpy as np
+import pytest
+
+from tests.gaussians import model_fn
+from tfp_bfl import clients, models
+from tfp_bfl.errors import InvalidArgument
+
+ROWS = np.random.default_rng(3).normal([3, -1], size=(30, 2)).astype(np.float32)
+LABELS = np.zeros(30, np.int32)
+
+
+@pytest.mark.parametrize("prior_stddev", [None, 0.5])
+def test_the_mode_of_a_gaussian(prior_stddev):
+    options = {"likelihood": "density", "prior_stddev": prior_stddev}
+    precision = 30 + (0 if prior_stddev is None else 4)
+    wanted = ROWS.sum(0) / precision
+    mode = clients.find_mode(model_fn(2), ROWS, LABELS, **options)
+    np.testing.assert_allclose(mode.point[0], wanted, atol=1e-4)
+    assert mode.error < 1e-3
+    # One standard deviation of the posterior off, in the first weight.
+    off = clients.mode_at(model_fn(2), [wanted + np.float32([precision**-0.5, 0])], ROWS, LABELS, **options)
+    assert off.error == pytest.approx(1, rel=0.3)
+
+
+def test_the_mode_of_logistic_regression():
+    """The gradient by NumPy is zero there."""
+    rng = np.random.default_rng(1)
+    features = np.float32(rng.normal(size=(80, 3)))
+    labels = np.int32(features @ [1, -2, 0.5] + rng.logistic(size=80) > 0)
+    model_fn = lambda: models.mlp("deterministic", (3,), 2, hidden=(), seed=1)
+    mode = clients.find_mode(model_fn, features, labels, prior_stddev=2.0)
+    kernel, bias = mode.point
+    logits = features @ kernel + bias
+    residual = np.exp(logits) / np.exp(logits).sum(1, keepdims=True) - np.eye(2)[labels]
+    np.testing.assert_allclose(features.T @ residual + kernel / 4, 0, atol=2e-3)
+    np.testing.assert_allclose(residual.sum(0) + bias / 4, 0, atol=2e-3)
+    assert mode.error < 0.01
+
+
+def test_too_few_steps():
+    with pytest.raises(InvalidArgument, match="No mode was found in 1 steps: the last point is"):
+        rng = np.random.default_rng(1)
+        features = np.float32(rng.normal(size=(80, 3)) * [1, 100, 0.01])
+        clients.find_mode(
+            lambda: models.mlp("deterministic", (3,), 2, hidden=()), features, rng.integers(0, 2, 80), max_steps=1
+        )
