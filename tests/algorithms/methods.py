@@ -207,7 +207,7 @@ def fl_swag(model_fn, last_layer=False):
 
 POINT = "deterministic"
 PULLED = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.1, "shrinkage": 0.1}
-HEAT = 1e-6
+HEAT, STEP = 1e-6, 3e-3
 ENSEMBLE = {"num_models": 3, "learning_rate": 0.1}
 
 
@@ -331,7 +331,7 @@ def qlsd():
         gradient = _unflat(len(SIZES) / len(results) * total, anchor.point)
         noise = [tf.random.stateless_normal(x.shape, seeds[i + 1]).numpy() for i, x in enumerate(anchor.point)]
         moved = [
-            w - HEAT * (g + np.float64(w) / 4) + math.sqrt(2 * HEAT) * e
+            w - STEP * (g + np.float64(w) / 4) + math.sqrt(2 * STEP) * e
             for w, g, e in zip(anchor.point, gradient, noise)
         ]
         state = Descent(anchor.point, np.int32(1), np.float32(rate * total), np.int32(3), np.int32(len(results)))
@@ -340,7 +340,7 @@ def qlsd():
     most = {"participants": 3, "upload_bits": 3 * 32 * 200, "upload_bound": 3 * 32 * 200, "download_bits": 3 * 64 * 200}
     return Method(
         model_fn,
-        lambda: algorithms.qlsd(model_fn, step_size=HEAT, prior_stddev=2.0, seed=SEED, **given),
+        lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, seed=SEED, **given),
         work._replace(build=build_told),
         np.ones_like,
         pool,
