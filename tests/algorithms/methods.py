@@ -318,6 +318,7 @@ def qlsd():
     """A step by the clients' gradients, whose anchor is the first weights, and the noise of the first round."""
     given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8}
     model_fn, rate = mlp(POINT), clients.memory_rate(mlp(POINT), **given)
+    thinning = federated.Thinning(60, 2)
     seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
     work = clients.stochastic_gradient(model_fn, memory_rate=rate, **given)
 
@@ -340,13 +341,13 @@ def qlsd():
     most = {"participants": 3, "upload_bits": 3 * 32 * 200, "upload_bound": 3 * 32 * 200, "download_bits": 3 * 64 * 200}
     return Method(
         model_fn,
-        lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, seed=SEED, **given),
+        lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, thinning=thinning, seed=SEED, **given),
         work._replace(build=build_told),
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
         CLIENTS,
-        40,
+        100,
         most,
     )
 
