@@ -207,7 +207,7 @@ def fl_swag(model_fn, last_layer=False):
 
 POINT = "deterministic"
 PULLED = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.1, "shrinkage": 0.1}
-HEAT, STEP = 1e-6, 3e-3
+HEAT, STEP = 1e-6, 5e-4
 ENSEMBLE = {"num_models": 3, "learning_rate": 0.1}
 
 
@@ -346,7 +346,7 @@ def qlsd():
         np.ones_like,
         pool,
         lambda result, anchor: pool([result], anchor)[1],
-        CLIENTS,
+        ALIKE,
         100,
         most,
     )
