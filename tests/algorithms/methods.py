@@ -318,7 +318,7 @@ def qlsd():
     """A step by the clients' gradients, whose anchor is the first weights, and the noise of the first round."""
     given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8}
     model_fn, rate = mlp(POINT), clients.memory_rate(mlp(POINT), **given)
-    thinning = federated.Thinning(60, 2)
+    thinning = federated.Thinning(1, most=40)
     seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
     work = clients.stochastic_gradient(model_fn, memory_rate=rate, **given)
 
