@@ -46,14 +46,14 @@ def test_a_plane_through_three_points_holds_them():
 
 
 def test_the_surface_is_the_loss_at_the_points_of_the_plane():
-    weights, rng = hmc.Weights(hmc.model()), np.random.default_rng(0)
+    weights, rng = bfl.clients.Potential(hmc.model()), np.random.default_rng(0)
     features, labels = rng.normal(size=[7, 30]).astype(np.float32), rng.integers(0, 2, 7)
     points = 0.1 * rng.normal(size=[3, hmc.model().count_params()]).astype(np.float32)
     plane = surface.plane_through(points)
     x, y = surface.around(surface.project(plane, points), 3, margin=0.0)
     found = surface.loss_surface(weights, plane, x, y, features, labels, 0.5)
     at = plane.origin + x[2] * plane.axes[0] + y[1] * plane.axes[1]
-    probabilities = tf.nn.softmax(weights.logits(tf.constant(at, tf.float32), tf.constant(features))).numpy()
+    probabilities = tf.nn.softmax(weights.outputs(tf.constant(at, tf.float32), tf.constant(features))).numpy()
     assert found.nll[1, 2] == pytest.approx(-np.log(probabilities[np.arange(7), labels]).sum(), rel=1e-4)
     assert found.penalty[1, 2] == pytest.approx((at**2).sum() / (2 * 0.5**2), rel=1e-4)
 

@@ -86,7 +86,7 @@ def examples(seed):
 @functools.cache
 def by_hmc(seed):
     """Predictions of draws from the posterior of all examples, [R, 441, 3], and their largest R-hat."""
-    source, weights = examples(seed), hmc.Weights(POINT())
+    source, weights = examples(seed), clients.Potential(POINT())
     draws = hmc.sample(
         POINT,
         source.features,
@@ -98,7 +98,7 @@ def by_hmc(seed):
         prior_stddev=1.0,
         num_leapfrog_steps=20,
     ).draws
-    predict = lambda flat: tf.nn.softmax(weights.logits(flat, tf.constant(GRID)))
+    predict = lambda flat: tf.nn.softmax(weights.outputs(flat, tf.constant(GRID)))
     rows = tf.function(lambda flat: tf.map_fn(predict, flat))(tf.reshape(draws, [-1, draws.shape[-1]])).numpy()
     chains = rows.reshape(*draws.shape[:2], *rows.shape[1:])
     return rows, np.max(tfp.mcmc.potential_scale_reduction(chains, independent_chain_ndims=1, split_chains=True))

@@ -191,7 +191,7 @@ def posteriors(output: pathlib.Path) -> dict[str, Posterior]:
     return found
 
 
-def table(found: dict[str, Posterior], weights: hmc.Weights) -> list[list[str]]:
+def table(found: dict[str, Posterior], weights: bfl.clients.Potential) -> list[list[str]]:
     """A row for each posterior; the first is what others' predictions are compared with.
 
     Distance to HMC: mean_n 1/2 sum_c |p_nc - h_nc| of the mean predictions on the test split.
@@ -239,7 +239,7 @@ def main(output: pathlib.Path) -> None:
 def run(output: pathlib.Path, sizes: Sizes) -> None:
     sample_all(output, sizes)
     found = posteriors(output)
-    weights = hmc.Weights(hmc.model())
+    weights = bfl.clients.Potential(hmc.model())
     write(table(found, weights), output / "breast_cancer")
     draws = {name: found[name].draws for name in SHOWN}
     for name, figure in figures(weights, draws, sizes.grid).items():
@@ -247,7 +247,7 @@ def run(output: pathlib.Path, sizes: Sizes) -> None:
         figure.savefig(output / "figures" / f"breast_cancer-{name}.png", dpi=DPI)
 
 
-def figures(weights: hmc.Weights, draws: dict[str, np.ndarray], num_points: int) -> dict[str, Figure]:
+def figures(weights: bfl.clients.Potential, draws: dict[str, np.ndarray], num_points: int) -> dict[str, Figure]:
     """The samples and the loss on their principal plane, and the loss on a plane on which draws of HMC do lie."""
     train_split = bfl.data.load(hmc.DATASET, split="train")
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_bfl as bfl
+from tfp_bfl.clients import ExactChains, Potential, exact_chains
 from tfp_bfl.errors import check_count
 
 DATASET = "breast_cancer"
@@ -27,22 +28,7 @@ HIDDEN = (200, 50, 50, 50)
 PRIOR_STDDEV = 0.2
 # At the step size that the acceptance rate asks for, a fifth of the period of a weight that has only its prior.
 LEAPFROG_STEPS = 30
-TARGET_ACCEPTANCE = 0.75
 MAP_STEPS, MAP_RATE = 300, 3e-3
-
-
-class Chains(NamedTuple):
-    """M chains of R draws after burn-in.
-
-    Fields:
-      draws: [R, M, D], the point weights one after another in the order of `models.layout`.
-      acceptance_rate: [M], the mean over the draws of min(1, the ratio of densities).
-      step_size: a scalar, one for all chains.
-    """
-
-    draws: tf.Tensor
-    acceptance_rate: np.ndarray
-    step_size: float
 
 
 class Result(NamedTuple):
@@ -68,28 +54,6 @@ class Result(NamedTuple):
     seconds: float
 
 
-class Weights:
-    """A model's logits as a function of one vector of all its point weights."""
-
-    def __init__(self, model: tf.keras.Model):
-        self._model = model
-        self._variables = bfl.models.layout(model).point
-        self._sizes = [v.shape.num_elements() for v in self._variables]
-
-    def flat(self) -> tf.Tensor:
-        """The model's own weights: [D]."""
-        return tf.concat([tf.reshape(tf.convert_to_tensor(v), [-1]) for v in self._variables], 0)
-
-    def shaped(self, flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """[..., D] as the model's weights, leaves [..., *shape]."""
-        parts = zip(tf.split(flat, self._sizes, -1), self._variables)
-        return tuple(tf.reshape(part, [*flat.shape[:-1], *v.shape]) for part, v in parts)
-
-    def logits(self, flat: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
-        """Of weights [D] on features [N, ...]: [N, C]."""
-        return bfl.models.functional_call(self._model, self.shaped(flat), features)
-
-
 def model(seed: int = 0) -> tf.keras.Model:
     return bfl.models.mlp("deterministic", (30,), 2, hidden=HIDDEN, seed=seed)
 
@@ -105,7 +69,7 @@ def sample(
     seed: int,
     prior_stddev: float = PRIOR_STDDEV,
     num_leapfrog_steps: int = LEAPFROG_STEPS,
-) -> Chains:
+) -> ExactChains:
     """Draws from p(w | data) ~ prod_n p(y_n | x_n, w) N(w; 0, prior_stddev^2) on all examples.
 
     Each chain starts where a short training from other initial weights has ended, at a mode: it needs few steps to
@@ -133,43 +97,28 @@ def sample(
         ("seed", seed, 0),
     ):
         check_count(value, name, least)
-    weights = Weights(model_fn(seed=0))
-    features, labels = tf.convert_to_tensor(features, tf.float32), tf.convert_to_tensor(labels)
+    potential = Potential(model_fn(seed=0))
 
-    def log_prob(flat: tf.Tensor) -> tf.Tensor:
-        logits = weights.logits(flat, features)
-        likelihood = -tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-        return likelihood - tf.reduce_sum(tf.square(flat)) / (2 * prior_stddev**2)
+    def energy(w: tf.Tensor) -> tf.Tensor:
+        value = tf.reduce_sum(potential.each(w, tf.convert_to_tensor(features), tf.convert_to_tensor(labels)))
+        return value + tf.reduce_sum(tf.square(w)) / (2 * prior_stddev**2)
 
-    def target(flats: tf.Tensor) -> tf.Tensor:
-        return tf.stack([log_prob(flat) for flat in tf.unstack(flats, num_chains)])
-
-    modes = tf.Variable(
-        tf.stack([Weights(model_fn(seed=num_chains * seed + chain)).flat() for chain in range(num_chains)])
-    )
-    loss = lambda: -tf.reduce_sum(target(modes))
+    starts = [Potential(model_fn(seed=num_chains * seed + chain)).start() for chain in range(num_chains)]
+    modes = tf.Variable(tf.stack(starts))
+    loss = lambda: tf.add_n([energy(w) for w in tf.unstack(modes)])
     tf.function(tfp.math.minimize)(loss, MAP_STEPS, tf.keras.optimizers.Adam(MAP_RATE), trainable_variables=[modes])
-
-    kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(
-        tfp.mcmc.HamiltonianMonteCarlo(target, step_size=0.1 * prior_stddev, num_leapfrog_steps=num_leapfrog_steps),
-        num_adaptation_steps=4 * num_burnin // 5,
-        target_accept_prob=TARGET_ACCEPTANCE,
+    return exact_chains(
+        potential,
+        features,
+        labels,
+        modes,
+        num_draws=num_results,
+        burn_in=num_burnin,
+        prior_stddev=prior_stddev,
+        step_size=0.1 * prior_stddev,
+        num_leapfrog_steps=num_leapfrog_steps,
+        seed=seed,
     )
-
-    @tf.function
-    def chains(start: tf.Tensor) -> Any:
-        return tfp.mcmc.sample_chain(
-            num_results,
-            start,
-            kernel=kernel,
-            num_burnin_steps=num_burnin,
-            trace_fn=lambda _, state: (state.inner_results.log_accept_ratio, state.new_step_size),
-            seed=tf.constant([seed, 0]),
-        )
-
-    draws, (log_ratios, step_sizes) = chains(tf.convert_to_tensor(modes))
-    acceptance_rate = np.exp(np.minimum(log_ratios, 0)).mean(0)
-    return Chains(draws, acceptance_rate, float(step_sizes[-1]))
 
 
 def run(num_chains: int = 4, num_results: int = 500, num_burnin: int = 100, seed: int = 0) -> Result:
@@ -185,10 +134,11 @@ def run(num_chains: int = 4, num_results: int = 500, num_burnin: int = 100, seed
     train, test = (bfl.data.load(DATASET, split=split) for split in ("train", "test"))
     options = {"num_chains": num_chains, "num_results": num_results, "num_burnin": num_burnin, "seed": seed}
     draws, acceptance_rate, step_size = sample(model, train.features, train.labels, **options)
-    weights = Weights(model())
+    weights = Potential(model())
     rows = tf.reshape(tf.transpose(draws, [1, 0, 2]), [-1, draws.shape[-1]])
     logits = _logits(weights, rows, tf.constant(test.features)).numpy()
     log_odds = (logits[..., 1] - logits[..., 0]).reshape(num_chains, num_results, -1).transpose(1, 0, 2)
+    of_chains = log_odds.transpose(1, 0, 2)
     probabilities = tf.reduce_mean(tf.nn.softmax(logits), 0)
     scores = {
         "accuracy": bfl.evaluation.accuracy,
@@ -201,16 +151,16 @@ def run(num_chains: int = 4, num_results: int = 500, num_burnin: int = 100, seed
         log_odds,
         acceptance_rate,
         step_size,
-        tfp.mcmc.effective_sample_size(log_odds, cross_chain_dims=1, filter_beyond_positive_pairs=True).numpy(),
-        tfp.mcmc.potential_scale_reduction(log_odds, independent_chain_ndims=1, split_chains=True).numpy(),
+        bfl.posterior.effective_sample_size(of_chains),
+        bfl.posterior.potential_scale_reduction(of_chains),
         {name: float(score(probabilities, test.labels)) for name, score in scores.items()},
         time.perf_counter() - began,
     )
 
 
 @tf.function
-def _logits(weights: Weights, rows: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
-    return tf.map_fn(lambda flat: weights.logits(flat, features), rows)
+def _logits(weights: Potential, rows: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+    return tf.map_fn(lambda flat: weights.outputs(flat, features), rows)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from experiments.fl_swag.hmc import Weights
+from tfp_bfl.clients import Potential
 
 # Of each posterior: principal components cost the square of the draws.
 MOST_DRAWS = 1000
@@ -89,7 +89,7 @@ def around(points: np.ndarray, num_points: int, margin: float = 0.15) -> tuple[n
 
 
 def loss_surface(
-    weights: Weights, plane: Plane, x: np.ndarray, y: np.ndarray, features: Any, labels: Any, prior_stddev: float
+    weights: Potential, plane: Plane, x: np.ndarray, y: np.ndarray, features: Any, labels: Any, prior_stddev: float
 ) -> Surface:
     """The negative log posterior in its two parts, at every point of a grid [G] x [G] of the plane."""
     points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2).astype(np.float32)
@@ -104,20 +104,19 @@ def loss_surface(
     return Surface(x, y, found[..., 0], found[..., 1] / (2 * prior_stddev**2))
 
 
-def loss(weights: Weights, flat: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def loss(weights: Potential, flat: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """-log p(labels | w) in nats, and ||w||^2, of weights [D]: [2]."""
-    logits = weights.logits(flat, features)
-    nll = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+    nll = tf.reduce_sum(weights.each(flat, features, labels))
     return tf.stack([nll, tf.reduce_sum(tf.square(flat))])
 
 
 @tf.function
-def losses_of(weights: Weights, rows: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+def losses_of(weights: Potential, rows: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """`loss` of each of the weights [S, D]: [S, 2]."""
     return tf.map_fn(lambda flat: loss(weights, flat, features, labels), rows)
 
 
 @tf.function
-def probabilities_of(weights: Weights, rows: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+def probabilities_of(weights: Potential, rows: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
     """What each of the weights [S, D] predicts: [S, N, C]."""
-    return tf.map_fn(lambda flat: tf.nn.softmax(weights.logits(flat, features)), rows)
+    return tf.map_fn(lambda flat: tf.nn.softmax(weights.outputs(flat, features)), rows)

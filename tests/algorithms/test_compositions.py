@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
 
-from .methods import CLIENTS, SOURCE
+from .method import CLIENTS, SOURCE
 
 MODEL = functools.partial(models.mlp, "deterministic", hidden=())
 OPTIONS = {"local_epochs": 2, "batch_size": 8, "learning_rate": 0.05}

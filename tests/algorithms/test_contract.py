@@ -13,7 +13,8 @@ from tfp_bfl import evaluation, federated, models, posterior
 from tfp_bfl.data import load
 from tfp_bfl.posterior import MeanField
 
-from .methods import CLIENTS, FLOOR, METHODS, METRICS, SEED, TELLING, assert_same, begin, method_of, result_of
+from .method import CLIENTS, FLOOR, SEED, begin, result_of
+from .methods import METHODS, METRICS, TELLING, assert_same, method_of
 
 EVERYONE = (0, 1, 2)
 # What differs from others here in one part alone, which has tests of its own.

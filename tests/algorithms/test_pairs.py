@@ -15,7 +15,7 @@ from tfp_bfl import algorithms, clients, errors, federated, models, posterior, r
 from tfp_bfl.models import ClientResult, TrainingMetrics, get_weights
 from tfp_bfl.posterior import MeanField
 
-from .methods import CLIENTS, SOURCE
+from .method import CLIENTS, SOURCE
 
 KINDS = ("flipout", "deterministic")
 MODELS = {kind: functools.partial(models.mlp, kind, hidden=(2,), initial_stddev=0.05) for kind in KINDS}

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tfp_bfl import algorithms, evaluation, export, federated, models, rules
 from tfp_bfl.errors import InvalidArgument
 
-from .methods import ALIKE, CLIENTS, SOURCE
+from .method import CLIENTS, SOURCE
+from .methods import ALIKE
 
 MODEL = functools.partial(models.mlp, "deterministic", hidden=(3,))
 TRAINING = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01, "seed": 5}

@@ -11,7 +11,7 @@ from tfp_bfl import algorithms, clients, federated, models, rules, servers
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 
-from .methods import CLIENTS, SOURCE
+from .method import CLIENTS, SOURCE
 
 NAN, INF = float("nan"), float("inf")
 MODEL = functools.partial(models.mlp, "deterministic", hidden=(3,))

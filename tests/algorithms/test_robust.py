@@ -10,7 +10,8 @@ from tfp_bfl import algorithms, models, rules, weighting
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 
-from .methods import ADAM, CLIENTS, METRICS, SEED, SOURCE, assert_same, mlp, variational_result
+from .method import CLIENTS, SEED, SOURCE, mlp
+from .methods import ADAM, METRICS, assert_same, variational_result
 
 # Of three clients trimmed keeps one and median the same; clip's bound is between their norms.
 DEFENCES = ("clip:1.0", "trimmed:0.34", "median")

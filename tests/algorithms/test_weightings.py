@@ -12,7 +12,8 @@ from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import stack
 
-from .methods import ADAM, CLIENTS, SEED, SOURCE, assert_same, mlp, variational_result
+from .method import CLIENTS, SEED, SOURCE, mlp
+from .methods import ADAM, assert_same, variational_result
 
 make = mlp("flipout")
 

@@ -5,7 +5,8 @@ import functools
 import pytest
 import tensorflow as tf
 
-from tests.algorithms.methods import CLIENTS, METHODS, assert_same, begin, mlp
+from tests.algorithms.method import CLIENTS, begin, mlp
+from tests.algorithms.methods import METHODS, assert_same
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import federated
 from tfp_bfl.layers import sampling

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from tests.algorithms.methods import CLIENTS, mlp
+from tests.algorithms.method import CLIENTS, mlp
 from tfp_bfl import algorithms, federated
 from tfp_bfl.federated.notices import spread_warning
 

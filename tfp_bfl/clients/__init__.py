@@ -4,6 +4,7 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
+from tfp_bfl.clients.exact import ExactChains, exact_chains
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
@@ -20,9 +21,11 @@ __all__ = [
     "ESTIMATORS",
     "INFERENCES",
     "KLS",
+    "ExactChains",
     "Mode",
     "Potential",
     "default_rate",
+    "exact_chains",
     "exponential_decay",
     "find_mode",
     "langevin_chain",

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from tfp_bfl import posterior
 from tfp_bfl.clients.batches import steps_per_epoch
+from tfp_bfl.clients.potential import Potential
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.models import as_model_fn, batch_normalized_call, check_layers, functional_call, layout
+from tfp_bfl.models import as_model_fn, check_layers
 from tfp_bfl.posterior import MeanField, Samples
 
 Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
@@ -154,33 +155,15 @@ def langevin_chain(
     features, labels = _examples(features, labels)
     model = as_model_fn(model_fn)()
     check_layers(model)
-    places = layout(model)
-    if places.variational:
-        raise InvalidArgument(
-            "langevin_chain draws point weights, but the model has variational layers: use one of kind 'deterministic' "
-            "or 'mc_dropout'."
-        )
+    potential = Potential(model)
     num_examples, batch_size = labels.shape[0], min(batch_size, labels.shape[0])
     steps_a_pass = steps_per_epoch(num_examples, batch_size)
-    sizes, shapes = ([f(v.shape) for v in places.point] for f in (tf.TensorShape.num_elements, list))
-
-    def shaped(flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        lead = flat.shape[:-1]
-        return tuple(tf.reshape(w, [*lead, *s]) for w, s in zip(tf.split(flat, sizes, -1), shapes))
 
     @without_autograph
     def mean_gradient(weights: tf.Tensor, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        x = tf.image.convert_image_dtype(tf.gather(features, rows), tf.float32)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(weights)
-            with sampling("flipout", seed):
-                if places.moving_mean:
-                    logits, _ = batch_normalized_call(model, shaped(weights), x)
-                else:
-                    logits = functional_call(model, shaped(weights), x)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.gather(labels, rows), logits)
-            log_likelihood = -tf.reduce_mean(losses)
-        return tape.gradient(log_likelihood, weights)
+        with sampling("flipout", seed):
+            _, gradient = potential.gradient(weights, tf.gather(features, rows), tf.gather(labels, rows))
+        return -gradient / tf.cast(tf.shape(rows)[0], tf.float32)
 
     @without_autograph
     def advance(chain: _Chain, key: tf.Tensor) -> _Chain:
@@ -217,11 +200,10 @@ def langevin_chain(
             draws = draws.write(i, chain.weights)
         return draws.stack()
 
-    start = tf.concat([tf.reshape(tf.convert_to_tensor(v), [-1]) for v in places.point], 0)
-    draws = run(start, tf.constant([seed, 0]))
+    draws = run(potential.start(), tf.constant([seed, 0]))
     if not bool(tf.reduce_all(tf.math.is_finite(draws))):
         raise InvalidArgument("The chain has left the finite numbers: choose a smaller step_size.")
-    return Samples(shaped(draws))
+    return Samples(potential.shaped(draws))
 
 
 def _examples(features: Any, labels: Any) -> tuple[tf.Tensor, tf.Tensor]:

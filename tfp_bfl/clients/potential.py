@@ -39,7 +39,7 @@ class Potential:
         places = layout(model)
         if places.variational:
             raise InvalidArgument(
-                f"A chain draws point weights, but the model {model.name!r} has variational layers: use one of kind "
+                "A chain draws point weights, but the model has variational layers: use one of kind "
                 "'deterministic' or 'mc_dropout'."
             )
         self._model = model

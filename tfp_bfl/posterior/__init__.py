@@ -1,6 +1,7 @@
 """Posteriors over a model's weights: structures of tensors, and what can be computed from them."""
 
 from tfp_bfl.posterior import mixtures, swag_moments
+from tfp_bfl.posterior.chains import effective_sample_size, hpd_level, potential_scale_reduction
 from tfp_bfl.posterior.families import floor_variance, marginals, positive_leaves, sample
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
 from tfp_bfl.posterior.mean_field import (
@@ -37,10 +38,12 @@ __all__ = [
     "check_damping",
     "covariance",
     "damping_of",
+    "effective_sample_size",
     "flatten",
     "floor_variance",
     "gaussian_kl",
     "gaussian_product",
+    "hpd_level",
     "kl_divergence",
     "log_prob",
     "marginals",
@@ -48,6 +51,7 @@ __all__ = [
     "natural",
     "pooled",
     "positive_leaves",
+    "potential_scale_reduction",
     "product_from_arrays",
     "product_of",
     "product_to_arrays",

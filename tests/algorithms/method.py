@@ -1,0 +1,77 @@
+"""What the contract of all methods asks of one, and client work outside any engine."""
+
+import functools
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl import models
+from tfp_bfl.contracts import ClientWork
+from tfp_bfl.data import Clients, load
+from tfp_bfl.models import ModelWeights
+
+FLOOR = 1e-3
+SEED = 3
+SOURCE = load("breast_cancer")
+CLIENTS = Clients(SOURCE, [np.arange(0, 9), np.arange(9, 30), np.arange(30, 45)])
+SIZES = [len(rows) for rows in CLIENTS.indices]
+
+
+class Method(NamedTuple):
+    """An algorithm with its options.
+
+    Fields:
+      model_fn: builds the model.
+      build: () -> the process, with the seed `SEED`.
+      work: the client work, to be built.
+      weigh: number of examples -> the client's weight.
+      pool: (the clients' results in the order of their numbers, the server's first weights) -> the state's step and
+        weights after the first round.
+      alone: (a client's result, the server's first weights) -> the weights that predict after a round of it alone.
+      data: clients of which it learns something,
+      rounds: in so many rounds.
+      metrics: that it reports besides those of every process, each with its largest value.
+    """
+
+    model_fn: Callable[[], tf.keras.Model]
+    build: Callable[[], Any]
+    work: Callable[[], Any]
+    weigh: Callable[[Any], Any]
+    pool: Callable[[Any, ModelWeights], Any]
+    alone: Callable[[Any, ModelWeights], ModelWeights]
+    data: Clients
+    rounds: int
+    metrics: dict[str, int]
+
+
+@functools.cache
+def mlp(kind):
+    return lambda: models.mlp(kind, hidden=(3,), initial_stddev=0.05, min_stddev=FLOOR, prior_stddev=1.0)
+
+
+@functools.cache
+def built(work):
+    return work()
+
+
+def begin(process):
+    """The state before the first round of a federation of all three clients."""
+    return process.with_clients(process.local.initialize(), range(len(SIZES)), SIZES)
+
+
+@functools.cache
+def result_of(work, model_fn, client):
+    """Client work outside TFF, with the seed that a round folds from the run's seed, the round and the client."""
+    weights, federation = models.get_weights(model_fn()), models.Federation(len(SIZES), sum(SIZES))
+    row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
+    message = models.ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
+    return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client))
+
+
+def fold(*numbers):
+    """The seed [2] that a round folds from the run's seed and these."""
+    seed = tf.constant([SEED, 0])
+    for number in numbers:
+        seed = tf.random.experimental.stateless_fold_in(seed, number)
+    return seed

@@ -1,0 +1,57 @@
+"""Chains whose law is the posterior itself, and Langevin chains beside them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.gaussians import model_fn
+from tfp_bfl import clients, posterior
+from tfp_bfl.errors import InvalidArgument
+
+ROWS = np.random.default_rng(3).normal([3, -1], size=(20, 2)).astype(np.float32)
+LABELS = np.zeros(20, np.int32)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("kernel", ["hmc", "mala"])
+def test_the_posterior_of_a_gaussian(kernel):
+    """Means within 5 Monte Carlo errors, variances within 15 %, of 2,000 draws of four chains."""
+    potential = clients.Potential(model_fn(2)(), "density")
+    options = {"prior_stddev": 0.5, "num_leapfrog_steps": 3, "thin": 3}
+    options["step_size"] = None if kernel == "hmc" else 0.02
+    chains = clients.exact_chains(
+        potential, ROWS, LABELS, np.zeros((4, 2)), kernel=kernel, num_draws=500, burn_in=200, **options
+    )
+    draws = np.swapaxes(chains.draws.numpy(), 0, 1)
+    size = posterior.effective_sample_size(draws)
+    assert size.min() > 500 and posterior.potential_scale_reduction(draws).max() < 1.03
+    assert np.all((chains.acceptance_rate > 0.4) & (chains.acceptance_rate < 0.95))
+    error = draws.mean((0, 1)) - ROWS.sum(0) / 24
+    assert np.all(np.abs(error) < 5 * np.sqrt(1 / 24 / size))
+    np.testing.assert_allclose(draws.reshape(-1, 2).var(0), 1 / 24, rtol=0.15)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kernel": "nuts"}, "no kernel 'nuts'"),
+        ({"kernel": "mala"}, "The kernel 'mala' needs a step_size"),
+        ({"num_draws": 0}, "num_draws is 0"),
+        ({"burn_in": 5}, "burn_in is 5"),
+        ({"step_size": -1.0}, "step_size is -1.0"),
+        ({"starts": np.zeros((2, 3))}, r"starts has the shape \(2, 3\), but must be \(chains, 2\)"),
+    ],
+)
+def test_arguments_out_of_range(given, message):
+    potential = clients.Potential(model_fn(2)(), "density")
+    with pytest.raises(InvalidArgument, match=message):
+        clients.exact_chains(
+            potential, ROWS, LABELS, **{"starts": np.zeros((1, 2)), "num_draws": 5, "burn_in": 10, **given}
+        )
+
+
+def test_a_langevin_chain_is_of_the_same_potential():
+    """One step of `langevin_chain` without noise is a step down the potential's gradient."""
+    potential = clients.Potential(model_fn(2)(), "density")
+    _, gradient = potential.gradient(tf.constant([1.0, 2.0]), tf.constant(ROWS), tf.constant(LABELS))
+    np.testing.assert_allclose(gradient, 20 * np.float32([1, 2]) - ROWS.sum(0), rtol=1e-5)
