@@ -14,7 +14,8 @@ import tensorflow as tf
 from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
-WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR, GRADIENT = "weights", "gaussian", "client posterior", "gradient"
+WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
+GRADIENT, CHANGE = "gradient", "change"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"

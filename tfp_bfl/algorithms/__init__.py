@@ -2,7 +2,7 @@
 
 from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.fl_swag import fl_swag
-from tfp_bfl.algorithms.langevin import qlsd
+from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.posterior_averaging import (
     fed_ag,
     fed_be,
@@ -19,6 +19,7 @@ from tfp_bfl.algorithms.variational import variational
 __all__ = [
     "bayesian_admm",
     "compose",
+    "dg_sgld",
     "fed_ag",
     "fed_be",
     "fed_kp",
@@ -28,6 +29,7 @@ __all__ = [
     "fed_prox",
     "fed_sgld",
     "fl_swag",
+    "fsgld",
     "partitioned_vi",
     "qlsd",
     "variational",

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfp_bfl import federated, models, rules
 from tfp_bfl import weighting as weightings
 from tfp_bfl.contracts import (
+    CHANGE,
     CLIENT_POSTERIOR,
     GAUSSIAN,
     GRADIENT,
@@ -33,6 +34,7 @@ _RULES = {
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
     total_of(GRADIENT): "clients.stochastic_gradient(...) with rules.total()",
+    total_of(CHANGE): "clients.coupled_langevin(...) with rules.total()",
 }
 _STEPS = {
     WEIGHTS: "servers.replace()",
@@ -40,6 +42,7 @@ _STEPS = {
     stack_of(WEIGHTS): "servers.distil(...)",
     stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
     total_of(GRADIENT): "servers.descend(...)",
+    total_of(CHANGE): "servers.couple(...) or servers.follow()",
 }
 
 

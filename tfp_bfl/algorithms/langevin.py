@@ -1,6 +1,7 @@
 """Federated Langevin dynamics: rounds that are a Markov chain over the posterior of a model's weights.
 
-QLSD, QLSD# and QLSD*, QLSD++ and, without compression, LSD#, LSD* and LSD++ (Vono et al. 2022).
+QLSD, QLSD# and QLSD*, QLSD++ and, without compression, LSD#, LSD* and LSD++ (Vono et al. 2022);
+DG-SGLD (Plassier et al. 2021); FSGLD (El Mekkaoui et al. 2021).
 """
 
 from __future__ import annotations
@@ -55,6 +56,61 @@ def qlsd(
         fixed_point=work["fixed_point"].point if work.get("fixed_point") else None,
     )
     local = clients.stochastic_gradient(model_fn, memory_rate=rate, **work)
+    return _chain(model_fn, local, servers.langevin(step, step_size), thinning, process)
+
+
+def dg_sgld(
+    model_fn: Model,
+    *,
+    step_size: float,
+    coupling: float,
+    prior_stddev: Optional[float] = 1.0,
+    thinning: Optional[federated.Thinning] = None,
+    **options: Any,
+) -> federated.BayesianProcess:
+    """DG-SGLD: each client runs a chain of its own, coupled to the server's weights, which are drawn given all of them.
+
+    Args:
+      step_size: gamma, of the clients' steps.
+      coupling: rho, the variance of the clients' weights about the server's: each client's factor is smoothed by it.
+      model_fn, prior_stddev, thinning: as of `qlsd`.
+      **options: of `compose` (element_spec, seed, min_examples) and of `clients.coupled_langevin` (local_steps,
+        batch_size, likelihood).
+
+    Source: Plassier et al. 2021 (arXiv:2106.06300).
+    """
+    work, process = split_options(dg_sgld, clients.coupled_langevin, options, SHARED)
+    local = clients.coupled_langevin(model_fn, step_size=step_size, coupling=coupling, **work)
+    return _chain(model_fn, local, servers.couple(coupling, prior_stddev), thinning, process)
+
+
+def fsgld(
+    model_fn: Model,
+    surrogates: Any,
+    *,
+    step_size: float,
+    prior_stddev: Optional[float] = 1.0,
+    thinning: Optional[federated.Thinning] = None,
+    **options: Any,
+) -> federated.BayesianProcess:
+    """FSGLD: one client a round takes several steps of the chain, with Gaussians in the place of those who are away.
+
+    Give `simulate` and `simulate_chains` a cohort_size of 1.
+
+    Args:
+      surrogates: of the clients, in the order of their numbers: `clients.fit_surrogate`.
+      model_fn, step_size, prior_stddev, thinning: as of `qlsd`.
+      **options: of `compose` (element_spec, seed, min_examples) and of `clients.conducive_langevin` (local_steps,
+        batch_size, likelihood).
+
+    Source: El Mekkaoui et al. 2021 (arXiv:2004.11231).
+    """
+    work, process = split_options(fsgld, clients.conducive_langevin, options, (*SHARED, "surrogates"))
+    local = clients.conducive_langevin(model_fn, surrogates, step_size=step_size, prior_stddev=prior_stddev, **work)
+    return _chain(model_fn, local, servers.follow(), thinning, process)
+
+
+def _chain(model_fn: Model, work: Any, step: Any, thinning: Any, process: dict[str, Any]) -> federated.BayesianProcess:
     chain = federated.check_thinning(thinning or federated.Thinning())
-    process = {**process, "weighting": "equal", "thinning": chain, "burn_in_rounds": chain.burn_in}
-    return compose(model_fn, local, rules.total(), servers.langevin(step, step_size), **process)
+    shared = {**process, "weighting": "equal", "thinning": chain, "burn_in_rounds": chain.burn_in}
+    return compose(model_fn, work, rules.total(), step, **shared)

@@ -8,6 +8,7 @@ from tfp_bfl.clients.exact import ExactChains, exact_chains
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
+from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
 from tfp_bfl.clients.mode import Mode, find_mode, mode_at
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.potential import Potential
@@ -24,10 +25,14 @@ __all__ = [
     "ExactChains",
     "Mode",
     "Potential",
+    "Surrogate",
+    "conducive_langevin",
+    "coupled_langevin",
     "default_rate",
     "exact_chains",
     "exponential_decay",
     "find_mode",
+    "fit_surrogate",
     "langevin_chain",
     "memory_rate",
     "mode_at",

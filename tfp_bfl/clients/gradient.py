@@ -94,7 +94,8 @@ def stochastic_gradient(
     check_independent(first)
     potential = Potential(first, likelihood)
     compressor = compressor_of(compressor, potential, per_tensor)
-    _check(batch_size, participation)
+    check_batch_size(batch_size)
+    _check_participation(participation)
     check_memory_rate(memory_rate, compressor, potential.size)
     mode = _checked_mode(fixed_point, potential, estimator)
     anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
@@ -207,11 +208,15 @@ def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) 
         )
 
 
-def _check(batch_size: Any, participation: Any) -> None:
+def check_batch_size(batch_size: Any) -> None:
+    """Raises InvalidArgument for what is neither a number of examples, nor a share of them, nor None."""
     if isinstance(batch_size, float) and not 0 < batch_size < 1:
         raise InvalidArgument(f"batch_size is {shown(batch_size)}, but must be an integer, or a share between 0 and 1.")
     if batch_size is not None and not isinstance(batch_size, float):
         check_count(batch_size, "batch_size")
+
+
+def _check_participation(participation: Any) -> None:
     if check_number(participation, "participation") > 1:
         raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
 

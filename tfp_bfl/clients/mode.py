@@ -112,15 +112,24 @@ def _at(
     labels: tf.Tensor,
     prior_stddev: Optional[float],
 ) -> Mode:
-    @tf.function(autograph=False)
-    def squares(w: tf.Tensor) -> tf.Tensor:
-        def add(j: tf.Tensor, total: tf.Tensor) -> Any:
-            _, gradient = potential.gradient(w, features[j : j + 1], labels[j : j + 1])
-            return j + 1, total + tf.square(gradient)
+    scale = tf.sqrt(
+        squared_gradients(potential, w, features, labels) + (0.0 if prior_stddev is None else 1 / prior_stddev**2)
+    )
+    off = tf.math.divide_no_nan(tf.abs(value_and_gradient(w)[1]), scale)
+    return Mode(tuple(x.numpy() for x in potential.shaped(w)), float(tf.reduce_max(off)))
 
+
+def squared_gradients(potential: Potential, w: tf.Tensor, features: Any, labels: Any) -> tf.Tensor:
+    """sum_j (grad u_j(w))^2 over all examples [D]: near the potential's curvature where the model is right."""
+    features, labels = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
+
+    def add(j: tf.Tensor, total: tf.Tensor) -> Any:
+        _, gradient = potential.gradient(w, features[j : j + 1], labels[j : j + 1])
+        return j + 1, total + tf.square(gradient)
+
+    @tf.function(autograph=False)
+    def over_all() -> tf.Tensor:
         number = tf.shape(features)[0]
         return tf.while_loop(lambda j, _: j < number, add, (tf.constant(0), tf.zeros_like(w)))[1]
 
-    scale = tf.sqrt(squares(w) + (0.0 if prior_stddev is None else 1 / prior_stddev**2))
-    off = tf.math.divide_no_nan(tf.abs(value_and_gradient(w)[1]), scale)
-    return Mode(tuple(x.numpy() for x in potential.shaped(w)), float(tf.reduce_max(off)))
+    return over_all()

@@ -6,6 +6,7 @@ A third says which weights predict, where these are not the ones that clients st
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.servers import factors, online
+from tfp_bfl.servers.change import couple, follow
 from tfp_bfl.servers.descend import descend
 from tfp_bfl.servers.distil import distil
 from tfp_bfl.servers.dual import dual
@@ -19,10 +20,12 @@ from tfp_bfl.servers.replace import replace
 __all__ = [
     "SERVER_OPTIMIZERS",
     "ServerStep",
+    "couple",
     "descend",
     "distil",
     "dual",
     "factors",
+    "follow",
     "keep_gaussian",
     "langevin",
     "online",

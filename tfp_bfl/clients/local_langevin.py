@@ -1,0 +1,202 @@
+"""Clients that take several Langevin steps of their own in a round: DG-SGLD and FSGLD, QLSD's competitors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.clients.batches import without_initial_values
+from tfp_bfl.clients.gradient import check_batch_size, draw_batch
+from tfp_bfl.clients.likelihoods import Likelihood
+from tfp_bfl.clients.mode import find_mode, squared_gradients
+from tfp_bfl.clients.potential import Potential, check_independent
+from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.models import ClientResult, ServerMessage, TrainingMetrics, as_model_fn
+from tfp_bfl.posterior import flatten
+
+
+class Surrogate(NamedTuple):
+    """A Gaussian N(mean, diag(1 / precision)) near a client's likelihood, up to a factor.
+
+    Fields:
+      mean: m_i [D].
+      precision: P_i [D].
+    """
+
+    mean: np.ndarray
+    precision: np.ndarray
+
+
+def coupled_langevin(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    step_size: float,
+    coupling: float,
+    local_steps: int = 1,
+    batch_size: Union[int, float, None] = None,
+    likelihood: Union[str, Likelihood] = "categorical",
+) -> ClientWork:
+    """DG-SGLD's client work: each client keeps weights z_i of its own, which the server's pull, in `local_steps` steps
+
+    z_i <- z_i - gamma (N_i / n) sum_(j in S) grad u_j(z_i) - (gamma / rho) (z_i - w) + sqrt(2 gamma) Z_i
+
+    Args:
+      model_fn: as of `clients.stochastic_gradient`.
+      step_size: gamma.
+      coupling: rho, the variance of each z_i about w; gamma / rho must be below 2.
+      local_steps: J.
+      batch_size, likelihood: as of `clients.stochastic_gradient`.
+
+    Returns:
+      Client work that sends the `CHANGE` of its z_i [D].
+
+    Raises:
+      InvalidArgument: as `clients.stochastic_gradient`, or numbers outside their ranges.
+
+    Source: Plassier et al. 2021 (arXiv:2106.06300), DG-LMC with stochastic gradients.
+    """
+    check_number(step_size, "step_size")
+    check_number(coupling, "coupling")
+    if step_size >= 2 * coupling:
+        raise InvalidArgument(
+            f"step_size is {step_size:g}, but must be below 2 coupling, {2 * coupling:g}: clients diverge from there."
+        )
+
+    def drift(z: tf.Tensor, w: tf.Tensor, client: tf.Tensor, gradient: Callable[..., tf.Tensor]) -> tf.Tensor:
+        del client
+        return gradient(z) + (z - w) / coupling
+
+    return _local(model_fn, drift, step_size, local_steps, batch_size, likelihood, keeps=True)
+
+
+def conducive_langevin(
+    model_fn: Callable[[], tf.keras.Model],
+    surrogates: Sequence[Surrogate],
+    *,
+    step_size: float,
+    prior_stddev: Optional[float] = 1.0,
+    local_steps: int = 16,
+    batch_size: Union[int, float, None] = None,
+    likelihood: Union[str, Likelihood] = "categorical",
+) -> ClientWork:
+    """FSGLD's client work: `local_steps` steps of the whole chain by one client, drawn with probability 1 / b,
+
+    w <- w - gamma H + sqrt(2 gamma) Z
+    H = grad U_0(w) + b (N_i / n) sum_(j in S) grad u_j(w) + sum_k P_k (w - m_k) - b P_i (w - m_i)
+
+    where the last two terms, of mean zero over i, stand for the clients who are away. Give cohorts of one.
+
+    Args:
+      model_fn, batch_size, likelihood: as of `clients.stochastic_gradient`.
+      surrogates: N(m_k, 1 / P_k) of the clients 0, ..., b - 1, of `fit_surrogate`.
+      step_size: gamma.
+      prior_stddev: of U_0; None for a flat prior.
+      local_steps: J.
+
+    Returns:
+      Client work that sends the `CHANGE` of w [D].
+
+    Raises:
+      InvalidArgument: as `clients.stochastic_gradient`, or surrogates of other weights.
+
+    Source: El Mekkaoui et al. 2021 (arXiv:2004.11231), FSGLD.
+    """
+    check_number(step_size, "step_size")
+    precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
+    size, clients = Potential(as_model_fn(model_fn)()).size, len(surrogates)
+    shapes = {np.shape(x) for s in surrogates for x in s}
+    if shapes != {(size,)}:
+        raise InvalidArgument(f"surrogates have leaves {sorted(shapes)}, but the model has {size} weights: ({size},).")
+    means, precisions = (np.stack([np.float32(s[i]) for s in surrogates]) for i in range(2))
+    total, shift = precisions.sum(0), (precisions * means).sum(0)
+
+    def drift(z: tf.Tensor, w: tf.Tensor, client: tf.Tensor, gradient: Callable[..., tf.Tensor]) -> tf.Tensor:
+        del w
+        own = tf.gather(tf.constant(precisions), client), tf.gather(tf.constant(means), client)
+        away = tf.constant(total) * z - tf.constant(shift) - clients * own[0] * (z - own[1])
+        return precision * z + clients * gradient(z) + away
+
+    return _local(model_fn, drift, step_size, local_steps, batch_size, likelihood, keeps=False)
+
+
+def fit_surrogate(
+    model_fn: Callable[[], tf.keras.Model],
+    features: Any,
+    labels: Any,
+    *,
+    prior_stddev: float = 1.0,
+    likelihood: Union[str, Likelihood] = "categorical",
+) -> Surrogate:
+    """A Gaussian near one client's likelihood: about the mode of its own posterior, as precise as its gradients vary.
+
+    m_i = argmin U_i(w) + ||w||^2 / (2 t^2),   P_i = sum_j (grad u_j(m_i))^2
+
+    Args:
+      features, labels: of the client.
+      prior_stddev: t, a prior that holds the mode where the client's data do not.
+      model_fn, likelihood: as of `clients.stochastic_gradient`.
+    """
+    mode = find_mode(model_fn, features, labels, prior_stddev=prior_stddev, likelihood=likelihood)
+    mean = np.concatenate([np.ravel(x) for x in mode.point])
+    potential = Potential(as_model_fn(model_fn)(), likelihood)
+    return Surrogate(mean, squared_gradients(potential, tf.constant(mean), features, labels).numpy())
+
+
+def _local(
+    model_fn: Any,
+    drift: Callable[..., tf.Tensor],
+    step_size: float,
+    local_steps: int,
+    batch_size: Union[int, float, None],
+    likelihood: Union[str, Likelihood],
+    keeps: bool,
+) -> ClientWork:
+    model_fn = as_model_fn(model_fn)
+    first = model_fn()
+    check_independent(first)
+    size = Potential(first, likelihood).size
+    check_count(local_steps, "local_steps")
+    check_batch_size(batch_size)
+
+    def build() -> Work:
+        with tf.variable_creator_scope(without_initial_values):
+            potential = Potential(model_fn(), likelihood)
+
+        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            w, here = flatten(message.weights.point), examples.client >= 0
+            number = tf.math.count_nonzero(here, dtype=tf.int32)
+            client = tf.maximum(tf.reduce_max(tf.concat([[-1], examples.client], 0)), 0)
+            # The row is how far z_i is from where the run began, which the server tells.
+            start = flatten(message.told) + message.memory if keeps else w
+
+            def a_step(i: tf.Tensor, z: tf.Tensor, value: tf.Tensor) -> Any:
+                of_batch, of_noise = tf.unstack(
+                    tf.random.experimental.stateless_split(tf.random.experimental.stateless_fold_in(seed, i))
+                )
+                rows, counts = draw_batch(here, number, batch_size, of_batch)
+                batch = tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts
+                found: list[tf.Tensor] = []
+
+                def gradient(at: tf.Tensor) -> tf.Tensor:
+                    value, of_sum = potential.total(at, *batch)
+                    found.append(value)
+                    return of_sum
+
+                noise = (2 * step_size) ** 0.5 * tf.random.stateless_normal([size], of_noise)
+                z = z - step_size * drift(z, w, client, gradient) + noise
+                return i + 1, z, value + found[0]
+
+            begin = tf.constant(0), start, tf.constant(0.0)
+            _, z, value = tf.while_loop(lambda i, *_: i < local_steps, a_step, begin, parallel_iterations=1)
+            mean = value / (local_steps * tf.cast(tf.maximum(number, 1), tf.float32))
+            metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
+            return ClientResult(z - start, number, metrics, memory=message.memory + z - start if keeps else ())
+
+        return tf.function(work, autograph=False)
+
+    memory = (lambda weights, share: tf.zeros([size])) if keeps else None
+    return ClientWork(build, sends=CHANGE, memory=memory, shapes=PADDED)
