@@ -8,13 +8,15 @@ import tensorflow as tf
 
 from tfp_bfl import models
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.data import Clients, load
+from tfp_bfl.data import Clients, iid, load
 from tfp_bfl.models import ModelWeights
 
 FLOOR = 1e-3
 SEED = 3
 SOURCE = load("breast_cancer")
 CLIENTS = Clients(SOURCE, [np.arange(0, 9), np.arange(9, 30), np.arange(30, 45)])
+# A client of one class alone has a posterior that says so: the product of few such clients does not classify.
+ALIKE = SOURCE.partition(iid(3), seed=0)
 SIZES = [len(rows) for rows in CLIENTS.indices]
 
 
@@ -75,3 +77,12 @@ def fold(*numbers):
     for number in numbers:
         seed = tf.random.experimental.stateless_fold_in(seed, number)
     return seed
+
+
+def unflat(flat, like):
+    ends = np.cumsum([np.size(x) for x in like])
+    return [part.reshape(np.shape(x)) for part, x in zip(np.split(np.float64(flat), ends[:-1]), like)]
+
+
+def of_points(point, like):
+    return like._replace(point=tuple(np.float32(x) for x in point))

@@ -8,17 +8,14 @@ import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
 from tfp_bfl.clients.adam import Adam
-from tfp_bfl.data import iid
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.servers.descend import Descent
 from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
-from .method import CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, result_of
+from .chain_methods import dg_sgld, fsgld, qlsd
+from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 
-# A client of one class alone has a posterior that says so: the product of few such clients does not classify.
-ALIKE = SOURCE.partition(iid(3), seed=0)
 BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
 # The papers' local work, which need not know how large the federation is.
 ADAM = {**BATCHES, "inference": "backprop", "temperature": 1.0, "kl": "client"}
@@ -99,7 +96,7 @@ def bayesian_admm():
         # Of prior prod_k t_k, from the rows themselves: those of the absent are shares of the start.
         starts = [[n[j] - p[j] for j in range(2)] for n, p in zip(own, naturals(prior))]
         absent = 1 - sum(int(r.num_examples) for r in results) / sum(SIZES)
-        rows = [_unflat(sum(r.memory[j].numpy() for r in results), prior.mean) for j in range(2)]
+        rows = [unflat(sum(r.memory[j].numpy() for r in results), prior.mean) for j in range(2)]
         product = [[p[j] + rows[j][i] + absent * starts[i][j] for j in range(2)] for i, p in enumerate(naturals(prior))]
         new = [
             [(1 - share) * (own[i][j] + gains[i][j] / len(SIZES)) + share * product[i][j] for j in range(2)]
@@ -124,11 +121,6 @@ def bayesian_admm():
     )
 
 
-def _unflat(flat, like):
-    ends = np.cumsum([np.size(x) for x in like])
-    return [part.reshape(np.shape(x)) for part, x in zip(np.split(np.float64(flat), ends[:-1]), like)]
-
-
 def fl_swag(model_fn, last_layer=False):
     num_weights = len(clients.swag_weights(model_fn(), last_layer))
 
@@ -151,7 +143,7 @@ def fl_swag(model_fn, last_layer=False):
 
 POINT = "deterministic"
 PULLED = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.1, "shrinkage": 0.1}
-HEAT, STEP = 1e-6, 5e-4
+HEAT = 1e-6
 ENSEMBLE = {"num_models": 3, "learning_rate": 0.1}
 
 
@@ -167,10 +159,6 @@ def shares(results):
 def mean_of(results, over=lambda weights: weights.point):
     """The mean by data size, leaf by leaf, in float64."""
     return [np.tensordot(shares(results), np.stack(x), 1) for x in zip(*(over(r.weights) for r in results))]
-
-
-def of_points(point, like):
-    return like._replace(point=tuple(np.float32(x) for x in point))
 
 
 @functools.cache
@@ -250,44 +238,6 @@ def fed_sgld():
     return third_family(build, pool, alone)
 
 
-def qlsd():
-    """A step by the clients' gradients, whose anchor is the first weights, and the noise of the first round."""
-    given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8}
-    model_fn, rate = mlp(POINT), clients.memory_rate(mlp(POINT), **given)
-    thinning = federated.Thinning(1, most=40)
-    seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
-    work = clients.stochastic_gradient(model_fn, memory_rate=rate, **given)
-
-    def build_told():
-        run = work()
-        told = lambda message: models.Anchor(message.weights.point, tf.constant(0))
-        return lambda message, *args: run(message._replace(told=told(message)), *args)
-
-    def pool(results, anchor):
-        total = np.sum([r.weights for r in results], 0)
-        gradient = _unflat(len(SIZES) / len(results) * total, anchor.point)
-        noise = [tf.random.stateless_normal(x.shape, seeds[i + 1]).numpy() for i, x in enumerate(anchor.point)]
-        moved = [
-            w - STEP * (g + np.float64(w) / 4) + math.sqrt(2 * STEP) * e
-            for w, g, e in zip(anchor.point, gradient, noise)
-        ]
-        state = Descent(anchor.point, np.int32(1), np.float32(rate * total), np.int32(3), np.int32(len(results)))
-        return state, of_points(moved, anchor)
-
-    most = {"participants": 3, "upload_bits": 3 * 32 * 200, "upload_bound": 3 * 32 * 200, "download_bits": 3 * 64 * 200}
-    return Method(
-        model_fn,
-        lambda: algorithms.qlsd(model_fn, step_size=STEP, prior_stddev=2.0, thinning=thinning, seed=SEED, **given),
-        work._replace(build=build_told),
-        np.ones_like,
-        pool,
-        lambda result, anchor: pool([result], anchor)[1],
-        ALIKE,
-        100,
-        most,
-    )
-
-
 def fed_be():
     """Distilled outside TFF from the stack of the clients."""
     features = SOURCE.features[45:85]
@@ -328,6 +278,8 @@ METHODS = {
     "fed_pa": fed_pa,
     "fed_sgld": fed_sgld,
     "qlsd": qlsd,
+    "dg_sgld": dg_sgld,
+    "fsgld": fsgld,
     "fed_be": fed_be,
     "fed_kp, mean": functools.partial(fed_kp, "mean"),
     "fed_kp, clients": functools.partial(fed_kp, "clients"),
@@ -335,7 +287,9 @@ METHODS = {
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
 TELLING += [
-    name for name in METHODS if name.startswith(("fl_swag", "fed_", "curvature", "partitioned", "bayesian", "qlsd"))
+    name
+    for name in METHODS
+    if name.startswith(("fl_swag", "fed_", "curvature", "partitioned", "bayesian", "qlsd", "dg_", "fsgld"))
 ]
 
 

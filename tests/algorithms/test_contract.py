@@ -33,6 +33,9 @@ ALIKE = {
     "fed_kp, mean": pytest.mark.deep(after="tests/rules/test_kernel.py"),
     "fl_swag, last layer": pytest.mark.deep(after="tests/clients/test_swag.py"),
     "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
+    "qlsd": pytest.mark.deep(after="tests/algorithms/test_langevin.py"),
+    "dg_sgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
+    "fsgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
 }
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.

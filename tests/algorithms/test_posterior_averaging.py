@@ -9,8 +9,7 @@ import tensorflow as tf
 from tfp_bfl import algorithms, evaluation, export, federated, models, rules
 from tfp_bfl.errors import InvalidArgument
 
-from .method import CLIENTS, SOURCE
-from .methods import ALIKE
+from .method import ALIKE, CLIENTS, SOURCE
 
 MODEL = functools.partial(models.mlp, "deterministic", hidden=(3,))
 TRAINING = {"local_epochs": 2, "batch_size": 16, "learning_rate": 0.01, "seed": 5}
