@@ -6,7 +6,15 @@ import sklearn.metrics
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.metrics import accuracy, brier_score, macro_precision, macro_recall, negative_log_likelihood
+from tfp_bfl.evaluation.metrics import (
+    accuracy,
+    agreement,
+    brier_score,
+    macro_precision,
+    macro_recall,
+    negative_log_likelihood,
+    total_variation,
+)
 
 P = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.2, 0.5, 0.3]])
 Y = np.array([0, 1, 1])
@@ -105,3 +113,14 @@ def test_macro_recall_and_precision_against_sklearn(seed, classes):
     options = {"labels": np.unique(y), "average": "macro", "zero_division": 0}
     assert float(macro_recall(p, y)) == pytest.approx(sklearn.metrics.recall_score(y, p.argmax(-1), **options))
     assert float(macro_precision(p, y)) == pytest.approx(sklearn.metrics.precision_score(y, p.argmax(-1), **options))
+
+
+def test_agreement_and_total_variation():
+    p = np.float32([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4], [0.2, 0.5, 0.3]])
+    q = np.float32([[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.3, 0.3, 0.4], [0.0, 1.0, 0.0]])
+    assert agreement(p, q) == 0.75 and agreement(p, p) == 1
+    np.testing.assert_allclose(total_variation(p, q), (0.1 + 0.4 + 0 + 0.5) / 4, rtol=1e-6)
+    assert total_variation(p, p) == 0
+    assert total_variation(np.float32([[1, 0]]), np.float32([[0, 1]])) == 1
+    with pytest.raises(InvalidArgument, match=r"shapes \(4, 3\) and \(1, 2\), but must be of the same"):
+        agreement(p, np.float32([[1, 0]]))

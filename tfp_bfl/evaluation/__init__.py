@@ -10,10 +10,12 @@ from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
 from tfp_bfl.evaluation.decomposition import Summary, Traces, Uncertainty, decompose, scalars, summarise
 from tfp_bfl.evaluation.metrics import (
     accuracy,
+    agreement,
     brier_score,
     macro_precision,
     macro_recall,
     negative_log_likelihood,
+    total_variation,
 )
 from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
@@ -44,6 +46,7 @@ __all__ = [
     "Traces",
     "Uncertainty",
     "accuracy",
+    "agreement",
     "area_under_retention_curve",
     "brier_score",
     "confidence_curve",
@@ -71,4 +74,5 @@ __all__ = [
     "sample_seeds",
     "scalars",
     "summarise",
+    "total_variation",
 ]

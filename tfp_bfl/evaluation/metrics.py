@@ -227,3 +227,38 @@ def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
     labels = check_labels(labels, probabilities)
     one_hot = tf.one_hot(labels, tf.shape(probabilities)[-1], dtype=probabilities.dtype)
     return tf.reduce_mean(tf.reduce_sum(tf.math.squared_difference(probabilities, one_hot), axis=-1))
+
+
+def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
+    """The share of examples of which two predictions have the same most probable class: a scalar in [0, 1].
+
+    Args:
+      probabilities, reference: [B, C], each row a distribution.
+
+    Raises:
+      InvalidArgument: they do not fit that, or are not of one shape.
+
+    Source: Izmailov et al. 2021 (arXiv:2104.14421).
+    """
+    probabilities, reference = _pair(probabilities, reference)
+    same = tf.equal(tf.argmax(probabilities, -1), tf.argmax(reference, -1))
+    return tf.reduce_mean(tf.cast(same, probabilities.dtype))
+
+
+def total_variation(probabilities: Any, reference: Any) -> tf.Tensor:
+    """mean_b sum_c |p_bc - r_bc| / 2: a scalar in [0, 1], 0 where two predictions are the same.
+
+    Args, errors and source: as of `agreement`.
+    """
+    probabilities, reference = _pair(probabilities, reference)
+    return tf.reduce_mean(tf.reduce_sum(tf.abs(probabilities - reference), -1)) / 2
+
+
+def _pair(probabilities: Any, reference: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    probabilities, reference = check_probabilities(probabilities), check_probabilities(reference)
+    if probabilities.shape != reference.shape:
+        raise InvalidArgument(
+            f"The predictions have the shapes {probabilities.shape} and {reference.shape}, but must be of the same "
+            "examples and classes."
+        )
+    return probabilities, reference
