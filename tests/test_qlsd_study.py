@@ -41,12 +41,18 @@ def test_the_mean_norm_of_a_central_gaussian_is_that_of_a_chi():
 def test_stationary_variances_are_those_of_the_closed_forms():
     tables = [np.tile(np.float32([m, m]), (n, 1)) for n, m in ((2, 1), (3, -1), (5, 0.2))]
     of = lambda **given: gaussian.stationary_variance(tables, 0.5, share=None, **given) / 10
-    assert of(star=False, levels=None) == pytest.approx(0.133333, abs=1e-6)
-    # With s^2 = D / 6 and D / 18 a quantiser has the variance of a sparsifier with omega = 1 and 3.
+    assert of(star=False) == of(star=True) == pytest.approx(0.133333, abs=1e-6)
     for omega, plain, star in ((1, 0.206107, 0.152672), (3, 0.440860, 0.215054)):
-        levels = (2 / 6 / omega) ** 0.5
-        assert of(star=False, levels=levels) == pytest.approx(plain, abs=1e-6)
-        assert of(star=True, levels=levels) == pytest.approx(star, abs=1e-6)
+        assert of(star=False, omega=omega) == pytest.approx(plain, abs=1e-6)
+        assert of(star=True, omega=omega) == pytest.approx(star, abs=1e-6)
+
+
+@pytest.mark.parametrize("levels", [1, 3, 16])
+def test_a_quantisers_error_is_on_average_what_is_said(levels):
+    x = np.random.default_rng(0).normal(size=(20_000, 50))
+    r = levels * np.abs(x) / np.linalg.norm(x, axis=1, keepdims=True)
+    found = np.mean(np.sum(r % 1 * (1 - r % 1), 1)) / levels**2
+    assert gaussian.quantiser_factor(50, levels) == pytest.approx(found, rel=0.02)
 
 
 def test_batches_vary_as_their_closed_form_says():

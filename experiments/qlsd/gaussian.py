@@ -46,24 +46,35 @@ def batch_variance(tables: Sequence[np.ndarray], share: Optional[float]) -> floa
     return total
 
 
+def quantiser_factor(dim: int, levels: int) -> float:
+    """w = E ||C(x) - x||^2 / ||x||^2 of the quantiser with s levels, on average over Gaussian x [D], for large D.
+
+    w = D / s^2 E f (1 - f),   E f (1 - f) = 1 / 6 - sum_k exp(-2 pi^2 k^2 s^2 / D) / (pi k)^2
+
+    f is the fraction of s |x_j| / ||x||, about |N(0, s^2 / D)|: D / (6 s^2) at many levels, sqrt(2 D / pi) - 1 at one.
+    """
+    k = np.arange(1, 10_001)
+    mean = 1 / 6 - np.sum(np.exp(-2 * (np.pi * k * levels) ** 2 / dim) / (np.pi * k) ** 2)
+    return float(dim / levels**2 * mean)
+
+
 def stationary_variance(
-    tables: Sequence[np.ndarray], step: float, *, star: bool, share: Optional[float], levels: Optional[int]
+    tables: Sequence[np.ndarray], step: float, *, star: bool, share: Optional[float], omega: float = 0.0
 ) -> float:
     """The chain's stationary variance over the posterior's, at the step size step / L, per coordinate.
 
     v = (2 g + g^2 ((1 + w) S + w sum_i N_i^2 ||d_i||^2 / D)) / (1 - (1 - g L)^2 - g^2 w sum_i N_i^2)
 
-    d_i = m_i - theta*; with theta*'s control variate ("star") S and d_i are zero. Exact for w = 0, no compression. For
-    a quantiser w = D / (6 s^2), what its error has on average where x_j s / ||x|| spreads over many levels.
+    d_i = m_i - theta*; with theta*'s control variate ("star") S and d_i are zero. Exact for a compressor with
+    E ||C(x) - x||^2 = w ||x||^2, and close to it for a quantiser's `quantiser_factor`.
     """
     sizes = np.array([len(table) for table in tables], float)
-    total, dim = sizes.sum(), tables[0].shape[1]
+    total = sizes.sum()
     mode = np.concatenate(tables).mean(0)
-    w = 0.0 if levels is None else dim / (6 * levels**2)
     apart = sum(n**2 * np.mean((table.mean(0) - mode) ** 2) for n, table in zip(sizes, tables))
     s, apart = (0.0, 0.0) if star else (batch_variance(tables, share), float(apart))
     g = step / total
-    v = (2 * g + g**2 * ((1 + w) * s + w * apart)) / (1 - (1 - step) ** 2 - g**2 * w * np.sum(sizes**2))
+    v = (2 * g + g**2 * ((1 + omega) * s + omega * apart)) / (1 - (1 - step) ** 2 - g**2 * omega * np.sum(sizes**2))
     return float(v * total)
 
 

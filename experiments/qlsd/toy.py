@@ -104,10 +104,11 @@ def scores(options: Options, norms: np.ndarray, squares: np.ndarray) -> dict[str
     center, posterior, dim = float(np.linalg.norm(mode())), 1 / sum(map(len, tables())), len(mode())
     errors = (norms - gaussian.norm_mean(center, posterior, dim)) ** 2
     ratios = squares / posterior
-    levels = int(options["compressor"].split(":")[1]) if ":" in options["compressor"] else None
+    kind, _, levels = options["compressor"].partition(":")
+    omega = gaussian.quantiser_factor(dim, int(levels)) if kind == "quantiser" else 0.0
     star = options["estimator"] == "fixed_point"
     expected = gaussian.stationary_variance(
-        tables(), options["step"], star=star, share=options["batch_size"], levels=levels
+        tables(), options["step"], star=star, share=options["batch_size"], omega=omega
     )
     kept = options["rounds"] - options["burn_in"]
     of = functools.partial(gaussian.expected_error, center, posterior, dim, number=kept)
