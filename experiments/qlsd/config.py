@@ -53,8 +53,8 @@ SIZES = {
         "toy": {"rounds": 12_000, "burn_in": 2_000, "runs": 10},
         "logistic": {"rounds": 50_000, "burn_in": 5_000, "runs": 4},
         "budget": {"runs": 10},
-        "budget_levels": (1, 10, 100, 1_000, 10_000),
-        "budget_steps": (1.0, 0.4, 0.1),
+        "budget_levels": (1, 10, 100, 10_000),
+        "budget_steps": (1.0, 0.1),
     },
     "full": {
         "toy": {"rounds": 500_000, "burn_in": 450_000, "runs": 30},
