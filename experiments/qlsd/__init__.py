@@ -1,0 +1,1 @@
+"""QLSD on a Gaussian posterior in closed form and on logistic regression: errors against bits, as published."""

@@ -1,0 +1,53 @@
+"""The figures of the toy: errors against bits, and what a budget of bits buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.qlsd.config import BUDGET_METHODS, TOY_STEPS
+from tfp_bfl.plots import style
+
+FAMILIES = {"LSD#": "QLSD# ", "whole gradients": "whole gradients", "LSD*": "QLSD* "}
+
+
+def toy_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
+    """A panel for each step size: the error of the mean norm against the coder's bits, a line for each estimator."""
+    figure = style.new_figure(height=4.2, width=12)
+    panels = figure.subplots(1, len(TOY_STEPS), sharey=True, squeeze=False)[0]
+    for axes, step in zip(panels, TOY_STEPS):
+        here = [s for s in summaries if s["options"]["step"] == step]
+        for number, (alone, start) in enumerate(FAMILIES.items()):
+            rows = [s for s in here if s["options"]["method"].startswith(start) or s["options"]["method"] == alone]
+            points = sorted((s["bits_coder"], s["error"]) for s in rows)
+            if points:
+                axes.plot(*zip(*points), **style.line(number), marker="o", label=start.strip())
+        for s in here[:1]:
+            axes.axhline(s["exact_chain"], color=style.MUTED, linestyle=":", label="an exact sampler as slow")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        label = "squared error of the mean norm" if axes is panels[0] else ""
+        style.tidy(axes, f"step {step:g} / L", x="bits of a message, as coded", y=label)
+    style.legend(panels[0])
+    return figure
+
+
+def budget_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
+    """A panel for each estimator: the error that the budget buys against the number of levels, a line for each step."""
+    figure = style.new_figure(height=4.2, width=10)
+    panels = figure.subplots(1, len(BUDGET_METHODS), sharey=True, squeeze=False)[0]
+    steps = sorted({s["options"]["step"] for s in summaries}, reverse=True)
+    for axes, method in zip(panels, BUDGET_METHODS):
+        for number, step in enumerate(steps):
+            rows = [s for s in summaries if (s["options"]["method"], s["options"]["step"]) == (method, step)]
+            points = sorted((s["options"]["levels"], s["error"]) for s in rows)
+            if points:
+                axes.plot(*zip(*points), **style.line(number), marker="o", label=f"step {step:g} / L")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        label = "squared error of the mean norm" if axes is panels[0] else ""
+        style.tidy(axes, method, x="levels s", y=label)
+    style.legend(panels[0])
+    return figure

@@ -1,0 +1,142 @@
+"""Logistic regression of the source: QLSD++ against LSD++ by the 99 % HPD region of their chains."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from experiments.qlsd import config
+
+Options = dict[str, Any]
+# Rounds outside the compiled loop: those in which memories fill, and those whose codes are measured.
+MEASURED = bfl.federated.Thinning(200, 1)
+ROUNDS_TO_MEASURE = 300
+
+
+class Task(NamedTuple):
+    """A federation and its posterior.
+
+    Fields:
+      clients: their examples.
+      features: of all of them [N, F], in [0, 1].
+      labels: [N].
+      mode: the least potential's place [F * C].
+      curvature: M = lambda_max(X^T X) / 2 + 1 / t^2, an upper bound of the potential's.
+    """
+
+    clients: bfl.data.Clients
+    features: np.ndarray
+    labels: np.ndarray
+    mode: np.ndarray
+    curvature: float
+
+
+def model() -> tf.keras.Model:
+    """Softmax regression without intercepts, as in the source."""
+    return tf.keras.Sequential(
+        [
+            tf.keras.Input((8, 8, 1)),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(10, use_bias=False, kernel_initializer="zeros"),
+        ]
+    )
+
+
+@functools.cache
+def task() -> Task:
+    """Clients with uniformly many examples each, drawn without replacement, and the mode by L-BFGS."""
+    settings: Any = config.LOGISTIC
+    source = bfl.data.load(settings["dataset"], split="train")
+    rng = np.random.default_rng(settings["data_seed"])
+    sizes = rng.integers(settings["fewest"], settings["below"], settings["clients"])
+    order, ends = rng.permutation(source.num_examples), np.cumsum([0, *sizes])
+    rows = order[: ends[-1]]
+    features = source.features[rows].reshape(len(rows), -1).astype(np.float64) / 255
+    found = bfl.clients.find_mode(
+        model, source.features[rows], source.labels[rows], prior_stddev=settings["prior_stddev"]
+    )
+    largest = np.linalg.eigvalsh(features.T @ features)[-1]
+    return Task(
+        bfl.data.Clients(source, [order[a:b] for a, b in zip(ends, ends[1:])]),
+        features,
+        source.labels[rows],
+        found.point[0].ravel().astype(np.float64),
+        float(largest / 2 + settings["prior_stddev"] ** -2),
+    )
+
+
+def potentials(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, prior_stddev: float) -> np.ndarray:
+    """U of weights [R, F, C]: cross-entropy over all classes, summed, and the prior's; [R]."""
+    found = []
+    for w in weights.astype(np.float64):
+        logits = features @ w
+        top = logits.max(-1)
+        log_sum = top + np.log(np.exp(logits - top[:, np.newaxis]).sum(-1))
+        nll = np.sum(log_sum - np.take_along_axis(logits, labels[:, np.newaxis], 1)[:, 0])
+        found.append(nll + np.sum(w**2) / (2 * prior_stddev**2))
+    return np.array(found)
+
+
+def hpd_quantile(potentials: np.ndarray, tail: float) -> float:
+    """eta_a, with which {theta: U(theta) <= eta_a} holds 1 - a of the draws: the (1 - a) quantile of U [R]."""
+    return float(np.quantile(potentials, 1 - tail))
+
+
+def errors_of(etas: Sequence[float], reference: Sequence[float], same: bool) -> list[float]:
+    """|eta - eta_ref| / |eta_ref| of chains [M] and reference chains [M]: of the same seed, or of any two others."""
+    pairs = [(i, j) for i in range(len(etas)) for j in range(len(reference)) if (i == j) == same]
+    return [abs(etas[i] - reference[j]) / abs(reference[j]) for i, j in pairs]
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Runs the chains of a cell: quantiles of U and U - min U of each, and bits of a client's message."""
+    held = task()
+    build = functools.partial(
+        bfl.algorithms.qlsd,
+        model,
+        step_size=1 / (5 * held.curvature),
+        prior_stddev=options["prior_stddev"],
+        estimator="anchored",
+        compressor=options["compressor"],
+        batch_size=options["batch_size"],
+        refresh_every=options["refresh_every"],
+    )
+    started = time.perf_counter()
+    process = build(count_bits=False)
+    chains = bfl.federated.simulate_chains(
+        process,
+        held.clients,
+        options["rounds"],
+        num_chains=options["runs"],
+        seed=0,
+        thinning=bfl.federated.Thinning(options["burn_in"], options["every"]),
+        xla=True,
+    )
+    seconds, weights = time.perf_counter() - started, chains.draws.point[0]
+    of = functools.partial(potentials, held.features, held.labels, prior_stddev=options["prior_stddev"])
+    least = float(of(weights=held.mode.reshape(1, *weights.shape[2:]))[0])
+    values = [of(weights=chain) for chain in weights]
+    names = ("upload_bits", "upload_bound", "participants")
+    told = bfl.federated.simulate_chains(
+        build(count_bits=True), held.clients, ROUNDS_TO_MEASURE, seed=0, thinning=MEASURED, metrics=names
+    ).metrics
+    clients = told["participants"].sum()
+    return {
+        "least": least,
+        "weights": len(held.mode),
+        "examples": len(held.labels),
+        "curvature": held.curvature,
+        "quantile": [hpd_quantile(u, options["tail"]) for u in values],
+        "quantile_above_least": [hpd_quantile(u - least, options["tail"]) for u in values],
+        "mean_above_least": [float(np.mean(u - least)) for u in values],
+        "bits_bound": float(told["upload_bound"].sum() / clients),
+        "bits_coder": float(told["upload_bits"].sum() / clients),
+        "seconds": seconds,
+        "seconds_per_1e5_steps": seconds / (options["rounds"] * options["runs"]) * 1e5,
+    }

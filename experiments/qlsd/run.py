@@ -1,0 +1,159 @@
+"""Runs the study: `python -m experiments.qlsd.run`.
+
+A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and figures are written at the
+end, and by --tables at any time, for what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import click
+
+from experiments.cells import SUMMARY, is_done, run_once
+from experiments.qlsd import logistic, toy
+from experiments.qlsd.config import (
+    BUDGET_BITS,
+    BUDGET_METHODS,
+    LOGISTIC,
+    LOGISTIC_METHODS,
+    SIZES,
+    TOY_METHODS,
+    TOY_STEPS,
+)
+from experiments.qlsd.tables import write_all
+from tfp_bfl import errors
+
+Options = dict[str, Any]
+HERE = pathlib.Path(__file__).parent
+STUDIES = {"toy": toy.run, "logistic": logistic.run, "budget": toy.run_budget}
+
+
+def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
+    """The options of each cell, in the order in which they run."""
+    settings: Any = SIZES[size]
+    more = {} if runs is None else {"runs": runs}
+    for step in TOY_STEPS:
+        for method, (estimator, compressor, share) in TOY_METHODS.items():
+            how = {"estimator": estimator, "compressor": compressor, "batch_size": share, "step": step}
+            yield {"study": "toy", "method": method, **how, **settings["toy"], **more}
+    for method, compressor in LOGISTIC_METHODS.items():
+        yield {
+            "study": "logistic",
+            "method": method,
+            "compressor": compressor,
+            **LOGISTIC,
+            **settings["logistic"],
+            **more,
+        }
+    for method, (estimator, share) in BUDGET_METHODS.items():
+        for step in settings["budget_steps"]:
+            for levels in settings["budget_levels"]:
+                how = {"estimator": estimator, "compressor": f"quantiser:{levels}", "batch_size": share, "step": step}
+                yield {
+                    "study": "budget",
+                    "method": method,
+                    "levels": levels,
+                    "bits": BUDGET_BITS,
+                    **how,
+                    **settings["budget"],
+                    **more,
+                }
+
+
+def cell_name(options: Options) -> str:
+    parts = [options["study"], options["method"].replace(",", "").replace(" ", "_")]
+    parts += [f"{key}={options[key]:g}" for key in ("step", "levels") if key in options]
+    return ",".join(parts)
+
+
+def run_cell(folder: pathlib.Path, options: Options) -> None:
+    """Runs a cell and writes its summary; one that fails says so."""
+    folder.mkdir(parents=True)
+    try:
+        found = STUDIES[options["study"]](options)
+    except errors.Error as error:
+        found = {"failed": f"{type(error).__name__}: {error}", "seconds": 0.0}
+    (folder / SUMMARY).write_text(json.dumps({"options": options, **found}, indent=1) + "\n")
+
+
+def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
+    """The summaries that are there."""
+    return [json.loads(path.read_text()) for path in sorted(output.glob(f"*/{SUMMARY}"))]
+
+
+def check_folder(folder: pathlib.Path, options: Options) -> None:
+    """Raises InvalidArgument if a cell's folder holds a run of other options."""
+    held = json.loads((folder / SUMMARY).read_text())["options"] if is_done(folder) else options
+    if held != options:
+        raise errors.InvalidArgument(
+            f"{folder} is of another size or version of the config: give another --output, or delete it."
+        )
+
+
+@click.command()
+@click.option("--size", type=click.Choice(list(SIZES)), default="reduced", show_default=True)
+@click.option("--seeds", type=click.IntRange(min=1), help="Chains of a cell; those of the size if not given.")
+@click.option(
+    "--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'toy,LSD*'."
+)
+@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
+@click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figures for what is done.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of TensorFlow; its own choice if not given.")
+@click.option("--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/qlsd"))
+@click.option("--results", type=click.Path(path_type=pathlib.Path), default=HERE / "results")
+def main(
+    size: str,
+    seeds: int | None,
+    only: str,
+    listed: bool,
+    tables_only: bool,
+    threads: int | None,
+    output: pathlib.Path,
+    results: pathlib.Path,
+) -> None:
+    """Runs the cells that are not done, and writes tables and figures."""
+    if threads:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    every = {cell_name(options): options for options in cells(size, seeds)}
+    chosen = {name: options for name, options in every.items() if only in name}
+    if not chosen:
+        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
+    try:
+        for name, options in chosen.items():
+            check_folder(output / name, options)
+    except errors.InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
+    for number, (name, options) in enumerate(chosen.items(), 1):
+        folder = output / name
+        done = is_done(folder)
+        if listed:
+            click.echo(f"{'done' if done else '    '}  {name}")
+        if listed or tables_only or done:
+            continue
+        run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
+        click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
+    if not listed:
+        summaries = read_cells(output)
+        write_all(summaries, results)
+        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {results}")
+
+
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    seconds = f" ({summary['seconds']:.0f} s)"
+    if "failed" in summary:
+        return "failed, " + summary["failed"] + seconds
+    if "error" in summary:
+        return f"error {summary['error']:.3g}, variance ratio {summary['ratio']:.4g}" + seconds
+    return f"99 % quantile of U {sum(summary['quantile']) / len(summary['quantile']):.3f}" + seconds
+
+
+if __name__ == "__main__":
+    main()
