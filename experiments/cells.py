@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import pathlib
 import shutil
-from typing import Any, Callable
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import click
 
 SUMMARY = "summary.json"
 
@@ -27,3 +31,61 @@ def run_once(folder: pathlib.Path, work: Callable[[], Any]) -> None:
         if not is_done(folder):
             shutil.rmtree(folder, ignore_errors=True)  # Half of it, from a run that was killed.
             work()
+
+
+def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
+    """The summaries that are there."""
+    return [json.loads(path.read_text()) for path in sorted(output.glob(f"*/{SUMMARY}"))]
+
+
+def run_cells(
+    every: Mapping[str, dict[str, Any]],
+    only: str,
+    output: pathlib.Path,
+    run_cell: Callable[[pathlib.Path, dict[str, Any]], None],
+    told: Callable[[dict[str, Any]], str],
+    *,
+    listed: bool,
+    tables_only: bool,
+) -> None:
+    """Runs the cells of a study that are not done, one after another, and tells of each in a line.
+
+    Args:
+      every: name -> options of each cell, which its summary holds.
+      only: what a cell's name must hold.
+      output: the folder of their folders.
+      run_cell: (folder, options) -> None; writes the summary last.
+      told: summary -> a line.
+      listed: only list the cells.
+      tables_only: run nothing.
+
+    Raises:
+      UsageError: no cell has such a name, or a folder holds a cell of other options.
+    """
+    chosen = {name: options for name, options in every.items() if only in name}
+    if not chosen:
+        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
+    for name, options in chosen.items():
+        if is_done(output / name) and json.loads((output / name / SUMMARY).read_text())["options"] != options:
+            raise click.UsageError(
+                f"{output / name} is of another size or another version of the study: give another --output, or "
+                "delete it."
+            )
+    for number, (name, options) in enumerate(chosen.items(), 1):
+        folder = output / name
+        done = is_done(folder)
+        if listed:
+            click.echo(f"{'done' if done else '    '}  {name}")
+        if listed or tables_only or done:
+            continue
+        run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
+        click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
+
+
+def use_threads(number: Optional[int]) -> None:
+    """Tells TensorFlow how many threads an operation has, and to run one operation at a time; None: its own choice."""
+    if number:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(number)
+        tf.config.threading.set_inter_op_parallelism_threads(1)

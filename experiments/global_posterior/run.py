@@ -7,14 +7,13 @@ the end, and by --tables at any time, for what is there.
 from __future__ import annotations
 
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from experiments.cells import SUMMARY, is_done, run_once
+from experiments.cells import read_cells, run_cells, use_threads
 from experiments.global_posterior.cell import run_cell
 from experiments.global_posterior.config import (
     CURVE_METHODS,
@@ -26,7 +25,6 @@ from experiments.global_posterior.config import (
     SIZES,
 )
 from experiments.global_posterior.tables import write_all
-from tfp_bfl import errors
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -56,20 +54,6 @@ def cell_name(options: Options) -> str:
     return ",".join(parts).replace(":", "_")
 
 
-def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
-    """The summaries that are there."""
-    return [json.loads(path.read_text()) for path in sorted(output.glob(f"*/{SUMMARY}"))]
-
-
-def check_folder(folder: pathlib.Path, options: Options) -> None:
-    """Raises InvalidArgument if a cell's folder holds a run of other options."""
-    held = json.loads((folder / SUMMARY).read_text())["options"] if is_done(folder) else options
-    if held != options:
-        raise errors.InvalidArgument(
-            f"{folder} is of another version of the config: give another --output, or delete it."
-        )
-
-
 @click.command()
 @click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
 @click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'fed_avg'.")
@@ -88,32 +72,13 @@ def main(
     results: pathlib.Path,
 ) -> None:
     """Runs the cells that are not done, and writes tables and the figure."""
-    if threads:
-        import tensorflow as tf
-
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-    chosen = {cell_name(options): options for options in cells(size) if only in cell_name(options)}
-    if not chosen:
-        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
-    try:
-        for name, options in chosen.items():
-            check_folder(output / name, options)
-    except errors.InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
-    for number, (name, options) in enumerate(chosen.items(), 1):
-        folder = output / name
-        done = is_done(folder)
-        if listed:
-            click.echo(f"{'done' if done else '    '}  {name}")
-        if listed or tables_only or done:
-            continue
-        run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
-        click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
+    use_threads(threads)
+    every = {cell_name(options): options for options in cells(size)}
+    run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
     if not listed:
         summaries = read_cells(output)
         write_all(summaries, results)
-        click.echo(f"{len(summaries)} of {len(list(cells(size)))} cells are done: tables in {results}")
+        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {results}")
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -26,8 +26,9 @@ def toy_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
                 axes.plot(*zip(*points), **style.line(number), marker="o", label=start.strip())
         for s in here[:1]:
             axes.axhline(s["exact_chain"], color=style.MUTED, linestyle=":", label="an exact sampler as slow")
-        axes.set_xscale("log")
+        axes.set_xscale("log", base=2)
         axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:.0f}")
         label = "squared error of the mean norm" if axes is panels[0] else ""
         style.tidy(axes, f"step {step:g} / L", x="bits of a message, as coded", y=label)
     style.legend(panels[0])

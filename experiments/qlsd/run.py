@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import click
 
-from experiments.cells import SUMMARY, is_done, run_once
+from experiments.cells import SUMMARY, read_cells, run_cells, use_threads
 from experiments.qlsd import logistic, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
@@ -80,20 +80,6 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
     (folder / SUMMARY).write_text(json.dumps({"options": options, **found}, indent=1) + "\n")
 
 
-def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
-    """The summaries that are there."""
-    return [json.loads(path.read_text()) for path in sorted(output.glob(f"*/{SUMMARY}"))]
-
-
-def check_folder(folder: pathlib.Path, options: Options) -> None:
-    """Raises InvalidArgument if a cell's folder holds a run of other options."""
-    held = json.loads((folder / SUMMARY).read_text())["options"] if is_done(folder) else options
-    if held != options:
-        raise errors.InvalidArgument(
-            f"{folder} is of another size or version of the config: give another --output, or delete it."
-        )
-
-
 @click.command()
 @click.option("--size", type=click.Choice(list(SIZES)), default="reduced", show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), help="Chains of a cell; those of the size if not given.")
@@ -116,29 +102,9 @@ def main(
     results: pathlib.Path,
 ) -> None:
     """Runs the cells that are not done, and writes tables and figures."""
-    if threads:
-        import tensorflow as tf
-
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(1)
+    use_threads(threads)
     every = {cell_name(options): options for options in cells(size, seeds)}
-    chosen = {name: options for name, options in every.items() if only in name}
-    if not chosen:
-        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
-    try:
-        for name, options in chosen.items():
-            check_folder(output / name, options)
-    except errors.InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
-    for number, (name, options) in enumerate(chosen.items(), 1):
-        folder = output / name
-        done = is_done(folder)
-        if listed:
-            click.echo(f"{'done' if done else '    '}  {name}")
-        if listed or tables_only or done:
-            continue
-        run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
-        click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
+    run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
     if not listed:
         summaries = read_cells(output)
         write_all(summaries, results)

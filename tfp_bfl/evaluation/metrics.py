@@ -246,7 +246,7 @@ def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
 
 
 def total_variation(probabilities: Any, reference: Any) -> tf.Tensor:
-    """mean_b sum_c |p_bc - r_bc| / 2: a scalar in [0, 1], 0 where two predictions are the same.
+    """mean_b sum_c abs(p_bc - r_bc) / 2: a scalar in [0, 1], 0 where two predictions are the same.
 
     Args, errors and source: as of `agreement`.
     """

@@ -43,7 +43,7 @@ def descend(
     """w <- w - gamma G,   G = c sum_(i in A) g_i + sum_i eta_i + w / t^2
 
     with the clients' gradients g_i, their memories eta_i <- eta_i + rate g_i, of which the server holds the sum, and
-    the gradient of the prior N(0, t^2 I). c is b / |A| for b clients of whom A are in the round, or 1 / p where each
+    the gradient of the prior N(0, t^2 I). c is b / a for b clients of whom a are in the round, or 1 / p where each
     takes part with the probability p. With `langevin` around it the rounds' weights are a chain.
 
     A round in which no client's coin says yes is a step by the memories and the prior alone: G is then unbiased over
@@ -53,7 +53,7 @@ def descend(
       step_size: gamma, of the gradient of the *sum* over all examples: about 1 / L, where L grows with their number. A
         mean over N examples at the rate r is gamma = r / N.
       prior_stddev: t; None for a flat prior.
-      participation: p; None for b / |A|.
+      participation: p; None for b / a.
       memory_rate: of the clients' memories; None where they have none.
       refresh_every: the anchor zeta is the weights of each such round, which clients are told; None for no anchor.
       fixed_point: w*, leaves: the prior's gradient is then less that at w*, since the clients' are too.
