@@ -50,7 +50,7 @@ def qlsd(
     step = servers.descend(
         step_size,
         prior_stddev=prior_stddev,
-        participation=work.get("participation"),
+        participation=work.get("participation", 1.0),
         memory_rate=rate,
         refresh_every=refresh_every if anchored else None,
         fixed_point=work["fixed_point"].point if work.get("fixed_point") else None,

@@ -35,7 +35,7 @@ def descend(
     step_size: float,
     *,
     prior_stddev: Optional[float] = None,
-    participation: Optional[float] = None,
+    participation: float = 1.0,
     memory_rate: Optional[float] = None,
     refresh_every: Optional[int] = None,
     fixed_point: Any = None,
@@ -43,8 +43,8 @@ def descend(
     """w <- w - gamma G,   G = c sum_(i in A) g_i + sum_i eta_i + w / t^2
 
     with the clients' gradients g_i, their memories eta_i <- eta_i + rate g_i, of which the server holds the sum, and
-    the gradient of the prior N(0, t^2 I). c is b / a for b clients of whom a are in the round, or 1 / p where each
-    takes part with the probability p. With `langevin` around it the rounds' weights are a chain.
+    the gradient of the prior N(0, t^2 I). c is b / (a p) for b clients of whom a are in the round, each of
+    whom then takes part with the probability p. With `langevin` around it the rounds' weights are a chain.
 
     A round in which no client's coin says yes is a step by the memories and the prior alone: G is then unbiased over
     all rounds, empty ones included.
@@ -53,7 +53,7 @@ def descend(
       step_size: gamma, of the gradient of the *sum* over all examples: about 1 / L, where L grows with their number. A
         mean over N examples at the rate r is gamma = r / N.
       prior_stddev: t; None for a flat prior.
-      participation: p; None for b / a.
+      participation: p, as the clients have it.
       memory_rate: of the clients' memories; None where they have none.
       refresh_every: the anchor zeta is the weights of each such round, which clients are told; None for no anchor.
       fixed_point: w*, leaves: the prior's gradient is then less that at w*, since the clients' are too.
@@ -67,10 +67,10 @@ def descend(
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
     check_number(step_size, "step_size")
-    for name, value in (("prior_stddev", prior_stddev), ("memory_rate", memory_rate), ("participation", participation)):
+    for name, value in (("prior_stddev", prior_stddev), ("memory_rate", memory_rate)):
         if value is not None:
             check_number(value, name)
-    if participation is not None and participation > 1:
+    if check_number(participation, "participation") > 1:
         raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
     if refresh_every is not None:
         check_count(refresh_every, "refresh_every")
@@ -102,7 +102,7 @@ def descend(
     def advance(state: Descent, weights: ModelWeights, total: tf.Tensor, seed: Any) -> tuple[Descent, ModelWeights]:
         del seed
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))
-        scale = clients / tf.maximum(present, 1.0) if participation is None else 1 / participation
+        scale = clients / (tf.maximum(present, 1.0) * participation)
         w = flatten(weights.point)
         from_mode = w if fixed_point is None else w - tf.concat([tf.reshape(x, [-1]) for x in fixed_point], 0)
         gradient = scale * total + precision * from_mode
