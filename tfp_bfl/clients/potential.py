@@ -49,7 +49,7 @@ class Potential:
         self.size = sum(v.shape.num_elements() for v in self.leaves)
 
     def shaped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Vectors [..., D] as the model's weights, leaves [..., *shape]."""
+        """Vectors [..., D] as the weights of the model, whose leaves keep the leading axes."""
         return unflatten(vectors, self.leaves)
 
     def start(self) -> tf.Tensor:
