@@ -22,8 +22,8 @@ class Mode(NamedTuple):
 
     Fields:
       point: w*, leaves like the model's point weights.
-      error: max_d abs(grad U(w*)_d) / sqrt(sum_j (grad u_j(w*)_d)^2 + 1 / t^2): about how many standard deviations of the
-        posterior a chain with its control variate there is off, in the weight where it is most.
+      error: max_d abs(grad U(w*)_d) / sqrt(sum_j (grad u_j(w*)_d)^2 + 1 / t^2): about how many standard deviations
+        of the posterior a chain with its control variate there is off, in the weight where it is most.
     """
 
     point: tuple[np.ndarray, ...]
