@@ -16,7 +16,7 @@ from tfp_bfl.clients.potential import Potential
 from tfp_bfl.federated.chains import ROUNDS_AT_ONCE
 
 Options = dict[str, Any]
-WITHOUT_PRIOR = {"likelihood": "density", "prior_stddev": None}
+WITHOUT_PRIOR: Any = {"likelihood": "density", "prior_stddev": None}
 # Rounds of which messages are encoded.
 ENCODED_ROUNDS = 20
 
