@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.cells import SUMMARY
-from experiments.global_posterior.config import ENSEMBLE, FITTED
+from experiments.global_posterior.config import ENSEMBLE, FED_BE, FITTED
 from experiments.global_posterior.federation import Data, data_of, process_of
 from experiments.global_posterior.scores import (
     fitted_scores,
@@ -47,7 +47,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 
 def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
     """The rows of a cell: scores by row, and what the training took."""
-    process = process_of(options, data.clients)
+    process = process_of(options, data.clients, data.held_out)
     wall, cpu = time.perf_counter(), time.process_time()
     result = bfl.simulate(process, data.clients, rounds=options["rounds"], seed=options["seed"], engine="local")
     training = {
@@ -69,7 +69,10 @@ def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
     elif not bfl.evaluation.is_stochastic(result.model):
         temperature = rows[options["method"]]["fitted_temperature"]
         rows[FITTED] = scored([with_temperature(part, temperature) for part in predicted], data)
-        rows[ENSEMBLE] = scored(ensemble(process, weights, data, options["seed"]), data)
+        if options["method"] == "fed_avg":
+            own = local_models(process, weights, data.clients, options["seed"])
+            rows[ENSEMBLE] = scored(together(result.model, own, parts), data)
+            rows[FED_BE] = scored(together(result.model, own + drawn(own, options["seed"]), parts), data)
     return {"training": training, "rows": rows}
 
 
@@ -80,16 +83,30 @@ def scored(predicted: list[np.ndarray], data: Data) -> dict[str, Any]:
     return {**scores(test, data.test.labels, elsewhere), **fitted}
 
 
-def ensemble(process: bfl.BayesianProcess, weights: Any, data: Data, seed: int) -> list[np.ndarray]:
-    """What the clients' models of the next round predict, each as one sample: [K, N, C] for each part of the data."""
-    parts = (data.test.features, data.held_out.features, data.elsewhere)
-    members: list[list[np.ndarray]] = [[] for _ in parts]
-    for indices in data.clients.indices:
-        alone = bfl.data.Clients(data.clients.source, [indices])
-        result = bfl.simulate(process, alone, rounds=1, seed=seed, start=weights, engine="local")
-        for part, features in zip(members, parts):
-            part.append(bfl.evaluation.predict(result.model, features, 1)[0])
-    return [np.stack(part) for part in members]
+def local_models(process: bfl.BayesianProcess, weights: Any, clients: Any, seed: int) -> list[Any]:
+    """Each client's weights after the next round's training."""
+    alone = [bfl.data.Clients(clients.source, [indices]) for indices in clients.indices]
+    simulate = lambda own: bfl.simulate(process, own, rounds=1, seed=seed, start=weights, engine="local")
+    return [simulate(own).state.weights for own in alone]
+
+
+def drawn(members: list[Any], seed: int, number: int = 10) -> list[Any]:
+    """The mean of point weights, and draws from N(mean, their variance) of each weight: FedBE's."""
+    rng = np.random.default_rng(seed)
+    columns = [np.stack(x) for x in zip(*(weights.point for weights in members))]
+    mean = [x.mean(0) for x in columns]
+    draw = lambda: [m + x.std(0) * rng.standard_normal(m.shape, np.float32) for m, x in zip(mean, columns)]
+    return [members[0]._replace(point=tuple(point)) for point in (mean, *(draw() for _ in range(number)))]
+
+
+def together(model: tf.keras.Model, members: list[Any], parts: Any) -> list[np.ndarray]:
+    """What models of point weights predict, each as one sample: [M, N, C] for each part of the data."""
+    predictions: list[list[np.ndarray]] = [[] for _ in parts]
+    for weights in members:
+        bfl.models.assign_weights(model, weights)
+        for own, features in zip(predictions, parts):
+            own.append(bfl.evaluation.predict(model, features, 1)[0])
+    return [np.stack(own) for own in predictions]
 
 
 def bytes_a_round(weights: Any, num_clients: int) -> int:
@@ -117,7 +134,7 @@ def curve(options: Options) -> dict[str, Any]:
         return {name: x for name, x in found.items() if x is not None} | {"train_cpu_seconds": trained}
 
     result = bfl.simulate(
-        process_of(options, data.clients),
+        process_of(options, data.clients, data.held_out),
         data.clients,
         rounds=options["rounds"],
         seed=options["seed"],

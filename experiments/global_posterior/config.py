@@ -29,6 +29,7 @@ CORE = {
     "former_default": FORMER,
 }
 MORE = {
+    "fed_be": {"recipe": "fed_be", "kind": "deterministic"},
     "bayesian_admm": {"recipe": "bayesian_admm", **SITES},
     # The simplest remedy: the same training with the prior counted once, and log s at a rate at which it can move.
     "backprop_total": {**LEARNT, "inference": "backprop", "kl": "total", "stddev_rate": 20.0},
@@ -44,6 +45,7 @@ METHODS = {**CORE, **MORE}
 # The rows of a training of point weights, besides the method's own.
 FITTED = "fed_avg_fitted"
 ENSEMBLE = "client_ensemble"
+FED_BE = "fed_be_ensemble"
 BASELINE = FITTED
 
 # The data of a cell, beside those of the size; a tenth of the data gets as many steps.
@@ -53,22 +55,24 @@ VARIANTS = {
     "a_tenth": {"share_of_examples": 0.1, "local_epochs": 10},
 }
 
+_SIZE = {
+    "examples_per_client": 640,
+    "rounds": 160,
+    "server_share": 0.02,
+    "test_examples": 2000,
+    "elsewhere_examples": 1000,
+    "num_samples": 20,
+    "permutations": 3,
+}
 SIZES = {
-    "fashion_mnist": {
-        "dataset": "fashion_mnist",
-        "elsewhere": "mnist",
-        "examples_per_client": 640,
-        "rounds": 160,
-        "server_share": 0.02,
-        "test_examples": 2000,
-        "elsewhere_examples": 1000,
-        "num_samples": 20,
-        "permutations": 3,
-    },
+    "fashion_mnist": {"dataset": "fashion_mnist", "elsewhere": "mnist", **_SIZE},
+    # Foreign images are grey ones of another size, laid in the middle of a black one.
+    "cifar10": {"dataset": "cifar10", "elsewhere": "fashion_mnist", **_SIZE},
 }
 
 # Bayesian ADMM as published, and others in its setting (Möllenhoff et al. 2026, arXiv:2506.13150): a tenth of the
 # training images, sizes of clients by Dirichlet(1), classes of a client by Dirichlet(0.5), a perceptron of sigmoids.
+# Their program leaves pixels as they are, from 0 to 255, and their learning rate is for those.
 PUBLISHED_METHODS = {
     "bayesian_admm_published": {
         "recipe": "bayesian_admm",
@@ -79,6 +83,7 @@ PUBLISHED_METHODS = {
         "learning_rate": 5e-5,
         "decay": 0.9998,
         "prior_stddev": 1.0,
+        "empty_sites": True,
         "initial_stddev": 0.0183,  # 1 / sqrt(n h_0), n = 600 / (0.001 x 0.2) examples of a client, h_0 = 0.001
     },
     "bayesian_admm": {**MORE["bayesian_admm"], "initial_stddev": 0.02},
@@ -86,8 +91,11 @@ PUBLISHED_METHODS = {
     "curvature_0.05": LEARNT,
     "fed_avg": CORE["fed_avg"],
 }
+PUBLISHED_DATA = {
+    "fashion_mnist": tuple(PUBLISHED_METHODS),
+    "fashion_mnist_255": ("bayesian_admm_published", "fed_avg"),
+}
 PUBLISHED = {
-    "dataset": "fashion_mnist",
     "elsewhere": "mnist",
     "partition": "unequal",
     "examples": 6000,
@@ -127,6 +135,8 @@ CURVES = {
 CURVE_METHODS = ("curvature_0.05", "fed_avg", "former_default", "curvature_0.01")
 
 FIRST, OTHERS = ("dirichlet:0.5", "iid"), ("dirichlet:0.1", "label_skew:2")
+# Those that the comparison is about; the others vary the default.
+COMPARED = (*CORE, "fed_be", "bayesian_admm", "former_naive_average", "former_conflation")
 CONTROLS = {"variants": ("shuffled_labels", "a_tenth"), "methods": ("curvature_0.05",)}
 # Blocks of cells, in the order in which they run.
 PLAN = (
@@ -136,6 +146,7 @@ PLAN = (
     {"partitions": FIRST, "seeds": (1, 2), "methods": tuple(CORE)},
     {"partitions": OTHERS, "seeds": (0, 1, 2), "methods": tuple(CORE)},
     "published",
+    {"dataset": "cifar10", "partitions": ("dirichlet:0.5",), "seeds": (0, 1, 2), "methods": COMPARED},
     {"partitions": FIRST, "seeds": (0, 1, 2), "methods": tuple(MORE)},
     {"partitions": OTHERS, "seeds": (0, 1, 2), "methods": tuple(MORE)},
 )

@@ -27,7 +27,10 @@ class Data(NamedTuple):
 
 @functools.cache
 def load(name: str, split: str) -> Any:
-    return bfl.data.load(name, split=split)
+    """A dataset; of one with "_255" behind its name the pixels as they are, which are otherwise scaled to [0, 1]."""
+    source = bfl.data.load(name.removesuffix("_255"), split=split)
+    raw = dataclasses.replace(source, features=source.features.astype(np.float32))
+    return raw if name.endswith("_255") else source
 
 
 def some(source: Any, number: int | None) -> Any:
@@ -53,8 +56,18 @@ def data_of(options: dict[str, Any]) -> Data:
         number = round(options["examples_per_client"] * variant.get("share_of_examples", 1))
         clients = clients.limit(number, seed=seed)
     if "elsewhere" in options:
-        elsewhere = some(load(options["elsewhere"], "test"), options["elsewhere_examples"]).features
+        elsewhere = in_the_middle(
+            some(load(options["elsewhere"], "test"), options["elsewhere_examples"]).features, train
+        )
     return Data(clients, held_out, some(load(options["dataset"], "test"), options.get("test_examples")), elsewhere)
+
+
+def in_the_middle(images: np.ndarray, source: Any) -> np.ndarray:
+    """Images [N, h, w, 1 or C] amid black, in the shape and type of a source's."""
+    larger = np.zeros((len(images), *source.element_shape), source.features.dtype)
+    top, left = ((whole - own) // 2 for whole, own in zip(source.element_shape, images.shape[1:3]))
+    larger[:, top : top + images.shape[1], left : left + images.shape[2]] = images
+    return larger
 
 
 def unequal(source: Any, number: int, seed: int) -> Any:
@@ -79,14 +92,16 @@ def cosine(rate: float, rounds: int) -> Any:
     return lambda done: rate * 0.5 * (1 + tf.cos(np.pi * tf.cast(done, tf.float32) / rounds))
 
 
-def process_of(options: dict[str, Any], clients: Any) -> bfl.BayesianProcess:
-    """The process of a cell's method for its clients."""
+def process_of(options: dict[str, Any], clients: Any, held_out: Any) -> bfl.BayesianProcess:
+    """The process of a cell's method for its clients; FedBE's server teaches on what is held out, without labels."""
     published = options["partition"] == "unequal"
     method = dict((PUBLISHED_METHODS if published else METHODS)[options["method"]])
     recipe = getattr(bfl.algorithms, method.pop("recipe"))
     of_model = {"kind": "flipout", **{name: method.pop(name) for name in OF_MODEL if name in method}}
     if recipe is bfl.algorithms.variational:
         method.setdefault("rule", "log_linear_pool")
+    if recipe is bfl.algorithms.fed_be:
+        method["features"] = held_out.features
     source = clients.source
 
     if published:

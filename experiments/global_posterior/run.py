@@ -21,7 +21,7 @@ from experiments.global_posterior.config import (
     METHODS,
     PLAN,
     PUBLISHED,
-    PUBLISHED_METHODS,
+    PUBLISHED_DATA,
     SIZES,
 )
 from experiments.global_posterior.tables import write_all
@@ -30,32 +30,34 @@ Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
 
 
-def cells(size: str) -> Iterator[Options]:
+def cells() -> Iterator[Options]:
     """The options of each cell, in the order in which they run."""
     for block in PLAN:
         if block == "published":
-            for seed, method in itertools.product((0, 1, 2), PUBLISHED_METHODS):
-                yield {**PUBLISHED, "method": method, "variant": "all", "seed": seed}
+            for seed, (dataset, methods) in itertools.product((0, 1, 2), PUBLISHED_DATA.items()):
+                for method in methods:
+                    yield {**PUBLISHED, "dataset": dataset, "method": method, "variant": "all", "seed": seed}
             continue
         if block == "curves":
             for name, method in itertools.product(CURVES, CURVE_METHODS):
                 yield {**CURVES[name], "method": method, "seed": 0}
             continue
         methods, variants = block.get("methods", METHODS), block.get("variants", ("all",))
+        size = SIZES[block.get("dataset", "fashion_mnist")]
         for seed, partition, variant, method in itertools.product(
             block["seeds"], block["partitions"], variants, methods
         ):
-            yield {**SIZES[size], "method": method, "partition": partition, "variant": variant, "seed": seed}
+            yield {**size, "method": method, "partition": partition, "variant": variant, "seed": seed}
 
 
 def cell_name(options: Options) -> str:
-    start = f"curve,{options['dataset']}" if "evaluate_every" in options else options["variant"]
+    of_data = "" if options["dataset"] == "fashion_mnist" else options["dataset"] + ","
+    start = f"curve,{options['dataset']}" if "evaluate_every" in options else of_data + options["variant"]
     parts = (start, options["method"], options["partition"], f"seed={options['seed']}")
     return ",".join(parts).replace(":", "_")
 
 
 @click.command()
-@click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
 @click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'fed_avg'.")
 @click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
 @click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figure for what is done.")
@@ -63,7 +65,6 @@ def cell_name(options: Options) -> str:
 @click.option("--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/global_posterior"))
 @click.option("--results", type=click.Path(path_type=pathlib.Path), default=HERE / "results")
 def main(
-    size: str,
     only: str,
     listed: bool,
     tables_only: bool,
@@ -73,7 +74,7 @@ def main(
 ) -> None:
     """Runs the cells that are not done, and writes tables and the figure."""
     use_threads(threads)
-    every = {cell_name(options): options for options in cells(size)}
+    every = {cell_name(options): options for options in cells()}
     run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
     if not listed:
         summaries = read_cells(output)

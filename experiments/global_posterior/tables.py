@@ -41,7 +41,7 @@ SPREAD = (
 )
 LOST = ("nll", "nll_permuted", "nll_permuted_sd", "permutation_costs", "nll_of_means")
 COSTS = ("train_seconds", "train_cpu_seconds", "megabytes_a_round")
-IDENTITY = ("row", "method", "partition", "variant", "seed")
+IDENTITY = ("row", "dataset", "method", "partition", "variant", "seed")
 # Rounds of a curve that its table shows.
 SHOWN = (20, 40, 60, 100, 160, 240, 320, 400, 500)
 IN_TABLE = ("accuracy", "test_nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
@@ -54,7 +54,7 @@ def rows_of(summaries: Iterable[Summary]) -> list[Row]:
     for summary in summaries:
         options, training = summary["options"], summary.get("training", {})
         for name, scores in summary.get("rows", {}).items():
-            same = {key: options[key] for key in ("method", "partition", "variant", "seed")}
+            same = {key: options[key] for key in IDENTITY[1:]}
             costs = {key: training[key] for key in COSTS[:2]}
             row = {"row": name, **same, **scores, **costs, "megabytes_a_round": training["bytes_a_round"] / 1e6}
             row |= {key: training[key] for key in ("faulty", "collapsed_in_round")}
@@ -70,9 +70,11 @@ def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
     write_raw(rows, folder / "raw.csv")
     write_failures(summaries, folder / "failures")
     of_all = [row for row in rows if row["variant"] == "all"]
-    for partition in dict.fromkeys(row["partition"] for row in of_all):
-        here = [row for row in of_all if row["partition"] == partition]
-        name = partition.replace(":", "_").replace(".", "_")
+    groups: dict[str, list[Row]] = {}
+    for row in of_all:
+        groups.setdefault(f"{row['dataset']}-{row['partition']}", []).append(row)
+    for group, here in groups.items():
+        name = group.removeprefix("fashion_mnist-").replace(":", "_").replace(".", "_")
         write(table(here, tuple(SCORES)), folder / f"scores-{name}")
         write(differences(here), folder / f"differences-{name}")
         write(table(here, SPREAD, digits=None), folder / f"spread-{name}")

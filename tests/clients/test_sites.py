@@ -151,6 +151,7 @@ def test_first_rows_are_shares_of_the_first_posterior(shares):
 RECIPES = {
     "partitioned_vi": functools.partial(algorithms.partitioned_vi, damping=0.5),
     "bayesian_admm": functools.partial(algorithms.bayesian_admm, damping=0.5),
+    "bayesian_admm, empty": functools.partial(algorithms.bayesian_admm, damping=0.5, empty_sites=True),
 }
 OPTIONS = {"element_spec": SPEC, "likelihood": f"gaussian:{NOISE}", "batch_size": 8, "temperature": 1.0}
 COHORTS = ((0, 1, 2), (1,), (0, 2), (2, 1), (0, 1, 2), (0,), (1, 2), (0, 2))
@@ -252,6 +253,7 @@ def test_a_client_without_a_row_is_faulty(engine):
         ({"noise": "none"}, "no noise 'none'"),
         ({"decay": 1.0}, "decay is 1.0, but must be at least 0 and below 1"),
         ({"likelihood": "poisson"}, "no likelihood 'poisson'"),
+        ({"empty": True}, "Sites that are empty at first can't be sent"),
     ],
 )
 def test_numbers_and_names_out_of_range(given, message):

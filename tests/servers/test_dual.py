@@ -107,6 +107,15 @@ def test_at_rest_the_server_has_the_product_of_the_sites():
         np.testing.assert_allclose(natural(own.posterior), left * natural(start) + (1 - left) * product, rtol=1e-4)
 
 
+def test_empty_sites_begin_at_the_prior():
+    """Nobody moves: q goes from the first posterior to the prior, by 1 / (1 + K rho) in the first round."""
+    prior, start = random_posterior(5), random_posterior(4)
+    step, own = servers.dual(0.5, product=prior), weights(start)
+    state, own = a_round(step, step.initialize(own), own, [own.posterior] * 4, 4)
+    np.testing.assert_allclose(product_of(state), natural(prior), rtol=1e-5)
+    np.testing.assert_allclose(natural(own.posterior), 2 / 3 * natural(start) + 1 / 3 * natural(prior), rtol=1e-5)
+
+
 def test_the_state_keeps_its_structure_in_a_graph():
     step, own = servers.dual(), weights(random_posterior(1))
     state = step.initialize(own)

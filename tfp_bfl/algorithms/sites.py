@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from tfp_bfl import clients, federated, rules, servers
+from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import SHARED_OPTIONS, Model, compose, split_options
 from tfp_bfl.algorithms.variational import TEMPERATURE
 
@@ -39,7 +39,12 @@ def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **option
 
 
 def bayesian_admm(
-    model_fn: Model, *, step_size: float = 1.0, damping: Optional[float] = None, **options: Any
+    model_fn: Model,
+    *,
+    step_size: float = 1.0,
+    damping: Optional[float] = None,
+    empty_sites: bool = False,
+    **options: Any,
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference whose clients are held to q by a step size, and whose server averages them.
 
@@ -52,18 +57,20 @@ def bayesian_admm(
       step_size: rho. At 1 q comes to rest at the posterior; below it only nearly (`clients.sites`), and it may diverge
         where clients differ much.
       damping: as `partitioned_vi`.
+      empty_sites: t_k = 1 at first, as published; otherwise the sites hold the first posterior. With little damping q
+        is then some (1 - a) mean_k q_k for long: wide, and quick to move.
       **options: as `partitioned_vi`, without weighting: all clients count alike. Below a temperature T of 1 the
         posterior is colder than Bayes' theorem has it; the paper's are .1 to .001.
 
     Raises:
       InvalidArgument: as `partitioned_vi`.
 
-    Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM. Departures: the federation begins at the first
-    posterior, which its sites hold, and not at the prior; local training begins from the server's curvature.
+    Source: Möllenhoff et al. 2026 (arXiv:2506.13150), IVON-ADMM. Departure: q begins at the model's first posterior,
+    and theirs at the prior, with clients whose first round alone begins at networks of their own.
     """
     shared = tuple(name for name in SHARED if name != "weighting")
     work, process = split_options(bayesian_admm, clients.sites, options, shared, temperature=TEMPERATURE)
-    local = clients.sites(model_fn, step_size=step_size, damping=damping, send_site=False, **work)
-    return compose(
-        model_fn, local, rules.log_linear_pool(), servers.dual(step_size, damping), weighting="equal", **process
-    )
+    held = {"step_size": step_size, "damping": damping}
+    local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
+    step = servers.dual(**held, product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None)
+    return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)

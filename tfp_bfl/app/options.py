@@ -116,6 +116,7 @@ class BayesianADMM(_Sites):
     admm_step_size: Positive = option(
         1.0, "rho: how strongly clients are held to the server's posterior.", argument="step_size"
     )
+    empty_sites: bool = option(False, "The clients' factors are 1 at first, as published, not shares of the start.")
 
 
 class _SGD(Options):

@@ -34,6 +34,7 @@ def sites(
     step_size: float = 1.0,
     damping: Optional[float] = None,
     send_site: bool = True,
+    empty: bool = False,
 ) -> ClientWork:
     """Client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
 
@@ -59,13 +60,15 @@ def sites(
       damping: of the sites, above 0 and at most 1; None for 1 / K, and 0.1 where nobody has said how many clients
         there are. Sites of clients who move the same weights overshoot together if it is large.
       send_site: the client sends q with its new site in the place of the old one; False: it sends q_k.
+      empty: t_k = 1 for all at first, whatever the server's first posterior, which only q_k may then follow: not with
+        `send_site`, as q would keep it for ever.
 
     Returns:
       Client work that keeps its `Site`.
 
     Raises:
-      InvalidArgument: numbers outside their ranges, or a model without variational weights, or whose initial posterior
-        is wider than its prior.
+      InvalidArgument: numbers outside their ranges, empty sites that are sent, or a model without variational weights,
+        or whose initial posterior is wider than its prior.
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
     IVON-ADMM, whose v_k is -t_k.
@@ -76,6 +79,8 @@ def sites(
     for name, value in (("temperature", temperature), ("step_size", step_size)):
         check_number(value, name)
     check_damping(damping)
+    if empty and send_site:
+        raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
     density = parse_likelihood(likelihood)
     update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
     # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
@@ -83,6 +88,7 @@ def sites(
 
     def memory(weights: ModelWeights, share: Any) -> Site:
         q = natural(weights.posterior)
+        share = 0.0 if empty else share
         return Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
 
     def build() -> Work:

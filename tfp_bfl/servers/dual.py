@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
@@ -27,18 +28,19 @@ class Dual(NamedTuple):
     num_present: Any
 
 
-def dual(step_size: float = 1.0, damping: Optional[float] = None) -> ServerStep:
+def dual(step_size: float = 1.0, damping: Optional[float] = None, product: Optional[MeanField] = None) -> ServerStep:
     """q <- (1 - a) mean_k q_k + a prior prod_k t_k in natural parameters, a = 1 / (1 + K rho).
 
     t_k <- t_k + damping rho (natural(q_k) - natural(q))
 
     The mean is over all K clients: those that are not in the round count with q_k = q. What the rule pools must be the
-    mean of natural parameters, as the log-linear pool of equal weights is. The product of the sites at first is the
-    first posterior, as with `clients.sites`.
+    mean of natural parameters, as the log-linear pool of equal weights is.
 
     Args:
       step_size: rho.
       damping: of the sites, above 0 and at most 1, None for 1 / K; both as the clients have them.
+      product: what prior and sites are at first: None for the first posterior, as with `clients.sites`; the model's
+        prior where those are empty.
 
     Raises:
       InvalidArgument: a number outside its range.
@@ -48,9 +50,11 @@ def dual(step_size: float = 1.0, damping: Optional[float] = None) -> ServerStep:
     check_number(step_size, "step_size")
     check_damping(damping)
     each = tf.nest.map_structure
+    # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
+    product = None if product is None else each(np.asarray, product)
 
     def initialize(weights: ModelWeights) -> Dual:
-        mean, variance = weights.posterior
+        mean, variance = weights.posterior if product is None else product
         precision = each(tf.math.reciprocal, variance)
         return Dual(precision, each(tf.multiply, precision, mean), tf.constant(0), tf.constant(0))
 
