@@ -13,6 +13,7 @@ from experiments.global_posterior.config import (
     CORE,
     CURVES,
     ENSEMBLE,
+    FED_BE,
     FITTED,
     METHODS,
     PUBLISHED,
@@ -37,7 +38,7 @@ SMALL = {
 
 
 def test_every_cell_has_a_name_of_its_own():
-    cells = list(run.cells("fashion_mnist"))
+    cells = list(run.cells())
     assert len({run.cell_name(options) for options in cells}) == len(cells)
     first = cells[: len(CORE)]
     assert {c["partition"] for c in first} == {"dirichlet:0.5"} and {c["seed"] for c in first} == {0}
@@ -48,7 +49,7 @@ def test_every_cell_has_a_name_of_its_own():
 def test_every_method_can_be_built():
     data = federation.data_of(SMALL)
     for method in METHODS:
-        process = federation.process_of({**SMALL, "method": method}, data.clients)
+        process = federation.process_of({**SMALL, "method": method}, data.clients, data.held_out)
         assert bool(process.state_spec[2:]) and process.num_outputs == 10
 
 
@@ -59,7 +60,7 @@ def test_every_method_of_the_published_setting_can_be_built():
     assert clients.num_clients == 10 and 450 < sum(clients.sizes) <= 510 and max(clients.sizes) > 3 * min(clients.sizes)
     assert len(np.unique(np.concatenate(clients.indices))) == sum(clients.sizes)
     for method in PUBLISHED_METHODS:
-        process = federation.process_of({**options, "method": method}, clients)
+        process = federation.process_of({**options, "method": method}, clients, None)
         assert bool(process.state_spec[2:]) and process.num_outputs == 10
 
 
@@ -68,6 +69,21 @@ def test_no_example_of_the_servers_is_a_clients():
     data = federation.data_of(whole)
     held = sum(len(part) for part in data.clients.indices)
     assert held + len(data.held_out.labels) == bfl.data.load("digits", split="train").num_examples
+
+
+def test_foreign_images_are_given_the_form_of_the_own():
+    source = bfl.data.load("digits", split="train")
+    images = np.arange(2 * 4 * 6, dtype=np.uint8).reshape(2, 4, 6, 1)
+    larger = federation.in_the_middle(images, source)
+    assert larger.shape[1:] == source.element_shape and larger.dtype == source.features.dtype
+    np.testing.assert_array_equal(larger[:, 2:6, 1:7], images + 0 * larger[:, 2:6, 1:7])
+    assert larger.sum() == images.sum()
+
+
+def test_pixels_as_they_are():
+    plain, raw = (federation.load(name, "test").features for name in ("digits", "digits_255"))
+    assert raw.dtype == np.float32 and raw.max() > 1
+    np.testing.assert_array_equal(raw, plain)
 
 
 def test_controls_change_what_they_say():
@@ -82,7 +98,9 @@ def test_controls_change_what_they_say():
 
 
 @pytest.mark.deep(after="tests/test_global_posterior_study.py")
-@pytest.mark.parametrize(("method", "rows"), [("fed_avg", ["fed_avg", FITTED, ENSEMBLE]), ("former_default", None)])
+@pytest.mark.parametrize(
+    ("method", "rows"), [("fed_avg", ["fed_avg", FITTED, ENSEMBLE, FED_BE]), ("former_default", None)]
+)
 def test_a_cell_scores_its_rows(tmp_path, method, rows):
     cell.run_cell(tmp_path / "cell", {**SMALL, "method": method})
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
@@ -95,7 +113,7 @@ def test_a_cell_scores_its_rows(tmp_path, method, rows):
         assert row["ood_auroc_epistemic"] is None and row["nll_fitted"] == pytest.approx(
             summary["rows"][FITTED]["nll"], abs=1e-5
         )
-        assert summary["rows"][ENSEMBLE]["epistemic"] > 0
+        assert summary["rows"][ENSEMBLE]["epistemic"] > 0 and summary["rows"][FED_BE]["epistemic"] > 0
     else:
         assert row["log_sd_ratio"] < 0.1 and abs(row["permutation_costs"]) < 0.01
 
@@ -198,7 +216,7 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
     study.fails_at = None
     result = study.invoke()
     assert result.exit_code == 0, result.output
-    number = len(list(run.cells("fashion_mnist")))
+    number = len(list(run.cells()))
     assert len(study.runs) == len(set(study.runs)) == number and "failed, Diverged" in result.output
     results = study.folder / "results"
     names = {path.name for path in results.iterdir()}

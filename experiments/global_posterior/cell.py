@@ -66,13 +66,12 @@ def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
         predict = {name: options[name] for name in ("num_samples", "seed", "permutations")}
         lost = without_spread(result.model, weights, data.test.features, data.test.labels, **predict)
         rows[options["method"]] |= {**spread_scores(weights, bfl.models.prior(result.model)), **lost}
-    elif not bfl.evaluation.is_stochastic(result.model):
-        temperature = rows[options["method"]]["fitted_temperature"]
+    elif options["method"] == "fed_avg":
+        temperature = rows["fed_avg"]["fitted_temperature"]
         rows[FITTED] = scored([with_temperature(part, temperature) for part in predicted], data)
-        if options["method"] == "fed_avg":
-            own = local_models(process, weights, data.clients, options["seed"])
-            rows[ENSEMBLE] = scored(together(result.model, own, parts), data)
-            rows[FED_BE] = scored(together(result.model, own + drawn(own, options["seed"]), parts), data)
+        own = local_models(process, weights, data.clients, options["seed"])
+        rows[ENSEMBLE] = scored(together(result.model, own, parts), data)
+        rows[FED_BE] = scored(together(result.model, own + drawn(own, options["seed"]), parts), data)
     return {"training": training, "rows": rows}
 
 

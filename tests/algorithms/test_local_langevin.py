@@ -20,9 +20,10 @@ def variance_of(draws, mean):
     return blocks.mean(), blocks.std(ddof=1) / np.sqrt(20)
 
 
+@more
 @pytest.mark.statistical
-@pytest.mark.parametrize("prior_stddev", [0.5, pytest.param(None, marks=more)])
-@pytest.mark.parametrize("cohort_size", [None, pytest.param(2, marks=more)])
+@pytest.mark.parametrize("prior_stddev", [0.5, None])
+@pytest.mark.parametrize("cohort_size", [None, 2])
 def test_dg_sgld_smooths_each_factor(prior_stddev, cohort_size):
     """Precision sum_i 1 / (1 / N_i + rho) + 1 / t^2 and the mean of these factors, whoever is in a round. Error rate:
     4.5 standard errors and 3 % for the steps' size, 2.5e-4."""
@@ -46,6 +47,7 @@ def test_dg_sgld_smooths_each_factor(prior_stddev, cohort_size):
     assert variance > 1.3 / (sum(SIZES) + (0 if prior_stddev is None else 4))
 
 
+@more
 @pytest.mark.statistical
 def test_fsgld_is_the_posterior_where_its_surrogates_are_the_likelihoods():
     """Then every client's gradient is that of all: one chain of the full gradient, v = 2 / (L (2 - g L))."""
@@ -64,6 +66,7 @@ def test_fsgld_is_the_posterior_where_its_surrogates_are_the_likelihoods():
     assert abs(variance - 0.133333) < 4.5 * error and error < 0.01 * variance
 
 
+@more
 def test_a_surrogate_is_near_a_gaussian_likelihood():
     rows = np.random.default_rng(2).normal([3, -1], size=(400, 2)).astype(np.float32)
     found = clients.fit_surrogate(

@@ -10,8 +10,10 @@ from tfp_bfl.errors import InvalidArgument
 ROWS = np.random.default_rng(3).normal([3, -1], size=(30, 2)).astype(np.float32)
 LABELS = np.zeros(30, np.int32)
 
+more = pytest.mark.deep(after="tests/clients/test_mode.py")
 
-@pytest.mark.parametrize("prior_stddev", [None, 0.5])
+
+@pytest.mark.parametrize("prior_stddev", [pytest.param(None, marks=more), 0.5])
 def test_the_mode_of_a_gaussian(prior_stddev):
     options = {"likelihood": "density", "prior_stddev": prior_stddev}
     precision = 30 + (0 if prior_stddev is None else 4)
