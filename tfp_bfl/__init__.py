@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tfp_bfl import (
         algorithms,
         clients,
+        compression,
         contracts,
         data,
         errors,
@@ -59,6 +60,7 @@ __all__ = [
     "__version__",
     "algorithms",
     "clients",
+    "compression",
     "contracts",
     "data",
     "errors",

@@ -11,6 +11,7 @@ from tests.processes import in_this_process
 from tfp_bfl.app import build
 from tfp_bfl.app.config import make_config
 from tfp_bfl.app.options import ALGORITHMS
+from tfp_bfl.posterior.samples import num_draws
 
 RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]
 OF_RECIPE = {
@@ -117,6 +118,41 @@ def test_options_reach_the_recipe(options_of):
     assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
     assert options_of(config_of("fed_kp", kernel_start="clients"))["start"] == "clients"
     assert set(options_of(config_of("fed_prox"))) == COMMON | {"weighting", "robust", "proximal"}
+
+
+CHAINS = {
+    "qlsd": {"compressor": "sparsifier:0.5", "participation": 0.5, "step_size": 1e-3, "keep_every": 2},
+    "dg_sgld": {"coupling": 0.02, "local_steps": 3, "step_size": 1e-3, "keep_every": 2},
+}
+
+
+def chain_of(algorithm, **options):
+    tiny = {name: x for name, x in TINY.items() if name != "local_epochs"}
+    return make_config(None, {"algorithm": algorithm, **tiny, **CHAINS[algorithm], **options})
+
+
+def test_options_reach_a_chain(options_of):
+    given = options_of(chain_of("qlsd", rounds=9, max_samples=3, forgetful=True))
+    assert given["thinning"] == bfl.federated.Thinning(4, 2, 3) and given["prior_stddev"] == 1.0
+    assert (given["memory"], given["participation"], given["refresh_every"]) == (False, 0.5, 100)
+    assert (given["estimator"], given["compressor"]) == ("anchored", "sparsifier:0.5")
+    assert options_of(chain_of("dg_sgld", prior_stddev=0.5))["prior_stddev"] == 0.5
+    own = [chain_of(name).own_options() for name in CHAINS]
+    assert [options.steps(100) for options in own] == [1, 3]
+
+
+@pytest.mark.deep(after="test_build.py")
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_goes_on_to_the_same_bits_and_predicts_with_its_draws(name, runtime, tmp_path):
+    config = chain_of(name, rounds=8)
+    run = functools.partial(bfl.simulate, process_of(config), build.shares(config, SOURCE).clients, seed=1)
+    whole = run(8)
+    run(5, checkpoint_dir=tmp_path / "states")
+    result = run(8, checkpoint_dir=tmp_path / "states")
+    for a, b in zip(*(tf.nest.flatten(x.state) for x in (whole, result)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert num_draws(result.draws) == 2
+    assert np.min(exported(result.model, tmp_path)) > 0
 
 
 @pytest.mark.parametrize(("rounds", "burn_in"), [(1, 0), (7, 3), (30, 15)])

@@ -199,7 +199,7 @@ def test_help_lists_every_option(capsys):
     own = text[text.index("Options of fl_swag:") :]
     own = own[: own.index("\n\n")]
     assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
-    assert "[default: 60; 1 for fl_swag; 30 for fed_*]" in " ".join(text.split())
+    assert "[default: 60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld]" in " ".join(text.split())
 
 
 def test_list_and_no_arguments(capsys):

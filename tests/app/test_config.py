@@ -78,6 +78,18 @@ OWN = {
     "kernel": "gaussian",
     "bandwidth": "scott",
     "bandwidth_scale": 2.0,
+    "local_epochs": 2,
+    "learning_rate": 0.02,
+    "empty_sites": True,
+    "keep_every": 7,
+    "estimator": "plain",
+    "compressor": "none",
+    "per_tensor": True,
+    "participation": 0.5,
+    "forgetful": True,
+    "refresh_every": 7,
+    "coupling": 0.5,
+    "local_steps": 2,
 }
 
 
@@ -117,8 +129,8 @@ def test_options_of_other_algorithms_are_refused(algorithm):
 def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
-    assert in_words(ALGORITHMS) == "variational, partitioned_vi, bayesian_admm, fl_swag and fed_*"
-    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*"
+    assert in_words(ALGORITHMS) == "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld and fed_*"
+    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld"
     assert default_in_words("kernel_start", "mean") == "mean; clients for fed_kppa"
     assert default_in_words("burn_in_rounds", None) == ""
 
@@ -181,6 +193,14 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "fed_ag", "kind": "flipout"}, "fed_ag finds a posterior over point weights: use kind 'det"),
         ({"algorithm": "fed_pa", "burn_in_rounds": "30"}, "burn_in_rounds is 30, but must be below the number of rou"),
         ({"algorithm": "fed_sgld", "rounds": "2", "burn_in_rounds": "3"}, "must be below the number of rounds, 2: "),
+        ({"algorithm": "qlsd", "compressor": "quantiser:0"}, "levels"),
+        ({"algorithm": "qlsd", "compressor": "gzip"}, "no compressor 'gzip'"),
+        ({"algorithm": "qlsd", "estimator": "fixed_point"}, "clients.find_mode finds in a program: use 'anchored'"),
+        ({"algorithm": "qlsd", "participation": "0"}, "participation is '0', but must be above 0."),
+        ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),
+        ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of variational, partitioned_vi"),
+        ({"algorithm": "qlsd", "kind": "flipout"}, "qlsd finds a posterior over point weights"),
+        ({"algorithm": "dg_sgld", "step_size": "0.2", "coupling": "0.1"}, "must be below 2 coupling, 0.2"),
         ({"algorithm": "fed_sgld", "step_size": "0"}, "step_size is '0', but must be above 0."),
         ({"algorithm": "fed_pa", "shrinkage": "-1"}, "shrinkage is '-1'"),
         ({"algorithm": "fed_prox", "proximal": "inf"}, "proximal is 'inf'"),
@@ -236,6 +256,7 @@ def test_none_resets_what_a_file_sets(tmp_path):
     assert make_config(path, {}).cohort_size == 3
     assert make_config(path, {"cohort_size": "none"}).cohort_size is None
     assert make_config(None, {"normalization": "none"}).normalization == "none"
+    assert make_config(None, {"algorithm": "qlsd", "compressor": "none"}).compressor == "none"
     path = write(tmp_path, "algorithm: fed_opt\nserver_optimizer: none\n")
     assert make_config(path, {}).server_optimizer is None
 

@@ -11,6 +11,7 @@ from tfp_bfl.app import choices
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.fields import Options, argument_names, extra, option
 from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, default_in_words
+from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.target import KLS
 from tfp_bfl.data.partition_names import PARTITIONS
@@ -25,6 +26,8 @@ PASSED_ON = {
     "fl_swag": [bfl.clients.swag],
     **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith("fed_")},
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
+    "qlsd": [*AVERAGING, bfl.clients.stochastic_gradient],
+    "dg_sgld": [*AVERAGING, bfl.clients.coupled_langevin],
 }
 GROUPS = {"kernel_options": bfl.rules.kernel_posterior}
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
@@ -35,12 +38,15 @@ OTHER_DEFAULTS = {
     ("variational", "inference"): ("backprop", None),
     ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
     **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},
-    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld")},
+    **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},
+    ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
+    ("dg_sgld", "local_steps"): (1, 5),
+    **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld")},
+    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-
-# Recipes of chains, which a program runs; the command line has none yet.
-CHAINS = {"qlsd", "dg_sgld", "fsgld"}
+# A recipe for a program, which fits its surrogates before.
+APART = {"fsgld"}
 
 
 def accepted(name):
@@ -53,7 +59,7 @@ def accepted(name):
 
 
 def test_every_recipe_has_its_options():
-    assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} - CHAINS == set(PASSED_ON)
+    assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} - APART == set(PASSED_ON)
     assert all(issubclass(AllOptions, options) for options in ALGORITHMS.values())
 
 
@@ -78,7 +84,10 @@ def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
 def test_a_recipe_gets_what_it_knows(name):
     given = make_config(None, {"algorithm": name}).own_options().arguments(make_config(None, {"algorithm": name}), list)
     assert given.keys() <= accepted(name).keys()
-    assert {"local_epochs", "batch_size", "learning_rate"} <= given.keys()
+    assert {
+        "batch_size",
+        *(("step_size",) if "thinning" in given else ("local_epochs", "learning_rate")),
+    } <= given.keys()
 
 
 def test_each_option_is_described_and_declared_once():
@@ -103,6 +112,8 @@ def test_names_are_those_of_the_tables():
         choices.INFERENCES: bfl.clients.INFERENCES,
         choices.NOISES: NOISES,
         choices.KLS: KLS,
+        choices.ESTIMATORS: ESTIMATORS,
+        choices.COMPRESSORS: named.forms(bfl.compression.COMPRESSORS),
         choices.ENGINES: bfl.federated.ENGINES,
         choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,
         choices.ROBUST: named.forms(bfl.rules.ROBUST),
@@ -123,7 +134,7 @@ def test_an_option_that_is_added_is_in_the_call_and_in_the_help():
 
     given = More.model_construct(extra_share=0.25).arguments(make_config(None, {"algorithm": "fed_prox"}), list)
     assert given["ensemble"] == {"share": 0.25} and given["proximal"] == 0.01
-    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*"
+    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld"
 
 
 def test_an_algorithm_that_is_none():

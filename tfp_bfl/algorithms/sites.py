@@ -70,7 +70,7 @@ def bayesian_admm(
     """
     shared = tuple(name for name in SHARED if name != "weighting")
     work, process = split_options(bayesian_admm, clients.sites, options, shared, temperature=TEMPERATURE)
-    held = {"step_size": step_size, "damping": damping}
+    held: dict[str, Any] = {"step_size": step_size, "damping": damping}
     local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
     step = servers.dual(**held, product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None)
     return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)

@@ -59,6 +59,8 @@ EVALUATION_PRECISIONS = Table("precision of prediction", "evaluation/predictive.
 INFERENCES = Table("inference", "clients/inference.py", ("INFERENCES",))
 NOISES = Table("noise", "clients/inference.py", ("NOISES",))
 KLS = Table("kl", "clients/target.py", ("KLS",))
+ESTIMATORS = Table("estimator", "clients/gradient.py", ("ESTIMATORS",))
+COMPRESSORS = Table("compressor", "compression/compressors.py", ("COMPRESSORS",))
 ENGINES = Table("engine", "federated/engines.py", ("ENGINES",))
 SERVER_OPTIMIZERS = Table("server optimizer", "servers/optimizers.py", ("SERVER_OPTIMIZERS",))
 

@@ -25,6 +25,7 @@ Examples:
   tfp-bfl run --resume my_run
   tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer
   tfp-bfl run --algorithm fed_kp --bandwidth scott
+  tfp-bfl run --algorithm qlsd --model mlp --compressor quantiser:16
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
@@ -96,7 +97,8 @@ class _Grouped(click.Command):
         groups: dict[tuple[str, ...], list[Any]] = {(): []}
         for parameter in self.get_params(ctx):
             groups.setdefault(takers(str(parameter.name)), []).append(parameter.get_help_record(ctx))
-        for algorithms, records in groups.items():
+        # Of all algorithms, of most, of one.
+        for algorithms, records in sorted(groups.items(), key=lambda group: (bool(group[0]), -len(group[0]))):
             with formatter.section(f"Options of {in_words(algorithms)}" if algorithms else "Options"):
                 formatter.write_dl(records)
 
@@ -235,6 +237,8 @@ def list_choices() -> None:
         ("bandwidths", choices.BANDWIDTHS),
         ("inferences", choices.INFERENCES),
         ("kl", choices.KLS),
+        ("estimators", choices.ESTIMATORS),
+        ("compressors", choices.COMPRESSORS),
         ("engines", choices.ENGINES),
     ):
         click.echo(f"{title}: {', '.join(table.forms())}")

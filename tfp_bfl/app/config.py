@@ -158,8 +158,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
     values = {**(read_yaml(file) if file is not None else {}), **options}
-    # The word stands for what an option is if not given, and so resets one that the file sets.
-    values = {name: None if value == "none" and name != "normalization" else value for name, value in values.items()}
+    values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
     for name in values:
         if name not in RunConfig.model_fields:
             lookup(RunConfig.model_fields, name, "option")
@@ -172,6 +171,12 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -
             raise cause from None
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {_must_be(first)}.") from None
+
+
+def _is_a_name(option: str) -> bool:
+    """Whether "none" is one that an option takes; of others it is what they are if not given, whatever a file says."""
+    names = extra(RunConfig.model_fields[option], "names") if option in RunConfig.model_fields else None
+    return names is not None and "none" in names.forms()
 
 
 class _Loader(yaml.SafeLoader):

@@ -59,20 +59,16 @@ class Options(pydantic.BaseModel):
     defaults: ClassVar[dict[str, Any]] = {}
     point_weights: ClassVar[bool] = True
 
-    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
     batch_size: Count = option(32, "Examples in a training step.")
-    learning_rate: Optional[Positive] = option(
-        None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
-    )
 
     def check(self, config: Any) -> None:
         """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
         if self.point_weights and config.kind == "flipout":
             raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
 
-    def rate(self) -> float:
-        """The learning rate."""
-        return self.learning_rate or float(self.defaults["learning_rate"])
+    def steps(self, num_examples: int) -> int:
+        """Those of a client with so many examples, each round."""
+        raise NotImplementedError
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         """Those of the recipe, besides the model; `unlabelled` gives the server's examples without labels."""
@@ -83,7 +79,23 @@ class Options(pydantic.BaseModel):
         return given
 
 
-class ManyRounds(Options):
+class Training(Options):
+    """Clients train the model."""
+
+    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
+    learning_rate: Optional[Positive] = option(
+        None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
+    )
+
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.learning_rate or float(self.defaults["learning_rate"])
+
+    def steps(self, num_examples: int) -> int:
+        return -(-num_examples // self.batch_size) * self.local_epochs
+
+
+class ManyRounds(Training):
     learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
     silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
     max_change_norm: Optional[Positive] = option(
@@ -95,15 +107,43 @@ class ManyRounds(Options):
         return {**super().arguments(config, unlabelled), "learning_rate": rate}
 
 
-class AnyKind(Options):
-    """Also of models with variational layers."""
-
-    point_weights: ClassVar[bool] = False
+class Prior(Options):
     prior_stddev: Union[Positive, Literal["fan_in"]] = option(
         "fan_in",
         "Standard deviation of the prior on each weight; fan_in for sqrt(2 / inputs of a unit).",
         argument=None,
     )
+
+
+class AnyKind(Prior):
+    """Also of models with variational layers."""
+
+    point_weights: ClassVar[bool] = False
+
+
+class BurnIn(Options):
+    burn_in_rounds: Optional[CountOrZero] = option(
+        None, "Rounds before there are samples; half of the rounds if not given."
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.burn_in_rounds is not None and self.burn_in_rounds >= config.rounds:
+            raise InvalidArgument(
+                f"burn_in_rounds is {self.burn_in_rounds}, but must be below the number of rounds, {config.rounds}: "
+                "those after it are the samples."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        burn_in = config.rounds // 2 if self.burn_in_rounds is None else self.burn_in_rounds
+        return {**super().arguments(config, unlabelled), "burn_in_rounds": burn_in}
+
+
+class Draws(BurnIn):
+    """Rounds are draws of the posterior."""
+
+    step_size: Positive = option(1e-6, "eta: each step's noise has variance 2 eta.")
+    max_samples: Count = option(20, "The last rounds that predict.", argument=None)
 
 
 class Defended(Options):

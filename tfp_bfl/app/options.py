@@ -11,18 +11,22 @@ from typing import Any, ClassVar, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import choices
+from tfp_bfl.app.chains import DGSGLD, QLSD
 from tfp_bfl.app.fields import (
     INT32_MAX,
     AnyKind,
+    BurnIn,
     Count,
     CountOrZero,
     Defended,
+    Draws,
     ManyRounds,
     Options,
     Positive,
     PositiveOrZero,
     Share,
     ShareOrZero,
+    Training,
     Weighted,
     option,
 )
@@ -119,7 +123,7 @@ class BayesianADMM(_Sites):
     empty_sites: bool = option(False, "The clients' factors are 1 at first, as published, not shares of the start.")
 
 
-class _SGD(Options):
+class _SGD(Training):
     momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
 
 
@@ -229,25 +233,7 @@ class FedBE(_Averaging):
         return {**super().arguments(config, unlabelled), "features": unlabelled()}
 
 
-class _BurnIn(Options):
-    burn_in_rounds: Optional[CountOrZero] = option(
-        None, "Rounds before there are samples; half of the rounds if not given."
-    )
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.burn_in_rounds is not None and self.burn_in_rounds >= config.rounds:
-            raise InvalidArgument(
-                f"burn_in_rounds is {self.burn_in_rounds}, but must be below the number of rounds, {config.rounds}: "
-                "those after it are the samples."
-            )
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        burn_in = config.rounds // 2 if self.burn_in_rounds is None else self.burn_in_rounds
-        return {**super().arguments(config, unlabelled), "burn_in_rounds": burn_in}
-
-
-class _PosteriorAveraging(_BurnIn):
+class _PosteriorAveraging(BurnIn):
     """Clients of FedPA."""
 
     shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
@@ -258,12 +244,12 @@ class FedPA(_Averaging, AnyKind, Weighted, _PosteriorAveraging):
     summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
 
 
-class FedSGLD(_Averaging, Weighted, _BurnIn):
+class FedSGLD(_Averaging, Weighted, Draws):
     recipe: ClassVar[str] = "fed_sgld"
     summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
 
-    step_size: Positive = option(1e-6, "eta: each round's noise has variance 2 eta.")
-    max_samples: Count = option(20, "The last rounds that predict.")
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {**super().arguments(config, unlabelled), "max_samples": self.max_samples}
 
 
 class FedKP(_Averaging, AnyKind, Weighted):
@@ -292,7 +278,19 @@ class FedKPPA(FedKP, _PosteriorAveraging):
 
 
 class AllOptions(
-    Variational, PartitionedVI, BayesianADMM, FLSwag, FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKPPA
+    Variational,
+    PartitionedVI,
+    BayesianADMM,
+    FLSwag,
+    FedOpt,
+    FedProx,
+    FedAG,
+    FedBE,
+    FedPA,
+    FedSGLD,
+    FedKPPA,
+    QLSD,
+    DGSGLD,
 ):
     """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
 
@@ -300,6 +298,7 @@ class AllOptions(
 _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
+    *(QLSD, DGSGLD),
 )
 ALGORITHMS = {options.recipe: options for options in _CLASSES}
 

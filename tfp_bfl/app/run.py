@@ -273,7 +273,8 @@ def _cut_before(lines: TextIO, number: int) -> None:
 
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[_Row]) -> float:
     """Median over the rounds, the first (which traces) left out; a cohort counts as its share of all clients' steps."""
-    steps = sum(-(-int(size) // config.batch_size) for size in clients.sizes) * config.local_epochs
+    options = config.own_options()
+    steps = sum(options.steps(int(size)) for size in clients.sizes)
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
     return 1000 * seconds[len(seconds) // 2] / (steps * share)
