@@ -110,6 +110,8 @@ class Rule(NamedTuple):
       gives: what its server step must take; `STACK` and `TOTAL` are of what clients send.
       one_shot: it is for one round: where all clients send what they were given, it gives something else. Any other
         rule is idempotent, and may be repeated.
+      linear: for given variances and weights of the clients its means are affine in theirs, and its variances hold
+        none of them: noise without bias in what they send has none in the pool.
     """
 
     summarise: Callable[[Any, Any, tf.Tensor], Any]
@@ -123,6 +125,7 @@ class Rule(NamedTuple):
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
     one_shot: bool = False
+    linear: bool = False
 
     def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""
@@ -149,7 +152,7 @@ class GatherRule(NamedTuple):
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
       metrics: (stacked, importance [K], anchor) -> scalars to report with the round.
-      min_clients, together, takes, gives, one_shot: as of `Rule`.
+      min_clients, together, takes, gives, one_shot, linear: as of `Rule`.
     """
 
     pool: Callable[[Any, tf.Tensor, Any], Any]
@@ -161,6 +164,7 @@ class GatherRule(NamedTuple):
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
     one_shot: bool = False
+    linear: bool = False
 
     def pool_with_metrics(self, stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""

@@ -70,6 +70,17 @@ def variational(rule, kind, **options):
     )
 
 
+def compressed():
+    given, options = variational("log_linear_pool", "flipout", **CURVATURE), {"per_tensor": True}
+    options["compressor"] = "quantiser:16"
+    most = 3 * 32 * (2 * NUM_VARIATIONAL + 10)
+    return given._replace(
+        build=lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, **options, **CURVATURE),
+        work=clients.compressed(variational_work("flipout", **CURVATURE), **options),
+        metrics=dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), most),
+    )
+
+
 def partitioned_vi():
     """Each client sends q with its new site in the place of its old one; the server multiplies the changes."""
     model_fn, given = mlp("flipout"), variational("distributed_weight_consolidation", "flipout")
@@ -268,6 +279,7 @@ METHODS = {
         for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OF_POINTS]
     },
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
+    "compressed, flipout": compressed,
     "partitioned_vi, flipout": partitioned_vi,
     "bayesian_admm, flipout": bayesian_admm,
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
@@ -289,7 +301,9 @@ TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
 TELLING += [
     name
     for name in METHODS
-    if name.startswith(("fl_swag", "fed_", "curvature", "partitioned", "bayesian", "qlsd", "dg_", "fsgld"))
+    if name.startswith(
+        ("fl_swag", "fed_", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_", "fsgld")
+    )
 ]
 
 

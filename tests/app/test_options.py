@@ -41,6 +41,7 @@ OTHER_DEFAULTS = {
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
     ("dg_sgld", "local_steps"): (1, 5),
+    ("qlsd", "compressor"): ("quantiser:256", "quantiser:256"),
     **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld")},
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }

@@ -69,6 +69,17 @@ def test_fields(name):
 
 
 @every_rule
+def test_linear_is_who_pools_noise_without_bias(name):
+    """Means at three points of a line through the clients' have no second difference, and variances no difference."""
+    stacked, weights, anchor = case()
+    direction = np.random.default_rng(2).standard_normal(stacked.mean.shape)
+    pools = [aggregate(name, stacked._replace(mean=stacked.mean + t * direction), weights, anchor) for t in range(3)]
+    means, variances = (np.stack([p[i] for p in pools]) for i in range(2))
+    straight = np.abs(np.diff(means, 2, axis=0)).max() < 1e-10 and np.abs(np.diff(variances, axis=0)).max() < 1e-10
+    assert straight == rules.RULES[name]().linear == (name != "linear_pool")
+
+
+@every_rule
 @pytest.mark.parametrize("num_clients", [2, 10, 100])
 @pytest.mark.parametrize(
     ("where", "tolerance"),

@@ -8,8 +8,9 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl import federated, models, rules
+from tfp_bfl import clients, federated, models, rules
 from tfp_bfl import weighting as weightings
+from tfp_bfl.compression import Compressor
 from tfp_bfl.contracts import (
     CHANGE,
     CLIENT_POSTERIOR,
@@ -54,6 +55,8 @@ def compose(
     *,
     weighting: str = "train_size",
     robust: Optional[str] = None,
+    compressor: Optional[Union[str, Compressor]] = None,
+    per_tensor: bool = False,
     **process_options: Any,
 ) -> federated.BayesianProcess:
     """A process of any client work, rule, server step, weighting and defence that fit each other.
@@ -71,6 +74,8 @@ def compose(
         "max_discrepancy_farthest". For the last two the server holds all that clients send at once.
       robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE" or "median"
         (`rules.parse_robust`); for the last two the server holds all that clients send at once, and all count the same.
+      compressor, per_tensor: of the changes that clients send (`clients.compressed`), for a rule that is linear and
+        weights that do not follow from what is sent; None for none.
       **process_options: of `federated.build_process`: element_spec, seed, max_change_norm, min_examples, and the
         burn_in_rounds of the parts, so that `simulate` can refuse a run of no more rounds.
 
@@ -85,6 +90,9 @@ def compose(
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = rules.whole_model(rule)
     _check_fit(work, whole, server_step)
+    if compressor is not None:
+        _check_linear(whole, weighting, robust)
+        work = clients.compressed(work, compressor, per_tensor)
     if process_options.get("max_change_norm") is not None and work.sends != WEIGHTS:
         raise InvalidArgument(
             f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
@@ -109,7 +117,13 @@ PROCESS_OPTIONS = tuple(
     if name not in ("model_fn", "client_work", "weigh", "rule", "server_step")
 )
 # Those that a recipe passes on.
-SHARED_OPTIONS = ("weighting", "robust", *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"))
+SHARED_OPTIONS = (
+    "weighting",
+    "robust",
+    "compressor",
+    "per_tensor",
+    *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"),
+)
 
 
 def split_options(
@@ -184,6 +198,19 @@ def _check_fit(work: ClientWork, rule: ModelRule, step: ServerStep) -> None:
         raise InvalidArgument(
             f"The server step {step.name!r} takes {step.takes}, which {use} gives, but the rule {rule.name!r} gives "
             f"{given}: use that{f', or {instead}' if instead else ''}."
+        )
+
+
+def _check_linear(rule: ModelRule, weighting: str, robust: Optional[str]) -> None:
+    what = "" if rule.linear else f"the rule {rule.name!r} is not linear in the clients' means"
+    if weighting in weightings.COMPARE_POSTERIORS:
+        what = f"weighting by {weighting!r} follows from what they send"
+    if robust is not None:
+        what = f"the defence {robust!r} is not linear in it"
+    if what:
+        raise InvalidArgument(
+            f"The noise of a compressor would be a bias, as {what}: use a rule such as 'log_linear_pool', weighted by "
+            "'train_size', without a defence."
         )
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import choices
-from tfp_bfl.app.fields import Count, Draws, Positive, Prior, option
+from tfp_bfl.app.fields import Compressed, Count, Draws, Positive, Prior, option
 from tfp_bfl.errors import InvalidArgument
 
 ShareOrAll = Annotated[float, Field(gt=0, le=1)]
@@ -37,24 +37,20 @@ class _Chain(Prior, Draws):
         return {**given, "prior_stddev": self.prior_stddev, "thinning": thinning}
 
 
-class QLSD(_Chain):
+class QLSD(_Chain, Compressed):
     recipe: ClassVar[str] = "qlsd"
     summary: ClassVar[str] = "a Langevin chain of the server's, of which clients send compressed gradients"
+    defaults: ClassVar[dict[str, Any]] = {**_Chain.defaults, "compressor": "quantiser:256"}
 
     estimator: str = option(
         "anchored", "Of the clients' gradients: plain (QLSD) or anchored (QLSD++).", names=choices.ESTIMATORS
     )
-    compressor: str = option(
-        "quantiser:256", "Of the gradients: quantiser:LEVELS, sparsifier:SHARE or none.", names=choices.COMPRESSORS
-    )
-    per_tensor: bool = option(False, "Each of the model's tensors is compressed for itself.")
     participation: ShareOrAll = option(1.0, "Probability that a client takes part in a round, by a coin of its own.")
     forgetful: bool = option(False, "Clients keep no memory of what they have sent.", argument=None)
     refresh_every: Count = option(100, "Rounds from one anchor to the next.")
 
     def check(self, config: Any) -> None:
         super().check(config)
-        bfl.compression.parse_compressor(self.compressor)
         if self.estimator == "fixed_point":
             raise InvalidArgument(
                 "estimator 'fixed_point' is at a mode, which clients.find_mode finds in a program: use 'anchored'."

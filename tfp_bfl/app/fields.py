@@ -159,6 +159,22 @@ class Defended(Options):
             bfl.rules.parse_robust(self.robust)
 
 
+class Compressed(Options):
+    compressor: Optional[str] = option(
+        None,
+        "Of what clients send: quantiser:LEVELS, sparsifier:SHARE or none, which only counts the bits.",
+        names=choices.COMPRESSORS,
+    )
+    per_tensor: bool = option(False, "Each of the model's tensors is compressed for itself.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.compressor is not None:
+            bfl.compression.parse_compressor(self.compressor)
+        elif self.per_tensor:
+            raise InvalidArgument("per_tensor is of the compressor, and there is none: give compressor.")
+
+
 class Weighted(Options):
     weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
 

@@ -16,6 +16,7 @@ from tfp_bfl.app.fields import (
     INT32_MAX,
     AnyKind,
     BurnIn,
+    Compressed,
     Count,
     CountOrZero,
     Defended,
@@ -61,7 +62,7 @@ class _Inferred(ManyRounds):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Defended, AnyKind, Weighted):
+class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
@@ -196,12 +197,12 @@ class _Averaging(ManyRounds, _SGD, Defended):
         return {**given, "optimizer_fn": optimizer_fn, "server_optimizer": server}
 
 
-class FedOpt(_Averaging, AnyKind, Weighted):
+class FedOpt(_Averaging, AnyKind, Weighted, Compressed):
     recipe: ClassVar[str] = "fed_opt"
     summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
 
 
-class FedProx(_Averaging, AnyKind, Weighted):
+class FedProx(_Averaging, AnyKind, Weighted, Compressed):
     recipe: ClassVar[str] = "fed_prox"
     summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
 
@@ -239,12 +240,12 @@ class _PosteriorAveraging(BurnIn):
     shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
 
 
-class FedPA(_Averaging, AnyKind, Weighted, _PosteriorAveraging):
+class FedPA(_Averaging, AnyKind, Weighted, _PosteriorAveraging, Compressed):
     recipe: ClassVar[str] = "fed_pa"
     summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
 
 
-class FedSGLD(_Averaging, Weighted, Draws):
+class FedSGLD(_Averaging, Weighted, Draws, Compressed):
     recipe: ClassVar[str] = "fed_sgld"
     summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
 

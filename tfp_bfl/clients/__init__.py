@@ -4,6 +4,7 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
+from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.exact import ExactChains, exact_chains
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
@@ -26,6 +27,7 @@ __all__ = [
     "Mode",
     "Potential",
     "Surrogate",
+    "compressed",
     "conducive_langevin",
     "coupled_langevin",
     "default_rate",

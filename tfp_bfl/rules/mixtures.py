@@ -47,7 +47,7 @@ def naive_weighted_average() -> Rule:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
-    return Rule(summarise, add, pool, "naive_weighted_average")
+    return Rule(summarise, add, pool, "naive_weighted_average", linear=True)
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def weighted_sum() -> Rule:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
-    return Rule(summarise, add, pool, "weighted_sum", one_shot=True)
+    return Rule(summarise, add, pool, "weighted_sum", one_shot=True, linear=True)
 
 
 @functools.cache

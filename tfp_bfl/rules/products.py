@@ -52,7 +52,7 @@ def conflation() -> Rule:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return Rule(summarise, add, pool, "conflation", one_shot=True)
+    return Rule(summarise, add, pool, "conflation", one_shot=True, linear=True)
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -70,7 +70,7 @@ def weighted_conflation() -> Rule:
     Equal weights give conflation exactly.
     """
     pool = _product(lambda total: total.weight)
-    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True)
+    return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True, linear=True)
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def log_linear_pool() -> Rule:
     It is weighted conflation with numerator 1 for normalised weights: like-minded clients keep their variance, so the
     posterior does not shrink by 1 / K each round.
     """
-    return Rule(_weighted_precisions, add, _product(lambda total: total.weight), "log_linear_pool")
+    return Rule(_weighted_precisions, add, _product(lambda total: total.weight), "log_linear_pool", linear=True)
 
 
 class _Consolidation(NamedTuple):
@@ -135,4 +135,6 @@ def distributed_weight_consolidation() -> Rule:
         kept = [tf.math.count_nonzero(p <= 0) for p in tf.nest.flatten(precision_of(total, anchor))]
         return {"kept_weights": tf.cast(tf.add_n(kept) if kept else 0, tf.int64)}
 
-    return Rule(summarise, add, pool, "distributed_weight_consolidation", uses_anchor=True, metrics=metrics)
+    return Rule(
+        summarise, add, pool, "distributed_weight_consolidation", uses_anchor=True, metrics=metrics, linear=True
+    )

@@ -32,7 +32,7 @@ def typed_as(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 # What a rule keeps of itself when it is lifted.
-KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot")
+KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear")
 
 
 def sharing(together: Callable[..., tuple[Any, dict[str, tf.Tensor]]]) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Messages of other client work, compressed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.algorithms.method import CLIENTS, fold, mlp, result_of
+from tfp_bfl import algorithms, clients, compression, models, simulate
+from tfp_bfl.contracts import ClientWork
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models import ClientResult
+from tfp_bfl.posterior import flatten
+
+TRAINING = {"batch_size": 8, "learning_rate": 0.02}
+
+
+def change_of(weights, before):
+    flat = lambda w: flatten((w.posterior.mean, w.point)).numpy()
+    return flat(weights) - flat(before)
+
+
+@pytest.mark.parametrize("kind", ["flipout", "deterministic"])
+def test_what_is_sent_is_what_the_bytes_say(kind):
+    work, quantiser = clients.variational(mlp(kind), **TRAINING), compression.quantiser(8)
+    before, plain = models.get_weights(mlp(kind)()), result_of(work, mlp(kind), 0)
+    sent = result_of(clients.compressed(work, quantiser), mlp(kind), 0)
+    change, size = change_of(plain.weights, before), len(change_of(plain.weights, before))
+    message = quantiser.compress(tf.constant(change), tf.random.experimental.stateless_fold_in(fold(0, 0), 2**30))
+    decoded = quantiser.decode(quantiser.encode(tf.nest.map_structure(np.asarray, message)), size)
+    np.testing.assert_allclose(change_of(sent.weights, before), quantiser.decompress(decoded), rtol=1e-5, atol=1e-6)
+    variances = sum(np.size(v) for v in before.posterior.variance)
+    bits = 8 * len(quantiser.encode(tf.nest.map_structure(np.asarray, message))) + 32 * variances
+    assert sent.counts["upload_bits"] == bits and bits < 0.3 * 32 * size + 32 * variances
+    assert sent.counts["download_bits"] == 32 * (size + variances)
+    for a, b in zip(plain.weights.posterior.variance, sent.weights.posterior.variance):
+        np.testing.assert_array_equal(a, b)
+    assert (sent.num_examples, sent.metrics) == (plain.num_examples, plain.metrics)
+
+
+def test_the_mean_of_many_seeds_is_the_change():
+    """A sparsifier of a half: each of 4,000 draws has the variance x^2, so that 5 standard errors are 0.08 |x|; one
+    of 600 runs of other seeds would fail."""
+    change = np.float32([1.0, -2.0, 0.5])
+    model_fn = lambda: tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=True, input_shape=(2,))])
+    before = models.get_weights(model_fn())
+
+    def build():
+        def run(message, examples, seed):
+            del examples, seed
+            point = tuple(w + tf.reshape(d, w.shape) for w, d in zip(message.weights.point, (change[:2], change[2:])))
+            nothing = models.TrainingMetrics(*[tf.constant(0.0)] * 3)
+            return ClientResult(message.weights._replace(point=point), tf.constant(1), nothing)
+
+        return run
+
+    work = clients.compressed(ClientWork(build), "sparsifier:0.5")()
+    message = models.ServerMessage(before, tf.constant(0))
+    draw = lambda i: flatten(work(message, (), tf.stack([i, 0])).weights.point) - flatten(before.point)
+    found = tf.map_fn(draw, tf.range(4000), fn_output_signature=tf.float32).numpy()
+    np.testing.assert_array_less(np.abs(found.mean(0) - change), 0.08 * np.abs(change))
+
+
+def test_bits_are_listed_and_summed():
+    process = algorithms.fed_opt(mlp("deterministic"), compressor="none", learning_rate=0.1)
+    (row,) = simulate(process, CLIENTS, 1, engine="local").rounds
+    assert row["upload_bits"] == row["upload_bound"] == row["download_bits"] == 3 * 32 * (30 * 3 + 3 + 3 * 2 + 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "linear_pool"}, "as the rule 'linear_pool' is not linear in the clients' means: use a rule such as"),
+        ({"rule": "conflation", "robust": "median"}, "as the defence 'median' is not linear in it"),
+        (
+            {"rule": "log_linear_pool", "weighting": "distance"},
+            "as weighting by 'distance' follows from what they send",
+        ),
+        ({"rule": "log_linear_pool", "compressor": "zip"}, "no compressor 'zip'"),
+        ({"rule": "log_linear_pool", "compressor": "quantiser:0"}, "levels"),
+    ],
+)
+def test_where_its_noise_would_be_a_bias(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        algorithms.variational(mlp("flipout"), **{"compressor": "quantiser:4", **options})
+
+
+def test_work_that_sends_something_else_or_keeps_it():
+    sites, gradient = clients.sites(mlp("flipout")), clients.stochastic_gradient(mlp("deterministic"))
+    with pytest.raises(InvalidArgument, match="keep a memory that must be what they sent: leave it out"):
+        clients.compressed(sites, "none")
+    with pytest.raises(InvalidArgument, match=r"send a gradient: leave it out, or use algorithms\.qlsd"):
+        clients.compressed(gradient, "none")
+    with pytest.raises(InvalidArgument, match="no option of partitioned_vi 'compressor'"):
+        algorithms.partitioned_vi(mlp("flipout"), compressor="none")
