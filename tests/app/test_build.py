@@ -24,13 +24,15 @@ OF_RECIPE = {
     "fed_kp": {"server_optimizer": "yogi", "server_learning_rate": 0.1},
     "fed_kppa": {"kernel": "gaussian", "bandwidth": "scott", "bandwidth_scale": 2.0, "burn_in_rounds": 1},
 }
-TINY = {"dataset": "breast_cancer", "model": "mlp", "partition": "iid", "clients": 3, "rounds": 3, "local_epochs": 1}
+SMALL = {"dataset": "breast_cancer", "model": "mlp", "partition": "iid", "clients": 3, "rounds": 3}
+TINY = {**SMALL, "local_epochs": 1}
 SOURCE = bfl.data.load("breast_cancer")
 # What a recipe gets of every configuration.
 COMMON = {
     *("element_spec", "local_epochs", "batch_size", "learning_rate"),
     *("optimizer_fn", "server_optimizer", "max_change_norm"),
 }
+COMPRESSED = {"compressor", "per_tensor"}
 
 
 def config_of(algorithm, **options):
@@ -114,10 +116,10 @@ def test_options_reach_the_recipe(options_of):
     assert float(given["learning_rate"](tf.constant(0))) == 0.25
     assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
     given = options_of(config_of("fed_sgld", max_samples=7))
-    assert set(given) == COMMON | {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
+    assert set(given) == COMMON | COMPRESSED | {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
     assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
     assert options_of(config_of("fed_kp", kernel_start="clients"))["start"] == "clients"
-    assert set(options_of(config_of("fed_prox"))) == COMMON | {"weighting", "robust", "proximal"}
+    assert set(options_of(config_of("fed_prox"))) == COMMON | COMPRESSED | {"weighting", "robust", "proximal"}
 
 
 CHAINS = {
@@ -127,8 +129,7 @@ CHAINS = {
 
 
 def chain_of(algorithm, **options):
-    tiny = {name: x for name, x in TINY.items() if name != "local_epochs"}
-    return make_config(None, {"algorithm": algorithm, **tiny, **CHAINS[algorithm], **options})
+    return make_config(None, {"algorithm": algorithm, **SMALL, **CHAINS[algorithm], **options})
 
 
 def test_options_reach_a_chain(options_of):
@@ -199,16 +200,16 @@ def test_no_path_of_this_machine_travels_with_a_model():
 def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     """Of every algorithm: Adam at the rate of variational, which alone can give another one."""
     own = {"robust": "median", "update_prior": True} if name == "variational" else {}
-    if name != "fl_swag":
-        own = {**own, "max_change_norm": 0.1, "learning_rate_decay": 0.5}
+    if name not in CHAINS:
+        own |= {"local_epochs": 7, "learning_rate": 0.25}
+        if name != "fl_swag":
+            own = {**own, "max_change_norm": 0.1, "learning_rate_decay": 0.5}
     given = {}
     monkeypatch.setattr(bfl.algorithms, "variational", lambda model_fn, **options: given.update(options))
     config = {
-        **TINY,
+        **SMALL,
         "algorithm": name,
-        "local_epochs": 7,
         "batch_size": 8,
-        "learning_rate": 0.25,
         "pretrain_share": 0.2,
     }
     build.pretraining(make_config(None, {**config, **own}), SOURCE)
@@ -217,6 +218,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
-        **{"max_change_norm": None, "update_prior": False, "pretrained": True},
+        **{"max_change_norm": None, "compressor": None, "per_tensor": False},
+        **{"update_prior": False, "pretrained": True},
         **({"inference": "backprop", "temperature": 1.0} if name == "variational" else {}),
     }
