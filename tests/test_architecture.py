@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "federated": {"contracts", "models", "posterior", "data", "servers"},
     "evaluation": {"models", "posterior", "layers"},
     "export": {"models", "posterior", "layers", "evaluation"},
-    "plots": {"evaluation"},
+    "plots": {"evaluation", "posterior"},
     "models": {"layers", "posterior"},
     "layers": {"posterior"},
     "posterior": set(),

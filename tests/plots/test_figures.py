@@ -289,3 +289,32 @@ def test_comparison_of_nothing(compare):
 def test_lines_can_be_told_apart():
     looks = [tuple(style.line(i).values()) for i in range(24)]
     assert len(set(looks)) == 24
+
+
+def test_chain_traces_show_each_chain_and_say_whether_they_agree():
+    rng = np.random.default_rng(0)
+    alike, apart = rng.normal(size=(2, 400)), rng.normal([[0.0], [5.0]], size=(2, 400))
+    figure = plots.chain_traces({"alike": alike, "apart": apart}, range(10, 410))
+    first, shares, second, _ = figure.axes
+    assert [len(line.get_xdata()) for line in first.lines] == [400, 400] and first.lines[0].get_xdata()[0] == 10
+    np.testing.assert_array_equal(first.lines[1].get_ydata(), alike[1])
+    for patch in shares.patches:  # Shares of a chain's own rounds add up to 1.
+        widths = patch.get_xy()[:, 0]
+        assert widths.max() < 0.2 and np.sum(widths[1:-1:2]) == pytest.approx(1)
+    r_hat = [float(axes.get_title(loc="left").split("R-hat ")[1].split(",")[0]) for axes in (first, second)]
+    assert r_hat[0] < 1.02 and r_hat[1] > 2
+
+
+@pytest.mark.parametrize(
+    ("values", "rounds", "message"),
+    [
+        ({}, None, "nothing to draw"),
+        ({"nll": np.zeros(9)}, None, r"shape \[M, R\]"),
+        ({"nll": np.zeros((2, 3))}, None, "at least 4"),
+        ({"nll": np.full((2, 9), np.nan)}, None, "not finite"),
+        ({"nll": np.zeros((2, 9))}, range(8), "9 rounds, but 8"),
+    ],
+)
+def test_chain_traces_of_bad_input(values, rounds, message):
+    with pytest.raises(InvalidArgument, match=message):
+        plots.chain_traces(values, rounds)

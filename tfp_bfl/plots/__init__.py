@@ -5,6 +5,7 @@ with `figure.savefig("curve.png")`. A notebook shows it once `%matplotlib inline
 """
 
 from tfp_bfl.plots.calibration import reliability_diagram
+from tfp_bfl.plots.chains import chain_traces
 from tfp_bfl.plots.clients import client_labels, client_sizes
 from tfp_bfl.plots.confidence import accuracy_confidence
 from tfp_bfl.plots.density import kernel_density
@@ -19,6 +20,7 @@ from tfp_bfl.plots.retention import retention_comparison, retention_curves
 __all__ = [
     "RunResults",
     "accuracy_confidence",
+    "chain_traces",
     "client_labels",
     "client_sizes",
     "kernel_density",
