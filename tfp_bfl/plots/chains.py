@@ -43,7 +43,7 @@ def chain_traces(values: Mapping[str, Any], rounds: Optional[Any] = None) -> Fig
 
 
 def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Optional[Any]) -> None:
-    bins = np.histogram_bin_edges(chains, 30)
+    bins = np.histogram_bin_edges(chains, 30).tolist()
     for number, of_chain in enumerate(chains):
         look = {**style.line(number), "linestyle": "-"}
         at = np.arange(1, len(of_chain) + 1) if rounds is None else rounds
