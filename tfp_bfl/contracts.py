@@ -191,7 +191,8 @@ class ServerStep(NamedTuple):
       predictive: (state, the server's weights) -> the weights that predict, outside any graph; those of the server
         unless the step has better ones. They may hold a posterior over point weights.
       tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
-      personal: (state, the server's weights, a client's number) -> the weights that predict for this client.
+      personal: (state, the server's weights, a client's number) -> the weights that predict for this client, or one
+        that was never in a round; None where all clients have the same.
       meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
@@ -201,7 +202,7 @@ class ServerStep(NamedTuple):
     next: Callable[[Any, ModelWeights, Any, Any], tuple[Any, ModelWeights]]
     predictive: Callable[[Any, ModelWeights], ModelWeights] = lambda state, weights: weights
     tell: Callable[[Any, ModelWeights], Any] = lambda state, weights: ()
-    personal: Callable[[Any, ModelWeights, int], ModelWeights] = lambda state, weights, client: weights
+    personal: Optional[Callable[[Any, ModelWeights, int], ModelWeights]] = None
     meet: Callable[[Any, Federation, Any], Any] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     name: str = "custom"

@@ -114,6 +114,18 @@ def test_limit_is_seeded_and_keeps_smaller_clients(clients):
     assert not all(map(np.array_equal, few.indices, other.indices))
 
 
+def test_split_keeps_the_first_apart_from_the_others(clients):
+    first, others = clients.split(1)
+    assert (first.num_clients, others.num_clients) == (1, clients.num_clients - 1)
+    np.testing.assert_array_equal(others.indices[0], clients.indices[1])
+
+
+@pytest.mark.parametrize("first", [0, 10**6])
+def test_split_leaves_clients_on_both_sides(clients, first):
+    with pytest.raises(InvalidArgument, match="at least 1 and below"):
+        clients.split(first)
+
+
 def test_describe_is_a_table(clients):
     lines = clients.describe().splitlines()
     assert len(lines) == 7 and len({len(line) for line in lines}) == 1

@@ -13,7 +13,7 @@ from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
-from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, noniid_datasets
+from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
 from tfp_bfl.data.sources import Source, list_sources, load, peek
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "iid",
     "label_skew",
     "lda",
+    "like",
     "list_sources",
     "load",
     "noniid_datasets",

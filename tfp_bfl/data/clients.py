@@ -121,6 +121,18 @@ class Clients:
             kept.append(part if few else part[np.sort(rng.choice(len(part), most, replace=False))])
         return Clients(self.source, kept)
 
+    def split(self, first: int) -> tuple[Clients, Clients]:
+        """Returns the first clients and all others, such as clients who never take part in training.
+
+        Raises:
+          InvalidArgument: no client is left on either side.
+        """
+        if not 0 < first < self.num_clients:
+            raise InvalidArgument(
+                f"first is {first}, but must be at least 1 and below {self.num_clients}, the number of clients."
+            )
+        return Clients(self.source, self.indices[:first]), Clients(self.source, self.indices[first:])
+
     def set_aside(self, share: float, seed: int) -> tuple[Clients, Clients]:
         """Takes a share of all examples for the server: that share as one client, and the clients with the rest.
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument, check_count, shown
+
+if TYPE_CHECKING:
+    from tfp_bfl.data.clients import Clients
 
 MAX_DRAWS = 100
 
@@ -196,6 +199,32 @@ def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples
 
     remedy = "fewer clients" if min_examples == 1 else "fewer clients or a smaller min_examples"
     return _cut_classes(f"noniid_datasets:{other_interest:g}", num_clients, min_examples, draw_cuts, remedy)
+
+
+def like(clients: Clients) -> Partition:
+    """Gives each client the share of every class that it has of `clients`: the test data of the clients that train.
+
+        examples of class c of client k = n_c N_kc / sum_j N_jc,   n_c those of the source, N_kc those of `clients`
+
+    up to one, whose expectation is this. Shards are drawn anew until every client has an example.
+
+    Args:
+      clients: of the training data, of the same classes.
+
+    Raises:
+      InvalidArgument: of the partition: a class that no client or no example has, or too few examples for all.
+    """
+    held = clients.label_counts().T.astype(np.float64)
+
+    def draw_cuts(rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
+        if len(counts) != len(held) or not held.any(1).all():
+            raise InvalidArgument(
+                f"like shares out {len(held)} classes, but the examples have {len(counts)} and the clients hold "
+                f"{int(held.any(1).sum())}: both need all of them."
+            )
+        return _cuts(held, counts, rng.random(len(counts)))
+
+    return _cut_classes("like", clients.num_clients, 1, draw_cuts, "more examples, or clients that hold more of them")
 
 
 def _cut_classes(

@@ -12,6 +12,7 @@ from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.notices import collapse_warning
+from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
@@ -36,6 +37,7 @@ __all__ = [
     "BayesianProcess",
     "Chains",
     "Checkpoints",
+    "ClientScores",
     "Pretrained",
     "Round",
     "Runtime",
@@ -48,6 +50,7 @@ __all__ = [
     "check_thinning",
     "collapse_warning",
     "default_engine",
+    "evaluate_clients",
     "local_workers",
     "pretrain",
     "remote_workers",
@@ -56,6 +59,7 @@ __all__ = [
     "share_cores",
     "simulate",
     "simulate_chains",
+    "summarise_clients",
 ]
 
 

@@ -131,7 +131,9 @@ class BayesianProcess:
         return self.server_step.predictive(step, weights)
 
     def personal_weights(self, state: ServerState, client: int) -> ModelWeights:
-        """The weights that predict for a client (`ServerStep.personal`)."""
+        """The weights that predict for a client (`ServerStep.personal`); those for all where it has none of its own."""
+        if self.server_step.personal is None:
+            return self.predictive_weights(state)
         step, weights = tf.nest.map_structure(np.asarray, (state.step, state.weights))
         return self.server_step.personal(step, weights, client)
 

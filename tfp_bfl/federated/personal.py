@@ -1,0 +1,152 @@
+"""What the models of single clients score, before and after each has adapted its own to its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import ClientWork
+from tfp_bfl.data import Clients
+from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.round import fold
+from tfp_bfl.federated.simulation import SimulationResult
+from tfp_bfl.models import ModelWeights, ServerMessage, predictive_model
+
+# No round has this number: the noise of adaptation is its own.
+_ADAPTATION = -3
+
+
+class ClientScores(NamedTuple):
+    """A client's model on the client's own test examples.
+
+    Fields:
+      client: its number in the federation.
+      num_examples: that it holds for training.
+      before: the metrics of the model as the server gives it.
+      after: the same after adaptation; None without any.
+    """
+
+    client: int
+    num_examples: int
+    before: dict[str, float]
+    after: Optional[dict[str, float]] = None
+
+
+def evaluate_clients(
+    process: BayesianProcess,
+    result: SimulationResult,
+    train: Clients,
+    test: Clients,
+    evaluate: Callable[[tf.keras.Model, Any, Any], dict[str, float]],
+    *,
+    adaptation: Optional[ClientWork] = None,
+    most_examples: Optional[int] = None,
+    first: int = 0,
+    seed: int = 0,
+) -> list[ClientScores]:
+    """Scores each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
+
+    Clients who were never in training are numbered after those who were: `first` is then the number of the latter, and
+    a personal method has its rule for them. For fair comparisons all methods get the same adaptation, such as one step
+    on a batch of 64:
+
+        one_step = bfl.clients.variational(model_fn, batch_size=64, inference="backprop", learning_rate=0.02,
+                                           optimizer_fn=lambda: tf.keras.optimizers.SGD(global_clipnorm=5.0))
+        evaluate = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels).metrics
+        scores = evaluate_clients(process, result, train, test, evaluate, adaptation=one_step, most_examples=64)
+
+    Args:
+      process, result: of a simulation.
+      train: the clients' training examples, to adapt to.
+      test: their test examples, client by client, such as `test_source.partition(data.like(train), seed)`.
+      evaluate: model, features, labels -> metrics, such as above.
+      adaptation: client work that sends a model's weights and keeps nothing; None for none.
+      most_examples: of a client's training examples that it adapts to, drawn by the seed; None for all.
+      first: the number of the first of these clients in the federation.
+      seed: of adaptation.
+
+    Returns:
+      The scores of each client, in order.
+
+    Raises:
+      InvalidArgument: more or fewer test shards than clients, numbers out of range, or an adaptation that keeps a
+        memory or sends something else.
+    """
+    if train.num_clients != test.num_clients:
+        raise InvalidArgument(
+            f"There are {train.num_clients} clients but {test.num_clients} with test examples: partition the test data "
+            "by data.like(train)."
+        )
+    if first < 0:
+        raise InvalidArgument(f"first is {first}, but must be the number of a client, at least 0.")
+    if most_examples is not None:
+        check_count(most_examples, "most_examples")
+    adapt = _adapted(process, result, adaptation) if adaptation is not None else None
+    own = train if most_examples is None else train.limit(most_examples, seed)
+    model, scores = process.model_fn(), []
+    for k in range(train.num_clients):
+        of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
+        if process.server_step.personal is None:
+            weights, before = result.state.weights, of_client(result.model)
+        else:
+            weights = process.personal_weights(result.state, first + k)
+            before = of_client(predictive_model(model, weights))
+        after = None
+        if adapt is not None:
+            examples = own.examples(k)._replace(client=np.full(len(own.indices[k]), first + k, np.int32))
+            adapted = adapt(weights, examples, fold(seed, first + k, _ADAPTATION))
+            after = of_client(predictive_model(model, adapted))
+        scores.append(ClientScores(first + k, len(train.indices[k]), before, after))
+    return scores
+
+
+def summarise_clients(
+    scores: Sequence[ClientScores], metric: str = "accuracy", adapted: bool = False
+) -> dict[str, float]:
+    """A metric over clients: "uniform" mean, mean "weighted" by training examples, "least" and "greatest".
+
+    Args:
+      scores: of `evaluate_clients`.
+      metric: one that `evaluate` gave.
+      adapted: of the models after adaptation.
+
+    Raises:
+      InvalidArgument: no clients, no such metric, or no adaptation.
+    """
+    rows = [score.after if adapted else score.before for score in scores]
+    if not rows or any(row is None for row in rows):
+        raise InvalidArgument(
+            "There are no scores of adapted models: give evaluate_clients an adaptation, and clients."
+        )
+    if metric not in rows[0]:  # type: ignore[operator]
+        raise InvalidArgument(f"There is no metric {metric!r}: choose one of {', '.join(rows[0])}.")  # type: ignore
+    values = np.array([row[metric] for row in rows])  # type: ignore[index]
+    return {
+        "uniform": float(values.mean()),
+        "weighted": float(np.average(values, weights=[score.num_examples for score in scores])),
+        "least": float(values.min()),
+        "greatest": float(values.max()),
+    }
+
+
+def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: ClientWork) -> Any:
+    """The function (weights, examples, seed) -> the weights after adaptation."""
+    if adaptation.memory is not None or adaptation.sends != "weights":
+        raise InvalidArgument(
+            "adaptation must be client work that sends a model's weights and keeps nothing, such as "
+            "clients.variational(model_fn)."
+        )
+    work, state = adaptation.build(), result.state
+    told = process.server_step.tell(state.step, state.weights)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(weights: ModelWeights, examples: Any, seed: tf.Tensor) -> ModelWeights:
+        message = ServerMessage(weights, tf.convert_to_tensor(state.round), told, (), state.federation)
+        return work(message, examples, seed).weights
+
+    tensors = lambda structure: tf.nest.map_structure(tf.convert_to_tensor, structure)
+    return lambda weights, examples, seed: run(tensors(weights), tensors(examples), seed)
