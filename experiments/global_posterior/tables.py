@@ -122,7 +122,7 @@ def differences(rows: list[Row]) -> list[list[str]]:
             if len(values) > 1:
                 text += f" +- {np.std(values, ddof=1):.4f}"
                 better = np.array(values) if more_is_better else -np.array(values)
-                text = f"**{text}**" if better.min() > 0 and better.mean() > np.std(values, ddof=1) else text
+                text = f"**{text}**" if better.min() > 0.00005 and better.mean() > np.std(values, ddof=1) else text
             cells.append(text)
         lines.append([name, *cells, str(len(paired))])
     return lines
