@@ -12,39 +12,17 @@ does not vanish as s gets small, and a floor on s is a projection after each opt
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import noise
+from tfp_bfl.layers.variational_weight import Between, VariationalWeight
 from tfp_bfl.posterior import gaussian_kl
 
 # As a prior's standard deviation: sqrt(2 / inputs of a unit), that of the means before training (He et al. 2015).
 FAN_IN = "fan_in"
-
-
-class VariationalWeight(NamedTuple):
-    """A layer's variational weight: its variables and its prior N(0, prior_stddev^2)."""
-
-    mean: tf.Variable
-    log_stddev: tf.Variable
-    prior_stddev: float
-    min_stddev: float
-
-
-@tf.keras.utils.register_keras_serializable("tfp_bfl")
-class AtLeast(tf.keras.constraints.Constraint):
-    """Keeps a variable at or above `minimum`, by projection."""
-
-    def __init__(self, minimum: float):
-        self.minimum = minimum
-
-    def __call__(self, w: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
-
-    def get_config(self) -> dict[str, float]:
-        return {"minimum": self.minimum}
 
 
 class _Flipout(tf.keras.layers.Layer):
@@ -107,7 +85,7 @@ class _Flipout(tf.keras.layers.Layer):
             f"{name}_log_stddev",
             shape,
             initializer=tf.keras.initializers.Constant(math.log(self.initial_stddev)),
-            constraint=AtLeast(math.log(self.min_stddev)),
+            constraint=Between(math.log(self.min_stddev)),
             experimental_autocast=False,  # Rounded to bfloat16, log s would make s wrong by percents.
         )
         return mean, log_stddev
