@@ -75,7 +75,7 @@ def drawn(mean: tf.Variable) -> tf.Tensor | None:
     return _scopes.stack[-1].perturbations.get(mean.ref()) if _scopes.stack else None
 
 
-def standard_normal(size: int, seed: tf.Tensor) -> tf.Tensor:
+def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:
     """`size` draws from N(0, 1) in float32, in less time than `tf.random.stateless_normal` (docs/speed.md).
 
     Box & Muller (1958): (r cos t, r sin t) with r = sqrt(-2 log u), u and t / (2 pi) uniform on 2^20 and 2^12 midpoints
