@@ -102,7 +102,7 @@ def mean_of(layer, inputs):
     [("dense", {}), ("convolution", {}), ("convolution", {"strides": (1, 2), "padding": "same"})],
 )
 def test_outputs_have_the_moments_of_drawn_weights(kind, options, parametrization, mode):
-    """Mean and variance of each output of 8 x 3,000 draws within 5 standard errors: fails for fewer than 1 of 1,000 seeds.
+    """Mean and variance of outputs from 8 x 3,000 draws within 5 standard errors: fails for below 1 of 1,000 seeds.
 
     Under drawn weights ("shared") and by local reparametrisation, where outputs are independent besides.
     """

@@ -25,8 +25,8 @@ class _Run(pydantic.BaseModel):
 
     algorithm: str = option("variational", "See `tfp-bfl list`.")
     dataset: str = option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
-    model: str = option("lenet", "lenet, resnet20 or mlp.", names=choices.MODELS)
-    kind: str = option("flipout", "deterministic, mc_dropout or flipout.", names=choices.KINDS)
+    model: str = option("lenet", "lenet, resnet20, mlp or conv_net.", names=choices.MODELS)
+    kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
     partition: str = option("dirichlet:0.5", "Who holds what: see `tfp-bfl list`.", names=choices.PARTITIONS)
     clients: Count = option(10, "Number of clients.")
     cohort_size: Optional[Count] = option(None, "Clients drawn each round; all of them if not given.")
