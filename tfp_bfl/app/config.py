@@ -41,7 +41,7 @@ class _Run(pydantic.BaseModel):
     )
     examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
     initial_stddev: Positive = option(0.003, "Posterior standard deviation before training.")
-    min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations.")
+    min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
     dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
     normalization: Optional[str] = option(
         None, "batch, group or none; the model's own if not given.", names=choices.NORMALIZATIONS

@@ -110,7 +110,7 @@ class ManyRounds(Training):
 class Prior(Options):
     prior_stddev: Union[Positive, Literal["fan_in"]] = option(
         "fan_in",
-        "Standard deviation of the prior on each weight; fan_in for sqrt(2 / inputs of a unit).",
+        "Standard deviation of the prior on each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
         argument=None,
     )
 

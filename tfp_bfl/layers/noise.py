@@ -45,8 +45,9 @@ def sampling(
             logits = model(images)
 
     Args:
-      mode: "flipout": a perturbation of its own for each example (two convolutions); "shared": one weight sample for
-        the whole batch (one convolution, for prediction); "mean": the posterior's mean, and no dropout.
+      mode: "flipout": a perturbation of its own for each example (two convolutions), in layers with variational
+        dropout by local reparametrisation; "shared": one weight sample for the whole batch (one convolution, for
+        prediction); "mean": the posterior's mean, and no dropout.
       seed: [2] integers or a tensor. The same seed gives the same noise; each layer call in the block draws from its
         own substream. None: from TensorFlow's global generator (`tf.random.set_seed`), anew each call.
       perturbations: s * eps for the weights whose noise is drawn already, by the `ref()` of their mean's variable: one
