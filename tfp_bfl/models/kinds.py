@@ -35,7 +35,7 @@ VARIATIONAL = {
 _POINT = {"conv2d": tf.keras.layers.Conv2D, "dense": tf.keras.layers.Dense}
 PRECISIONS = {
     "float32": "all in float32",
-    "bfloat16_noise": "Flipout's perturbation in bfloat16, all else in float32",
+    "bfloat16_noise": "the perturbations of examples in bfloat16, all else in float32",
     "bfloat16": "activations in bfloat16 (Keras' mixed_bfloat16); weights, batch statistics and logits in float32",
 }
 NORMALIZATIONS = {"batch": "batch statistics", "group": "groups of channels", "none": "no normalization"}
@@ -96,7 +96,7 @@ class Blocks:
                 "min_stddev": min_stddev,
                 "noise_dtype": "bfloat16" if precision == "bfloat16_noise" else None,
             }
-        else:
+        elif kind == "variational_dropout":
             self._options |= {
                 "parametrization": parametrization,
                 "initial_logit": _initial_logit(initial_stddev, parametrization),
