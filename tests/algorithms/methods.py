@@ -270,13 +270,14 @@ def fed_kp(start):
     return third_family(functools.partial(algorithms.fed_kp, mlp(POINT), start=start), pool, **counts)
 
 
-# Without variational weights every rule is the same mean of points (tests/rules/test_whole_model.py).
-POINT_KINDS = [kind for kind in models.KINDS if kind != "flipout"]
-OF_POINTS = [*(("naive_weighted_average", kind) for kind in POINT_KINDS), ("distributed_weight_consolidation", POINT)]
+# Without variational weights every rule is the same mean of points (tests/rules/test_whole_model.py), and with those of
+# another layer it is the same rule of Gaussians.
+OTHER_KINDS = [kind for kind in models.KINDS if kind != "flipout"]
+OTHERS = [*(("naive_weighted_average", kind) for kind in OTHER_KINDS), ("distributed_weight_consolidation", POINT)]
 METHODS = {
     **{
         f"{rule}, {kind}": functools.partial(variational, rule, kind)
-        for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OF_POINTS]
+        for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OTHERS]
     },
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": compressed,

@@ -109,7 +109,7 @@ def test_metrics(name):
     assert report["weight"].tolist() == method_of(name).weigh(sizes).tolist()
     for key, value in posterior.spread(output.state.weights.posterior, FLOOR)._asdict().items():
         np.testing.assert_allclose(metrics[key], value, rtol=1e-6)
-        assert np.isnan(metrics[key]) == (not name.endswith("flipout"))
+        assert np.isnan(metrics[key]) == (not name.endswith(("flipout", "variational_dropout")))
     assert all(0 <= metrics[key] <= most for key, most in extra.items())
 
 

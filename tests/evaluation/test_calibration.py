@@ -116,3 +116,45 @@ def test_bad_number_of_bins(num_bins):
 def test_bad_labels():
     with pytest.raises(InvalidArgument, match="as many as"):
         reliability(np.eye(2), [0])
+
+
+FOUR = np.array([[0.72, 0.17, 0.11], [0.13, 0.81, 0.06], [0.26, 0.33, 0.41], [1, 0, 0]])
+FOUR_LABELS = [0, 2, 2, 0]
+
+
+@pytest.mark.parametrize(("over", "ece"), [("top_label", 0.42), ("classes", 0.301667)])
+def test_of_four_examples_by_hand(over, ece):
+    assert float(expected_calibration_error(FOUR, FOUR_LABELS, 10, over)) == pytest.approx(ece, abs=1e-6)
+    assert float(maximum_calibration_error(FOUR, FOUR_LABELS, 10, over)) == pytest.approx(0.81)
+
+
+def test_over_classes_each_probability_counts_against_its_entry():
+    p, y = random_case(7)
+    bins = reliability(p, y, 12, "classes")
+    one_hot = np.eye(4)[y].ravel()
+    place = np.minimum(np.ceil(p.ravel() * 12).astype(int) - 1, 11).clip(0)
+    for m in range(12):
+        np.testing.assert_allclose(bins.confidence[m], p.ravel()[place == m].mean())
+        np.testing.assert_allclose(bins.accuracy[m], one_hot[place == m].mean())
+    assert bins.count.numpy().tolist() == np.bincount(place, minlength=12).tolist()
+
+
+def test_of_two_classes_both_tell_the_same_where_confidence_is_symmetric():
+    """Each example's pair p, 1 - p lies in mirrored bins, whose gaps are alike."""
+    p = binary(np.random.default_rng(1).uniform(size=400))
+    y = np.random.default_rng(2).integers(0, 2, 400)
+    ece = [float(expected_calibration_error(p, y, 10, over)) for over in ("top_label", "classes")]
+    assert ece[0] == pytest.approx(ece[1])
+
+
+@pytest.mark.parametrize("function", [expected_calibration_error, maximum_calibration_error, reliability])
+def test_over_something_else(function):
+    with pytest.raises(InvalidArgument, match="There is no calibration over 'class': did you mean 'classes'"):
+        function(np.eye(2), [0, 1], over="class")
+
+
+def test_over_classes_in_a_graph_with_unknown_batch():
+    p, y = random_case(5, 50)
+    signature = [tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([None], tf.int64)]
+    graph = tf.function(lambda p, y: expected_calibration_error(p, y, over="classes"), input_signature=signature)
+    assert float(graph(p, y)) == pytest.approx(float(expected_calibration_error(p, y, over="classes")), abs=1e-6)

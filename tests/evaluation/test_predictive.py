@@ -14,7 +14,7 @@ FEATURES = RNG.normal(size=[11, 3]).astype(np.float32)
 LABELS = RNG.integers(4, size=11)
 OPTIONS = {"input_shape": (3,), "num_classes": 4, "hidden": (5,), "initial_stddev": 0.5, "dropout_rate": 0.5}
 every_kind = pytest.mark.parametrize("kind", models.KINDS)
-every_stochastic_kind = pytest.mark.parametrize("kind", ["flipout", "mc_dropout"])
+every_stochastic_kind = pytest.mark.parametrize("kind", ["flipout", "mc_dropout", "variational_dropout"])
 
 
 @functools.cache
@@ -62,6 +62,7 @@ def test_is_stochastic():
         "deterministic": False,
         "mc_dropout": True,
         "flipout": True,
+        "variational_dropout": True,
     }
 
 

@@ -9,7 +9,7 @@ from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, SAVING
 from tfp_bfl.export.signatures import make_functions, make_signatures
 from tfp_bfl.posterior import LowRank, Samples
 
-SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1)}
+SHAPES = {"lenet": (8, 8, 1), "resnet20": (8, 8, 3), "mlp": (8, 8, 1), "conv_net": (8, 8, 1)}
 CASES = [(name, kind, {}) for name in models.MODELS for kind in models.KINDS]
 CASES += [("lenet", "flipout", {"normalization": "group"}), ("lenet", "deterministic", {"precision": "bfloat16"})]
 # Of the graph around the functions, in which variables are made and saved.

@@ -11,20 +11,20 @@ def set_posterior(layer, seed=0, stddev=0.5):
     rng = np.random.default_rng(seed)
     for w in layer.variational_weights:
         w.mean.assign(rng.normal(size=w.mean.shape))
-        w.log_stddev.assign(np.log(stddev * rng.uniform(1, 2, w.mean.shape)))
-    if layer.use_bias and not layer.variational_bias:
+        w.assign_log_stddev(tf.cast(np.log(stddev * rng.uniform(1, 2, w.mean.shape)), w.mean.dtype))
+    if layer.use_bias and len(layer.variational_weights) == 1:
         layer.bias.assign(rng.normal(size=layer.bias.shape))
     return layer
 
 
-def dense(units=3, width=4, **options):
-    layer = DenseFlipout(units, **options)
+def dense(units=3, width=4, kind=DenseFlipout, **options):
+    layer = kind(units, **options)
     layer.build((None, width))
     return set_posterior(layer)
 
 
-def convolution(filters=2, channels=2, **options):
-    layer = Conv2DFlipout(filters, options.pop("kernel_size", (2, 3)), **options)
+def convolution(filters=2, channels=2, kind=Conv2DFlipout, **options):
+    layer = kind(filters, options.pop("kernel_size", (2, 3)), **options)
     layer.build((None, None, None, channels))
     return set_posterior(layer)
 

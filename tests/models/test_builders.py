@@ -4,19 +4,30 @@ import tensorflow as tf
 
 from tfp_bfl import models
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.layers import Conv2DFlipout, DenseFlipout, MCDropout, sampling
+from tfp_bfl.layers import (
+    Conv2DFlipout,
+    Conv2DVariationalDropout,
+    DenseFlipout,
+    DenseVariationalDropout,
+    MCDropout,
+    sampling,
+)
 
-KINDS = ["deterministic", "mc_dropout", "flipout"]
+VARIATIONAL = {
+    "flipout": (Conv2DFlipout, DenseFlipout),
+    "variational_dropout": (Conv2DVariationalDropout, DenseVariationalDropout),
+}
+KINDS = ["deterministic", "mc_dropout", *VARIATIONAL]
 SHAPES = [(8, 8, 1), (28, 28, 1), (32, 32, 3)]
 # Convolutions and dense layers: five for LeNet, nineteen convolutions and one dense layer for ResNet-20.
-NUM_LAYERS = {"lenet": 5, "resnet20": 20, "mlp": 3}
+NUM_LAYERS = {"lenet": 5, "resnet20": 20, "mlp": 3, "conv_net": 6}
 deep = pytest.mark.deep(after="tests/models/test_builders.py")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_model = pytest.mark.parametrize("name", models.MODELS)
 
 
 def weight_layers(model):
-    kinds = (tf.keras.layers.Conv2D, tf.keras.layers.Dense, Conv2DFlipout, DenseFlipout)
+    kinds = (tf.keras.layers.Conv2D, tf.keras.layers.Dense, *sum(VARIATIONAL.values(), ()))
     return [layer for layer in model.layers if isinstance(layer, kinds)]
 
 
@@ -51,14 +62,15 @@ def test_resnet20_has_its_parameters():
 @every_kind
 def test_layers_are_of_the_kind(name, kind):
     shape = (8, 8, 1)
-    model = models.MODELS[name](kind, shape, normalization="none")
+    model = models.MODELS[name](kind, shape, normalization="none", variational_layers="all")
     layers = weight_layers(model)
     assert len(layers) == NUM_LAYERS[name]
-    assert {isinstance(layer, (Conv2DFlipout, DenseFlipout)) for layer in layers} == {kind == "flipout"}
+    for other, types in VARIATIONAL.items():
+        assert {isinstance(layer, types) for layer in layers} == {kind == other}
     dropouts = [layer for layer in model.layers if isinstance(layer, MCDropout)]
     assert len(dropouts) == (NUM_LAYERS[name] - 1 if kind == "mc_dropout" else 0)
     assert model.layers[-1] is layers[-1]
-    assert not model.losses if kind != "flipout" else len(model.losses) == len(layers)
+    assert len(model.losses) == (len(layers) if kind in VARIATIONAL else 0)
     assert model.name == f"{name}_{kind}"
 
 
@@ -74,13 +86,13 @@ def test_dropout_follows_each_layer_but_the_output(name):
         assert isinstance(before, tf.keras.layers.ReLU) or before.activation is tf.keras.activations.relu
 
 
-@pytest.mark.parametrize(("kind", "varies"), [("deterministic", False), ("mc_dropout", True), ("flipout", True)])
-def test_predictions_vary_where_the_kind_says_so(kind, varies):
+@every_kind
+def test_predictions_vary_where_the_kind_says_so(kind):
     model = models.lenet(kind, (8, 8, 1), initial_stddev=0.1)
     images = np.random.default_rng(0).uniform(size=(4, 8, 8, 1)).astype(np.float32)
     tf.random.set_seed(0)
     first, second = model.predict(images, verbose=0), model.predict(images, verbose=0)
-    assert (np.abs(first - second).max() > 1e-3) is np.bool_(varies)
+    assert (np.abs(first - second).max() > 1e-3) == (kind != "deterministic")
     with sampling("mean"):
         np.testing.assert_array_equal(model(images), model(images))
 
@@ -97,7 +109,7 @@ def test_logits(name, kind, shape):
 
 
 def test_odd_sizes():
-    for name, shape in (("lenet", (9, 11, 2)), ("resnet20", (15, 17, 1))):
+    for name, shape in (("lenet", (9, 11, 2)), ("resnet20", (15, 17, 1)), ("conv_net", (9, 15, 2))):
         assert models.MODELS[name]("deterministic", shape, 3)(np.zeros((2, *shape), np.float32)).shape == (2, 3)
 
 
@@ -119,10 +131,10 @@ def test_no_two_kernels_of_ten_seeds_are_alike():
 
 def test_initial_weights_do_not_depend_on_the_kind_and_differ_between_layers():
     point = models.lenet("deterministic", (8, 8, 1), seed=3)
-    flipout = models.lenet("flipout", (8, 8, 1), seed=3)
-    kernels = [(a.kernel, b.kernel_mean) for a, b in zip(weight_layers(point), weight_layers(flipout))]
-    for a, b in kernels:
-        np.testing.assert_array_equal(a, b)
+    for kind in VARIATIONAL:
+        of_kind = models.lenet(kind, (8, 8, 1), seed=3)
+        for a, b in zip(weight_layers(point), weight_layers(of_kind)):
+            np.testing.assert_array_equal(a.kernel, b.kernel_mean)
     resnet = weight_layers(models.resnet20("deterministic", (8, 8, 1)))
     assert not np.array_equal(resnet[1].kernel, resnet[2].kernel)
 
@@ -161,6 +173,45 @@ def test_options_reach_every_layer():
         assert {**options, "prior_stddev": 3.0}.items() <= config.items()
 
 
+def test_options_reach_layers_with_variational_dropout():
+    options = {"parametrization": "log_alpha", "logit_range": (-9.0, 2.0), "kl_weight": 0.5}
+    for layer in weight_layers(models.lenet("variational_dropout", (8, 8, 1), **options)):
+        assert {**options, "initial_logit": -3.5}.items() <= layer.get_config().items()
+    for layer in weight_layers(models.lenet("variational_dropout", (8, 8, 1), initial_stddev=0.05)):
+        np.testing.assert_allclose(tf.exp(layer.variational_weights[0].log_stddev), 0.05, rtol=1e-5)
+    types = {"float32": None, "bfloat16": "bfloat16", "bfloat16_noise": "bfloat16"}
+    for precision, noise_dtype in types.items():
+        model = models.mlp("variational_dropout", (3,), hidden=(), precision=precision)
+        (layer,) = [layer for layer in model.layers if isinstance(layer, DenseVariationalDropout)]
+        assert layer.noise_dtype == noise_dtype and model(np.ones((2, 3), np.float32)).dtype == tf.float32
+
+
+@pytest.mark.parametrize("kind", VARIATIONAL)
+@pytest.mark.parametrize(
+    ("names", "places"),
+    [(("dense_1",), {3}), ("dense", {2}), (["conv2d", "conv2d_1", "dense_2"], {0, 1, 4}), ((), set())],
+)
+def test_some_layers_are_variational_and_the_others_points(kind, names, places):
+    layers = weight_layers(models.lenet(kind, (8, 8, 1), variational_layers=names))
+    assert {i for i, layer in enumerate(layers) if isinstance(layer, VARIATIONAL[kind])} == places
+    point = weight_layers(models.lenet("deterministic", (8, 8, 1)))
+    for a, b in zip(point, layers):
+        np.testing.assert_array_equal(a.kernel, b.kernel if hasattr(b, "kernel") else b.kernel_mean)
+
+
+def test_conv_net_is_the_published_one():
+    """A second dense layer of 4 w x 2 w variational weights: 32,768 for w = 64."""
+    model = models.conv_net(num_classes=100)
+    (weight,) = models.layout(model).variational
+    assert weight.mean.shape == (256, 128) and weight.prior_stddev is None
+    counts = [3 * 9 * 64, 64 * 9 * 64, 64 * 9 * 64, 1024 * 256, 256 * 128, 128 * 100]
+    biases = [64, 64, 64, 256, 128, 100]
+    assert model.count_params() == sum(counts) + sum(biases) + 256 * 128
+    slopes = [float(layer.alpha) for layer in model.layers if isinstance(layer, tf.keras.layers.LeakyReLU)]
+    np.testing.assert_allclose(slopes, [0.1, 0.1])
+    assert models.conv_net("deterministic", (8, 8, 1), 3, width=2)(np.zeros((2, 8, 8, 1), np.float32)).shape == (2, 3)
+
+
 @every_model
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -170,6 +221,16 @@ def test_options_reach_every_layer():
         ({"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1, but is 1.0"),
         ({"dropout_rate": -0.1}, "dropout_rate must be at least 0 and below 1"),
         ({"num_classes": 1}, "num_classes must be at least 2, but is 1"),
+        (
+            {"variational_layers": ("dense_9",)},
+            "There is no layer for variational_layers 'dense_9': did you mean 'dense",
+        ),
+        ({"kind": "variational_dropout", "initial_stddev": 2.0}, "initial_logit must lie within logit_range"),
+        ({"kind": "variational_dropout", "initial_stddev": 0.0}, "initial_stddev must be above 0, but is 0.0"),
+        (
+            {"kind": "variational_dropout", "parametrization": "log_alpha", "initial_stddev": 0.1},
+            "initial_stddev must be left out",
+        ),
         ({"kind": "flipout", "prior_stddev": 0.0}, "needs prior_stddev > 0"),
         ({"kind": "flipout", "min_stddev": 1.0}, "0 < min_stddev <= initial_stddev"),
     ],
@@ -180,7 +241,7 @@ def test_bad_arguments(name, options, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet20"])
+@pytest.mark.parametrize("name", ["lenet", "resnet20", "conv_net"])
 @pytest.mark.parametrize("shape", [(7, 8, 1), (8, 7, 1), (8, 8), (8, 8, 0), (2, 8, 8, 1), (30,)])
 def test_bad_shapes(name, shape):
     with pytest.raises(InvalidArgument) as caught:

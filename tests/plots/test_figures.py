@@ -91,6 +91,7 @@ def test_reliability_diagram():
     assert titles(figure)[0] == "Calibration: ECE 0.367, MCE 0.400"
     draw(plots.reliability_diagram(*predictions()[:2]))
     draw(plots.reliability_diagram(p[:1], [0]))
+    draw(plots.reliability_diagram(p, [0, 1, 0], over="classes"))
 
 
 def test_retention_curves():

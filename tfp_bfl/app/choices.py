@@ -45,6 +45,7 @@ class Table(NamedTuple):
 
 MODELS = Table("model", "models/__init__.py", ("MODELS",))
 KINDS = Table("kind of model", "models/kinds.py", ("KINDS",))
+VARIATIONAL = Table("kind with variational weights", "models/kinds.py", ("VARIATIONAL",))
 NORMALIZATIONS = Table("normalization", "models/kinds.py", ("NORMALIZATIONS",))
 PRECISIONS = Table("precision", "models/kinds.py", ("PRECISIONS",))
 RULES = Table("rule", "rules/__init__.py", ("RULES",))

@@ -25,8 +25,8 @@ class _Run(pydantic.BaseModel):
 
     algorithm: str = option("variational", "See `tfp-bfl list`.")
     dataset: str = option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
-    model: str = option("lenet", "lenet, resnet20 or mlp.", names=choices.MODELS)
-    kind: str = option("flipout", "deterministic, mc_dropout or flipout.", names=choices.KINDS)
+    model: str = option("lenet", "lenet, resnet20, mlp or conv_net.", names=choices.MODELS)
+    kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
     partition: str = option("dirichlet:0.5", "Who holds what: see `tfp-bfl list`.", names=choices.PARTITIONS)
     clients: Count = option(10, "Number of clients.")
     cohort_size: Optional[Count] = option(None, "Clients drawn each round; all of them if not given.")
@@ -41,7 +41,7 @@ class _Run(pydantic.BaseModel):
     )
     examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
     initial_stddev: Positive = option(0.003, "Posterior standard deviation before training.")
-    min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations.")
+    min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
     dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
     normalization: Optional[str] = option(
         None, "batch, group or none; the model's own if not given.", names=choices.NORMALIZATIONS

@@ -63,7 +63,7 @@ class Options(pydantic.BaseModel):
 
     def check(self, config: Any) -> None:
         """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
-        if self.point_weights and config.kind == "flipout":
+        if self.point_weights and config.kind in choices.VARIATIONAL.forms():
             raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
 
     def steps(self, num_examples: int) -> int:
@@ -110,7 +110,7 @@ class ManyRounds(Training):
 class Prior(Options):
     prior_stddev: Union[Positive, Literal["fan_in"]] = option(
         "fan_in",
-        "Standard deviation of the prior on each weight; fan_in for sqrt(2 / inputs of a unit).",
+        "Standard deviation of the prior on each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
         argument=None,
     )
 
@@ -187,7 +187,7 @@ class Weighted(Options):
                 f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
                 "'train_size'."
             )
-        if config.kind != "flipout":
+        if config.kind not in choices.VARIATIONAL.forms():
             raise InvalidArgument(
                 f"Weighting by {self.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
             )

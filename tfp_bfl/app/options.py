@@ -79,7 +79,7 @@ class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.update_prior and config.kind != "flipout":
+        if self.update_prior and config.kind not in choices.VARIATIONAL.forms():
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )
@@ -104,8 +104,8 @@ class _Sites(_Inferred, AnyKind):
         super().check(config)
         if config.kind != "flipout":
             raise InvalidArgument(
-                f"{self.recipe} finds a posterior over the layers' weights, kind {config.kind!r} has none: use kind "
-                "'flipout'."
+                f"{self.recipe} finds a posterior over weights whose prior stays, kind {config.kind!r} has none: use "
+                "kind 'flipout'."
             )
 
 

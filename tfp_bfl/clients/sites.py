@@ -131,13 +131,18 @@ def _prior(model: tf.keras.Model) -> Site:
     """The prior of a model's variational weights.
 
     Raises:
-      InvalidArgument: there are none, or they begin wider than it.
+      InvalidArgument: there are none, or they begin wider than it, or it is hierarchical.
     """
     weights = layout(model).variational
     if not weights:
         raise InvalidArgument(
             f"Sites are factors of a posterior over weights, and {model.name!r} has point weights only: build it with "
             "kind 'flipout'."
+        )
+    if any(w.prior_stddev is None for w in weights):
+        raise InvalidArgument(
+            f"Sites are factors beside a prior that stays, and that of {model.name!r} follows its posterior "
+            "(hierarchical): build it with kind 'flipout'."
         )
     wide = [w for w in weights if float(tf.reduce_max(w.log_stddev)) > tf.math.log(w.prior_stddev)]
     if wide:

@@ -114,6 +114,7 @@ class Trainer:
             loss = tf.reduce_mean(losses)
         zero = tf.UnconnectedGradients.ZERO
         in_watched, in_noise = tape.gradient(loss, (watched, draw.noise), unconnected_gradients=zero)
+        target = target._replace(prior=weights.at_present(target.prior, draw.stddev))
         _, kl_in_values, kl_in_log_stddev = weights.kl_divergence(draw.stddev, target.prior)
         in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
         if self._proximal:

@@ -1,20 +1,27 @@
-"""Calibration of the most probable class: is a model that says 80 % right in 80 % of the cases?"""
+"""Calibration, of the most probable class or of all: is a model that says 80 % right in 80 % of the cases?"""
 
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import check_count
+from tfp_bfl.errors import check_count, lookup
 from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, correct
+
+# What calibration is over.
+_OVER = {
+    "top_label": "the probability of the most probable class, one an example",
+    "classes": "the probabilities of all classes, each against whether it is the label: C an example",
+}
 
 
 class Reliability(NamedTuple):
     """Confidence and accuracy in M bins of equal width.
 
     Fields:
-      confidence: [M], mean probability of the predicted class in each bin; NaN in an empty bin.
-      accuracy: [M], share of right predictions in each bin; NaN in an empty bin.
-      count: [M], number of examples in each bin, int64.
+      confidence: [M], mean probability of the predicted class in each bin; NaN in an empty bin. Over classes: of all.
+      accuracy: [M], share of right predictions in each bin; NaN in an empty bin. Over classes: share of them that are
+        the label.
+      count: [M], number of examples in each bin, int64. Over classes: of probabilities.
       edges: [M + 1], from 0 to 1; bin m is (edges[m], edges[m + 1]], and the first one also holds 0.
     """
 
@@ -24,11 +31,15 @@ class Reliability(NamedTuple):
     edges: tf.Tensor
 
 
-def reliability(probabilities: Any, labels: Any, num_bins: int = 15) -> Reliability:
+def reliability(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Reliability:
     """Mean confidence and accuracy of the predicted class, binned by confidence.
 
         confidence_m = mean of max_c p_bc         over the b with edges_m < max_c p_bc <= edges_m+1
         accuracy_m   = mean of [argmax_c p_bc = y_b]   over the same b
+
+    Over classes, of the B C probabilities by themselves:
+
+        confidence_m = mean of p_bc,   accuracy_m = mean of [c = y_b]   over the (b, c) with edges_m < p_bc <= edges_m+1
 
     Source: Guo et al. 2017 (arXiv:1706.04599), section 2.
 
@@ -36,26 +47,32 @@ def reliability(probabilities: Any, labels: Any, num_bins: int = 15) -> Reliabil
       probabilities: [B, C], each row a distribution.
       labels: [B], class numbers in [0, C).
       num_bins: M, the number of bins, all of width 1 / M.
+      over: "top_label", the predicted class, or "classes", all of them.
 
     Returns:
       A `Reliability`; all but its counts have the dtype of the probabilities.
 
     Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins`
-        is no positive integer.
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
+        is no positive integer, or there is no such `over`.
     """
     num_bins = check_count(num_bins, "num_bins")
+    lookup(_OVER, over, "calibration over")
     probabilities = check_probabilities(probabilities)
     labels = check_labels(labels, probabilities)
     dtype = probabilities.dtype
     # Rounded to the dtype of the probabilities, so that a confidence of 0.3 equals the edge 3/10.
     edges = tf.cast(tf.range(num_bins + 1, dtype=tf.float64) / num_bins, dtype)
-    confidence = tf.reduce_max(probabilities, axis=-1)
+    if over == "classes":
+        confidence = tf.reshape(probabilities, [-1])
+        right = tf.reshape(tf.one_hot(labels, tf.shape(probabilities)[-1], dtype=tf.float64), [-1])
+    else:
+        confidence, right = tf.reduce_max(probabilities, axis=-1), correct(probabilities, labels)
     bins = tf.searchsorted(edges[1:-1], confidence, side="left")
     count = tf.math.bincount(bins, minlength=num_bins, maxlength=num_bins, dtype=tf.int64)
     # Sums in float64: in float32 the mean over a large bin would drift.
     total = tf.cast(count, tf.float64)
-    hits = tf.cast(correct(probabilities, labels), tf.float64)
+    hits = tf.cast(right, tf.float64)
     return Reliability(
         confidence=tf.cast(_sums(tf.cast(confidence, tf.float64), bins, num_bins) / total, dtype),
         accuracy=tf.cast(_sums(hits, bins, num_bins) / total, dtype),
@@ -74,33 +91,39 @@ def _gaps(bins: Reliability) -> tf.Tensor:
     return tf.where(bins.count > 0, gaps, tf.zeros_like(gaps))
 
 
-def expected_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15) -> tf.Tensor:
-    """Mean gap between confidence and accuracy of the predicted class (top-label ECE, bins of equal width).
+def expected_calibration_error(
+    probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label"
+) -> tf.Tensor:
+    """Mean gap between confidence and accuracy (ECE, bins of equal width) of the predicted class, or of all classes.
 
-        ece = sum_m count_m / B * |accuracy_m - confidence_m|
+        ece = sum_m count_m / sum count * |accuracy_m - confidence_m|
 
-    The estimate is biased upwards where bins hold few examples. Source: Naeini et al. 2015; Guo et al. 2017
-    (arXiv:1706.04599), equation 3.
+    The estimate is biased upwards where bins hold few examples. Over classes most probabilities are small and right, so
+    that it is small too: compare it with others of as many classes. Source: Naeini et al. 2015; Guo et al. 2017
+    (arXiv:1706.04599), equation 3; over classes as Jeon et al. 2023 (arXiv:2510.20225), whose ten bins leave out 1.
 
     Args:
       probabilities: [B, C], each row a distribution.
       labels: [B], class numbers in [0, C).
       num_bins: M, the number of bins; bin m is (m/M, (m+1)/M], and the first one also holds 0.
+      over: "top_label", the predicted class, or "classes", all of them.
 
     Returns:
       A scalar in [0, 1], of the dtype of the probabilities.
 
     Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins`
-        is no positive integer.
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
+        is no positive integer, or there is no such `over`.
     """
-    bins = reliability(probabilities, labels, num_bins)
+    bins = reliability(probabilities, labels, num_bins, over)
     share = tf.cast(bins.count / tf.reduce_sum(bins.count), bins.accuracy.dtype)
     return tf.reduce_sum(share * _gaps(bins))
 
 
-def maximum_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15) -> tf.Tensor:
-    """Largest gap between confidence and accuracy of the predicted class in any bin that holds an example.
+def maximum_calibration_error(
+    probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label"
+) -> tf.Tensor:
+    """Largest gap between confidence and accuracy, of the predicted class or of all, in any bin that is not empty.
 
         mce = max_m |accuracy_m - confidence_m|
 
@@ -111,12 +134,13 @@ def maximum_calibration_error(probabilities: Any, labels: Any, num_bins: int = 1
       probabilities: [B, C], each row a distribution.
       labels: [B], class numbers in [0, C).
       num_bins: M, the number of bins; bin m is (m/M, (m+1)/M], and the first one also holds 0.
+      over: "top_label", the predicted class, or "classes", all of them.
 
     Returns:
       A scalar in [0, 1], at least the expected calibration error, of the dtype of the probabilities.
 
     Raises:
-      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins`
-        is no positive integer.
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
+        is no positive integer, or there is no such `over`.
     """
-    return tf.reduce_max(_gaps(reliability(probabilities, labels, num_bins)))
+    return tf.reduce_max(_gaps(reliability(probabilities, labels, num_bins, over)))

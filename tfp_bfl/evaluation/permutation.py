@@ -46,13 +46,14 @@ def permuted_stddevs(model: tf.keras.Model, seed: int = 0) -> Iterator[None]:
         raise InvalidArgument(
             f"The model {model.name!r} has no variational weights, whose standard deviations could be permuted."
         )
-    before = [tf.identity(w.log_stddev) for w in weights]
+    before = [tf.identity(w.scale) for w in weights]
     try:
-        for number, (w, values) in enumerate(zip(weights, before)):
+        for number, w in enumerate(weights):
+            values = tf.convert_to_tensor(w.log_stddev)
             flat = tf.reshape(values, [-1])
             order = tf.random.experimental.stateless_shuffle(tf.range(tf.size(flat)), [seed, number])
-            w.log_stddev.assign(tf.reshape(tf.gather(flat, order), values.shape))
+            w.assign_log_stddev(tf.reshape(tf.gather(flat, order), values.shape))
         yield
     finally:
-        for w, values in zip(weights, before):
-            w.log_stddev.assign(values)
+        for w, scale in zip(weights, before):
+            w.scale.assign(scale)

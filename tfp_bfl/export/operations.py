@@ -9,9 +9,9 @@ def _words(text: str) -> frozenset[str]:
 EXPORTED = _words(
     """
     AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
-    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity Less LessEqual Log LogicalAnd MatMul MaxPool Maximum
-    Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp RealDiv Relu Reshape RightShift
-    Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze StatefulPartitionedCall
+    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd MatMul MaxPool
+    Maximum Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp RealDiv Relu Reshape
+    RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze StatefulPartitionedCall
     StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2 StatelessRandomUniformIntV2
     StatelessRandomUniformV2 StatelessWhile StopGradient StridedSlice Sub Sum TensorListFromTensor TensorListGetItem
     TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp While ZerosLike
@@ -22,7 +22,7 @@ EXPORTED = _words(
 ARITHMETIC = _words(
     """
     Abs Add AddN BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
-    Floor FloorMod Greater LeakyRelu Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
+    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
     NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign
     SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
     """

@@ -1,4 +1,4 @@
-"""Bayesian Keras layers: Flipout dense and convolution, Monte Carlo dropout.
+"""Bayesian Keras layers: dense and convolution with Flipout or variational dropout, Monte Carlo dropout.
 
 They are ordinary Keras layers: KL through `add_loss`, `fit`, `save`, `summary`. `sampling` decides how they draw noise.
 """
@@ -6,5 +6,14 @@ They are ordinary Keras layers: KL through `add_loss`, `fit`, `save`, `summary`.
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.flipout import Conv2DFlipout, DenseFlipout
 from tfp_bfl.layers.noise import sampling, without_autograph
+from tfp_bfl.layers.variational_dropout import Conv2DVariationalDropout, DenseVariationalDropout
 
-__all__ = ["Conv2DFlipout", "DenseFlipout", "MCDropout", "sampling", "without_autograph"]
+__all__ = [
+    "Conv2DFlipout",
+    "Conv2DVariationalDropout",
+    "DenseFlipout",
+    "DenseVariationalDropout",
+    "MCDropout",
+    "sampling",
+    "without_autograph",
+]

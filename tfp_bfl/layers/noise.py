@@ -45,8 +45,9 @@ def sampling(
             logits = model(images)
 
     Args:
-      mode: "flipout": a perturbation of its own for each example (two convolutions); "shared": one weight sample for
-        the whole batch (one convolution, for prediction); "mean": the posterior's mean, and no dropout.
+      mode: "flipout": a perturbation of its own for each example (two convolutions), in layers with variational
+        dropout by local reparametrisation; "shared": one weight sample for the whole batch (one convolution, for
+        prediction); "mean": the posterior's mean, and no dropout.
       seed: [2] integers or a tensor. The same seed gives the same noise; each layer call in the block draws from its
         own substream. None: from TensorFlow's global generator (`tf.random.set_seed`), anew each call.
       perturbations: s * eps for the weights whose noise is drawn already, by the `ref()` of their mean's variable: one
@@ -75,7 +76,7 @@ def drawn(mean: tf.Variable) -> tf.Tensor | None:
     return _scopes.stack[-1].perturbations.get(mean.ref()) if _scopes.stack else None
 
 
-def standard_normal(size: int, seed: tf.Tensor) -> tf.Tensor:
+def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:
     """`size` draws from N(0, 1) in float32, in less time than `tf.random.stateless_normal` (docs/speed.md).
 
     Box & Muller (1958): (r cos t, r sin t) with r = sqrt(-2 log u), u and t / (2 pi) uniform on 2^20 and 2^12 midpoints

@@ -1,4 +1,4 @@
-"""Keras model builders, each in three kinds, and the mapping between a model's variables and a posterior.
+"""Keras model builders, each in four kinds, and the mapping between a model's variables and a posterior.
 
 A new model is one file of this folder and one entry in `MODELS`.
 """
@@ -8,6 +8,7 @@ from typing import Callable
 import tensorflow as tf
 
 from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates
+from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
 from tfp_bfl.models.exchange import Anchor, ClientPosterior, ClientResult, Federation, ServerMessage, TrainingMetrics
 from tfp_bfl.models.flat import FlatWeights
@@ -22,7 +23,9 @@ from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import ModelWeights, assign_weights, check_layers, get_weights, layout, min_stddev, prior
 
-MODELS: dict[str, Callable[..., tf.keras.Model]] = {builder.__name__: builder for builder in (lenet, resnet20, mlp)}
+MODELS: dict[str, Callable[..., tf.keras.Model]] = {
+    builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
+}
 
 __all__ = [
     "KINDS",

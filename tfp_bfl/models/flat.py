@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.layers.noise import standard_normal
-from tfp_bfl.models.weights import ModelWeights, layout, prior
+from tfp_bfl.layers.variational_weight import LOG_STDDEV, VariationalWeight
+from tfp_bfl.models.weights import ModelWeights, layout
 from tfp_bfl.posterior import MeanField
 
 
@@ -34,12 +35,17 @@ class Prior(NamedTuple):
       log_stddev: log t [D].
       pull: the gradient of -log prior at m, 0 for a Gaussian: with it the prior is proportional to
         exp(-pull (w - m) - (w - m)^2 / (2 t^2)), whose own mean may lie far from m, where numbers cancel.
+      hierarchical: [D] 1 for the weights whose prior is hierarchical (`VariationalWeight`): `precision` and
+        `log_stddev` are then of t / sqrt(mean^2 + s^2), of q itself.
+      in_mean: factor of the KL's gradient in the means [D + P]: 0 where it is left out.
     """
 
     mean: tf.Tensor
     precision: tf.Tensor
     log_stddev: tf.Tensor
     pull: Any = 0.0
+    hierarchical: Any = 0.0
+    in_mean: Any = 1.0
 
 
 class FlatWeights:
@@ -50,7 +56,7 @@ class FlatWeights:
 
     Attributes:
       values: means [D], then point weights [P]: [D + P]; the constraints of the model's variables hold here too.
-      log_stddev: log s [D]; a constraint keeps s at or above its floor.
+      log_stddev: log s [D]; a constraint keeps s where its layer allows it.
       prior: the layers' own.
       leaves: the model's variables in which a step takes its gradient, in the order of `values`.
       point: those of them that are point weights.
@@ -64,13 +70,15 @@ class FlatWeights:
         self.leaves = [*self._means, *self.point]
         self._sizes = [v.shape.num_elements() for v in self.leaves]
         self._num_means = sum(self._sizes[: len(variational)])
-        self._floor = _concat([tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational])
+        floors = [tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational]
+        # One operation, where no layer allows less than its floor does.
+        self._floor = _concat(floors) if all(w.parametrization is LOG_STDDEV for w in variational) else None
         constrained = any(v.constraint for v in self.leaves)
         self.values = tf.Variable(
             lambda: tf.zeros([sum(self._sizes)]), constraint=self._constrained if constrained else None
         )
-        self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._above_floor)
-        self.prior = self.as_prior(prior(model))
+        self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._allowed)
+        self.prior = self._prior(variational)
 
     @property
     def has_posterior(self) -> bool:
@@ -86,13 +94,39 @@ class FlatWeights:
         parts = zip(self.leaves, self._shaped(values, self.leaves))
         return self.flatten([v.constraint(part) if v.constraint else part for v, part in parts])
 
-    def _above_floor(self, log_stddev: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(log_stddev, self._floor)
+    def _prior(self, variational: Sequence[VariationalWeight]) -> Prior:
+        fill = lambda numbers: _concat([tf.fill(w.mean.shape, float(x)) for w, x in zip(variational, numbers)])
+        follows = [w.prior_stddev is None for w in variational]
+        variance = fill((w.prior_stddev or 1.0) ** 2 for w in variational)
+        given = self.gaussian(tf.zeros_like(variance), 1 / variance)
+        self._follows = any(follows)
+        if not self._follows:
+            return given
+        in_mean = self._padded(fill(not w.detached for w in variational), 1.0)
+        return given._replace(hierarchical=fill(follows), in_mean=in_mean)
+
+    def at_present(self, prior: Prior, stddev: tf.Tensor) -> Prior:
+        """The prior with the t that hierarchical weights have at q = N(values, stddev^2)."""
+        if not self._follows:
+            return prior
+        own = tf.square(self.values[: self._num_means]) + tf.square(stddev)
+        unit = tf.where(prior.hierarchical > 0, own, 1.0)
+        return prior._replace(
+            precision=prior.precision / self._padded(unit, 1.0),
+            log_stddev=prior.log_stddev + 0.5 * tf.math.log(unit),
+            hierarchical=0.0,
+        )
+
+    def _allowed(self, log_stddev: tf.Tensor) -> tf.Tensor:
+        if self._floor is not None:
+            return tf.maximum(log_stddev, self._floor)
+        parts = (self._shaped(x, self._means) for x in (log_stddev, self.values[: self._num_means]))
+        return _concat([w.projected(*of_it) for w, *of_it in zip(self._layout.variational, *parts)])
 
     def load(self, weights: ModelWeights) -> None:
         """Sets the variables and BatchNorm's statistics; standard deviations below the floor come up to it."""
         self.values.assign(_concat([*weights.posterior.mean, *weights.point]))
-        self.log_stddev.assign(self._above_floor(0.5 * tf.math.log(_concat(weights.posterior.variance))))
+        self.log_stddev.assign(self._allowed(0.5 * tf.math.log(_concat(weights.posterior.variance))))
         self.update_model()
         statistics = [*self._layout.moving_mean, *self._layout.moving_variance]
         for variable, value in zip(statistics, [*weights.moments.mean, *weights.moments.variance]):
@@ -106,8 +140,8 @@ class FlatWeights:
         """A prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D]; its KL lacks a constant."""
         return self.gaussian(mean, precision)._replace(pull=self._padded(pull))
 
-    def _padded(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.pad(x, [[0, sum(self._sizes) - self._num_means]])
+    def _padded(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
+        return tf.pad(x, [[0, sum(self._sizes) - self._num_means]], constant_values=value)
 
     def set_posterior(self, mean: tf.Tensor, precision: tf.Tensor) -> None:
         """Sets means and standard deviations by m and 1 / s^2 [D]."""
@@ -116,7 +150,7 @@ class FlatWeights:
 
     def set_precision(self, precision: tf.Tensor) -> None:
         """Sets `log_stddev` by 1 / s^2 [D]; standard deviations below the floor come up to it."""
-        self.log_stddev.assign(self._above_floor(-0.5 * tf.math.log(precision)))
+        self.log_stddev.assign(self._allowed(-0.5 * tf.math.log(precision)))
 
     def update_model(self) -> None:
         """Sets the model's means and point weights to `values`."""
@@ -151,13 +185,17 @@ class FlatWeights:
 
         KL = sum_d log(t_d / s_d) + (s_d^2 + (mean_d - m_d)^2) / (2 t_d^2) - 1 / 2   for the prior N(m, t^2)
         d KL / d mean = (mean - m) / t^2,   d KL / d log s = s^2 / t^2 - 1
+
+        Both also where the prior is hierarchical: its t is the one of the smallest KL, in which that has no gradient.
         """
+        prior = self.at_present(prior, stddev)
         shift = self.values - prior.mean
         in_values = shift * prior.precision + prior.pull
         in_log_stddev = tf.square(stddev) * prior.precision[: self._num_means] - 1
         # Summed weight by weight: the sums of its terms are large, and cancel near the prior.
         kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - prior.log_stddev))
-        return kl + 0.5 * tf.tensordot(shift, in_values + prior.pull, 1), in_values, in_log_stddev
+        kl += 0.5 * tf.tensordot(shift, in_values + prior.pull, 1)
+        return kl, in_values * prior.in_mean if self._follows else in_values, in_log_stddev
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
         """Tensors shaped like `leaves` as one vector."""

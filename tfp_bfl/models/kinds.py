@@ -1,4 +1,4 @@
-"""What a kind of model means for its layers: deterministic, Monte Carlo dropout, or Flipout.
+"""What a kind of model means for its layers: deterministic, Monte Carlo dropout, Flipout, or variational dropout.
 
 A builder writes its architecture once, with `Blocks.convolution` and `Blocks.dense`; the kind decides what they are.
 """
@@ -7,22 +7,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.layers import Conv2DFlipout, DenseFlipout, MCDropout
+from tfp_bfl.layers import (
+    Conv2DFlipout,
+    Conv2DVariationalDropout,
+    DenseFlipout,
+    DenseVariationalDropout,
+    MCDropout,
+)
 
 KINDS = {
     "deterministic": "point weights",
     "mc_dropout": "point weights, dropout after each convolution and dense layer, on at prediction",
     "flipout": "Gaussian weights in each convolution and dense layer",
+    "variational_dropout": "Gaussian weights with a hierarchical prior, by which noise may grow",
 }
+VARIATIONAL = {
+    "flipout": {"conv2d": Conv2DFlipout, "dense": DenseFlipout},
+    "variational_dropout": {"conv2d": Conv2DVariationalDropout, "dense": DenseVariationalDropout},
+}
+_POINT = {"conv2d": tf.keras.layers.Conv2D, "dense": tf.keras.layers.Dense}
 PRECISIONS = {
     "float32": "all in float32",
-    "bfloat16_noise": "Flipout's perturbation in bfloat16, all else in float32",
+    "bfloat16_noise": "the perturbations of examples in bfloat16, all else in float32",
     "bfloat16": "activations in bfloat16 (Keras' mixed_bfloat16); weights, batch statistics and logits in float32",
 }
 NORMALIZATIONS = {"batch": "batch statistics", "group": "groups of channels", "none": "no normalization"}
@@ -34,8 +47,12 @@ class Blocks:
     Args:
       kind, prior_stddev, dropout_rate, normalization: as the builders take them.
       variational_bias: the biases of Flipout layers are Gaussian too.
-      initial_stddev: of every variational weight before training. Means start as He et al. 2015.
-      min_stddev: the floor of every standard deviation.
+      initial_stddev: of every variational weight before training; None for 0.003, and for the middle of the range of
+        variational dropout, 0.0143. Means start as He et al. 2015.
+      min_stddev: the floor of every standard deviation; variational dropout has a range instead.
+      variational_layers: those with Gaussian weights, of the kinds that have such: "all", or names. Convolutions are
+        called "conv2d", "conv2d_1" and so on in their order, dense layers "dense", "dense_1" and so on.
+      parametrization, logit_range: of variational dropout, as `tfp_bfl.layers.DenseVariationalDropout` has them.
       kl_weight: factor of the KL in Keras' own losses (`fit`); 1 / N there, N the training examples.
       precision: "float32", "bfloat16_noise" or "bfloat16"; what the latter two gain: docs/speed.md.
       seed: of the initial weights.
@@ -49,8 +66,11 @@ class Blocks:
         dropout_rate: float,
         normalization: str,
         variational_bias: bool = False,
-        initial_stddev: float = 0.003,
+        initial_stddev: float | None = None,
         min_stddev: float = 1e-5,
+        variational_layers: str | Sequence[str] = "all",
+        parametrization: str = "log_variance",
+        logit_range: tuple[float, float] = (-17.0, 0.0),
         kl_weight: float = 1.0,
         precision: str = "float32",
         seed: int = 0,
@@ -65,14 +85,24 @@ class Blocks:
         self._normalization = normalization
         self._policy = "mixed_bfloat16" if precision == "bfloat16" else "float32"
         self._seeds = itertools.count(1_000_003 * seed)
-        self._flipout = {
-            "prior_stddev": prior_stddev,
-            "variational_bias": variational_bias,
-            "initial_stddev": initial_stddev,
-            "min_stddev": min_stddev,
-            "kl_weight": kl_weight,
-            "noise_dtype": "bfloat16" if precision == "bfloat16_noise" else None,
-        }
+        self._chosen = (variational_layers,) if isinstance(variational_layers, str) else tuple(variational_layers)
+        self._names: list[str] = []
+        self._options: dict[str, Any] = {"kl_weight": kl_weight}
+        if kind == "flipout":
+            self._options |= {
+                "prior_stddev": prior_stddev,
+                "variational_bias": variational_bias,
+                "initial_stddev": 0.003 if initial_stddev is None else initial_stddev,
+                "min_stddev": min_stddev,
+                "noise_dtype": "bfloat16" if precision == "bfloat16_noise" else None,
+            }
+        elif kind == "variational_dropout":
+            self._options |= {
+                "parametrization": parametrization,
+                "initial_logit": _initial_logit(initial_stddev, parametrization),
+                "logit_range": logit_range,
+                "noise_dtype": None if precision == "float32" else "bfloat16",
+            }
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
@@ -95,40 +125,49 @@ class Blocks:
         add: Any = None,
     ) -> Any:
         """Convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it."""
-        x = self._layer(tf.keras.layers.Conv2D, Conv2DFlipout)(
+        x = self._layer(
+            "conv2d",
             filters,
-            kernel_size,
+            kernel_size=kernel_size,
             strides=strides,
             padding=padding,
             use_bias=self._normalization == "none",
-            kernel_initializer=self._he_normal(),
-            **self._options,
         )(x)
         x = self._normalize(x)
         x = x if add is None else tf.keras.layers.Add()([x, add])
         return self._dropout(tf.keras.layers.ReLU()(x))
 
-    def dense(self, x: Any, units: int, activation: str | None = None) -> Any:
-        """Dense layer; dropout after it if the kind has it and it is not the output (which has no activation)."""
-        x = self._layer(tf.keras.layers.Dense, DenseFlipout)(
-            units, activation=activation, kernel_initializer=self._he_normal(), **self._options
-        )(x)
+    def dense(self, x: Any, units: int, activation: Any = None) -> Any:
+        """Dense layer; dropout after it if the kind has it and it is not the output (which has no activation).
+
+        `activation` is one of Keras' by name, or a layer.
+        """
+        if isinstance(activation, tf.keras.layers.Layer):
+            return self._dropout(activation(self.dense(x, units)))
+        x = self._layer("dense", units, activation=activation)(x)
         return self._dropout(x) if activation else x
 
     def logits(self, x: Any, num_classes: int) -> Any:
-        """The output layer; its result is float32 in every precision."""
+        """The output layer; its result is float32 in every precision.
+
+        Raises:
+          InvalidArgument: a layer was to be variational that there is not.
+        """
         x = self.dense(x, num_classes)
+        for name in self._chosen:
+            lookup(dict.fromkeys(["all", *self._names]), name, "layer for variational_layers")
         return x if self._policy == "float32" else tf.keras.layers.Activation("linear", dtype="float32")(x)
 
     def _dropout(self, x: Any) -> Any:
         return MCDropout(self._dropout_rate)(x) if self._kind == "mc_dropout" else x
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        return self._flipout if self._kind == "flipout" else {}
-
-    def _layer(self, point: Any, flipout: Any) -> Any:
-        return flipout if self._kind == "flipout" else point
+    def _layer(self, what: str, units: int, **options: Any) -> tf.keras.layers.Layer:
+        number = sum(name.startswith(what) for name in self._names)
+        self._names.append(f"{what}_{number}" if number else what)
+        options["kernel_initializer"] = self._he_normal()
+        if self._kind in VARIATIONAL and {"all", self._names[-1]} & set(self._chosen):
+            return VARIATIONAL[self._kind][what](units, **options, **self._options)
+        return _POINT[what](units, **options)
 
     def _he_normal(self) -> Any:
         return tf.keras.initializers.HeNormal(seed=next(self._seeds) % (2**31))
@@ -140,6 +179,19 @@ class Blocks:
             groups = max(g for g in range(1, 9) if x.shape[-1] % g == 0)
             return tf.keras.layers.GroupNormalization(groups)(x)
         return x
+
+
+def _initial_logit(initial_stddev: float | None, parametrization: str) -> float | None:
+    if initial_stddev is None:
+        return None
+    if parametrization == "log_alpha":
+        raise InvalidArgument(
+            "With parametrization 'log_alpha' standard deviations begin in proportion to the means, so that "
+            "initial_stddev must be left out: logit_range decides it."
+        )
+    if not initial_stddev > 0:
+        raise InvalidArgument(f"initial_stddev must be above 0, but is {initial_stddev}.")
+    return 2 * math.log(initial_stddev)
 
 
 def check_image_shape(model: str, input_shape: Sequence[int], num_classes: int, smallest: int) -> tuple[int, ...]:

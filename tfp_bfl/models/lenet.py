@@ -26,21 +26,21 @@ def lenet(
     images of 16 x 16 and more the second one is "valid", as in the original.
 
     Args:
-      kind: "deterministic", "mc_dropout" or "flipout".
+      kind: "deterministic", "mc_dropout", "flipout" or "variational_dropout".
       input_shape: [height, width, channels], at least 8 x 8.
       num_classes: C.
-      prior_stddev: of the prior N(0, prior_stddev^2) on every variational weight; "fan_in" for sqrt(2 / inputs of a
-        unit), as the initial means have it.
+      prior_stddev: of the prior N(0, prior_stddev^2) on every weight of kind "flipout"; "fan_in" for sqrt(2 / inputs
+        of a unit), as the initial means have it.
       dropout_rate: for kind "mc_dropout".
       normalization: "none", "batch" or "group", after each convolution.
-      **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, kl_weight,
-        precision, seed.
+      **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, variational_layers,
+        parametrization, logit_range, kl_weight, precision, seed.
 
     Returns:
       A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].
 
     Raises:
-      InvalidArgument: no such kind or normalization, or a shape that it can't take.
+      InvalidArgument: no such kind, normalization or layer, or a shape that it can't take.
     """
     shape = check_image_shape("lenet", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)

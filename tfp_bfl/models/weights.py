@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.layers.flipout import VariationalWeight
+from tfp_bfl.layers.variational_weight import VariationalWeight
 from tfp_bfl.posterior import MeanField, marginals
 
 
@@ -49,9 +48,7 @@ def layout(model: tf.keras.Model) -> Layout:
     normalizations = [layer for layer in layers if isinstance(layer, tf.keras.layers.BatchNormalization)]
     means = [layer.moving_mean for layer in normalizations]
     variances = [layer.moving_variance for layer in normalizations]
-    taken = {id(v) for weight in variational for v in (weight.mean, weight.log_stddev)} | {
-        id(v) for v in means + variances
-    }
+    taken = {id(v) for weight in variational for v in (weight.mean, weight.scale)} | {id(v) for v in means + variances}
     point = [v for v in model.trainable_variables if id(v) not in taken]
     strange = [v.name for v in model.non_trainable_variables if id(v) not in taken]
     if strange:
@@ -102,7 +99,7 @@ def get_weights(model: tf.keras.Model) -> ModelWeights:
 
 
 def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
-    """Sets the model's variables; standard deviations below a layer's floor come up to it.
+    """Sets the model's variables; standard deviations that a layer does not allow become the nearest that it does.
 
     The posterior of a model without variational layers is over the last of its point weights, which get its mean.
 
@@ -123,18 +120,19 @@ def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
         point, means, variances = (*point, *tf.nest.flatten(marginals(weights.posterior).mean)), (), ()
     groups = {
         "means of variational weights": ([w.mean for w in variational], means),
-        "variances of variational weights": ([w.log_stddev for w in variational], variances),
+        "variances of variational weights": ([w.scale for w in variational], variances),
         "point weights": (variables.point, point),
         "means of BatchNorm": (variables.moving_mean, weights.moments.mean),
         "variances of BatchNorm": (variables.moving_variance, weights.moments.variance),
     }
     tensors = {name: _checked(name, *pair) for name, pair in groups.items()}
-    floors = {id(w.log_stddev): math.log(w.min_stddev) for w in variational}
+    variational_of = {id(w.scale): w for w in variational}
     for name, (group, _) in groups.items():
         for variable, value in zip(group, tensors[name]):
-            if id(variable) in floors:
-                value = tf.maximum(0.5 * tf.math.log(value), floors[id(variable)])
-            variable.assign(value)
+            if id(variable) in variational_of:  # whose mean is set by now
+                variational_of[id(variable)].assign_log_stddev(0.5 * tf.math.log(value))
+            else:
+                variable.assign(value)
 
 
 def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[Any]) -> list[tf.Tensor]:
@@ -152,10 +150,20 @@ def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[Any])
 
 
 def prior(model: tf.keras.Model) -> MeanField:
-    """The prior N(0, prior_stddev^2) of the model's variational weights, shaped like its posterior."""
+    """The prior N(0, t^2) of the model's variational weights, shaped like its posterior.
+
+    t is the layer's prior_stddev; where its prior is hierarchical, t^2 = mean^2 + s^2 of the present posterior.
+    """
     weights = layout(model).variational
     means = tuple(tf.zeros(w.mean.shape, w.mean.dtype) for w in weights)
-    return MeanField(means, tuple(tf.fill(w.mean.shape, tf.cast(w.prior_stddev**2, w.mean.dtype)) for w in weights))
+    return MeanField(means, tuple(map(_prior_variance, weights)))
+
+
+def _prior_variance(weight: VariationalWeight) -> tf.Tensor:
+    mean = tf.convert_to_tensor(weight.mean)
+    if weight.prior_stddev is None:
+        return tf.square(mean) + tf.exp(2 * tf.convert_to_tensor(weight.log_stddev))
+    return tf.fill(mean.shape, tf.cast(weight.prior_stddev**2, mean.dtype))
 
 
 def min_stddev(model: tf.keras.Model) -> float:

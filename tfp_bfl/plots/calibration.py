@@ -9,7 +9,7 @@ from tfp_bfl.evaluation.calibration import reliability
 from tfp_bfl.plots import style
 
 
-def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15) -> Figure:
+def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Figure:
     """Draws accuracy against confidence in bins of equal width, above a histogram of the confidences.
 
     A calibrated model's bars end on the diagonal. The title gives the expected and the maximum calibration
@@ -19,11 +19,12 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15) -> 
       probabilities: [B, C], each row a distribution.
       labels: [B], class numbers in [0, C).
       num_bins: the number of bins.
+      over: "top_label", the predicted class, or "classes", all of them.
 
     Raises:
       InvalidArgument: as `tfp_bfl.evaluation.calibration.reliability`.
     """
-    confidence, accuracy, count, edges = (part.numpy() for part in reliability(probabilities, labels, num_bins))
+    confidence, accuracy, count, edges = (part.numpy() for part in reliability(probabilities, labels, num_bins, over))
     used = count > 0
     gaps = np.abs(accuracy - confidence)[used]
     share = count / count.sum()
@@ -43,7 +44,8 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15) -> 
     style.tidy(top, f"Calibration: ECE {ece:.3f}, MCE {mce:.3f}", y="accuracy in the bin")
 
     bottom.bar(left, share, width=width, align="edge", color=style.MUTED, linewidth=0.8, edgecolor="white")
-    style.tidy(bottom, x="confidence: probability of the predicted class", y="share of examples")
+    whose, of = ("a class", "probabilities") if over == "classes" else ("the predicted class", "examples")
+    style.tidy(bottom, x=f"confidence: probability of {whose}", y=f"share of {of}")
     figure.align_ylabels([top, bottom])
     style.figure_legend(figure, top)
     return figure

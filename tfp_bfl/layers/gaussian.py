@@ -1,0 +1,209 @@
+"""What dense and convolution layers with Gaussian kernels share: their shapes, the KL as a loss, and modes of noise.
+
+A batch under one draw of the weights needs no more than a plain layer. For examples that each have a perturbation of
+their own there is Flipout (Wen et al. 2018, arXiv:1803.04386): it perturbs the mean's output,
+
+    y_n = W_mean x_n + (D (x_n o a_n)) o b_n + bias,   D = s o eps,  eps ~ N(0, 1),
+
+with one D for the batch and sign vectors a_n, b_n of each example n: its noise has the right distribution, and is
+uncorrelated with every other example's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.layers import noise
+from tfp_bfl.layers.variational_weight import VariationalWeight
+
+
+class GaussianLayer(tf.keras.layers.Layer):
+    """The common part. A subclass adds its weights and their KL, and is `Dense` or `Convolution` too.
+
+    Args:
+      units, activation, use_bias, kernel_initializer: as in `tf.keras.layers.Dense`.
+      kl_weight: factor of the KL among Keras' losses.
+      noise_dtype: type in which the perturbations of examples are computed.
+    """
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any,
+        use_bias: bool,
+        kl_weight: float,
+        kernel_initializer: Any,
+        noise_dtype: str | None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.units = units
+        self.activation = tf.keras.activations.get(activation)
+        self.use_bias = use_bias
+        self.kl_weight = kl_weight
+        self.noise_dtype = noise_dtype
+        self.kernel_initializer = tf.keras.initializers.get(kernel_initializer)
+
+    def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
+        raise NotImplementedError
+
+    def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _add_weights(self, kernel_shape: list[int]) -> None:
+        """Adds `kernel_mean`, what decides its spread, and `bias` if there is one."""
+        raise NotImplementedError
+
+    @property
+    def variational_weights(self) -> list[VariationalWeight]:
+        """The layer's variational weights, kernel first; a second one is the bias."""
+        raise NotImplementedError
+
+    def kl_divergence(self) -> tf.Tensor:
+        """KL[q || prior] in nats, summed over the layer's variational weights: a scalar."""
+        raise NotImplementedError
+
+    def build(self, input_shape: Any) -> None:
+        self._add_weights(self._kernel_shape(tf.TensorShape(input_shape)))
+        self.add_loss(lambda: self.kl_weight * self.kl_divergence())
+        super().build(input_shape)
+
+    @property
+    def _bias_mean(self) -> tf.Variable | None:
+        return self.bias if self.use_bias else None
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return self._outputs(inputs)
+
+    @noise.without_autograph
+    def _outputs(self, inputs: tf.Tensor) -> tf.Tensor:
+        mode = noise.mode()
+        if mode == "mean":
+            return self.activation(self._mean(inputs))
+        of_mode = self._shared if mode == "shared" else self._by_example
+        return self.activation(of_mode(inputs, noise.next_seeds(3)))
+
+    def _mean(self, inputs: tf.Tensor) -> tf.Tensor:
+        return plus(self._linear(inputs, self.kernel_mean), self._bias_mean)
+
+    def _shared(self, inputs: tf.Tensor, seeds: list[tf.Tensor]) -> tf.Tensor:
+        kernel_noise, bias_noise = self._noise(seeds, inputs.dtype)
+        bias = self._bias_mean if bias_noise is None else self.bias + bias_noise
+        return plus(self._linear(inputs, self.kernel_mean + kernel_noise), bias)
+
+    def _by_example(self, inputs: tf.Tensor, seeds: list[tf.Tensor]) -> tf.Tensor:
+        return self._flipout(inputs, *self._noise(seeds, inputs.dtype), seeds[2])
+
+    def _noise(self, seeds: list[tf.Tensor], dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor | None]:
+        kernel, *bias = (_noise(weight, seed, dtype) for weight, seed in zip(self.variational_weights, seeds))
+        return kernel, bias[0] if bias else None
+
+    def _flipout(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, bias_noise: Any, seed: tf.Tensor) -> tf.Tensor:
+        if inputs.shape[-1] == 1 and bias_noise is None:
+            return self._flipout_of_one_channel(inputs, kernel_noise, seed)
+        sign_in, sign_out = _signs(inputs, inputs.shape[-1], self.units, seed)
+        dtype = self.noise_dtype or inputs.dtype
+        perturbation = self._linear(tf.cast(_signed(inputs, sign_in), dtype), tf.cast(kernel_noise, dtype))
+        # The bias's perturbation is left to sign_out alone: its input, the constant 1, needs no sign.
+        perturbation = plus(tf.cast(perturbation, inputs.dtype), bias_noise)
+        return plus(self._linear(inputs, self.kernel_mean), self._bias_mean) + _signed(perturbation, sign_out)
+
+    def _flipout_of_one_channel(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """a_n is one sign for the whole example here: b_n absorbs it, and both kernels fit into one pass.
+
+        y_n = [W_mean x_n, D x_n] [I; diag(b_n)], a small matrix for each example
+        """
+        _, sign_out = _signs(inputs, 0, self.units, seed)
+        kernels = tf.concat([tf.convert_to_tensor(self.kernel_mean, inputs.dtype), kernel_noise], -1)
+        bias = None
+        if self.use_bias:  # Not by tf.pad: oneDNN takes it for the convolution's padding, and ends the process.
+            bias = tf.concat([tf.convert_to_tensor(self.bias), tf.zeros([self.units], inputs.dtype)], 0)
+        both = plus(self._linear(inputs, kernels), bias)
+        sign_out = tf.reshape(sign_out, [-1, self.units])
+        one = tf.eye(self.units, batch_shape=[tf.shape(inputs)[0]], dtype=inputs.dtype)
+        mix = tf.stop_gradient(tf.concat([one, tf.linalg.diag(sign_out)], 1))
+        outputs = tf.reshape(both, [tf.shape(inputs)[0], -1, 2 * self.units]) @ mix
+        return tf.reshape(outputs, [*tf.unstack(tf.shape(both))[:-1], self.units])
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "activation": tf.keras.activations.serialize(self.activation),
+            "use_bias": self.use_bias,
+            "kl_weight": self.kl_weight,
+            "noise_dtype": self.noise_dtype,
+            "kernel_initializer": tf.keras.initializers.serialize(self.kernel_initializer),
+        }
+
+
+class Dense(GaussianLayer):
+    """[B, ..., D] -> [B, ..., units]."""
+
+    def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
+        return [input_shape[-1], self.units]
+
+    def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        if len(inputs.shape) == 2:
+            return tf.matmul(inputs, kernel)
+        return tf.tensordot(inputs, kernel, 1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+class Convolution(GaussianLayer):
+    """[B, H, W, D] -> [B, H', W', filters]."""
+
+    def __init__(self, filters: int, kernel_size: Any, strides: Any = 1, padding: str = "valid", **kwargs: Any):
+        super().__init__(filters, **kwargs)
+        self.filters = filters
+        self.kernel_size = _pair(kernel_size)
+        self.strides = _pair(strides)
+        self.padding = padding
+
+    def _kernel_shape(self, input_shape: tf.TensorShape) -> list[int]:
+        return [*self.kernel_size, input_shape[-1], self.filters]
+
+    def _linear(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        return tf.nn.conv2d(inputs, kernel, self.strides, self.padding.upper())
+
+    def get_config(self) -> dict[str, Any]:
+        own = {"filters": self.filters, "kernel_size": self.kernel_size, "strides": self.strides}
+        return {**super().get_config(), **own, "padding": self.padding}
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _noise(weight: VariationalWeight, seed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    perturbation = noise.drawn(weight.mean)
+    if perturbation is None:
+        draws = noise.standard_normal(weight.mean.shape.num_elements(), seed)
+        log_stddev = weight.log_stddev
+        perturbation = tf.exp(log_stddev) * tf.cast(tf.reshape(draws, weight.mean.shape), log_stddev.dtype)
+    return tf.cast(perturbation, dtype)
+
+
+def _signed(x: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
+    """x [B, H, W, C] times signs [B, 1, 1, C]; likewise without the axes between."""
+    if len(x.shape) != 4 or x.shape[2] is None:
+        return x * signs
+    # Broadcasting along rows of W C numbers takes half the time of broadcasting along few channels.
+    rows = tf.tile(signs[:, 0], [1, 1, x.shape[2]])
+    return tf.reshape(tf.reshape(x, [-1, tf.shape(x)[1], x.shape[2] * x.shape[3]]) * rows, tf.shape(x))
+
+
+def plus(outputs: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
+    """Outputs with a bias, if there is one."""
+    return outputs if bias is None else tf.nn.bias_add(outputs, bias)
+
+
+def _signs(inputs: tf.Tensor, width: int, units: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Random signs for inputs [B, ..., width] and outputs [B, ..., units], constant over the axes between."""
+    between = [1] * (len(inputs.shape) - 2)
+    signs = noise.random_signs(tf.shape(inputs)[0], width + units, seed, inputs.dtype)
+    signs = tf.reshape(signs, [-1, *between, signs.shape[-1]])
+    return signs[..., :width], signs[..., width : width + units]

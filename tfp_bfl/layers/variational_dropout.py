@@ -1,0 +1,193 @@
+"""Variational dropout (Kingma et al. 2015, arXiv:1506.02557) in dense and convolution layers.
+
+Each weight is N(mean, s^2): its noise is that of Gaussian dropout with alpha = s^2 / mean^2, of the rate alpha / (1 +
+alpha). The layer holds *logits*, log s^2 or log alpha, within a range: a projection after each optimiser step. With a t
+of its own for each weight, the prior N(0, t^2) at its best gives
+
+    KL = sum_k min_t KL[N(mean_k, s_k^2) || N(0, t^2)] = sum_k 0.5 log(1 + mean_k^2 / s_k^2),
+
+exactly (Liu et al. 2019). It falls as s grows: the likelihood alone holds the noise down.
+
+Examples that each have a perturbation of their own get it by local reparametrisation, as the noise of their outputs:
+
+    y = x mean + bias + sqrt(x^2 s^2 + 1e-10) eps,   eps ~ N(0, 1) for each output of each example
+
+has the mean and the variance that y has under drawn weights. Where one image or example has several positions, drawn
+weights also correlate these; this noise does not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, lookup
+from tfp_bfl.layers import noise
+from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
+from tfp_bfl.layers.variational_weight import Between, Parametrization, VariationalWeight
+
+# By log alpha, s^2 would be zero where a mean is.
+MIN_VARIANCE = 1e-8
+# Where nothing varies, the root of the variance would have an infinite gradient.
+_TINY = 1e-10
+
+
+def _log_stddev_of_log_alpha(value: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+    square = tf.square(tf.cast(mean, value.dtype))
+    return 0.5 * tf.math.log(tf.maximum(tf.exp(value) * square, MIN_VARIANCE))
+
+
+def _log_alpha(log_stddev: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+    smallest = np.finfo(log_stddev.dtype.as_numpy_dtype).tiny
+    return 2 * log_stddev - tf.math.log(tf.maximum(tf.square(mean), smallest))
+
+
+PARAMETRIZATIONS = {
+    "log_variance": Parametrization(lambda value, mean: value / 2, lambda log_stddev, mean: 2 * log_stddev),
+    "log_alpha": Parametrization(_log_stddev_of_log_alpha, _log_alpha),
+}
+
+
+class _VariationalDropout(GaussianLayer):
+    """What the two layers share: logits, their range, the KL, and local reparametrisation."""
+
+    def __init__(
+        self,
+        units: int,
+        activation: Any = None,
+        use_bias: bool = True,
+        parametrization: str = "log_variance",
+        initial_logit: float | None = None,
+        logit_range: tuple[float, float] = (-17.0, 0.0),
+        detached: bool = True,
+        kl_weight: float = 1.0,
+        kernel_initializer: Any = "he_normal",
+        noise_dtype: str | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(units, activation, use_bias, kl_weight, kernel_initializer, noise_dtype, **kwargs)
+        lookup(PARAMETRIZATIONS, parametrization, "parametrization")
+        low, high = map(float, logit_range)
+        if not -math.inf < low < high < math.inf:
+            raise InvalidArgument(f"logit_range must be two finite numbers, the lower first, but is {logit_range}.")
+        self.parametrization = parametrization
+        self.logit_range = (low, high)
+        self.initial_logit = (low + high) / 2 if initial_logit is None else initial_logit
+        self.detached = detached
+        self._check_logits("initial_logit", self.initial_logit)
+
+    def _check_logits(self, what: str, values: Any) -> None:
+        values = np.asarray(values, np.float32)
+        low, high = np.asarray(self.logit_range, np.float32)
+        if not np.all((low <= values) & (values <= high)):
+            raise InvalidArgument(
+                f"{what} must lie within logit_range, {self.logit_range}, but has values from {values.min():g} to "
+                f"{values.max():g}: give a wider range."
+            )
+
+    def _add_weights(self, kernel_shape: list[int]) -> None:
+        self.kernel_mean = self.add_weight("kernel_mean", kernel_shape, initializer=self.kernel_initializer)
+        self.kernel_logits = self.add_weight(
+            f"kernel_{self.parametrization}",
+            kernel_shape,
+            initializer=tf.keras.initializers.Constant(self.initial_logit),
+            constraint=Between(*self.logit_range),
+            experimental_autocast=False,  # Rounded to bfloat16, logits would make s wrong by percents.
+        )
+        if self.use_bias:
+            self.bias = self.add_weight("bias", [self.units], initializer="zeros")
+
+    def assign_logits(self, values: Any) -> None:
+        """Sets the kernel's logits, of the kernel's shape.
+
+        Raises:
+          InvalidArgument: some lie outside `logit_range`, as far as the values are known (in eager mode).
+        """
+        known = tf.get_static_value(tf.convert_to_tensor(values))
+        if known is not None:
+            self._check_logits(f"The logits of the layer {self.name!r}", known)
+        self.kernel_logits.assign(self.kernel_logits.constraint(tf.cast(values, self.kernel_logits.dtype)))
+
+    @property
+    def variational_weights(self) -> list[VariationalWeight]:
+        log_variance = self.parametrization == "log_variance"
+        return [
+            VariationalWeight(
+                self.kernel_mean,
+                self.kernel_logits,
+                prior_stddev=None,
+                min_stddev=math.exp(self.logit_range[0] / 2) if log_variance else math.sqrt(MIN_VARIANCE),
+                parametrization=PARAMETRIZATIONS[self.parametrization],
+                detached=self.detached,
+            )
+        ]
+
+    def kl_divergence(self) -> tf.Tensor:
+        mean = tf.convert_to_tensor(self.kernel_mean)
+        if self.detached:
+            mean = tf.stop_gradient(mean)
+        log_stddev = PARAMETRIZATIONS[self.parametrization].log_stddev(self.kernel_logits, mean)
+        return 0.5 * tf.reduce_sum(tf.math.log1p(tf.square(mean) * tf.exp(-2 * log_stddev)))
+
+    def _by_example(self, inputs: tf.Tensor, seeds: list[tf.Tensor]) -> tf.Tensor:
+        if noise.drawn(self.kernel_mean) is not None:
+            return super()._by_example(inputs, seeds)  # Of one perturbation, by Flipout.
+        dtype = tf.as_dtype(self.noise_dtype or self.kernel_logits.dtype)  # float16 has no numbers as small as s^2.
+        (kernel,) = self.variational_weights
+        variance = self._linear(tf.square(tf.cast(inputs, dtype)), tf.cast(tf.exp(2 * kernel.log_stddev), dtype))
+        draws = tf.reshape(noise.standard_normal(tf.size(variance), seeds[0]), tf.shape(variance))
+        return self._mean(inputs) + tf.cast(tf.sqrt(variance + _TINY) * tf.cast(draws, dtype), inputs.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "parametrization": self.parametrization,
+            "initial_logit": self.initial_logit,
+            "logit_range": self.logit_range,
+            "detached": self.detached,
+        }
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class DenseVariationalDropout(Dense, _VariationalDropout):
+    """A dense layer with variational dropout of its kernel's weights: [B, ..., D] -> [B, ..., units].
+
+    y = x mean + bias + sqrt(x^2 s^2 + 1e-10) eps,   KL = sum_k 0.5 log(1 + mean_k^2 / s_k^2)
+
+    eps ~ N(0, 1) for each output of each example; one draw of the weights for the batch in `sampling("shared")`, no
+    noise in `sampling("mean")`. Perturbations that `sampling` holds ready are spread over examples by Flipout.
+
+    Args:
+      units: outputs.
+      activation, use_bias, kernel_initializer: as in `tf.keras.layers.Dense`; the initializer is of the means.
+      parametrization: what the logits are: "log_variance", log s^2; "log_alpha", s^2 = max(alpha mean^2, 1e-8).
+      initial_logit: of each weight before training; None for the middle of the range.
+      logit_range: where training keeps logits. By log alpha the default allows dropout rates up to 1 / 2.
+      detached: the KL has no gradient in the means, as published.
+      kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.
+      noise_dtype: type in which the noise of examples is computed, such as "bfloat16"; None for that of the logits.
+
+    Raises:
+      InvalidArgument: there is no such parametrisation, the range is none, or the initial logit lies outside.
+
+    Source: Jeon et al. 2023 (arXiv:2510.20225); Kingma et al. 2015 (arXiv:1506.02557), section 2.3, for the noise; Liu
+    et al. 2019, for the prior.
+    """
+
+
+@tf.keras.utils.register_keras_serializable("tfp_bfl")
+class Conv2DVariationalDropout(Convolution, _VariationalDropout):
+    """A 2-D convolution with variational dropout of its kernel's weights: [B, H, W, D] -> [B, H', W', filters].
+
+    y = conv(x, mean) + bias + sqrt(conv(x^2, s^2) + 1e-10) eps,   eps like y
+
+    Args:
+      filters, kernel_size, strides, padding: as in `tf.keras.layers.Conv2D`.
+      **kwargs: as `DenseVariationalDropout`.
+
+    Raises:
+      InvalidArgument: as `DenseVariationalDropout`.
+    """

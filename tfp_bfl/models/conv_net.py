@@ -1,0 +1,52 @@
+"""Three convolutions and three dense layers: the network of Jeon et al. 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.errors import check_count
+from tfp_bfl.layers.flipout import FAN_IN
+from tfp_bfl.models.kinds import Blocks, check_image_shape
+
+
+def conv_net(
+    kind: str = "variational_dropout",
+    input_shape: Sequence[int] = (32, 32, 3),
+    num_classes: int = 10,
+    prior_stddev: float | str = FAN_IN,
+    dropout_rate: float = 0.2,
+    normalization: str = "none",
+    width: int = 64,
+    variational_layers: str | Sequence[str] = ("dense_1",),
+    **options: Any,
+) -> tf.keras.Model:
+    """Three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C units.
+
+    Args:
+      input_shape: [height, width, channels], at least 8 x 8.
+      width: w.
+      variational_layers: by default the second dense layer alone, as published; "all" for all.
+      others: as `tfp_bfl.models.lenet`.
+
+    Returns and raises as `tfp_bfl.models.lenet`; InvalidArgument also for a width below 1.
+
+    Source: Jeon et al. 2023 (arXiv:2510.20225), their public code.
+    """
+    shape = check_image_shape("conv_net", input_shape, num_classes, smallest=8)
+    check_count(width, "width")
+    options["variational_layers"] = variational_layers
+    blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)
+    images = tf.keras.Input(shape)
+    with blocks.precision():
+        x = images
+        for _ in range(3):
+            x = blocks.convolution(x, width, 3)
+            x = tf.keras.layers.MaxPooling2D()(x)
+        x = tf.keras.layers.Flatten()(x)
+        x = blocks.dense(x, 4 * width, tf.keras.layers.LeakyReLU(0.1))
+        x = blocks.dense(x, 2 * width, tf.keras.layers.LeakyReLU(0.1))
+        logits = blocks.logits(x, num_classes)
+    return tf.keras.Model(images, logits, name=f"conv_net_{kind}")
