@@ -16,6 +16,7 @@ from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
 GRADIENT, CHANGE = "gradient", "change"
+PERSONAL, PERSONAL_POOL = "personal result", "personal pool"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"
@@ -196,6 +197,7 @@ class ServerStep(NamedTuple):
       meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
+      most_clients: those who have a place in its state, by their numbers; None for any number.
     """
 
     initialize: Callable[[ModelWeights], Any]
@@ -206,3 +208,4 @@ class ServerStep(NamedTuple):
     meet: Callable[[Any, Federation, Any], Any] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     name: str = "custom"
+    most_clients: Optional[int] = None

@@ -3,6 +3,7 @@
 from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
+from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
 from tfp_bfl.algorithms.posterior_averaging import (
     fed_ag,
     fed_be,
@@ -30,6 +31,8 @@ __all__ = [
     "fed_sgld",
     "fl_swag",
     "fsgld",
+    "meta_learning",
+    "meta_vd",
     "partitioned_vi",
     "qlsd",
     "variational",

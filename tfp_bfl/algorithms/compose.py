@@ -16,6 +16,7 @@ from tfp_bfl.contracts import (
     CLIENT_POSTERIOR,
     GAUSSIAN,
     GRADIENT,
+    PERSONAL_POOL,
     STACK,
     TOTAL,
     WEIGHTS,
@@ -32,6 +33,7 @@ Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
 _RULES = {
     WEIGHTS: "a rule such as 'naive_weighted_average'",
     GAUSSIAN: "rules.client_gaussian()",
+    PERSONAL_POOL: "clients.personal(...) with rules.personal(...)",
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
     total_of(GRADIENT): "clients.stochastic_gradient(...) with rules.total()",
@@ -40,6 +42,7 @@ _RULES = {
 _STEPS = {
     WEIGHTS: "servers.replace()",
     GAUSSIAN: "servers.keep_gaussian()",
+    PERSONAL_POOL: "servers.personal(...)",
     stack_of(WEIGHTS): "servers.distil(...)",
     stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
     total_of(GRADIENT): "servers.descend(...)",

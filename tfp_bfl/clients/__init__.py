@@ -10,7 +10,10 @@ from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradien
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
+from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
+from tfp_bfl.clients.meta_learning import meta_learning
 from tfp_bfl.clients.mode import Mode, find_mode, mode_at
+from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.potential import Potential
 from tfp_bfl.clients.schedules import exponential_decay
@@ -23,6 +26,7 @@ __all__ = [
     "ESTIMATORS",
     "INFERENCES",
     "KLS",
+    "LEARNERS",
     "ExactChains",
     "Mode",
     "Potential",
@@ -37,7 +41,10 @@ __all__ = [
     "fit_surrogate",
     "langevin_chain",
     "memory_rate",
+    "meta_gradient",
+    "meta_learning",
     "mode_at",
+    "personal",
     "posterior_averaging",
     "posterior_delta",
     "psgld_step",

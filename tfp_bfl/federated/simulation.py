@@ -250,6 +250,12 @@ def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optio
             f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
             f"{process.min_clients}: take larger cohorts, or another rule."
         )
+    most = process.server_step.most_clients
+    if most is not None and clients.num_clients > most:
+        raise InvalidArgument(
+            f"There are {clients.num_clients} clients, but the server step {process.server_step.name} has a place for "
+            f"{most}: build it for so many, or leave the others out of training."
+        )
     few = np.flatnonzero(clients.sizes < process.min_examples)
     if few.size:
         raise InvalidArgument(

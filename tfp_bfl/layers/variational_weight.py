@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
+
+from tfp_bfl.posterior import gaussian_kl
 
 
 class Parametrization(NamedTuple):
@@ -47,6 +50,13 @@ class VariationalWeight(NamedTuple):
     def log_stddev(self) -> Any:
         """log s; the variable itself where that is what the layer holds."""
         return self.parametrization.log_stddev(self.scale, self.mean)
+
+    def kl_divergences(self, mean: tf.Tensor, log_stddev: tf.Tensor) -> tf.Tensor:
+        """KL[N(mean, s^2) || prior] of each weight, nats."""
+        if self.prior_stddev is None:
+            mean = tf.stop_gradient(mean) if self.detached else mean
+            return 0.5 * tf.math.log1p(tf.square(mean) * tf.exp(-2 * log_stddev))
+        return gaussian_kl(mean, log_stddev, 0.0, math.log(self.prior_stddev))
 
     def projected(self, log_stddev: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
         """The nearest log s that the layer allows beside this mean."""

@@ -10,7 +10,16 @@ import tensorflow as tf
 from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
-from tfp_bfl.models.exchange import Anchor, ClientPosterior, ClientResult, Federation, ServerMessage, TrainingMetrics
+from tfp_bfl.models.exchange import (
+    Anchor,
+    ClientPosterior,
+    ClientResult,
+    Federation,
+    PersonalResult,
+    Pruned,
+    ServerMessage,
+    TrainingMetrics,
+)
 from tfp_bfl.models.flat import FlatWeights
 from tfp_bfl.models.functional_call import batch_moments, batch_normalized_call, functional_call
 from tfp_bfl.models.head import split_head
@@ -18,6 +27,7 @@ from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
+from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
@@ -30,6 +40,7 @@ MODELS: dict[str, Callable[..., tf.keras.Model]] = {
 __all__ = [
     "KINDS",
     "MODELS",
+    "PERSONAL_VARIANCES",
     "PRECISIONS",
     "Anchor",
     "ClientPosterior",
@@ -37,6 +48,10 @@ __all__ = [
     "Federation",
     "FlatWeights",
     "ModelWeights",
+    "Parameters",
+    "PersonalResult",
+    "PersonalVariances",
+    "Pruned",
     "ServerMessage",
     "TrainingMetrics",
     "WeightSampling",
@@ -53,6 +68,7 @@ __all__ = [
     "functional_call",
     "get_weights",
     "in_bfloat16",
+    "kept_weights",
     "layout",
     "min_stddev",
     "predictive_model",

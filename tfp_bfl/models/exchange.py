@@ -37,6 +37,35 @@ class Anchor(NamedTuple):
     number: Any
 
 
+class Pruned(NamedTuple):
+    """What a client is told of weights that it does without: they are 0 and stay so.
+
+    Fields:
+      kept: 1 for each variational weight that it has, else 0: floats [D].
+    """
+
+    kept: Any
+
+
+class PersonalResult(NamedTuple):
+    """What a client sends whose variances are its own, besides its weights.
+
+    Fields:
+      posterior, point, moments: the local `ModelWeights`.
+      shared, row: the change of its logits, pulled back to the parameters that gave them.
+      moved: the squared norm of this change, a scalar.
+      client: its number, scalar int32.
+    """
+
+    posterior: Any
+    point: Any
+    moments: Any
+    shared: Any
+    row: Any
+    moved: Any
+    client: Any
+
+
 class ServerMessage(NamedTuple):
     """What a client of a round gets.
 

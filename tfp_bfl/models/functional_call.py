@@ -47,6 +47,28 @@ def functional_call(
         return model(features, training=False)
 
 
+def variational_call(
+    model: tf.keras.Model, means: Sequence[Any], scales: Sequence[Any], point: Sequence[Any], features: tf.Tensor
+) -> tf.Tensor:
+    """The model's output at other variational weights and point weights, in the mode of `tfp_bfl.layers.sampling`.
+
+    Args:
+      model, features: as `functional_call`.
+      means, scales: values for the variables of the variational weights (`models.layout`).
+      point: values for all point weights.
+
+    Returns:
+      Logits [B, C], differentiable in all values.
+
+    Raises:
+      InvalidArgument: as `functional_call`.
+    """
+    places = layout(model)
+    variables = [*(w.mean for w in places.variational), *(w.scale for w in places.variational), *places.point]
+    with _substituted(model, variables, [*means, *scales, *point]):
+        return model(features, training=False)
+
+
 def batch_moments(model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor) -> MeanField:
     """The statistics that BatchNorm's layers see in a batch at other weights than the model's own.
 

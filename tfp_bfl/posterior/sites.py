@@ -34,7 +34,7 @@ def natural(posterior: MeanField) -> Site:
 
 def flatten(leaves: Any) -> tf.Tensor:
     """A structure of tensors as one vector [D]."""
-    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)], 0)
+    return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)] or [tf.zeros([0])], 0)
 
 
 def unflatten(vector: tf.Tensor, like: Any) -> Any:

@@ -14,11 +14,13 @@ from tfp_bfl.servers.gaussian import keep_gaussian
 from tfp_bfl.servers.langevin import langevin
 from tfp_bfl.servers.optimize import optimize
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
+from tfp_bfl.servers.personal import Learning, personal
 from tfp_bfl.servers.product import online_product
 from tfp_bfl.servers.replace import replace
 
 __all__ = [
     "SERVER_OPTIMIZERS",
+    "Learning",
     "ServerStep",
     "couple",
     "descend",
@@ -31,6 +33,7 @@ __all__ = [
     "online",
     "online_product",
     "optimize",
+    "personal",
     "replace",
     "server_optimizer",
 ]

@@ -1,0 +1,147 @@
+"""Local training by plain and meta-learnt gradients: steps by hand, noise, the KL, what is pruned, and bad input."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models import Pruned, ServerMessage
+
+ROWS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+LABELS = (ROWS[:, 0] > 0).astype(np.int32)
+
+
+def linear():
+    return bfl.models.mlp("deterministic", [3], 2, hidden=(), seed=0)
+
+
+def dropped():
+    return bfl.models.mlp("variational_dropout", [3], 2, hidden=(4,), seed=0)
+
+
+def message_of(model_fn, told=()):
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, bfl.models.get_weights(model_fn()))
+    return ServerMessage(tensors, tf.constant(0), told)
+
+
+def trained(model_fn, rows=12, told=(), seed=(3, 4), **options):
+    work = bfl.clients.meta_learning(model_fn, **{"local_epochs": 1, "batch_size": 12, **options}).build()
+    examples = bfl.data.ClientExamples(np.zeros(rows, np.int32), ROWS[:rows], LABELS[:rows])
+    return work(message_of(model_fn, told), tf.nest.map_structure(tf.constant, examples), tf.constant(seed))
+
+
+def flat(leaves):
+    return np.concatenate([np.ravel(x) for x in tf.nest.flatten(leaves)])
+
+
+@pytest.mark.parametrize("clip", [5.0, 0.1])
+def test_a_plain_step_by_hand(clip):
+    """w - b c grad of the mean cross-entropy, c = min(1, clip / norm)."""
+    result = trained(linear, learning_rate=0.5, clip_norm=clip)
+    kernel, bias = message_of(linear).weights.point
+    probabilities = tf.nn.softmax(ROWS @ kernel + bias).numpy()
+    wrong = probabilities - np.eye(2)[LABELS]
+    gradient = [ROWS.T @ wrong / 12, wrong.mean(0)]
+    scale = min(1.0, clip / np.linalg.norm(flat(gradient)))
+    for found, before, g in zip(result.weights.point, (kernel, bias), gradient):
+        np.testing.assert_allclose(found, before - 0.5 * scale * g, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(result.metrics.nll, -np.mean(np.log(probabilities[np.arange(12), LABELS])), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("learner", "rows"), [("plain", 1), ("maml", 1), ("hessian_free_maml", 1), ("maml", 2), ("hessian_free_maml", 3)]
+)
+def test_few_examples_serve_all_losses(learner, rows):
+    result = trained(dropped, rows, learner=learner, batch_size=4)
+    assert np.all(np.isfinite(flat(result.weights))) and int(result.num_examples) == rows
+    assert np.abs(flat(result.weights.point) - flat(message_of(dropped).weights.point)).max() > 0
+
+
+def test_the_same_batches_and_seed_give_the_same_weights_and_another_seed_others():
+    same, again, other = (flat(trained(dropped, seed=seed).weights) for seed in ((3, 4), (3, 4), (3, 5)))
+    np.testing.assert_array_equal(same, again)
+    assert np.abs(same - other).max() > 0
+
+
+def test_differences_of_gradients_have_the_same_noise():
+    """Other noise at the two points would be divided by twice the step: 10 times as much for a tenth of it."""
+    found = [
+        flat(trained(dropped, learner="hessian_free_maml", difference=h, learning_rate=1.0).weights)
+        for h in (1e-2, 1e-3)
+    ]
+    moved = np.abs(found[0] - flat(message_of(dropped).weights)).max()
+    assert np.abs(found[0] - found[1]).max() < 0.02 * moved
+
+
+def test_the_mean_of_the_kl_is_its_sum_with_another_weight():
+    number = flat(message_of(dropped).weights.posterior.mean).size
+    by_sum = trained(dropped, learning_rate=0.5, kl_weight=2.0)
+    by_mean = trained(dropped, learning_rate=0.5, kl_reduction="mean", kl_weight=2.0 * number / 12)
+    np.testing.assert_allclose(flat(by_mean.weights), flat(by_sum.weights), rtol=1e-5)
+
+
+def test_the_kl_pushes_noise_up_and_is_reported():
+    """d KL / d l = -0.5 theta^2 / (theta^2 + s^2) of each weight, l = log s^2; its means have no gradient from it."""
+    with_kl, without = (trained(dropped, learning_rate=0.1, clip_norm=1e9, kl_weight=beta) for beta in (1.2, 1e-12))
+    q = message_of(dropped).weights.posterior
+    mean, variance = flat(q.mean), flat(q.variance)
+    gained = np.log(flat(with_kl.weights.posterior.variance) / flat(without.weights.posterior.variance))
+    np.testing.assert_allclose(gained, 0.1 * 1.2 / 12 * 0.5 * mean**2 / (mean**2 + variance), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(flat(with_kl.weights.posterior.mean), flat(without.weights.posterior.mean), rtol=1e-6)
+    after = with_kl.weights.posterior
+    expected = np.sum(0.5 * np.log1p(flat(after.mean) ** 2 / flat(after.variance)))
+    np.testing.assert_allclose(with_kl.metrics.kl, expected, rtol=1e-5)
+    np.testing.assert_allclose(with_kl.metrics.elbo, -(with_kl.metrics.nll + expected / 12), rtol=1e-5)
+
+
+def test_weights_keep_to_the_layers_range():
+    variance = flat(trained(dropped, learning_rate=1e4, clip_norm=1e4, kl_weight=1e3).weights.posterior.variance)
+    assert variance.max() == pytest.approx(1.0) and variance.min() >= np.exp(-17) * (1 - 1e-5)
+
+
+def test_rates_and_weights_may_follow_the_round():
+    scheduled = trained(dropped, learning_rate=lambda r: 0.5 + tf.cast(r, tf.float32), kl_weight=lambda r: 2.0)
+    np.testing.assert_array_equal(
+        flat(scheduled.weights), flat(trained(dropped, learning_rate=0.5, kl_weight=2.0).weights)
+    )
+
+
+@pytest.mark.parametrize("learner", ["plain", "maml"])
+def test_pruned_weights_are_not_touched_and_have_no_noise(learner):
+    number = flat(message_of(dropped).weights.posterior.mean).size
+    kept = np.zeros(number, np.float32)
+    q = message_of(dropped).weights.posterior
+    nothing = trained(dropped, told=Pruned(tf.constant(kept)), learner=learner, kl_weight=5.0)
+    np.testing.assert_array_equal(flat(nothing.weights.posterior.mean), flat(q.mean))
+    np.testing.assert_allclose(flat(nothing.weights.posterior.variance), flat(q.variance), rtol=1e-5)
+    assert float(nothing.metrics.kl) == 0
+    other = trained(dropped, told=Pruned(tf.constant(kept)), learner="plain", seed=(8, 9))
+    one = trained(dropped, told=Pruned(tf.constant(kept)), learner="plain")
+    np.testing.assert_allclose(flat(other.weights.point), flat(one.weights.point), atol=1e-6)
+    kept[0] = 1
+    some = trained(dropped, told=Pruned(tf.constant(kept)), learner=learner)
+    changed = flat(some.weights.posterior.mean) != flat(q.mean)
+    np.testing.assert_array_equal(changed, kept > 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learner": "reptile"}, "learner"),
+        ({"local_epochs": 0}, "local_epochs"),
+        ({"inner_rate": 0.0}, "inner_rate"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"difference": 0.0}, "difference"),
+        ({"kl_reduction": "total"}, "must be 'sum' or 'mean'"),
+    ],
+)
+def test_bad_numbers_are_one_sentence(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        bfl.clients.meta_learning(linear, **options)
+
+
+def test_batch_statistics_are_refused():
+    model_fn = lambda: bfl.models.resnet20("deterministic", (8, 8, 3), 2)
+    with pytest.raises(InvalidArgument, match="BatchNorm's statistics are not: use normalization"):
+        bfl.clients.meta_learning(model_fn)

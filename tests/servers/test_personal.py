@@ -1,0 +1,258 @@
+"""What the server learns of each client's variances: pooled, pulled back, stepped, and refused."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import clients, models, rules, servers
+from tfp_bfl.contracts import ClientWork
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models import ClientResult, ModelWeights, Parameters, ServerMessage, TrainingMetrics
+from tfp_bfl.posterior import MeanField
+
+NOTHING = MeanField((), ())
+THETA = np.array([0.5, -0.5], np.float32)
+ANCHOR = ModelWeights(MeanField((tf.constant(THETA),), (tf.fill([2], 0.01),)), (), NOTHING)
+# A hypernetwork of one linear layer, two clients, and what their training changed; the source is a hand-worked example.
+LINEAR = models.PERSONAL_VARIANCES["hypernetwork"](2, embedding_size=2, hidden=())
+PARAMETERS = Parameters(
+    (np.array([[1, 0.5], [0, -1]], np.float32), np.array([0, 0.1], np.float32)),
+    np.array([[1, 2], [-1, 0.5]], np.float32),
+)
+CHANGE = np.array([[0.2, -0.1], [0.0, 0.4]], np.float32)
+LOGITS = [[-7.504588, -9.887476], [-9.495412, -9.396652]]
+GRADIENT = Parameters(
+    (np.array([[0.049314, -0.320996], [0.098629, 0.099663]]), np.array([0.049314, 0.272328])),
+    np.array([[0.037147, 0.024334], [0.148331, -0.296662]]),
+)
+SIZES = np.array([25, 75])
+
+
+def by_change(moved=0.0):
+    """Work whose training moves the logits by what the example says, and the means by `moved`."""
+
+    def build():
+        def work(message, examples, seed):
+            del seed
+            mean, variance = (x[0] for x in message.weights.posterior)
+            logits = tf.math.log(variance) - tf.gather(CHANGE, examples.client[0])
+            q = MeanField((mean + moved,), (tf.exp(logits),))
+            metrics = TrainingMetrics(tf.constant(1.0), tf.constant(0.0), tf.constant(-1.0))
+            return ClientResult(message.weights._replace(posterior=q), tf.size(examples.labels), metrics)
+
+        return work
+
+    return ClientWork(build)
+
+
+def results(work, told=PARAMETERS, anchor=ANCHOR):
+    run, found = work(), []
+    for k, size in enumerate(SIZES):
+        labels = np.zeros(size, np.int32)
+        examples = ClientExamples(np.full(size, k, np.int32), labels[:, np.newaxis].astype(np.float32), labels)
+        message = ServerMessage(anchor, tf.constant(0), tf.nest.map_structure(tf.constant, told))
+        found.append(run(tf.nest.map_structure(tf.convert_to_tensor, message), examples, tf.constant([0, k])))
+    return found
+
+
+def pooled(found, rule="log_linear_pool", anchor=ANCHOR):
+    personal = rules.personal(2, rule)
+    parts = [personal.summarise(x.weights, anchor, tf.constant(float(n))) for x, n in zip(found, SIZES)]
+    return personal.pool(personal.merge(*parts), anchor)
+
+
+def all_close(found, expected, **options):
+    tf.nest.map_structure(lambda x, y: np.testing.assert_allclose(x, y, **options), found, expected)
+
+
+def test_logits_and_what_is_pulled_back_through_the_hypernetwork_by_hand():
+    for client, expected in enumerate(LOGITS):
+        np.testing.assert_allclose(LINEAR.of_client(PARAMETERS, client, THETA), np.exp(expected), rtol=2e-6)
+    pool = pooled(results(clients.personal(by_change(), LINEAR)))
+    all_close((pool.shared, pool.rows), tuple(GRADIENT), rtol=3e-5)
+    np.testing.assert_allclose(tf.linalg.global_norm(tf.nest.flatten(tuple(GRADIENT))), 0.560095, rtol=1e-5)
+    np.testing.assert_array_equal(pool.present, [1, 1])
+
+
+def test_pull_back_is_the_derivative_by_finite_differences():
+    """Of sum_m b_m Delta_m l_m in every parameter, of a hypernetwork with a hidden layer."""
+    source = models.PERSONAL_VARIANCES["hypernetwork"](2, embedding_size=3, hidden=(4,))
+    parameters = tf.nest.map_structure(lambda x: x.astype(np.float64), source.initialize(2, 5))
+
+    def total(leaves):
+        of = tf.nest.pack_sequence_as(parameters, leaves)
+        logits = [source.logits(of.shared, source.row(of, k)) for k in range(2)]
+        return float(sum(b * np.sum(CHANGE[k] * logits[k]) for k, b in enumerate(SIZES / SIZES.sum())))
+
+    pool = pooled(results(clients.personal(by_change(), source), source.initialize(2, 5)))
+    leaves = tf.nest.flatten(parameters)
+    for i, found in enumerate(tf.nest.flatten((pool.shared, pool.rows))):
+        expected = np.zeros(found.shape)
+        for place in np.ndindex(*found.shape):
+            values = [[x.copy() for x in leaves] for _ in range(2)]
+            values[0][i][place] += 1e-5
+            values[1][i][place] -= 1e-5
+            expected[place] = (total(values[0]) - total(values[1])) / 2e-5
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=2e-6)
+
+
+def test_means_are_pooled_by_the_clients_own_precisions_by_hand():
+    mean = np.array([[0.5, -0.2], [0.4, 0.1], [0.6, -0.3]], np.float32)
+    variance = np.array([[0.0625, 0.04], [0.16, 0.005], [0.036, 0.36]], np.float32)
+    stacked = MeanField((mean,), (variance,))
+    found = rules.aggregate(rules.log_linear_pool(), stacked, [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(found.mean[0], [0.563351, 0.069038], rtol=1e-5)
+    found = rules.aggregate(rules.naive_weighted_average(), stacked, [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(found.mean[0], [0.52, -0.16], rtol=1e-5)
+
+
+def test_a_step_by_hand():
+    """theta by SGD of rate 2; v = momentum v + g + decay x, x = x - rate v, twice."""
+    how = servers.Learning(0.5, 0.25, 0.01)
+    step = servers.personal(LINEAR, servers.server_optimizer("sgd", 2.0), shared=how, rows=how, capped=False)
+    state = step.initialize(ANCHOR)._replace(parameters=PARAMETERS)
+    pool = pooled(results(clients.personal(by_change(moved=0.1), LINEAR)))
+    x, v = tuple(PARAMETERS), tf.nest.map_structure(np.zeros_like, tuple(PARAMETERS))
+    for _ in range(2):
+        state, weights = step.next(state, ANCHOR, pool, [0, 0])
+        v = tf.nest.map_structure(lambda x, v, g: 0.25 * v + g + 0.01 * x, x, v, tuple(GRADIENT))
+        x = tf.nest.map_structure(lambda x, v: x - 0.5 * v, x, v)
+        all_close(tuple(state.parameters), x, rtol=1e-4)
+    np.testing.assert_allclose(weights.posterior.mean[0], THETA + 0.2, rtol=1e-5)
+    unseen = LINEAR.logits(state.parameters.shared, np.mean(state.parameters.rows, 0))
+    np.testing.assert_allclose(weights.posterior.variance[0], np.exp(unseen), rtol=1e-5)
+
+
+def test_all_gradients_are_clipped_together():
+    """The change of theta has the norm .1 sqrt(2), the pulled back .560095."""
+    how = servers.Learning(1.0, 0.0, 0.0)
+    pool = pooled(results(clients.personal(by_change(moved=0.1), LINEAR)))
+    norm = np.hypot(0.1 * np.sqrt(2), 0.560095)
+    step = servers.personal(LINEAR, shared=how, rows=how, capped=False, clip_norm=0.5 * norm)
+    state, weights = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0])
+    np.testing.assert_allclose(weights.posterior.mean[0], THETA + 0.05, rtol=1e-5)
+    all_close(state.parameters.rows, PARAMETERS.rows - 0.5 * GRADIENT.rows, rtol=1e-4)
+
+
+def test_logits_move_no_further_than_those_of_the_clients():
+    """Of one client and a source whose derivative is 1 the capped step is exactly the client's change; of a
+    hypernetwork with a hidden layer, whose gain is far above 1 here, about as far."""
+    how = servers.Learning(1e3, 0.0, 0.0)
+    single = models.PERSONAL_VARIANCES["free_variances"](2, ranged="clamped")
+    personal = rules.personal(2)
+
+    def logits_after(source):
+        told = source.initialize(2, 3)
+        first = results(clients.personal(by_change(), source), told)[0]
+        pool = personal.pool(personal.summarise(first.weights, ANCHOR, tf.constant(25.0)), ANCHOR)
+        step = servers.personal(source, shared=how, rows=how)
+        state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=told), ANCHOR, pool, [0, 0])
+        before = source.logits(told.shared, source.row(told, 0))
+        return source.logits(state.parameters.shared, source.row(state.parameters, 0)) - before
+
+    np.testing.assert_allclose(logits_after(single), -CHANGE[0], rtol=1e-3)
+    moved = logits_after(models.PERSONAL_VARIANCES["hypernetwork"](2, 3, hidden=(200, 200)))
+    assert 0.3 < np.linalg.norm(moved) / np.linalg.norm(CHANGE[0]) < 1.1
+
+
+@pytest.mark.parametrize("absent_decay", [False, True])
+def test_rows_of_absent_clients_stay_unless_they_decay(absent_decay):
+    step = servers.personal(LINEAR, rows=servers.Learning(0.5, 0.0, 0.1), capped=False, absent_decay=absent_decay)
+    personal = rules.personal(2)
+    first = results(clients.personal(by_change(), LINEAR))[0]
+    pool = personal.pool(personal.summarise(first.weights, ANCHOR, tf.constant(25.0)), ANCHOR)
+    state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0])
+    factor = 0.95 if absent_decay else 1.0
+    np.testing.assert_allclose(state.parameters.rows[1], factor * PARAMETERS.rows[1], rtol=1e-6)
+    assert np.abs(state.parameters.rows[0] - 0.95 * PARAMETERS.rows[0]).max() > 0.01
+
+
+def test_a_client_never_seen_has_the_mean_embedding_and_known_ones_their_own():
+    step = servers.personal(LINEAR)
+    state = step.initialize(ANCHOR)._replace(parameters=PARAMETERS)
+    for client, row in (
+        (0, PARAMETERS.rows[0]),
+        (1, PARAMETERS.rows[1]),
+        (2, PARAMETERS.rows.mean(0)),
+        (9, PARAMETERS.rows.mean(0)),
+    ):
+        expected = np.exp(LINEAR.logits(PARAMETERS.shared, row))
+        np.testing.assert_allclose(step.personal(state, ANCHOR, client).posterior.variance[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("source", models.PERSONAL_VARIANCES)
+@pytest.mark.parametrize("parametrization", ["log_variance", "log_alpha"])
+def test_every_source_begins_near_its_middle_and_goes_round(source, parametrization):
+    variances = models.PERSONAL_VARIANCES[source](3, middle=-6.0, parametrization=parametrization)
+    parameters = variances.initialize(2, 0)
+    logits = variances.logits(parameters.shared, variances.row(parameters, 1))
+    np.testing.assert_allclose(logits, [-6.0, -6.0], atol=2.5 if source == "hypernetwork" else 1e-6)
+    variance = variances.variance(logits, THETA)
+    np.testing.assert_allclose(variances.inverse(variance, THETA), logits, rtol=1e-5)
+    alpha = 1.0 if parametrization == "log_variance" else THETA**2
+    np.testing.assert_allclose(variance, np.exp(logits) * alpha, rtol=1e-5)
+
+
+def test_the_smooth_range_by_hand_and_the_clamped_one_as_published():
+    rows = np.array([[-8.5], [-3.0], [0.0], [3.0], [8.5], [-40.0]], np.float32)
+    smooth = models.PERSONAL_VARIANCES["free_variances"](6)
+    found = [float(smooth.logits((), row)[0]) for row in rows]
+    np.testing.assert_allclose(found[:5], [-14.97355, -11.381341, -8.5, -5.618659, -2.02645], rtol=1e-6)
+    clamped = models.PERSONAL_VARIANCES["free_variances"](6, ranged="clamped")
+    assert [float(clamped.logits((), row)[0]) for row in rows] == [-17.0, -11.5, -8.5, -5.5, 0.0, -17.0]
+
+
+# Pruned exchange.
+
+
+def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
+    """p = sigma^2 / (theta^2 + sigma^2): of theta = .5 it is .5 at sigma^2 = .25, of theta = .1 it is .96."""
+    theta = np.array([0.5, 0.1], np.float32)
+    anchor = ANCHOR._replace(posterior=MeanField((tf.constant(theta),), (tf.fill([2], 0.01),)))
+    source = models.PERSONAL_VARIANCES["common_variances"](2, middle=float(np.log(0.25)), ranged="clamped")
+
+    def build():
+        inner = by_change(moved=0.3)()
+
+        def work(message, *given):
+            first, second = tf.unstack(message.weights.posterior.mean[0])
+            seen = {"first": first, "second": second, "kept": tf.reduce_sum(message.told.kept)}
+            return inner(message, *given)._replace(counts=seen)
+
+        return work
+
+    found = results(clients.personal(ClientWork(build), source, 0.8), source.initialize(2, 0), anchor)
+    assert [float(found[0].counts[name]) for name in ("first", "second", "kept")] == [0.5, 0.0, 1.0]
+    assert [int(x.counts["pruned_weights"]) for x in found] == [1, 1]
+    assert [float(x.counts["upload_bits"]) for x in found] == [64 + 2, 64 + 2]
+    pool = pooled(found, anchor=anchor)
+    np.testing.assert_allclose(pool.weights.posterior.mean[0], [0.8, 0.1], rtol=1e-6)
+    assert pool.shared[0][1] == 0 and pool.shared[0][0] != 0
+    step = servers.personal(source, threshold=0.8)
+    own = step.personal(step.initialize(anchor), anchor, 0)
+    np.testing.assert_array_equal(own.posterior.mean[0], [0.5, 0.0])
+
+
+def test_without_a_threshold_all_weights_are_sent():
+    (first, _) = results(clients.personal(by_change(), LINEAR))
+    assert int(first.counts["pruned_weights"]) == 0 and float(first.counts["download_bits"]) == 128
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: models.PERSONAL_VARIANCES["hypernetwork"](0), "num_clients"),
+        (lambda: models.PERSONAL_VARIANCES["hypernetwork"](2, middle=-17.0), "middle is -17, but must be above -17"),
+        (lambda: models.PERSONAL_VARIANCES["free_variances"](2, ranged="hard"), "range of variances"),
+        (lambda: models.PERSONAL_VARIANCES["common_variances"](2, parametrization="alpha"), "log_alpha"),
+        (lambda: clients.personal(by_change(), LINEAR, 1.0), "threshold is 1, but must be above 0 and below 1"),
+        (lambda: clients.personal(by_change(), LINEAR, 0.0), "threshold"),
+        (lambda: clients.personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),
+        (lambda: rules.personal(2, "median"), "rule"),
+        (lambda: servers.personal(LINEAR, clip_norm=0.0), "clip_norm"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()

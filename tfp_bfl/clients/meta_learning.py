@@ -1,0 +1,140 @@
+"""Local training by plain or meta-learnt gradients, as functions of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl.clients.batches import over_batches, without_initial_values
+from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
+from tfp_bfl.clients.updates import Schedule, rate_of
+from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.layers import sampling
+from tfp_bfl.models import ClientResult, Pruned, ServerMessage, TrainingMetrics, as_model_fn, layout
+from tfp_bfl.models.weight_vectors import Vectors, WeightVectors
+
+# Batches that a step of each learner takes: one, one to adapt to and two to judge by, one for each loss.
+_BATCHES = {"plain": 1, "maml": 3, "first_order_maml": 3, "hessian_free_maml": 3}
+
+
+class _Sums(NamedTuple):
+    nll: tf.Tensor
+    steps: tf.Tensor
+
+
+def meta_learning(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    learner: str = "plain",
+    local_epochs: int = 5,
+    batch_size: int = 64,
+    learning_rate: Optional[Schedule] = None,
+    inner_rate: float = 0.02,
+    clip_norm: float = 5.0,
+    difference: float = 1e-4,
+    kl_reduction: str = "sum",
+    kl_weight: Schedule = 1.0,
+    likelihood: Union[str, Likelihood] = "categorical",
+) -> ClientWork:
+    """Client work by stochastic gradient descent on point weights, means and log standard deviations together.
+
+    loss = mean over the batch of -log p(y | x, w) + beta KL / N_k,   w ~ q
+    w    = w - b g                                                    g by the learner (`meta_gradient`)
+
+    Adaptation is by the likelihood alone. A step of "maml", "first_order_maml" and "hessian_free_maml" takes three
+    batches; an epoch has ceil(batches / 3) of them. Standard deviations are projected to the layers' range.
+
+    Args:
+      model_fn: builds a Keras model without BatchNorm; or such a model. With kind "variational_dropout" the KL is
+        sum 0.5 log(1 + mean^2 / s^2); deterministic models have none.
+      learner: one of `LEARNERS`.
+      local_epochs, batch_size: of the client's training.
+      learning_rate: b, a number or a function of the rounds done so far; None for 0.02, and 0.1 with adaptation.
+      inner_rate: a of the step of adaptation.
+      clip_norm: the largest norm of a gradient, over all weights together.
+      difference: of "hessian_free_maml".
+      kl_reduction: "sum" for the ELBO; "mean" for beta times the mean over the weights, as published with beta = 10.
+      kl_weight: beta, a number or a function of the rounds done so far.
+      likelihood: of the labels.
+
+    Raises:
+      InvalidArgument: no such learner or reduction, a number outside its range, or a model with BatchNorm.
+
+    Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates and norms by the authors' program.
+    """
+    model_fn = as_model_fn(model_fn)
+    lookup(LEARNERS, learner, "learner")
+    check_count(local_epochs, "local_epochs")
+    check_count(batch_size, "batch_size")
+    for name, value in (("inner_rate", inner_rate), ("clip_norm", clip_norm), ("difference", difference)):
+        check_number(value, name)
+    if kl_reduction not in ("sum", "mean"):
+        raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
+    density = parse_likelihood(likelihood)
+    if learning_rate is None:
+        learning_rate = 0.02 if learner == "plain" else 0.1
+    if layout(model_fn()).moving_mean:
+        raise InvalidArgument(
+            "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "
+            "normalization='group', or none."
+        )
+
+    def build() -> Work:
+        with tf.variable_creator_scope(without_initial_values):
+            weights = WeightVectors(model_fn())
+
+        @tf.function(autograph=False)
+        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            count = tf.shape(examples.labels)[0]
+            size = tf.cast(count, tf.float32)
+            kept = message.told.kept if isinstance(message.told, Pruned) else None
+            divisor = size if kl_reduction == "sum" else float(max(weights.num_variational, 1))
+            scale, rate = rate_of(kl_weight, message.round) / divisor, rate_of(learning_rate, message.round)
+            kl = lambda vectors: weights.kl_divergence(Vectors(*vectors), kept)
+
+            def nll(features: tf.Tensor, labels: tf.Tensor, noise: tf.Tensor) -> Callable[..., tf.Tensor]:
+                def of(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+                    with sampling("flipout", noise):
+                        outputs = weights.call(features, Vectors(*vectors), kept)
+                    return tf.reduce_mean(density.nll(labels, outputs))
+
+                return of
+
+            def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
+                sums, vectors = carried
+                losses = []
+                for number, (start, end) in enumerate(_shares(tf.shape(labels)[0], learner)):
+                    noise = tf.random.experimental.stateless_fold_in(step_seed, number)
+                    losses.append(nll(features[start:end], labels[start:end], noise))
+                penalty = lambda vectors: scale * kl(vectors)
+                loss, gradient = meta_gradient(learner, losses, vectors, inner_rate, clip_norm, difference, penalty)
+                if kept is not None:
+                    mask = tf.concat([kept, tf.ones_like(vectors.values[weights.num_variational :])], 0)
+                    gradient = [mask * gradient[0], kept * gradient[1]]
+                moved = Vectors(*(x - rate * g for x, g in zip(vectors, gradient)))
+                return _Sums(sums.nll + loss, sums.steps + 1), weights.projected(moved)
+
+            begin = _Sums(tf.constant(0.0), tf.constant(0)), weights.load(message.weights)
+            sums, vectors = over_batches(examples, seed, local_epochs, batch_size * _BATCHES[learner], step, begin)
+            mean_nll, divergence = sums.nll / tf.cast(sums.steps, tf.float32), kl(vectors)
+            metrics = TrainingMetrics(mean_nll, divergence, -(mean_nll + divergence / size))
+            return ClientResult(weights.store(vectors, message.weights.moments), count, metrics)
+
+        return work
+
+    return ClientWork(build)
+
+
+def _shares(number: tf.Tensor, learner: str) -> list[tuple[Any, Any]]:
+    """Rows of a step's examples for each of its losses; one example serves all."""
+    if learner == "plain":
+        return [(0, number)] * 3
+    one = tf.maximum(number // 3, 1)
+    if learner == "hessian_free_maml":
+        second = tf.minimum(one, number - 1)
+        return [(0, one), (second, tf.maximum(second + one, second + 1)), (tf.maximum(number - one, 0), number)]
+    return [(0, one), (tf.minimum(one, number - 1), number), (0, 1)]

@@ -1,0 +1,87 @@
+"""Client work from variances of the client's own, whose change goes back to what gave them."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.contracts import PERSONAL, WEIGHTS, ClientWork, Work
+from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.models import ClientResult, PersonalResult, PersonalVariances, Pruned, ServerMessage, kept_weights
+from tfp_bfl.posterior import flatten, unflatten
+
+# Of weights that a client does without: no precision, to float32, and finite.
+_NO_PRECISION = 1e30
+
+
+def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional[float] = None) -> ClientWork:
+    """The same work from the client's own variances, of logits l = h(e_m), and what it learns of h and e_m.
+
+    sends: theta, sigma^2 as trained,   (d l / d psi)^T (l - l'),   (d l / d e_m)^T (l - l')
+
+    with l' the logits after training: what the server subtracts from h's weights psi and the client's row e_m.
+    A federation would compute l and the products on the server, and send theta and l alone; so bits are counted.
+
+    Args:
+      work: that sends `WEIGHTS` and keeps nothing, such as `clients.meta_learning`.
+      variances: of `models.PERSONAL_VARIANCES`.
+      threshold: weights whose dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / theta^2, is above it are 0 for
+        the client, which neither trains nor sends them; None for none.
+
+    Returns:
+      Client work for `rules.personal` and `servers.personal`. It reports `pruned_weights`, `upload_bits` and
+      `download_bits`.
+
+    Raises:
+      InvalidArgument: work that sends something else or keeps a memory; a threshold that is no share.
+
+    Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1.
+    """
+    if work.sends != WEIGHTS or work.memory is not None:
+        raise InvalidArgument(
+            "Personal variances are of client work that sends a model's weights and keeps nothing, such as "
+            "clients.meta_learning(model_fn)."
+        )
+    if threshold is not None and check_number(threshold, "threshold") >= 1:
+        raise InvalidArgument(f"threshold is {threshold:g}, but must be above 0 and below 1: it is a dropout rate.")
+
+    def build() -> Work:
+        inner = work.build()
+
+        @tf.function(autograph=False)
+        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            before, posterior = message.weights, message.weights.posterior
+            theta = flatten(posterior.mean)
+            client = tf.reduce_max(tf.concat([[-1], examples.client], 0))
+            given = message.told.shared, variances.row(message.told, tf.maximum(client, 0))
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(given)
+                logits = variances.logits(*given)
+            start = variances.variance(logits, theta)
+            kept = kept_weights(theta, start, threshold)
+            own = lambda x: unflatten(x, posterior.mean)
+            first = posterior._replace(mean=own(kept * theta), variance=own(start))
+            told = () if threshold is None else Pruned(kept)
+            result = inner(message._replace(weights=before._replace(posterior=first), told=told), examples, seed)
+            mean, variance = (flatten(x) for x in result.weights.posterior)
+            change = kept * (logits - variances.inverse(variance, mean))
+            shared, row = tape.gradient(logits, given, change, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            mean = tf.where(kept > 0, mean, theta)
+            variance = tf.where(kept > 0, variance, _NO_PRECISION)
+            pooled = result.weights.posterior._replace(mean=own(mean), variance=own(variance))
+            moved, own_weights = tf.reduce_sum(tf.square(change)), result.weights
+            sent = PersonalResult(pooled, own_weights.point, own_weights.moments, shared, row, moved, client)
+            bits = _bits(result.weights, kept, threshold)
+            counts = {**result.counts, "pruned_weights": tf.cast(tf.reduce_sum(1 - kept), tf.int32)}
+            return result._replace(weights=sent, counts={**counts, "upload_bits": bits, "download_bits": bits})
+
+        return run
+
+    return ClientWork(build, sends=PERSONAL)
+
+
+def _bits(weights: Any, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
+    """Of theta and l of the kept weights, in float32, all others, and a bit a weight that says which are kept."""
+    others = sum(x.shape.num_elements() for x in tf.nest.flatten((weights.point, weights.moments)))
+    return 64.0 * tf.reduce_sum(kept) + float(32 * others + (0 if threshold is None else kept.shape[0]))

@@ -1,0 +1,183 @@
+"""Variances of a model's weights, for each client of a federation, from parameters that the server learns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, check_count, lookup
+
+# Of logits: what variational dropout's layers hold.
+LOW, HIGH = -17.0, 0.0
+# Below it a precision means nothing in float32.
+LEAST_VARIANCE = 1e-8
+PARAMETRIZATIONS = ("log_variance", "log_alpha")
+RANGES = {
+    "smooth": "middle + half tanh(raw / half): it never loses its gradient",
+    "clamped": "middle + raw, cut at the range's ends, where it has none; as published",
+}
+
+
+class Parameters(NamedTuple):
+    """What the server learns.
+
+    Fields:
+      shared: of all clients, tensors.
+      rows: of each client, [M, ...]; () for none.
+    """
+
+    shared: tuple[Any, ...]
+    rows: Any
+
+
+class PersonalVariances(NamedTuple):
+    """Logits l [D] of all variational weights for each of M clients, and what they are of.
+
+    "log_variance": sigma^2 = exp(l),   "log_alpha": sigma^2 = max(exp(l) theta^2, 1e-8)
+
+    By log alpha a client for whom theta comes near 0 has a precision there without bound, and draws the pool to zero.
+
+    Fields:
+      initialize: (D, seed) -> `Parameters`, arrays.
+      logits: (shared, a client's row) -> l, from `LOW` to `HIGH`.
+      name: as users spell it.
+      num_clients: M; clients from that number on were never in training, and have the mean of all rows.
+      parametrization: one of `PARAMETRIZATIONS`.
+    """
+
+    initialize: Callable[[int, int], Parameters]
+    logits: Callable[[tuple[Any, ...], Any], tf.Tensor]
+    name: str
+    num_clients: int
+    parametrization: str = "log_variance"
+
+    def row(self, parameters: Parameters, client: Any) -> Any:
+        """The client's row, or the mean of all for one that was never in training."""
+        if isinstance(parameters.rows, tuple):
+            return ()
+        known = tf.gather(parameters.rows, tf.minimum(client, self.num_clients - 1))
+        return tf.where(client < self.num_clients, known, tf.reduce_mean(parameters.rows, 0))
+
+    def of_client(self, parameters: Parameters, client: Any, mean: tf.Tensor) -> tf.Tensor:
+        """sigma^2 [D] of a client, known or never seen, whose weights have these means [D]."""
+        return self.variance(self.logits(parameters.shared, self.row(parameters, client)), mean)
+
+    def variance(self, logits: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+        """sigma^2 [D] of l."""
+        if self.parametrization == "log_variance":
+            return tf.exp(logits)
+        return tf.maximum(tf.exp(logits) * tf.square(mean), LEAST_VARIANCE)
+
+    def inverse(self, variance: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
+        """l [D] of sigma^2."""
+        if self.parametrization == "log_variance":
+            return tf.math.log(variance)
+        return tf.math.log(variance) - tf.math.log(tf.maximum(tf.square(mean), LEAST_VARIANCE))
+
+
+def hypernetwork(
+    num_clients: int,
+    embedding_size: Optional[int] = None,
+    hidden: Sequence[int] = (200, 200, 200),
+    middle: float = -8.5,
+    ranged: str = "smooth",
+    parametrization: str = "log_variance",
+) -> PersonalVariances:
+    """l = h(e_m): a perceptron h of learnt embeddings e_m of the clients.
+
+    h has leaky rectifiers of slope 0.1, weights by Glorot & Bengio's normal law and biases N(0, 1e-3^2), so that all
+    clients begin at about `middle`; e_m ~ N(0, I). It has the width of its last hidden layer times as many weights as
+    the layers that it serves, and stays on the server.
+
+    Args:
+      num_clients: M, who have embeddings.
+      embedding_size: E; None for floor(1 + M / 4).
+      hidden: widths of its hidden layers.
+      middle: of the range, and the start: -8.5 is a standard deviation of .014.
+      ranged: one of `RANGES`.
+      parametrization: one of `PARAMETRIZATIONS`.
+
+    Raises:
+      InvalidArgument: numbers outside their ranges.
+
+    Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; sizes and start by the authors' program.
+    """
+    size = _embedding_size(num_clients, embedding_size)
+    within = _range(middle, ranged, parametrization)
+    widths = [check_count(width, "A width of hidden") for width in hidden]
+
+    def initialize(num_weights: int, seed: int) -> Parameters:
+        rng = np.random.default_rng([seed, 0x68797065])
+        leaves: list[np.ndarray] = []
+        for rows, columns in zip([size, *widths], [*widths, num_weights]):
+            leaves.append(rng.normal(scale=np.sqrt(2 / (rows + columns)), size=(rows, columns)).astype(np.float32))
+            leaves.append(rng.normal(scale=1e-3, size=columns).astype(np.float32))
+        return Parameters(tuple(leaves), rng.normal(size=(num_clients, size)).astype(np.float32))
+
+    def logits(shared: tuple[Any, ...], row: Any) -> tf.Tensor:
+        x = row[tf.newaxis]
+        for number in range(0, len(shared), 2):
+            x = tf.matmul(x, shared[number]) + shared[number + 1]
+            x = tf.nn.leaky_relu(x, 0.1) if number + 2 < len(shared) else x
+        return within(x[0])
+
+    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, parametrization)
+
+
+def free_variances(
+    num_clients: int, middle: float = -8.5, ranged: str = "smooth", parametrization: str = "log_variance"
+) -> PersonalVariances:
+    """A free vector l [D] for each client, without a hypernetwork ("ensemble VD")."""
+    check_count(num_clients, "num_clients")
+    within = _range(middle, ranged, parametrization)
+    start = lambda num_weights, seed: Parameters((), np.zeros((num_clients, num_weights), np.float32))
+    return PersonalVariances(start, lambda shared, row: within(row), "free_variances", num_clients, parametrization)
+
+
+def common_variances(
+    num_clients: int, middle: float = -8.5, ranged: str = "smooth", parametrization: str = "log_variance"
+) -> PersonalVariances:
+    """One vector l [D] for all clients, which the server learns ("VD")."""
+    check_count(num_clients, "num_clients")
+    within = _range(middle, ranged, parametrization)
+    start = lambda num_weights, seed: Parameters((np.zeros(num_weights, np.float32),), ())
+    return PersonalVariances(
+        start, lambda shared, row: within(shared[0]), "common_variances", num_clients, parametrization
+    )
+
+
+# A new source of variances is one function here and one line in this table.
+PERSONAL_VARIANCES = {
+    "hypernetwork": hypernetwork,
+    "free_variances": free_variances,
+    "common_variances": common_variances,
+}
+
+
+def _embedding_size(num_clients: int, embedding_size: Optional[int]) -> int:
+    check_count(num_clients, "num_clients")
+    return 1 + num_clients // 4 if embedding_size is None else check_count(embedding_size, "embedding_size")
+
+
+def _range(middle: float, ranged: str, parametrization: str) -> Callable[[tf.Tensor], tf.Tensor]:
+    if not LOW < middle < HIGH:
+        raise InvalidArgument(f"middle is {middle:g}, but must be above {LOW:g} and below {HIGH:g}.")
+    lookup(RANGES, ranged, "range of variances")
+    lookup(dict.fromkeys(PARAMETRIZATIONS), parametrization, "parametrization of variances")
+    half = min(middle - LOW, HIGH - middle)
+    if ranged == "smooth":
+        return lambda raw: middle + half * tf.tanh(raw / half)
+    return lambda raw: tf.clip_by_value(middle + raw, LOW, HIGH)
+
+
+def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
+    """1 for weights whose dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, is at most a threshold: [D].
+
+    p = sigma^2 / (mean^2 + sigma^2), so that a mean of 0 is above any threshold; all are kept if it is None.
+    """
+    if threshold is None:
+        return tf.ones_like(mean)
+    return tf.cast(variance <= threshold * (tf.square(mean) + variance), mean.dtype)

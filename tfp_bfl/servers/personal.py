@@ -1,0 +1,140 @@
+"""The server learns what gives each client its variances, beside the weights that all share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.contracts import PERSONAL_POOL, ServerStep
+from tfp_bfl.errors import check_number
+from tfp_bfl.models import ModelWeights, Parameters, PersonalVariances, kept_weights
+from tfp_bfl.models.personal_variances import LEAST_VARIANCE
+from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
+
+
+class Learning(NamedTuple):
+    """How parameters are learnt, by SGD: v <- momentum v + g + decay x,   x <- x - rate v."""
+
+    rate: Any
+    momentum: float
+    decay: float = 5e-4
+
+
+class PersonalState(NamedTuple):
+    """The state.
+
+    Fields:
+      parameters: of the variances.
+      momenta: the same structure.
+      optimizer: state of the optimizer of the weights.
+    """
+
+    parameters: Parameters
+    momenta: Parameters
+    optimizer: Any
+
+
+def personal(
+    variances: PersonalVariances,
+    optimizer: Optional[Optimizer] = None,
+    *,
+    shared: Optional[Learning] = None,
+    rows: Optional[Learning] = None,
+    capped: bool = True,
+    absent_decay: bool = False,
+    clip_norm: float = 100.0,
+    threshold: Optional[float] = None,
+    seed: int = 0,
+) -> ServerStep:
+    """Weights by the pooled change, parameters of the variances by what clients pulled back.
+
+    theta <- optimizer(theta, theta - pooled),   psi, e_m by `Learning`
+
+    The rates of psi and e_m are at most (1 - momentum) sum_m b_m ||Delta_m||^2 / ||gradient||^2, the Polyak step of
+    sum_m b_m ||l_m - l'_m||^2 / 2: to first order logits then move no further than the clients' own did. Without it a
+    hypernetwork amplifies what all clients change alike, and the more the more it has learnt.
+
+    All gradients together are first scaled to a norm of `clip_norm` at most. The server's own variances are those of a
+    client that was never in training.
+
+    Args:
+      variances: as the clients have them.
+      optimizer: of means and point weights; None to take the pool: SGD of rate 1.
+      shared, rows: how the parameters of all clients, and those of each, are learnt; None for `Learning(0.9, 0.6)`
+        and `Learning(0.9, 0.3)`. A rate of 0 leaves them.
+      capped: False for the rates as they are, as published.
+      absent_decay: rows of clients who are not in the round feel decay and momentum too, as in the authors' program.
+      clip_norm: of all gradients, the change of the weights included.
+      threshold: of `clients.personal`: a client's own model does without the same weights.
+      seed: of the first parameters.
+
+    Raises:
+      InvalidArgument: clip_norm that is not above zero.
+
+    Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates by the authors' program.
+    """
+    check_number(clip_norm, "clip_norm")
+    chosen = optimizer or server_optimizer("sgd", 1.0)
+    of_all, of_each = shared or Learning(0.9, 0.6), rows or Learning(0.9, 0.3)
+    each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)
+
+    def initialize(weights: ModelWeights) -> PersonalState:
+        number = sum(x.shape.num_elements() for x in weights.posterior.mean)
+        parameters = each(tf.constant, variances.initialize(number, seed))
+        state = chosen.initialize(each(tf.TensorSpec.from_tensor, trained(weights)))
+        return PersonalState(parameters, each(tf.zeros_like, parameters), each(tf.convert_to_tensor, state))
+
+    def step(state: PersonalState, weights: ModelWeights, pool: Any, seed: Any) -> tuple[Any, ModelWeights]:
+        del seed
+        change = each(tf.subtract, trained(weights), trained(pool.weights))
+        gradients = change, Parameters(pool.shared, pool.rows)
+        norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
+        change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)
+        own, (means, point) = chosen.next(state.optimizer, trained(weights), change)
+        rate = pool.moved / tf.maximum(tf.square(tf.linalg.global_norm(tf.nest.flatten(gradient))), 1e-30)
+        cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * rate)) if capped else how
+        here = tf.ones_like(pool.present) if absent_decay else pool.present
+        parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), tf.minimum(here, 1.0))
+        variance = variances.of_client(parameters, variances.num_clients, flatten(means))
+        posterior = pool.weights.posterior._replace(mean=means, variance=unflatten(variance, means))
+        return PersonalState(parameters, momenta, own), pool.weights._replace(posterior=posterior, point=point)
+
+    def of_client(state: PersonalState, weights: ModelWeights, client: int) -> ModelWeights:
+        like, theta = weights.posterior.mean, flatten(weights.posterior.mean)
+        variance = variances.of_client(state.parameters, client, theta)
+        kept = kept_weights(theta, variance, threshold)
+        variance = tf.where(kept > 0, variance, LEAST_VARIANCE)
+        q = weights.posterior._replace(mean=unflatten(kept * theta, like), variance=unflatten(variance, like))
+        return weights._replace(posterior=q)
+
+    name = f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})"
+    tell = lambda state, weights: state.parameters
+    return ServerStep(
+        initialize,
+        step,
+        tell=tell,
+        personal=of_client,
+        takes=PERSONAL_POOL,
+        name=name,
+        most_clients=variances.num_clients,
+    )
+
+
+def _learn(
+    state: PersonalState, gradient: Parameters, shared: Learning, rows: Learning, here: tf.Tensor
+) -> tuple[Parameters, Parameters]:
+    each = tf.nest.map_structure
+
+    def learn(how: Learning, x: Any, v: Any, g: Any) -> tuple[Any, Any]:
+        v = each(lambda x, v, g: how.momentum * v + g + how.decay * x, x, v, g)
+        return each(lambda x, v: x - how.rate * v, x, v), v
+
+    of_all = learn(shared, state.parameters.shared, state.momenta.shared, gradient.shared)
+    of_each = learn(rows, state.parameters.rows, state.momenta.rows, gradient.rows)
+    stay = lambda new, old: each(
+        lambda n, o: tf.where(tf.reshape(here, [-1] + [1] * (len(o.shape) - 1)) > 0, n, o), new, old
+    )
+    at_rows = stay(of_each[0], state.parameters.rows), stay(of_each[1], state.momenta.rows)
+    return Parameters(of_all[0], at_rows[0]), Parameters(of_all[1], at_rows[1])
