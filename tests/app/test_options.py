@@ -46,8 +46,8 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# A recipe for a program, which fits its surrogates before.
-APART = {"fsgld"}
+# Recipes for a program, which fits surrogates before, or evaluates each client's own model after.
+APART = {"fsgld", "meta_learning", "meta_vd"}
 
 
 def accepted(name):
