@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tests.layers.differences import check_gradients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import Conv2DFlipout, DenseFlipout, sampling
 
@@ -61,31 +62,8 @@ def test_float64_layer_has_a_kl(kind):
 @every_mode
 def test_gradients_against_central_differences(kind, mode):
     layer, inputs = make(kind, variational_bias=True, dtype="float64", activation="tanh")
-    inputs = tf.Variable(inputs)
-    variables = [v for w in layer.variational_weights for v in (w.mean, w.log_stddev)] + [inputs]
-
-    @tf.function
-    def loss():
-        with sampling(mode, seed=[3, 5]):
-            outputs = layer(inputs)
-        slopes = tf.cos(tf.cast(tf.range(tf.size(outputs)), tf.float64))  # of its own for each output
-        return tf.reduce_sum(tf.reshape(outputs, [-1]) * slopes)
-
-    with tf.GradientTape() as tape:
-        value = loss()
-    gradients = tape.gradient(value, variables, unconnected_gradients="zero")
-    step = 1e-5
-    for variable, gradient in zip(variables, gradients):
-        start = variable.numpy()
-        for place in list(itertools.product(*map(range, start.shape)))[:24]:
-            ends = []
-            for sign in (1, -1):
-                moved = start.copy()
-                moved[place] += sign * step
-                variable.assign(moved)
-                ends.append(loss().numpy())
-            variable.assign(start)
-            np.testing.assert_allclose(gradient.numpy()[place], (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-7)
+    variables = [v for w in layer.variational_weights for v in (w.mean, w.log_stddev)]
+    check_gradients(layer, inputs, variables, mode)
 
 
 def operations(layer, inputs, mode, seed=(1, 2)):

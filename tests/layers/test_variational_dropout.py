@@ -1,11 +1,10 @@
 """Variational dropout: its KL, local reparametrisation against drawn weights, logits and their range."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.layers.differences import check_gradients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import Conv2DFlipout, Conv2DVariationalDropout, DenseFlipout, DenseVariationalDropout, sampling
 
@@ -122,31 +121,7 @@ def test_outputs_have_the_moments_of_drawn_weights(kind, options, parametrizatio
 @every_parametrization
 def test_gradients_against_central_differences(kind, mode, parametrization):
     layer, inputs = make(kind, parametrization=parametrization, dtype="float64", activation="tanh")
-    inputs = tf.Variable(inputs)
-    variables = [layer.kernel_mean, layer.kernel_logits, layer.bias, inputs]
-
-    @tf.function
-    def loss():
-        with sampling(mode, seed=[3, 5]):
-            outputs = layer(inputs)
-        slopes = tf.cos(tf.cast(tf.range(tf.size(outputs)), tf.float64))
-        return tf.reduce_sum(tf.reshape(outputs, [-1]) * slopes)
-
-    with tf.GradientTape() as tape:
-        value = loss()
-    gradients = tape.gradient(value, variables, unconnected_gradients="zero")
-    step = 1e-5
-    for variable, gradient in zip(variables, gradients):
-        start = variable.numpy()
-        for place in list(itertools.product(*map(range, start.shape)))[:8]:
-            ends = []
-            for sign in (1, -1):
-                moved = start.copy()
-                moved[place] += sign * step
-                variable.assign(moved)
-                ends.append(loss().numpy())
-            variable.assign(start)
-            np.testing.assert_allclose(gradient.numpy()[place], (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-7)
+    check_gradients(layer, inputs, [layer.kernel_mean, layer.kernel_logits, layer.bias], mode)
 
 
 @every_layer
