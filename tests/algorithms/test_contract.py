@@ -36,6 +36,11 @@ ALIKE = {
     "qlsd": pytest.mark.deep(after="tests/algorithms/test_langevin.py"),
     "dg_sgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
     "fsgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
+    "compressed, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),
+    "maml, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
+    "per_fed_avg, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
+    "meta_vd, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
+    "meta_vd, pruned, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
 }
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
