@@ -84,16 +84,19 @@ def hmc(options: Options, data: Data) -> np.ndarray:
 
 
 def langevin(options: Options, data: Data) -> np.ndarray:
-    """Draws [1, R, D] of QLSD, QLSD++ or, on one client without compression, of SGLD."""
-    build = functools.partial(model_of, options, options["seed"])
+    """Draws [M, R, D] of QLSD, QLSD++ or, on one client without compression, of SGLD."""
+    starts = [bfl.models.get_weights(model_of(options, seed)) for seed in range(options["runs"])]
+    build = functools.partial(model_of, options, 0)
     names = ("step_size", "estimator", "compressor", "prior_stddev", "batch_size", "refresh_every")
     process = bfl.algorithms.qlsd(build, **{name: options[name] for name in names}, count_bits=False)
     chains = bfl.federated.simulate_chains(
         process,
         federation(options, data.train),
         options["rounds"],
+        num_chains=options["runs"],
         cohort_size=options.get("cohort_size"),
-        seed=options["seed"],
+        seed=0,
+        start=tf.nest.map_structure(lambda *x: np.stack(x), *starts),
         thinning=bfl.federated.Thinning(options["burn_in"], options["every"]),
         xla=options["model"] == "mlp",
     )
@@ -102,54 +105,68 @@ def langevin(options: Options, data: Data) -> np.ndarray:
 
 
 def trained(options: Options, data: Data) -> np.ndarray:
-    """The point weights [1, 1, D] of FedAvg, or of what FedBE's ensemble of a Gaussian has taught."""
-    build = functools.partial(model_of, options, options["seed"])
+    """The point weights [M, 1, D] of FedAvg, or of what FedBE's ensemble of a Gaussian has taught."""
+    clients, found = federation(options, data.train), []
     how = {name: options[name] for name in ("local_epochs", "batch_size", "learning_rate")}
-    if options["algorithm"] == "fed_be":
-        process = bfl.algorithms.fed_be(build, data.unlabelled, ensemble={"distribution": "gaussian"}, **how)
-    else:
-        process = bfl.algorithms.fed_opt(build, **how)
-    clients = federation(options, data.train)
-    result = bfl.simulate(process, clients, rounds=options["rounds"], seed=options["seed"], engine="local")
-    return np.concatenate([np.ravel(x) for x in result.state.weights.point])[np.newaxis, np.newaxis]
+    for seed in range(options["runs"]):
+        build = functools.partial(model_of, options, seed)
+        if options["algorithm"] == "fed_be":
+            process = bfl.algorithms.fed_be(build, data.unlabelled, ensemble={"distribution": "gaussian"}, **how)
+        else:
+            process = bfl.algorithms.fed_opt(build, **how)
+        result = bfl.simulate(process, clients, rounds=options["rounds"], seed=seed, engine="local")
+        found.append(np.concatenate([np.ravel(x) for x in result.state.weights.point])[np.newaxis])
+    return np.stack(found)
 
 
 WORK = {"hmc": hmc, "sgld": langevin, "qlsd": langevin, "fed_opt": trained, "fed_be": trained}
 
 
 def run(options: Options, folder: pathlib.Path) -> dict[str, Any]:
-    """Runs a cell: scores of its mean predictions, agreement with HMC's, and how far its weights have moved.
+    """Runs a cell: scores of mean predictions, agreement with HMC's, and how far weights have moved.
+
+    HMC's chains predict together, and agree or not with each other; of the others each seed's is for itself.
+
+    Returns:
+      Lists, a number for each seed.
 
     Raises:
       UsageError: HMC's predictions, which its own cell writes, are not there.
     """
-    path = folder.parent / REFERENCE / PREDICTIONS
-    if options["algorithm"] != "hmc" and not path.exists():
+    path, exact = folder.parent / REFERENCE / PREDICTIONS, options["algorithm"] == "hmc"
+    if not exact and not path.exists():
         raise click.UsageError(f"{path} is not there: run the cell {REFERENCE} first, with the same --output.")
     data = data_of(options["examples"], options["test_examples"])
     started = time.perf_counter()
     chains = WORK[options["algorithm"]](options, data)
     seconds = time.perf_counter() - started
-    model = model_of(options, options.get("seed", 0))
-    potential = bfl.clients.Potential(model)
-    own = [predict(potential, draws, data.test.features) for draws in chains]
-    elsewhere = np.mean([predict(potential, draws, data.elsewhere) for draws in chains], 0)
-    mean = np.mean(own, 0, dtype=np.float32)
-    if options["algorithm"] == "hmc":
-        np.savez_compressed(folder / PREDICTIONS, test=mean)
-        # What chains of the posterior itself agree on.
-        compared = own[0], own[-1]
+    potential = bfl.clients.Potential(model_of(options, 0))
+    test, elsewhere = ([predict(potential, draws, x) for draws in chains] for x in (data.test.features, data.elsewhere))
+    if exact:
+        together = np.mean(test, 0, dtype=np.float32)
+        np.savez_compressed(folder / PREDICTIONS, test=together)
+        rows = [scores(together, data.test.labels, np.mean(elsewhere, 0)) | near(test[0], test[-1])]
     else:
         with np.load(path) as file:
-            compared = mean, file["test"]
+            reference = file["test"]
+        rows = [scores(p, data.test.labels, q) | near(p, reference) for p, q in zip(test, elsewhere)]
+    here = unlit(data.train.features, model_of(options, 0))
+    for seed, row in enumerate(rows):
+        start = bfl.clients.Potential(model_of(options, seed)).start().numpy()
+        row |= moved(start, chains if exact else chains[seed : seed + 1], options["prior_stddev"], here)
     return {
-        **scores(mean, data.test.labels, elsewhere),
-        "agreement": float(bfl.evaluation.agreement(*compared)),
-        "total_variation": float(bfl.evaluation.total_variation(*compared)),
-        **moved(potential.start().numpy(), chains, options["prior_stddev"], unlit(data.train.features, model)),
+        **{name: [row[name] for row in rows] for name in rows[0]},
         "weights": potential.size,
-        "draws": chains.shape[0] * chains.shape[1],
+        "draws": chains.shape[1] * (chains.shape[0] if exact else 1),
         "seconds": seconds,
+    }
+
+
+def near(probabilities: np.ndarray, reference: np.ndarray) -> dict[str, float]:
+    """Agreement and total variation of predictions [N, C]."""
+    return {
+        "agreement": float(bfl.evaluation.agreement(probabilities, reference)),
+        "total_variation": float(bfl.evaluation.total_variation(probabilities, reference)),
     }
 
 

@@ -13,7 +13,11 @@ import click
 Summary = dict[str, Any]
 
 # Several values of one chain or more, split by blanks.
-LISTS = ("quantile", "quantile_above_least", "mean_above_least", "variances")
+LISTS = (
+    *("quantile", "quantile_above_least", "mean_above_least", "variances"),
+    *("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation"),
+    *("travelled", "spread", "unlit_spread", "unlit_rms"),
+)
 
 
 def write(summaries: Sequence[Summary], path: pathlib.Path) -> None:
@@ -62,8 +66,8 @@ def _value(name: str, text: str) -> Any:
 def merged(
     kept: Sequence[Summary],
     done: Sequence[Summary],
-    every: Mapping[str, Mapping[str, Any]],
-    name_of: Callable[[Mapping[str, Any]], str],
+    every: Mapping[str, dict[str, Any]],
+    name_of: Callable[[dict[str, Any]], str],
 ) -> list[Summary]:
     """The summaries that results hold, and those of the cells that are done, which take their places.
 

@@ -56,13 +56,13 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
         for method, (estimator, compressor, share) in TOY_METHODS.items():
             how = {"estimator": estimator, "compressor": compressor, "batch_size": share, "step": step}
             yield {"study": "toy", "method": method, **how, **settings["toy"], **more}
-    how_of = {**{name: {"compressor": c} for name, c in LOGISTIC_METHODS.items()}, **LOGISTIC_RIVALS}
-    for method, how in how_of.items():
-        yield {"study": "logistic", "method": method, **how, **LOGISTIC, **settings["logistic"], **more}
+    how_of: dict[str, Any] = {**{name: {"compressor": c} for name, c in LOGISTIC_METHODS.items()}, **LOGISTIC_RIVALS}
+    for method, chosen in how_of.items():
+        yield {"study": "logistic", "method": method, **chosen, **LOGISTIC, **settings["logistic"], **more}
     for method, pair in MEMORY_METHODS.items():
-        how = dict(zip(("compressor", "memory"), pair)) if pair else {}
+        kept: Options = dict(zip(("compressor", "memory"), pair)) if pair else {}
         own = settings["memory" if pair else "memory_exact"]
-        yield {"study": "memory", "method": method, **how, **MEMORY, **own, **(more if pair else {})}
+        yield {"study": "memory", "method": method, **kept, **MEMORY, **own, **(more if pair else {})}
     for method, (estimator, share) in BUDGET_METHODS.items():
         for step in settings["budget_steps"]:
             for levels in settings["budget_levels"]:
@@ -76,26 +76,27 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
                     **settings["budget"],
                     **more,
                 }
-    yield from network_cells(settings["network"], runs)
+    yield from network_cells(settings["network"], more)
     # Last, as its data may not be there.
-    for method, how in COVERTYPE_METHODS.items():
+    rivals: dict[str, Any] = COVERTYPE_METHODS
+    for method, how in rivals.items():
         yield {"study": "covertype", "method": method, **how, **COVERTYPE, **settings["covertype"], **more}
 
 
-def network_cells(settings: Any, seeds: Optional[int]) -> Iterator[Options]:
+def network_cells(settings: Any, more: Options) -> Iterator[Options]:
     """Those of the network, HMC's first: others are compared with it."""
     shared = {"study": "network", **NETWORK, **settings["of_all"]}
     yield {**shared, "method": "HMC", "algorithm": "hmc", **settings["hmc"]}
-    for seed in range(seeds or settings["seeds"]):
-        for method, how in NETWORK_CHAINS.items():
-            yield {**shared, "method": method, **how, **settings["chains"], "seed": seed}
-        for method, how in NETWORK_TRAINING.items():
-            yield {**shared, "method": method, **how, **settings["training"], "seed": seed}
+    groups: Any = ((NETWORK_CHAINS, settings["chains"]), (NETWORK_TRAINING, settings["training"]))
+    for methods, of_group in groups:
+        for method, how in methods.items():
+            own = settings["sgld"] if how["algorithm"] == "sgld" else {}
+            yield {**shared, "method": method, **how, **of_group, **own, **more}
 
 
 def cell_name(options: Options) -> str:
     parts = [options["study"], options["method"].replace(",", "").replace(" ", "_")]
-    parts += [f"{key}={options[key]:g}" for key in ("step", "levels", "seed") if key in options]
+    parts += [f"{key}={options[key]:g}" for key in ("step", "levels") if key in options]
     return ",".join(parts)
 
 
@@ -149,7 +150,8 @@ def told(summary: dict[str, Any]) -> str:
     if "error" in summary:
         return f"error {summary['error']:.3g}, variance ratio {summary['ratio']:.4g}" + seconds
     if "accuracy" in summary:
-        return f"accuracy {summary['accuracy']:.4f}, agreement {summary['agreement']:.4f}" + seconds
+        mean = lambda name: sum(summary[name]) / len(summary[name])
+        return f"accuracy {mean('accuracy'):.4f}, agreement {mean('agreement'):.4f}" + seconds
     if "variances" in summary:
         return f"mean variance {sum(summary['variances']) / len(summary['variances']):.4g}" + seconds
     return f"99 % quantile of U {sum(summary['quantile']) / len(summary['quantile']):.3f}" + seconds

@@ -22,7 +22,7 @@ from experiments.qlsd.config import (
     TOY_METHODS,
     TOY_STEPS,
 )
-from experiments.qlsd.figures import budget_figure, toy_figure
+from experiments.qlsd.figures import budget_figure, memory_figure, toy_figure
 from experiments.qlsd.logistic import errors_of
 from experiments.qlsd.memory import apart, variances
 from experiments.tables import write
@@ -56,6 +56,7 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
         budget_figure(budget).savefig(folder / "budget.png", dpi=130)
     if {TRUTH, REFERENCE} <= {s["options"]["method"] for s in memory}:
         write(memory_table(memory), folder / "memory")
+        memory_figure(*memory_points(memory)).savefig(folder / "memory.png", dpi=130)
     if any(s["options"]["method"] == "MALA" for s in covertype):
         write(covertype_table(covertype), folder / "covertype")
     if network:
@@ -183,8 +184,8 @@ def memory_table(summaries: Sequence[Summary]) -> Lines:
             turned = [x for k in several for x in apart(own[:same], np.roll(reference[:same], k, 0))]
             row.append(f"{np.mean(turned):.3g}" if turned else "")
         without = found.get(f"{method}, no memory")
-        gain = np.subtract(apart(variances(without), truth), apart(own, truth)) if without else []
-        row.append(mean_with_error(gain) if len(gain) else "")
+        gain = lambda without, own=own: np.subtract(apart(variances(without), truth), apart(own, truth))
+        row.append(mean_with_error(gain(without)) if without else "")
         lines.append([*row, str(s["options"]["rounds"]), str(s["options"]["runs"])])
     return lines
 
@@ -208,40 +209,46 @@ def covertype_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def network_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: scores of its mean predictions, means over seeds, and how near they are to HMC's.
+    """A row for each method: scores of mean predictions, means over seeds, and how near they are to HMC's.
 
     HMC's own agreement and total variation are those of its first chain with its last.
     """
     names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation")
     lines = [["", *(name.replace("_", " ") for name in names), "draws", "rounds", "seeds", "seconds"]]
-    for method, of_seeds in by_method(summaries):
-        row = [method, *(mean_with_error([s[name] for s in of_seeds]) for name in names), str(of_seeds[0]["draws"])]
-        row += [str(of_seeds[0]["options"].get("rounds", "")), str(len(of_seeds))]
-        lines.append([*row, f"{np.mean([s['seconds'] for s in of_seeds]):.0f}"])
+    for s in ordered(summaries, NETWORK_METHODS):
+        row = [s["options"]["method"], *(mean_with_error(s[name]) for name in names), str(s["draws"])]
+        lines.append([*row, str(s["options"].get("rounds", "")), str(len(s["accuracy"])), f"{s['seconds']:.0f}"])
     return lines
 
 
 def movement_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method that draws: how far its weights went, and how wide its draws are."""
+    """A row for each method: how far its weights went, and how wide its draws are."""
     names = ("travelled", "spread", "unlit_spread", "unlit_rms")
     head = ["", "||w_T - w_0|| / ||w_0||", "sd of weights / prior's", "of unlit pixels: sd / prior's"]
     lines = [[*head, "root mean square / prior's sd", "step size", "draws", "seeds"]]
-    for method, of_seeds in by_method(summaries):
-        row = [method]
-        for name in names:
-            found = [s[name] for s in of_seeds if name in s]
-            row.append(mean_with_error(found) if found else "")
-        step = of_seeds[0]["options"].get("step_size")
-        lines.append([*row, f"{step:g}" if step else "", str(of_seeds[0]["draws"]), str(len(of_seeds))])
+    for s in ordered(summaries, NETWORK_METHODS):
+        row = [s["options"]["method"], *(mean_with_error(s[name]) if name in s else "" for name in names)]
+        step = s["options"].get("step_size")
+        lines.append([*row, f"{step:g}" if step else "", str(s["draws"]), str(len(s["travelled"]))])
     return lines
 
 
-def by_method(summaries: Sequence[Summary]) -> list[tuple[str, list[Summary]]]:
-    """The summaries of each method, in the order of the methods."""
-    found: dict[str, list[Summary]] = {}
-    for s in ordered(summaries, NETWORK_METHODS):
-        found.setdefault(s["options"]["method"], []).append(s)
-    return list(found.items())
+def memory_points(summaries: Sequence[Summary]) -> tuple[dict[str, list[tuple[int, float, float]]], dict[str, float]]:
+    """What `memory_figure` draws: relative errors by levels, and those of LSD++ and of the prior's variances."""
+    found = {s["options"]["method"]: s for s in ordered(summaries, MEMORY_METHODS)}
+    truth = variances(found[TRUTH]).mean(0)
+    relative = lambda own: np.divide(apart(own, truth), np.linalg.norm(truth))
+    points: dict[str, list[tuple[int, float, float]]] = {}
+    for s in found.values():
+        kind, _, levels = s["options"].get("compressor", "").partition(":")
+        if kind == "quantiser":
+            errors = relative(variances(s))
+            label = "QLSD++" if s["options"]["memory"] else "QLSD++ without memory"
+            points.setdefault(label, []).append(
+                (int(levels), errors.mean(), errors.std() / max(len(errors) - 1, 1) ** 0.5)
+            )
+    prior = np.full((1, len(truth)), 1 / found[TRUTH]["options"]["prior_precision"])
+    return points, {"LSD++": relative(variances(found[REFERENCE])).mean(), "the prior's variances": relative(prior)[0]}
 
 
 def variance_scores(own: np.ndarray, truth: np.ndarray, norm_of: np.ndarray) -> list[str]:
