@@ -136,6 +136,20 @@ def langevin(options: Options) -> dict[str, Any]:
     return {"chains": chains.draws.point[0]}
 
 
+def expected_variances(step: float) -> np.ndarray:
+    """diag(V^-1) of the Gaussian at the mode, of a chain with exact gradients at the step size step / M: [D].
+
+    V = H (I - (step / M) H / 2),   H = sum_j p_j (1 - p_j) x_j x_j^T + I / t^2;  step 0 is the posterior's own
+    """
+    held, settings = task(), config.MEMORY
+    rows: Any = held.rows.astype(np.float64)
+    p = 1 / (1 + np.exp(-rows @ held.mode))
+    values, vectors = np.linalg.eigh(
+        (rows.T * (p * (1 - p))) @ rows + settings["prior_precision"] * np.eye(rows.shape[1])
+    )
+    return np.square(vectors) @ (1 / (values * (1 - step / held.curvature * values / 2)))
+
+
 def variances(summary: dict[str, Any]) -> np.ndarray:
     """Of a cell's chains [M, D]."""
     return np.reshape(summary["variances"], (-1, summary["options"]["dim"]))

@@ -87,8 +87,10 @@ def langevin(options: Options, data: Data) -> np.ndarray:
     """Draws [M, R, D] of QLSD, QLSD++ or, on one client without compression, of SGLD."""
     starts = [bfl.models.get_weights(model_of(options, seed)) for seed in range(options["runs"])]
     build = functools.partial(model_of, options, 0)
-    names = ("step_size", "estimator", "compressor", "prior_stddev", "batch_size", "refresh_every")
-    process = bfl.algorithms.qlsd(build, **{name: options[name] for name in names}, count_bits=False)
+    names = ("estimator", "compressor", "prior_stddev", "batch_size", "refresh_every")
+    step_size = options["step_size"] * options.get("step_factor", 1)
+    given = {name: options[name] for name in names}
+    process = bfl.algorithms.qlsd(build, step_size=step_size, count_bits=False, **given)
     chains = bfl.federated.simulate_chains(
         process,
         federation(options, data.train),

@@ -224,11 +224,11 @@ def network_table(summaries: Sequence[Summary]) -> Lines:
 def movement_table(summaries: Sequence[Summary]) -> Lines:
     """A row for each method: how far its weights went, and how wide its draws are."""
     names = ("travelled", "spread", "unlit_spread", "unlit_rms")
-    head = ["", "||w_T - w_0|| / ||w_0||", "sd of weights / prior's", "of unlit pixels: sd / prior's"]
+    head = ["", "way from the start / its norm", "sd of weights / prior's", "of unlit pixels: sd / prior's"]
     lines = [[*head, "root mean square / prior's sd", "step size", "draws", "seeds"]]
     for s in ordered(summaries, NETWORK_METHODS):
         row = [s["options"]["method"], *(mean_with_error(s[name]) if name in s else "" for name in names)]
-        step = s["options"].get("step_size")
+        step = s["options"].get("step_size", 0) * s["options"].get("step_factor", 1)
         lines.append([*row, f"{step:g}" if step else "", str(s["draws"]), str(len(s["travelled"]))])
     return lines
 
