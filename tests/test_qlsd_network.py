@@ -79,7 +79,7 @@ def test_cells_of_a_network_run(data, tmp_path):
     of_hmc = {"num_draws": 4, "burn_in": 10, "num_leapfrog_steps": 2}
     run.run_cell(tmp_path / network.REFERENCE, cell("HMC", **of_hmc))
     for method, more in (
-        ("SGLD, one client", CHAIN),
+        ("SGLD, ten times as long", CHAIN),
         ("QLSD++", CHAIN),
         ("QLSD, 5 of 20", {**CHAIN, "cohort_size": 1}),
         ("FedAvg", {"rounds": 1, "local_epochs": 1, "runs": 2}),

@@ -107,6 +107,7 @@ _PLAIN = {"algorithm": "qlsd", "estimator": "plain", "compressor": "quantiser:25
 _ANCHORED = {**_PLAIN, "estimator": "anchored"}
 NETWORK_CHAINS = {
     "SGLD, one client": {**_PLAIN, "algorithm": "sgld", "compressor": "none"},
+    "SGLD, ten times as long": {**_PLAIN, "algorithm": "sgld", "compressor": "none", "times_as_long": 10},
     "QLSD": _PLAIN,
     "QLSD, 5 of 20": {**_PLAIN, "cohort_size": 5},
     "QLSD++": _ANCHORED,

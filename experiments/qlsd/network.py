@@ -90,16 +90,19 @@ def langevin(options: Options, data: Data) -> np.ndarray:
     names = ("estimator", "compressor", "prior_stddev", "batch_size", "refresh_every")
     step_size = options["step_size"] * options.get("step_factor", 1)
     given = {name: options[name] for name in names}
+    rounds, burn_in, every = (
+        options[name] * options.get("times_as_long", 1) for name in ("rounds", "burn_in", "every")
+    )
     process = bfl.algorithms.qlsd(build, step_size=step_size, count_bits=False, **given)
     chains = bfl.federated.simulate_chains(
         process,
         federation(options, data.train),
-        options["rounds"],
+        rounds,
         num_chains=options["runs"],
         cohort_size=options.get("cohort_size"),
         seed=0,
         start=tf.nest.map_structure(lambda *x: np.stack(x), *starts),
-        thinning=bfl.federated.Thinning(options["burn_in"], options["every"]),
+        thinning=bfl.federated.Thinning(burn_in, every),
         xla=options["model"] == "mlp",
     )
     leaves = chains.draws.point

@@ -217,7 +217,8 @@ def network_table(summaries: Sequence[Summary]) -> Lines:
     lines = [["", *(name.replace("_", " ") for name in names), "draws", "rounds", "seeds", "seconds"]]
     for s in ordered(summaries, NETWORK_METHODS):
         row = [s["options"]["method"], *(mean_with_error(s[name]) for name in names), str(s["draws"])]
-        lines.append([*row, str(s["options"].get("rounds", "")), str(len(s["accuracy"])), f"{s['seconds']:.0f}"])
+        rounds = s["options"].get("rounds", 0) * s["options"].get("times_as_long", 1)
+        lines.append([*row, str(rounds or ""), str(len(s["accuracy"])), f"{s['seconds']:.0f}"])
     return lines
 
 
