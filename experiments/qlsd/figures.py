@@ -1,4 +1,4 @@
-"""The figures of the toy: errors against bits, and what a budget of bits buys."""
+"""The figures: errors against bits, what a budget of bits buys, and what a memory is for."""
 
 from __future__ import annotations
 
@@ -51,4 +51,26 @@ def budget_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
         label = "squared error of the mean norm" if axes is panels[0] else ""
         style.tidy(axes, method, x="levels s", y=label)
     style.legend(panels[0])
+    return figure
+
+
+def memory_figure(points: dict[str, list[tuple[int, float, float]]], levels: dict[str, float]) -> Figure:
+    """Errors of the posterior's variances against the number of levels.
+
+    Args:
+      points: label -> (levels, error, its standard error) in rising levels, a line each.
+      levels: label -> error of what has no levels, a dotted line each.
+    """
+    figure = style.new_figure(height=4.2, width=6)
+    axes = figure.subplots()
+    for number, (label, rows) in enumerate(points.items()):
+        x, y, error = zip(*rows)
+        axes.errorbar(x, y, yerr=error, **style.line(number), marker="o", label=label)
+    for number, (label, value) in enumerate(levels.items(), len(points)):
+        axes.axhline(value, color=style.line(number)["color"], linestyle=":", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    style.tidy(axes, "error of the posterior's variances", x="levels s", y="||v - v*|| / ||v*||")
+    style.legend(axes)
     return figure

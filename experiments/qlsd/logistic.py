@@ -94,39 +94,47 @@ def errors_of(etas: Sequence[float], reference: Sequence[float], same: bool) -> 
     return [abs(etas[i] - reference[j]) / abs(reference[j]) for i, j in pairs]
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Runs the chains of a cell: quantiles of U and U - min U of each, and bits of a client's message."""
-    held = task()
-    build = functools.partial(
-        bfl.algorithms.qlsd,
-        model,
-        step_size=1 / (5 * held.curvature),
-        prior_stddev=options["prior_stddev"],
-        estimator="anchored",
-        compressor=options["compressor"],
-        batch_size=options["batch_size"],
-        refresh_every=options["refresh_every"],
-    )
-    started = time.perf_counter()
-    process = build(count_bits=False)
-    chains = bfl.federated.simulate_chains(
-        process,
-        held.clients,
-        options["rounds"],
-        num_chains=options["runs"],
-        seed=0,
-        thinning=bfl.federated.Thinning(options["burn_in"], options["every"]),
-        xla=True,
-    )
-    seconds, weights = time.perf_counter() - started, chains.draws.point[0]
-    of = functools.partial(potentials, held.features, held.labels, prior_stddev=options["prior_stddev"])
-    least = float(of(weights=held.mode.reshape(1, *weights.shape[2:]))[0])
-    values = [of(weights=chain) for chain in weights]
-    names = ("upload_bits", "upload_bound", "participants")
+def process_of(build: Any, held: Task, options: Options, *, count_bits: bool) -> bfl.federated.BayesianProcess:
+    """The chain of a cell over the posterior of the model that `build` gives: QLSD++, DG-SGLD or FSGLD."""
+    algorithm = options.get("algorithm", "qlsd")
+    given = {name: options[name] for name in ("prior_stddev", "batch_size")}
+    if algorithm == "dg_sgld":
+        how = {name: options[name] for name in ("coupling", "local_steps")}
+        return bfl.algorithms.dg_sgld(build, step_size=options["coupling"] / 10, **how, **given)
+    given["step_size"] = 1 / (5 * held.curvature)
+    if algorithm == "fsgld":
+        parts = map(held.clients.examples, range(held.clients.num_clients))
+        fit = functools.partial(bfl.clients.fit_surrogate, build, prior_stddev=options["prior_stddev"])
+        surrogates = [fit(part.features, part.labels) for part in parts]
+        return bfl.algorithms.fsgld(build, surrogates, local_steps=options["local_steps"], **given)
+    how = {name: options[name] for name in ("compressor", "refresh_every")}
+    return bfl.algorithms.qlsd(build, estimator="anchored", count_bits=count_bits, **how, **given)
+
+
+def bits(build: Any, held: Task, options: Options) -> dict[str, float]:
+    """Bits of a client's message by the bound and as coded; those of the rivals go uncompressed."""
+    if "algorithm" in options:
+        return dict.fromkeys(("bits_bound", "bits_coder"), 32.0 * len(held.mode))
     told = bfl.federated.simulate_chains(
-        build(count_bits=True), held.clients, ROUNDS_TO_MEASURE, seed=0, thinning=MEASURED, metrics=names
+        process_of(build, held, options, count_bits=True),
+        held.clients,
+        ROUNDS_TO_MEASURE,
+        seed=0,
+        thinning=MEASURED,
+        metrics=("upload_bits", "upload_bound", "participants"),
     ).metrics
     clients = told["participants"].sum()
+    return {
+        "bits_bound": float(told["upload_bound"].sum() / clients),
+        "bits_coder": float(told["upload_bits"].sum() / clients),
+    }
+
+
+def quantiles(held: Task, options: Options, chains: np.ndarray) -> dict[str, Any]:
+    """Of chains of weights [M, R, F, C]: 99 % quantiles of U and U - min U, and means of the latter, each [M]."""
+    of = functools.partial(potentials, held.features, held.labels, prior_stddev=options["prior_stddev"])
+    least = float(of(weights=held.mode.reshape(1, *chains.shape[2:]))[0])
+    values = [of(weights=chain) for chain in chains]
     return {
         "least": least,
         "weights": len(held.mode),
@@ -135,8 +143,31 @@ def run(options: Options) -> dict[str, Any]:
         "quantile": [hpd_quantile(u, options["tail"]) for u in values],
         "quantile_above_least": [hpd_quantile(u - least, options["tail"]) for u in values],
         "mean_above_least": [float(np.mean(u - least)) for u in values],
-        "bits_bound": float(told["upload_bound"].sum() / clients),
-        "bits_coder": float(told["upload_bits"].sum() / clients),
+    }
+
+
+def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
+    """Runs the chains of a cell on a task: quantiles of U and U - min U of each, and bits of a client's message."""
+    started = time.perf_counter()
+    chains = bfl.federated.simulate_chains(
+        process_of(build, held, options, count_bits=False),
+        held.clients,
+        options["rounds"],
+        num_chains=options["runs"],
+        cohort_size=1 if options.get("algorithm") == "fsgld" else None,
+        seed=0,
+        thinning=bfl.federated.Thinning(options["burn_in"], options["every"]),
+        xla=True,
+    )
+    seconds = time.perf_counter() - started
+    return {
+        **quantiles(held, options, chains.draws.point[0]),
+        **bits(build, held, options),
         "seconds": seconds,
         "seconds_per_1e5_steps": seconds / (options["rounds"] * options["runs"]) * 1e5,
     }
+
+
+def run(options: Options) -> dict[str, Any]:
+    """Runs a cell on digits."""
+    return run_on(model, task(), options)

@@ -8,28 +8,44 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import click
 
 from experiments.cells import SUMMARY, read_cells, run_cells, use_threads
-from experiments.qlsd import logistic, toy
+from experiments.qlsd import covertype, logistic, memory, network, raw, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
     BUDGET_METHODS,
+    COVERTYPE,
+    COVERTYPE_METHODS,
     LOGISTIC,
     LOGISTIC_METHODS,
+    LOGISTIC_RIVALS,
+    MEMORY,
+    MEMORY_METHODS,
+    NETWORK,
+    NETWORK_CHAINS,
+    NETWORK_TRAINING,
     SIZES,
     TOY_METHODS,
     TOY_STEPS,
 )
-from experiments.qlsd.tables import write_all
+from experiments.qlsd.tables import RAW, write_all
 from tfp_bfl import errors
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
-STUDIES = {"toy": toy.run, "logistic": logistic.run, "budget": toy.run_budget}
+# Of the options, and of the folder of the cell where a study leaves or reads more than numbers.
+STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
+    "toy": lambda options, folder: toy.run(options),
+    "logistic": lambda options, folder: logistic.run(options),
+    "memory": lambda options, folder: memory.run(options),
+    "budget": lambda options, folder: toy.run_budget(options),
+    "network": network.run,
+    "covertype": lambda options, folder: covertype.run(options),
+}
 
 
 def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
@@ -40,15 +56,13 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
         for method, (estimator, compressor, share) in TOY_METHODS.items():
             how = {"estimator": estimator, "compressor": compressor, "batch_size": share, "step": step}
             yield {"study": "toy", "method": method, **how, **settings["toy"], **more}
-    for method, compressor in LOGISTIC_METHODS.items():
-        yield {
-            "study": "logistic",
-            "method": method,
-            "compressor": compressor,
-            **LOGISTIC,
-            **settings["logistic"],
-            **more,
-        }
+    how_of: dict[str, Any] = {**{name: {"compressor": c} for name, c in LOGISTIC_METHODS.items()}, **LOGISTIC_RIVALS}
+    for method, chosen in how_of.items():
+        yield {"study": "logistic", "method": method, **chosen, **LOGISTIC, **settings["logistic"], **more}
+    for method, pair in MEMORY_METHODS.items():
+        kept: Options = dict(zip(("compressor", "memory"), pair)) if pair else {}
+        own = settings["memory" if pair else "memory_exact"]
+        yield {"study": "memory", "method": method, **kept, **MEMORY, **own, **(more if pair else {})}
     for method, (estimator, share) in BUDGET_METHODS.items():
         for step in settings["budget_steps"]:
             for levels in settings["budget_levels"]:
@@ -62,6 +76,22 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
                     **settings["budget"],
                     **more,
                 }
+    yield from network_cells(settings["network"], more)
+    # Last, as its data may not be there.
+    rivals: dict[str, Any] = COVERTYPE_METHODS
+    for method, how in rivals.items():
+        yield {"study": "covertype", "method": method, **how, **COVERTYPE, **settings["covertype"], **more}
+
+
+def network_cells(settings: Any, more: Options) -> Iterator[Options]:
+    """Those of the network, HMC's first: others are compared with it."""
+    shared = {"study": "network", **NETWORK, **settings["of_all"]}
+    yield {**shared, "method": "HMC", "algorithm": "hmc", **settings["hmc"]}
+    groups: Any = ((NETWORK_CHAINS, settings["chains"]), (NETWORK_TRAINING, settings["training"]))
+    for methods, of_group in groups:
+        for method, how in methods.items():
+            own = settings["sgld"] if how["algorithm"] == "sgld" else {}
+            yield {**shared, "method": method, **how, **of_group, **own, **more}
 
 
 def cell_name(options: Options) -> str:
@@ -74,7 +104,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Runs a cell and writes its summary; one that fails says so."""
     folder.mkdir(parents=True)
     try:
-        found = STUDIES[options["study"]](options)
+        found = STUDIES[options["study"]](options, folder)
     except errors.Error as error:
         found = {"failed": f"{type(error).__name__}: {error}", "seconds": 0.0}
     (folder / SUMMARY).write_text(json.dumps({"options": options, **found}, indent=1) + "\n")
@@ -106,7 +136,8 @@ def main(
     every = {cell_name(options): options for options in cells(size, seeds)}
     run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
     if not listed:
-        summaries = read_cells(output)
+        kept = raw.read(results / RAW, every.values())
+        summaries = raw.merged(kept, read_cells(output), every, cell_name)
         write_all(summaries, results)
         click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {results}")
 
@@ -118,6 +149,11 @@ def told(summary: dict[str, Any]) -> str:
         return "failed, " + summary["failed"] + seconds
     if "error" in summary:
         return f"error {summary['error']:.3g}, variance ratio {summary['ratio']:.4g}" + seconds
+    if "accuracy" in summary:
+        mean = lambda name: sum(summary[name]) / len(summary[name])
+        return f"accuracy {mean('accuracy'):.4f}, agreement {mean('agreement'):.4f}" + seconds
+    if "variances" in summary:
+        return f"mean variance {sum(summary['variances']) / len(summary['variances']):.4g}" + seconds
     return f"99 % quantile of U {sum(summary['quantile']) / len(summary['quantile']):.3f}" + seconds
 
 

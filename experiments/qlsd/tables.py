@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -10,31 +9,40 @@ from typing import Any
 
 import numpy as np
 
+from experiments.qlsd import raw
 from experiments.qlsd.config import (
     BUDGET_METHODS,
+    COVERTYPE_METHODS,
     LOGISTIC_METHODS,
+    LOGISTIC_RIVALS,
+    MEMORY_METHODS,
+    NETWORK_METHODS,
+    PUBLISHED_COVERTYPE,
     PUBLISHED_LOGISTIC,
     TOY_METHODS,
     TOY_STEPS,
 )
-from experiments.qlsd.figures import budget_figure, toy_figure
+from experiments.qlsd.figures import budget_figure, memory_figure, toy_figure
 from experiments.qlsd.logistic import errors_of
+from experiments.qlsd.memory import apart, variances
 from experiments.tables import write
 
 Summary = dict[str, Any]
 Lines = list[list[str]]
 
 REFERENCE = "LSD++"
+TRUTH = "HMC"
+RAW = "raw.csv"
 
 
 def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
     """Writes every table and figure of which there is something, the raw numbers, and what failed."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_raw(summaries, folder / "raw.csv")
+    raw.write(summaries, folder / RAW)
     write(failures(summaries), folder / "failures")
-    toy, logistic, budget = (
+    toy, logistic, budget, memory, network, covertype = (
         [s for s in summaries if s["options"]["study"] == study and "failed" not in s]
-        for study in ("toy", "logistic", "budget")
+        for study in ("toy", "logistic", "budget", "memory", "network", "covertype")
     )
     if toy:
         write(toy_table(toy), folder / "toy")
@@ -46,6 +54,14 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
     if budget:
         write(budget_table(budget), folder / "budget")
         budget_figure(budget).savefig(folder / "budget.png", dpi=130)
+    if {TRUTH, REFERENCE} <= {s["options"]["method"] for s in memory}:
+        write(memory_table(memory), folder / "memory")
+        memory_figure(*memory_points(memory)).savefig(folder / "memory.png", dpi=130)
+    if any(s["options"]["method"] == "MALA" for s in covertype):
+        write(covertype_table(covertype), folder / "covertype")
+    if network:
+        write(network_table(network), folder / "network")
+        write(movement_table(network), folder / "network_movement")
 
 
 def ordered(summaries: Iterable[Summary], methods: Iterable[str]) -> list[Summary]:
@@ -103,7 +119,7 @@ def logistic_table(summaries: Sequence[Summary]) -> Lines:
     head += ["bits by bound", "times fewer by bound", "bits by coder", "times fewer by coder"]
     head += ["published error", "published times fewer"]
     lines = [head]
-    for s in ordered(summaries, LOGISTIC_METHODS):
+    for s in ordered(summaries, (*LOGISTIC_METHODS, *LOGISTIC_RIVALS)):
         row = [s["options"]["method"]]
         for name, same in itertools.product(("quantile", "quantile_above_least"), (True, False)):
             row.append(mean_and_spread(errors_of(s[name], reference[name], same)))
@@ -122,7 +138,7 @@ def mean_and_spread(values: Sequence[float]) -> str:
 def quantile_table(summaries: Sequence[Summary]) -> Lines:
     """A row for each method: what the chains' U - min U are, mean +- sd over seeds."""
     lines = [["", "mean of U - min U", "99 % quantile of U - min U", "99 % quantile of U", "min U", "rounds", "seeds"]]
-    for s in ordered(summaries, LOGISTIC_METHODS):
+    for s in ordered(summaries, (*LOGISTIC_METHODS, *LOGISTIC_RIVALS)):
         row = [s["options"]["method"]]
         for name in ("mean_above_least", "quantile_above_least", "quantile"):
             spread = f" +- {np.std(s[name], ddof=1):.2f}" if len(s[name]) > 1 else ""
@@ -143,6 +159,114 @@ def budget_table(summaries: Sequence[Summary]) -> Lines:
     return lines
 
 
+def memory_table(summaries: Sequence[Summary]) -> Lines:
+    """A row for each method: how far the variances of its chains are from the truth, and from LSD++.
+
+    The first rows say what is scored without a chain, by the prior's variances, and by chains of the posterior itself,
+    each against the mean of the others.
+    """
+    found = {s["options"]["method"]: s for s in ordered(summaries, MEMORY_METHODS)}
+    exact, reference = variances(found[TRUTH]), variances(found[REFERENCE])
+    truth = exact.mean(0)
+    prior = np.full_like(truth, 1 / found[TRUTH]["options"]["prior_precision"])
+    others = (exact.sum(0) - exact) / (len(exact) - 1)
+    head = ["", "error of the variances", "over their norm", "variance / posterior's", "from LSD++, same seed"]
+    lines = [[*head, "from LSD++, other seeds", "error without memory less that with", "rounds", "chains"]]
+    lines.append(["the prior's variances", *variance_scores(prior[np.newaxis], truth, truth), "", "", "", "", ""])
+    for method, s in found.items():
+        own = variances(s)
+        row = [method, *variance_scores(own, others if method == TRUTH else truth, truth)]
+        if method == TRUTH:
+            row += ["", ""]
+        else:
+            same, several = min(len(own), len(reference)), range(1, len(reference))
+            row.append(mean_with_error(apart(own[:same], reference[:same])))
+            turned = [x for k in several for x in apart(own[:same], np.roll(reference[:same], k, 0))]
+            row.append(f"{np.mean(turned):.3g}" if turned else "")
+        without = found.get(f"{method}, no memory")
+        gain = lambda without, own=own: np.subtract(apart(variances(without), truth), apart(own, truth))
+        row.append(mean_with_error(gain(without)) if without else "")
+        lines.append([*row, str(s["options"]["rounds"]), str(s["options"]["runs"])])
+    return lines
+
+
+def covertype_table(summaries: Sequence[Summary]) -> Lines:
+    """A row for each method: errors of the 99 % HPD region against each chain of MALA, and bits.
+
+    MALA's own row is of pairs of different chains.
+    """
+    reference = next(s for s in summaries if s["options"]["method"] == "MALA")
+    lines = [["", "HPD error of U", "of U - min U", "bits by bound", "bits by coder", "published error", "chains"]]
+    for s in ordered(summaries, COVERTYPE_METHODS):
+        row = [s["options"]["method"]]
+        for name in ("quantile", "quantile_above_least"):
+            same = [] if s is reference else errors_of(s[name], reference[name], True)
+            row.append(mean_and_spread(same + errors_of(s[name], reference[name], False)))
+        row += [f"{s[name]:.0f}" if name in s else "" for name in ("bits_bound", "bits_coder")]
+        published = PUBLISHED_COVERTYPE.get(s["options"]["method"])
+        lines.append([*row, f"{published:.1e}" if published else "", str(s["options"]["runs"])])
+    return lines
+
+
+def network_table(summaries: Sequence[Summary]) -> Lines:
+    """A row for each method: scores of mean predictions, means over seeds, and how near they are to HMC's.
+
+    HMC's own agreement and total variation are those of its first chain with its last.
+    """
+    names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation")
+    lines = [["", *(name.replace("_", " ") for name in names), "draws", "rounds", "seeds", "seconds"]]
+    for s in ordered(summaries, NETWORK_METHODS):
+        row = [s["options"]["method"], *(mean_with_error(s[name]) for name in names), str(s["draws"])]
+        rounds = s["options"].get("rounds", 0) * s["options"].get("times_as_long", 1)
+        lines.append([*row, str(rounds or ""), str(len(s["accuracy"])), f"{s['seconds']:.0f}"])
+    return lines
+
+
+def movement_table(summaries: Sequence[Summary]) -> Lines:
+    """A row for each method: how far its weights went, and how wide its draws are."""
+    names = ("travelled", "spread", "unlit_spread", "unlit_rms")
+    head = ["", "way from the start / its norm", "sd of weights / prior's", "of unlit pixels: sd / prior's"]
+    lines = [[*head, "root mean square / prior's sd", "step size", "draws", "seeds"]]
+    for s in ordered(summaries, NETWORK_METHODS):
+        row = [s["options"]["method"], *(mean_with_error(s[name]) if name in s else "" for name in names)]
+        step = s["options"].get("step_size", 0) * s["options"].get("step_factor", 1)
+        lines.append([*row, f"{step:g}" if step else "", str(s["draws"]), str(len(s["travelled"]))])
+    return lines
+
+
+def memory_points(summaries: Sequence[Summary]) -> tuple[dict[str, list[tuple[int, float, float]]], dict[str, float]]:
+    """What `memory_figure` draws: relative errors by levels, and those of LSD++ and of the prior's variances."""
+    found = {s["options"]["method"]: s for s in ordered(summaries, MEMORY_METHODS)}
+    truth = variances(found[TRUTH]).mean(0)
+    relative = lambda own: np.divide(apart(own, truth), np.linalg.norm(truth))
+    points: dict[str, list[tuple[int, float, float]]] = {}
+    for s in found.values():
+        kind, _, levels = s["options"].get("compressor", "").partition(":")
+        if kind == "quantiser":
+            errors = relative(variances(s))
+            label = "QLSD++" if s["options"]["memory"] else "QLSD++ without memory"
+            points.setdefault(label, []).append(
+                (int(levels), errors.mean(), errors.std() / max(len(errors) - 1, 1) ** 0.5)
+            )
+    prior = np.full((1, len(truth)), 1 / found[TRUTH]["options"]["prior_precision"])
+    return points, {"LSD++": relative(variances(found[REFERENCE])).mean(), "the prior's variances": relative(prior)[0]}
+
+
+def variance_scores(own: np.ndarray, truth: np.ndarray, norm_of: np.ndarray) -> list[str]:
+    """||v - v*||, that over ||v*||, and the mean of v / v* over coordinates, of chains [M, D]."""
+    errors = apart(own, truth)
+    relative = np.divide(errors, np.linalg.norm(norm_of))
+    return [mean_with_error(errors), mean_with_error(relative), mean_with_error((own / truth).mean(-1))]
+
+
+def mean_with_error(values: Any) -> str:
+    """Mean +- its standard error; the mean alone of a single value."""
+    values = np.asarray(values, float)
+    if len(values) == 1:
+        return f"{values[0]:.3g}"
+    return with_error(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5))
+
+
 def failures(summaries: Sequence[Summary]) -> Lines:
     """What failed, and why."""
     rows = [
@@ -153,16 +277,3 @@ def failures(summaries: Sequence[Summary]) -> Lines:
 
 def steps_of(summary: Summary) -> list[str]:
     return [f"{summary['options'][key]:g}" if key in summary["options"] else "" for key in ("step", "levels")]
-
-
-def write_raw(summaries: Sequence[Summary], path: pathlib.Path) -> None:
-    """Every number of every cell; several values of one are split by blanks."""
-    rows = []
-    for s in summaries:
-        row = {**s["options"], **{key: value for key, value in s.items() if key != "options"}}
-        rows.append({key: " ".join(map(repr, x)) if isinstance(x, list) else x for key, x in row.items()})
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
