@@ -29,11 +29,8 @@ TOY_STEPS = (1.0, 0.1, 0.01)
 BUDGET_BITS = 1e6
 BUDGET_METHODS = {"whole gradients": ("plain", None), "QLSD*": ("fixed_point", 0.1)}
 
-LOGISTIC = {
-    "dataset": "digits",
+_REGRESSION = {
     "clients": 10,
-    "fewest": 20,
-    "below": 100,
     "data_seed": 0,
     "prior_stddev": 0.1,
     "batch_size": 0.2,
@@ -41,6 +38,7 @@ LOGISTIC = {
     "every": 10,
     "tail": 0.01,
 }
+LOGISTIC = {"dataset": "digits", "fewest": 20, "below": 100, **_REGRESSION}
 LOGISTIC_METHODS = {
     "LSD++": "none",
     "QLSD++ 4 bits": "quantiser:16",
@@ -54,15 +52,7 @@ LOGISTIC_RIVALS = {
 }
 
 # The source says nothing of its setting but the methods: this one is ours.
-COVERTYPE = {
-    "clients": 10,
-    "data_seed": 0,
-    "prior_stddev": 0.1,
-    "batch_size": 0.2,
-    "refresh_every": 100,
-    "every": 10,
-    "tail": 0.01,
-}
+COVERTYPE = _REGRESSION
 COVERTYPE_METHODS = {
     "MALA": {"algorithm": "mala"},
     **{name: {"compressor": compressor} for name, compressor in LOGISTIC_METHODS.items()},

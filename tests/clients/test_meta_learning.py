@@ -95,6 +95,18 @@ def test_the_kl_pushes_noise_up_and_is_reported():
     np.testing.assert_allclose(with_kl.metrics.elbo, -(with_kl.metrics.nll + expected / 12), rtol=1e-5)
 
 
+def test_a_detached_kl_has_no_gradient_in_the_means_by_log_alpha_either():
+    """There s follows the mean, through which the KL must not reach it."""
+    layer = lambda: bfl.layers.DenseVariationalDropout(2, parametrization="log_alpha", input_shape=(3,))
+    model_fn = lambda: tf.keras.Sequential([layer()])
+    work = [bfl.clients.meta_learning(model_fn, local_epochs=1, kl_weight=beta, clip_norm=1e9) for beta in (9.0, 1e-12)]
+    message = message_of(model_fn)
+    examples = bfl.data.ClientExamples(*map(tf.constant, (np.zeros(12, np.int32), ROWS, LABELS)))
+    with_kl, without = (x.build()(message, examples, tf.constant([3, 4])).weights.posterior for x in work)
+    np.testing.assert_allclose(flat(with_kl.mean), flat(without.mean), rtol=1e-6)
+    assert np.abs(np.log(flat(with_kl.variance) / flat(without.variance))).min() > 1e-4
+
+
 def test_weights_keep_to_the_layers_range():
     variance = flat(trained(dropped, learning_rate=1e4, clip_norm=1e4, kl_weight=1e3).weights.posterior.variance)
     assert variance.max() == pytest.approx(1.0) and variance.min() >= np.exp(-17) * (1 - 1e-5)

@@ -156,6 +156,17 @@ def test_logits_move_no_further_than_those_of_the_clients():
     assert 0.3 < np.linalg.norm(moved) / np.linalg.norm(CHANGE[0]) < 1.1
 
 
+def test_a_clip_makes_no_capped_step_longer():
+    pool = pooled(results(clients.personal(by_change(moved=0.1), LINEAR)))
+    moves = []
+    for clip_norm in (100.0, 0.1):
+        how = servers.Learning(1e3, 0.0, 0.0)
+        step = servers.personal(LINEAR, shared=how, rows=how, clip_norm=clip_norm)
+        state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0])
+        moves.append(np.linalg.norm(state.parameters.rows - PARAMETERS.rows))
+    assert moves[1] < 0.5 * moves[0]
+
+
 @pytest.mark.parametrize("absent_decay", [False, True])
 def test_rows_of_absent_clients_stay_unless_they_decay(absent_decay):
     step = servers.personal(LINEAR, rows=servers.Learning(0.5, 0.0, 0.1), capped=False, absent_decay=absent_decay)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.errors import lookup
 
 SHARED = ("element_spec", "seed", "min_examples")
@@ -69,8 +69,10 @@ def meta_vd(
     Source: Jeon et al. 2023 (arXiv:2510.20225).
     """
     work, process = split_options(meta_vd, clients.meta_learning, options, (*SHARED, "weighting"))
-    source = lookup(models.PERSONAL_VARIANCES, variances, "source of variances")(num_clients, **variance_options or {})
+    make = lookup(models.PERSONAL_VARIANCES, variances, "source of variances")
+    source = make(num_clients, **known_options(make, variance_options, f"variances {variances!r}", ("num_clients",)))
     local = clients.personal(clients.meta_learning(model_fn, learner=learner, **work), source, threshold)
-    given = {"seed": process.get("seed", 0), "threshold": threshold, **(server_options or {})}
-    step = servers.personal(source, server_optimizer, **given)
+    own = ("variances", "optimizer", "threshold", "seed")
+    given = known_options(servers.personal, server_options, "the server", own)
+    step = servers.personal(source, server_optimizer, threshold=threshold, seed=process.get("seed", 0), **given)
     return compose(model_fn, local, rules.personal(num_clients, rule), step, **process)

@@ -40,7 +40,7 @@ def meta_learning(
     kl_weight: Schedule = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
-    """Client work by stochastic gradient descent on point weights, means and log standard deviations together.
+    """Client work by stochastic gradient descent on point weights, means and what layers hold of the spread, together.
 
     loss = mean over the batch of -log p(y | x, w) + beta KL / N_k,   w ~ q
     w    = w - b g                                                    g by the learner (`meta_gradient`)
@@ -136,5 +136,5 @@ def _shares(number: tf.Tensor, learner: str) -> list[tuple[Any, Any]]:
     one = tf.maximum(number // 3, 1)
     if learner == "hessian_free_maml":
         second = tf.minimum(one, number - 1)
-        return [(0, one), (second, tf.maximum(second + one, second + 1)), (tf.maximum(number - one, 0), number)]
+        return [(0, one), (second, second + one), (tf.maximum(number - one, 0), number)]
     return [(0, one), (tf.minimum(one, number - 1), number), (0, 1)]

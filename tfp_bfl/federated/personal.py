@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork
+from tfp_bfl.contracts import WEIGHTS, ClientWork
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
@@ -135,7 +135,7 @@ def summarise_clients(
 
 def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: ClientWork) -> Any:
     """The function (weights, examples, seed) -> the weights after adaptation."""
-    if adaptation.memory is not None or adaptation.sends != "weights":
+    if adaptation.memory is not None or adaptation.sends != WEIGHTS:
         raise InvalidArgument(
             "adaptation must be client work that sends a model's weights and keeps nothing, such as "
             "clients.variational(model_fn)."

@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
 from tfp_bfl.layers.variational_weight import Between, VariationalWeight
-from tfp_bfl.posterior import gaussian_kl
 
 # As a prior's standard deviation: sqrt(2 / inputs of a unit), that of the means before training (He et al. 2015).
 FAN_IN = "fan_in"
@@ -81,12 +80,6 @@ class _Flipout(GaussianLayer):
         if self._bias_varies:
             pairs.append((self.bias, self.bias_log_stddev))
         return [VariationalWeight(*pair, self.prior_stddev, self.min_stddev) for pair in pairs]
-
-    def kl_divergence(self) -> tf.Tensor:
-        prior = math.log(self.prior_stddev)
-        return tf.add_n(
-            [tf.reduce_sum(gaussian_kl(w.mean, w.log_stddev, 0.0, prior)) for w in self.variational_weights]
-        )
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -63,7 +63,11 @@ class GaussianLayer(tf.keras.layers.Layer):
 
     def kl_divergence(self) -> tf.Tensor:
         """KL[q || prior] in nats, summed over the layer's variational weights: a scalar."""
-        raise NotImplementedError
+        each = [
+            w.kl_divergences(tf.convert_to_tensor(w.mean), tf.convert_to_tensor(w.scale))
+            for w in self.variational_weights
+        ]
+        return tf.add_n([tf.reduce_sum(kl) for kl in each])
 
     def build(self, input_shape: Any) -> None:
         self._add_weights(self._kernel_shape(tf.TensorShape(input_shape)))

@@ -125,13 +125,6 @@ class _VariationalDropout(GaussianLayer):
             )
         ]
 
-    def kl_divergence(self) -> tf.Tensor:
-        mean = tf.convert_to_tensor(self.kernel_mean)
-        if self.detached:
-            mean = tf.stop_gradient(mean)
-        log_stddev = PARAMETRIZATIONS[self.parametrization].log_stddev(self.kernel_logits, mean)
-        return 0.5 * tf.reduce_sum(tf.math.log1p(tf.square(mean) * tf.exp(-2 * log_stddev)))
-
     def _by_example(self, inputs: tf.Tensor, seeds: list[tf.Tensor]) -> tf.Tensor:
         if noise.drawn(self.kernel_mean) is not None:
             return super()._by_example(inputs, seeds)  # Of one perturbation, by Flipout.

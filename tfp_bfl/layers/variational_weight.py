@@ -51,10 +51,11 @@ class VariationalWeight(NamedTuple):
         """log s; the variable itself where that is what the layer holds."""
         return self.parametrization.log_stddev(self.scale, self.mean)
 
-    def kl_divergences(self, mean: tf.Tensor, log_stddev: tf.Tensor) -> tf.Tensor:
-        """KL[N(mean, s^2) || prior] of each weight, nats."""
+    def kl_divergences(self, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+        """KL[N(mean, s^2) || prior] of each weight, nats, at these values of the two variables."""
+        mean = tf.stop_gradient(mean) if self.detached else mean
+        log_stddev = self.parametrization.log_stddev(scale, mean)
         if self.prior_stddev is None:
-            mean = tf.stop_gradient(mean) if self.detached else mean
             return 0.5 * tf.math.log1p(tf.square(mean) * tf.exp(-2 * log_stddev))
         return gaussian_kl(mean, log_stddev, 0.0, math.log(self.prior_stddev))
 

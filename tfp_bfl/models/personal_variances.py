@@ -9,12 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
+from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 
 # Of logits: what variational dropout's layers hold.
 LOW, HIGH = -17.0, 0.0
-# Below it a precision means nothing in float32.
-LEAST_VARIANCE = 1e-8
-PARAMETRIZATIONS = ("log_variance", "log_alpha")
 RANGES = {
     "smooth": "middle + half tanh(raw / half): it never loses its gradient",
     "clamped": "middle + raw, cut at the range's ends, where it has none; as published",
@@ -45,7 +43,7 @@ class PersonalVariances(NamedTuple):
       logits: (shared, a client's row) -> l, from `LOW` to `HIGH`.
       name: as users spell it.
       num_clients: M; clients from that number on were never in training, and have the mean of all rows.
-      parametrization: one of `PARAMETRIZATIONS`.
+      parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
     """
 
     initialize: Callable[[int, int], Parameters]
@@ -67,15 +65,12 @@ class PersonalVariances(NamedTuple):
 
     def variance(self, logits: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
         """sigma^2 [D] of l."""
-        if self.parametrization == "log_variance":
-            return tf.exp(logits)
-        return tf.maximum(tf.exp(logits) * tf.square(mean), LEAST_VARIANCE)
+        return tf.exp(2 * PARAMETRIZATIONS[self.parametrization].log_stddev(logits, mean))
 
     def inverse(self, variance: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-        """l [D] of sigma^2."""
-        if self.parametrization == "log_variance":
-            return tf.math.log(variance)
-        return tf.math.log(variance) - tf.math.log(tf.maximum(tf.square(mean), LEAST_VARIANCE))
+        """l [D] of sigma^2, from `LOW` to `HIGH`."""
+        logits = PARAMETRIZATIONS[self.parametrization].inverse(0.5 * tf.math.log(variance), mean)
+        return tf.clip_by_value(logits, LOW, HIGH)
 
 
 def hypernetwork(
@@ -98,7 +93,7 @@ def hypernetwork(
       hidden: widths of its hidden layers.
       middle: of the range, and the start: -8.5 is a standard deviation of .014.
       ranged: one of `RANGES`.
-      parametrization: one of `PARAMETRIZATIONS`.
+      parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
 
     Raises:
       InvalidArgument: numbers outside their ranges.
@@ -166,7 +161,7 @@ def _range(middle: float, ranged: str, parametrization: str) -> Callable[[tf.Ten
     if not LOW < middle < HIGH:
         raise InvalidArgument(f"middle is {middle:g}, but must be above {LOW:g} and below {HIGH:g}.")
     lookup(RANGES, ranged, "range of variances")
-    lookup(dict.fromkeys(PARAMETRIZATIONS), parametrization, "parametrization of variances")
+    lookup(PARAMETRIZATIONS, parametrization, "parametrization of variances")
     half = min(middle - LOW, HIGH - middle)
     if ranged == "smooth":
         return lambda raw: middle + half * tf.tanh(raw / half)

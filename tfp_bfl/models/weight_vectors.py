@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -57,7 +56,8 @@ class WeightVectors:
     def store(self, vectors: Vectors, moments: MeanField) -> ModelWeights:
         """The weights of the vectors; variances are exp(2 log s)."""
         means, scales, point = self._parts(vectors)
-        variances = [tf.exp(2 * x) for x in self._log_stddevs(means, scales)]
+        own = zip(self._variational, means, scales)
+        variances = [tf.exp(2 * w.parametrization.log_stddev(x, m)) for w, m, x in own]
         return ModelWeights(MeanField(tuple(means), tuple(variances)), tuple(point), moments)
 
     def call(self, features: tf.Tensor, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
@@ -70,9 +70,7 @@ class WeightVectors:
     def kl_divergence(self, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
         """KL[q || prior] in nats, of the weights that are `kept` [D]."""
         means, scales, _ = self._parts(vectors)
-        log_stddevs = self._log_stddevs(means, scales)
-        parts = [w.kl_divergences(m, s) for w, m, s in zip(self._variational, means, log_stddevs)]
-        each = flatten(tuple(parts)) if parts else tf.zeros([0])
+        each = flatten([w.kl_divergences(m, x) for w, m, x in zip(self._variational, means, scales)])
         return tf.reduce_sum(each if kept is None else kept * each)
 
     def projected(self, vectors: Vectors) -> Vectors:
@@ -80,9 +78,6 @@ class WeightVectors:
         _, scales, _ = self._parts(vectors)
         allowed = [w.scale.constraint(x) for w, x in zip(self._variational, scales)]
         return vectors._replace(scales=flatten(tuple(allowed))) if allowed else vectors
-
-    def _log_stddevs(self, means: Sequence[Any], scales: Sequence[Any]) -> list[tf.Tensor]:
-        return [w.parametrization.log_stddev(x, m) for w, m, x in zip(self._variational, means, scales)]
 
     def _parts(self, vectors: Vectors) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
         """Means, scales and point weights in their shapes."""

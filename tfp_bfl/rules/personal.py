@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import PERSONAL, PERSONAL_POOL, GatherRule, ModelRule, Rule
+from tfp_bfl.contracts import PERSONAL, PERSONAL_POOL, WEIGHTS, GatherRule, ModelRule, Rule
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights, PersonalResult
 from tfp_bfl.rules.rule import add, each
@@ -57,7 +57,7 @@ def personal(num_clients: int, rule: Union[Rule, str] = "log_linear_pool") -> Mo
     Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; without its factor 1 / K: shares r_k add to 1.
     """
     of_weights = whole_model(rule)
-    if isinstance(of_weights, GatherRule) or of_weights.takes != "weights":
+    if isinstance(of_weights, GatherRule) or of_weights.takes != WEIGHTS:
         raise InvalidArgument(f"personal takes a rule such as 'log_linear_pool', not {of_weights.name!r}.")
 
     def summarise(local: PersonalResult, anchor: ModelWeights, weight: tf.Tensor) -> _Statistics:

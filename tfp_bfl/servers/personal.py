@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import PERSONAL_POOL, ServerStep
 from tfp_bfl.errors import check_number
+from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.models import ModelWeights, Parameters, PersonalVariances, kept_weights
-from tfp_bfl.models.personal_variances import LEAST_VARIANCE
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
 
@@ -89,12 +89,13 @@ def personal(
     def step(state: PersonalState, weights: ModelWeights, pool: Any, seed: Any) -> tuple[Any, ModelWeights]:
         del seed
         change = each(tf.subtract, trained(weights), trained(pool.weights))
-        gradients = change, Parameters(pool.shared, pool.rows)
+        pulled_back = Parameters(pool.shared, pool.rows)
+        polyak = pool.moved / tf.maximum(tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30)
+        gradients = change, pulled_back
         norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
         change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)
         own, (means, point) = chosen.next(state.optimizer, trained(weights), change)
-        rate = pool.moved / tf.maximum(tf.square(tf.linalg.global_norm(tf.nest.flatten(gradient))), 1e-30)
-        cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * rate)) if capped else how
+        cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * polyak)) if capped else how
         here = tf.ones_like(pool.present) if absent_decay else pool.present
         parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), tf.minimum(here, 1.0))
         variance = variances.of_client(parameters, variances.num_clients, flatten(means))
@@ -105,7 +106,7 @@ def personal(
         like, theta = weights.posterior.mean, flatten(weights.posterior.mean)
         variance = variances.of_client(state.parameters, client, theta)
         kept = kept_weights(theta, variance, threshold)
-        variance = tf.where(kept > 0, variance, LEAST_VARIANCE)
+        variance = tf.where(kept > 0, variance, MIN_VARIANCE)
         q = weights.posterior._replace(mean=unflatten(kept * theta, like), variance=unflatten(variance, like))
         return weights._replace(posterior=q)
 
