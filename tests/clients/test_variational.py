@@ -332,13 +332,3 @@ def test_kl_is_to_the_updated_prior():
     assert metrics.kl > 0.1
     np.testing.assert_allclose(metrics.kl, kl_divergence(result.weights.posterior, start), rtol=1e-4)
     np.testing.assert_allclose(metrics.elbo, -(metrics.nll + metrics.kl / 4), rtol=1e-6)
-
-
-def test_exponential_decay_after_silent_rounds():
-    rate = clients.exponential_decay(1e-3, 0.04, 50)
-    for number, wanted in ((0, 1e-3), (50, 1e-3), (51, 1e-3 * np.exp(-0.04)), (100, 1e-3 * np.exp(-2))):
-        np.testing.assert_allclose(rate(tf.constant(number)), wanted, rtol=1e-6)
-    np.testing.assert_allclose(clients.exponential_decay(0.5, 0.0, 0)(tf.constant(999)), 0.5)
-    for arguments in ({"learning_rate": 0.0}, {"decay": -0.1}, {"silent_rounds": -1}, {"learning_rate": float("nan")}):
-        with pytest.raises(InvalidArgument, match=f"{next(iter(arguments))} is .*, but must be"):
-            clients.exponential_decay(**arguments)

@@ -26,6 +26,7 @@ from tfp_bfl.contracts import (
     stack_of,
     total_of,
 )
+from tfp_bfl.data import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
@@ -60,6 +61,7 @@ def compose(
     robust: Optional[str] = None,
     compressor: Optional[Union[str, Compressor]] = None,
     per_tensor: bool = False,
+    augmentation: Optional[Union[str, Augmentation]] = None,
     **process_options: Any,
 ) -> federated.BayesianProcess:
     """A process of any client work, rule, server step, weighting and defence that fit each other.
@@ -79,6 +81,7 @@ def compose(
         (`rules.parse_robust`); for the last two the server holds all that clients send at once, and all count the same.
       compressor, per_tensor: of the changes that clients send (`clients.compressed`), for a rule that is linear and
         weights that do not follow from what is sent; None for none.
+      augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
       **process_options: of `federated.build_process`: element_spec, seed, max_change_norm, min_examples, and the
         burn_in_rounds of the parts, so that `simulate` can refuse a run of no more rounds.
 
@@ -93,6 +96,7 @@ def compose(
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = rules.whole_model(rule)
     _check_fit(work, whole, server_step)
+    work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         _check_linear(whole, weighting, robust)
         work = clients.compressed(work, compressor, per_tensor)
@@ -125,6 +129,7 @@ SHARED_OPTIONS = (
     "robust",
     "compressor",
     "per_tensor",
+    "augmentation",
     *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"),
 )
 

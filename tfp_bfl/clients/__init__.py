@@ -4,6 +4,7 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
+from tfp_bfl.clients.augmented import augmented
 from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.exact import ExactChains, exact_chains
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
@@ -16,7 +17,7 @@ from tfp_bfl.clients.mode import Mode, find_mode, mode_at
 from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.potential import Potential
-from tfp_bfl.clients.schedules import exponential_decay
+from tfp_bfl.clients.schedules import exponential_decay, sigmoid_warm_up
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.target import KLS
@@ -31,6 +32,7 @@ __all__ = [
     "Mode",
     "Potential",
     "Surrogate",
+    "augmented",
     "compressed",
     "conducive_langevin",
     "coupled_langevin",
@@ -49,6 +51,7 @@ __all__ = [
     "posterior_delta",
     "psgld_step",
     "sgld_step",
+    "sigmoid_warm_up",
     "sites",
     "smallest_client",
     "stochastic_gradient",

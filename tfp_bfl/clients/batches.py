@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
 
 import tensorflow as tf
+
+from tfp_bfl.data import Augmentation
+
+# No step draws from a seed folded by this.
+_AUGMENTED = 2**29
+
+
+@dataclasses.dataclass
+class Augmenting:
+    """What changes the features of batches, and whether any were taken."""
+
+    augmentation: Augmentation
+    used: bool = False
+
+
+_augmenting: contextvars.ContextVar[Optional[Augmenting]] = contextvars.ContextVar("augmenting", default=None)
+
+
+@contextlib.contextmanager
+def augmenting(scope: Augmenting) -> Iterator[None]:
+    """Changes the features of every batch that `over_batches` takes inside the block, while it is traced."""
+    token = _augmenting.set(scope)
+    try:
+        yield
+    finally:
+        _augmenting.reset(token)
 
 
 def steps_per_epoch(num_examples: Any, batch_size: int) -> Any:
@@ -40,12 +70,20 @@ def over_batches(
         def a_step(i: tf.Tensor, state: Any) -> Any:
             step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
             rows = order[i * batch_size : (i + 1) * batch_size]
-            features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
+            features = _batch(tf.gather(examples.features, rows), step_seed)
             return i + 1, step(state, features, tf.gather(examples.labels, rows), step_seed)
 
         return epoch + 1, tf.while_loop(lambda i, _: i < num_steps, a_step, (tf.constant(0), state))[1]
 
     return tf.while_loop(lambda epoch, _: epoch < num_epochs, an_epoch, (tf.constant(0), state))[1]
+
+
+def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    features, scope = tf.image.convert_image_dtype(features, tf.float32), _augmenting.get()
+    if scope is None:
+        return features
+    scope.used = True
+    return scope.augmentation(features, tf.random.experimental.stateless_fold_in(seed, _AUGMENTED))
 
 
 def without_initial_values(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:

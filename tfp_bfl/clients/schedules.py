@@ -1,4 +1,4 @@
-"""Learning rates as functions of the round."""
+"""Rates and weights as functions of the round."""
 
 from __future__ import annotations
 
@@ -25,3 +25,24 @@ def exponential_decay(
     decay = check_number(decay, "decay", zero=True)
     silent_rounds = check_count(silent_rounds, "silent_rounds", 0)
     return lambda number: learning_rate * tf.exp(-decay * tf.maximum(0.0, tf.cast(number - silent_rounds, tf.float32)))
+
+
+def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A weight that rises along a sigmoid in the first rounds and then stays, such as that of a KL.
+
+    weight(r) = weight / (1 + exp(-1.2 (10 r / num_rounds - 5)))   for r <= num_rounds,   weight after them
+
+    r are the rounds done so far: .0025 of the weight before the first, a half in the middle, .9975 at the end.
+    Jeon et al. 2023 (arXiv:2510.20225) have 10 and a fiftieth of all rounds, by their program.
+
+    Raises:
+      InvalidArgument: a weight that is not above zero, or fewer than one round.
+    """
+    weight = check_number(weight, "weight")
+    check_count(num_rounds, "num_rounds")
+
+    def of_round(number: tf.Tensor) -> tf.Tensor:
+        rising = weight * tf.sigmoid(1.2 * (10 * tf.cast(number, tf.float32) / num_rounds - 5))
+        return tf.where(number > num_rounds, weight, rising)
+
+    return of_round

@@ -7,6 +7,7 @@ They follow each other:
     cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 """
 
+from tfp_bfl.data.augmentation import AUGMENTATIONS, Augmentation, crop_and_flip, parse_augmentation
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort
 from tfp_bfl.data.hierarchical import pachinko
@@ -17,6 +18,8 @@ from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, 
 from tfp_bfl.data.sources import Source, list_sources, load, peek
 
 __all__ = [
+    "AUGMENTATIONS",
+    "Augmentation",
     "ClientExamples",
     "Clients",
     "Images",
@@ -24,6 +27,7 @@ __all__ = [
     "Source",
     "answering",
     "cohort",
+    "crop_and_flip",
     "dirichlet",
     "iid",
     "label_skew",
@@ -33,6 +37,7 @@ __all__ = [
     "load",
     "noniid_datasets",
     "pachinko",
+    "parse_augmentation",
     "parse_partition",
     "partition_forms",
     "peek",

@@ -1,0 +1,49 @@
+"""Client work whose examples are changed at random, anew whenever they are taken."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import tensorflow as tf
+
+from tfp_bfl.clients.batches import Augmenting, augmenting
+from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.data import Augmentation, parse_augmentation
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models import ClientResult, ServerMessage
+
+
+def augmented(work: ClientWork, augmentation: Union[str, Augmentation]) -> ClientWork:
+    """The same work, whose steps take augmentation(features, seed) in the place of a batch's features.
+
+    The seed is a function of (run seed, round, client, step), as that of all noise, so that a run can be repeated. With
+    it a client's likelihood is of more examples than it holds, which the evidence lower bound does not know: the number
+    of examples stays that of those it holds.
+
+    Args:
+      work: that steps through batches, such as `clients.variational`.
+      augmentation: (features [B, ...] in [0, 1], a seed [2]) -> features, such as `data.crop_and_flip(4)`; or its name,
+        "crop_and_flip:PADDING".
+
+    Raises:
+      InvalidArgument: no such augmentation; in the first round: work that does not step through batches.
+    """
+    chosen = parse_augmentation(augmentation) if isinstance(augmentation, str) else augmentation
+
+    def build() -> Work:
+        inner, scope = work.build(), Augmenting(chosen)
+
+        @tf.function(autograph=False)
+        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            with augmenting(scope):
+                result = inner(message, examples, seed)
+            if not scope.used:
+                raise InvalidArgument(
+                    "An augmentation is of work that steps through batches, and this takes its examples as they are: "
+                    "leave it out, or use work such as clients.variational(model_fn)."
+                )
+            return result
+
+        return run
+
+    return work._replace(build=build)
