@@ -49,12 +49,15 @@ class ClientWork(NamedTuple):
         `ServerMessage.memory` gives it and `ClientResult.memory` replaces. `share` is the client's of all examples
         where the federation begins with it, and 0 where it joins later. None for work that keeps nothing.
       shapes: `PADDED`, `DYNAMIC` or "".
+      personal: (what a client has kept, the server's predictive weights) -> the weights that predict for this client;
+        None where what it keeps is no model of its own.
     """
 
     build: Callable[[], Work]
     sends: str = WEIGHTS
     memory: Optional[Callable[[ModelWeights, Any], Any]] = None
     shapes: str = ""
+    personal: Optional[Callable[[Any, ModelWeights], ModelWeights]] = None
 
     def __call__(self) -> Work:
         return self.build()

@@ -15,7 +15,7 @@ from tfp_bfl.servers.gaussian import Spread
 
 from .chain_methods import dg_sgld, fsgld, qlsd
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
-from .personal_methods import meta_learning, meta_vd
+from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
 BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
 # The papers' local work, which need not know how large the federation is.
@@ -299,6 +299,7 @@ METHODS = {
     "per_fed_avg, deterministic": functools.partial(meta_learning, "hessian_free_maml", POINT),
     "meta_vd, flipout": functools.partial(meta_vd, "hypernetwork"),
     "meta_vd, pruned, flipout": functools.partial(meta_vd, "free_variances", 0.8),
+    "p_fed_bayes, flipout": p_fed_bayes,
     "fed_kp, mean": functools.partial(fed_kp, "mean"),
     "fed_kp, clients": functools.partial(fed_kp, "clients"),
 }

@@ -95,6 +95,29 @@ def meta_vd(source, threshold=None):
     )
 
 
+def p_fed_bayes():
+    """Means and variances of what is sent, averaged by size; what clients keep is their own."""
+    model_fn, options = mlp("flipout"), {"local_epochs": 3, "batch_size": 8, "learning_rate": 0.02}
+
+    def pool(results, anchor):
+        shares = shares_of(results)
+        averaged = lambda each: tuple(np.float32(np.tensordot(shares, np.stack(x), 1)) for x in zip(*each))
+        q = MeanField(*(averaged([r.weights.posterior[part] for r in results]) for part in range(2)))
+        return (), anchor._replace(posterior=q, point=averaged([r.weights.point for r in results]))
+
+    return Method(
+        model_fn,
+        lambda: algorithms.p_fed_bayes(model_fn, seed=SEED, **options),
+        clients.personal_posterior(model_fn, **options),
+        lambda num_examples: num_examples,
+        pool,
+        lambda result, anchor: result.weights,
+        data=CLIENTS,
+        rounds=20,
+        metrics={},
+    )
+
+
 def shares_of(results):
     sizes = np.array([int(r.num_examples) for r in results], np.float64)
     return sizes / sizes.sum()

@@ -41,6 +41,7 @@ ALIKE = {
     "per_fed_avg, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
     "meta_vd, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
     "meta_vd, pruned, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
+    "p_fed_bayes, flipout": pytest.mark.deep(after="tests/clients/test_personal_posterior.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
 }
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.

@@ -18,7 +18,6 @@ def test_exponential_decay_after_silent_rounds():
             clients.exponential_decay(**arguments)
 
 
-
 def test_sigmoid_warm_up_is_the_published_one():
     weight = clients.sigmoid_warm_up(10.0, 20)
     found = [weight(tf.constant(r)) for r in (0, 1, 2, 3, 10, 20, 21, 999)]

@@ -4,6 +4,7 @@ from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
+from tfp_bfl.algorithms.personal_posterior import p_fed_bayes
 from tfp_bfl.algorithms.posterior_averaging import (
     fed_ag,
     fed_be,
@@ -33,6 +34,7 @@ __all__ = [
     "fsgld",
     "meta_learning",
     "meta_vd",
+    "p_fed_bayes",
     "partitioned_vi",
     "qlsd",
     "variational",

@@ -15,6 +15,7 @@ from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
 from tfp_bfl.clients.mode import Mode, find_mode, mode_at
 from tfp_bfl.clients.personal import personal
+from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.potential import Potential
 from tfp_bfl.clients.schedules import exponential_decay, sigmoid_warm_up
@@ -30,6 +31,7 @@ __all__ = [
     "LEARNERS",
     "ExactChains",
     "Mode",
+    "PersonalPosterior",
     "Potential",
     "Surrogate",
     "augmented",
@@ -47,6 +49,7 @@ __all__ = [
     "meta_learning",
     "mode_at",
     "personal",
+    "personal_posterior",
     "posterior_averaging",
     "posterior_delta",
     "psgld_step",

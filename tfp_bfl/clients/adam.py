@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -36,3 +36,33 @@ class Adam(tf.keras.optimizers.Adam):
             epsilon=number(self.epsilon),
             grad=gradient,
         )
+
+
+class Moments(NamedTuple):
+    """What Adam keeps between steps.
+
+    Fields:
+      first, second: running means of the gradient and of its square.
+      steps: done so far, int32.
+    """
+
+    first: Any
+    second: Any
+    steps: Any
+
+    @classmethod
+    def of(cls, values: Any) -> Moments:
+        """Those before the first step."""
+        zeros = tf.nest.map_structure(tf.zeros_like, values)
+        return cls(zeros, zeros, tf.constant(0))
+
+
+def adam_step(values: Any, gradient: Any, moments: Moments, rate: Any) -> tuple[Any, Moments]:
+    """`Adam` with its default numbers, as a function of a structure of tensors: the next values and moments."""
+    each, (b1, b2), steps = tf.nest.map_structure, (0.9, 0.999), moments.steps + 1
+    first = each(lambda m, g: m + (1 - b1) * (g - m), moments.first, gradient)
+    second = each(lambda v, g: v + (1 - b2) * (tf.square(g) - v), moments.second, gradient)
+    number = tf.cast(steps, tf.float32)
+    rate = rate * tf.sqrt(1 - b2**number) / (1 - b1**number)
+    moved = each(lambda x, m, v: x - rate * m / (tf.sqrt(v) + 1e-7), values, first, second)
+    return moved, Moments(first, second, steps)

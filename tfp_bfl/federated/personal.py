@@ -90,7 +90,7 @@ def evaluate_clients(
     model, scores = process.model_fn(), []
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
-        if process.server_step.personal is None:
+        if not process.is_personal:
             weights, before = result.state.weights, of_client(result.model)
         else:
             weights = process.personal_weights(result.state, first + k)

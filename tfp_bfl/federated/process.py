@@ -17,7 +17,7 @@ from tfp_bfl.federated.description import describe
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
-from tfp_bfl.federated.memory import with_clients
+from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, get_weights, min_stddev
 
@@ -101,6 +101,11 @@ class BayesianProcess:
         return self._computations.next
 
     @property
+    def is_personal(self) -> bool:
+        """Whether clients have models of their own (`personal_weights`)."""
+        return self.server_step.personal is not None or self.client_work.personal is not None
+
+    @property
     def _computations(self) -> Any:
         return self.learning_process if tff.is_installed() else self.local
 
@@ -131,11 +136,16 @@ class BayesianProcess:
         return self.server_step.predictive(step, weights)
 
     def personal_weights(self, state: ServerState, client: int) -> ModelWeights:
-        """The weights that predict for a client (`ServerStep.personal`); those for all where it has none of its own."""
-        if self.server_step.personal is None:
-            return self.predictive_weights(state)
-        step, weights = tf.nest.map_structure(np.asarray, (state.step, state.weights))
-        return self.server_step.personal(step, weights, client)
+        """The weights that predict for a client, who has its own by what it keeps (`ClientWork.personal`) or by what the
+        server has for it (`ServerStep.personal`); else those for all."""
+        if self.server_step.personal is not None:
+            step, weights = tf.nest.map_structure(np.asarray, (state.step, state.weights))
+            return self.server_step.personal(step, weights, client)
+        weights = self.predictive_weights(state)
+        if self.client_work.personal is None:
+            return weights
+        row, known = find_row(state.memory, tf.constant(client))
+        return self.client_work.personal(row, weights) if known else weights
 
 
 def build_process(

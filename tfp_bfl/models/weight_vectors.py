@@ -60,6 +60,12 @@ class WeightVectors:
         variances = [tf.exp(2 * w.parametrization.log_stddev(x, m)) for w, m, x in own]
         return ModelWeights(MeanField(tuple(means), tuple(variances)), tuple(point), moments)
 
+    def gaussian(self, vectors: Vectors) -> tuple[tf.Tensor, tf.Tensor]:
+        """Means [D] and logarithms of the standard deviations [D]."""
+        means, scales, _ = self._parts(vectors)
+        log_stddevs = [w.parametrization.log_stddev(x, m) for w, m, x in zip(self._variational, means, scales)]
+        return flatten(tuple(means)), flatten(tuple(log_stddevs))
+
     def call(self, features: tf.Tensor, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
         """Logits [B, C]; weights that are not `kept` [D] have no noise."""
         if kept is not None:
