@@ -64,7 +64,8 @@ def meta_vd(
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
       threshold: of pruned exchange (`clients.personal`); None for none.
       variance_options, server_options: of the source of variances, and of `servers.personal`.
-      **options: of `compose` (augmentation, element_spec, seed, min_examples, weighting) and of `clients.meta_learning`.
+      **options: of `compose` (augmentation, element_spec, seed, min_examples, weighting) and of
+        `clients.meta_learning`.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225).
     """

@@ -21,8 +21,8 @@ def p_fed_bayes(model_fn: Model, *, rule: str = "naive_weighted_average", **opti
     Args:
       model_fn: builds a Keras model with variational weights and without BatchNorm.
       rule: for the w_k; "naive_weighted_average" averages their means and variances, as published.
-      **options: of `compose` (weighting, robust, augmentation, element_spec, seed, max_change_norm, min_examples) and of
-        `clients.personal_posterior` (local_epochs, batch_size, learning_rate, kl_weight, likelihood).
+      **options: of `compose` (weighting, robust, augmentation, element_spec, seed, max_change_norm, min_examples) and
+        of `clients.personal_posterior` (local_epochs, batch_size, learning_rate, kl_weight, likelihood).
 
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1.
     """

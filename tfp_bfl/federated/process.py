@@ -136,8 +136,11 @@ class BayesianProcess:
         return self.server_step.predictive(step, weights)
 
     def personal_weights(self, state: ServerState, client: int) -> ModelWeights:
-        """The weights that predict for a client, who has its own by what it keeps (`ClientWork.personal`) or by what the
-        server has for it (`ServerStep.personal`); else those for all."""
+        """The weights that predict for a client.
+
+        They are its own by what the server has for it (`ServerStep.personal`) or by what it keeps
+        (`ClientWork.personal`), else those for all.
+        """
         if self.server_step.personal is not None:
             step, weights = tf.nest.map_structure(np.asarray, (state.step, state.weights))
             return self.server_step.personal(step, weights, client)
