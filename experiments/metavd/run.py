@@ -1,0 +1,81 @@
+"""Runs the study: `python -m experiments.metavd.run`.
+
+A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at
+the end, and by --tables at any time, for what is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from experiments.cells import read_cells, run_cells, use_threads
+from experiments.metavd.cell import run_cell
+from experiments.metavd.config import FULL, PLAN, SIZES
+
+Options = dict[str, Any]
+HERE = pathlib.Path(__file__).parent
+
+
+def cells(plan: Any = PLAN) -> Iterator[Options]:
+    """The options of each cell, in the order in which they run."""
+    for block in plan:
+        options = {"size": block["size"], **SIZES[block["size"]], **block.get("change", {})}
+        for seed, method in itertools.product(block["seeds"], block["methods"]):
+            yield {**options, "method": method, "seed": seed}
+
+
+def cell_name(options: Options) -> str:
+    """Its folder's name."""
+    of_data = f"concentration={options['concentration']:g},cohort={options['cohort']}"
+    return f"{options['size']},{options['method']},{of_data},seed={options['seed']}"
+
+
+@click.command()
+@click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'fed_avg'.")
+@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
+@click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figure for what is done.")
+@click.option("--full", is_flag=True, help="The published size, which takes days, instead.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of TensorFlow; its own choice if not given.")
+@click.option("--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/metavd"))
+@click.option("--results", type=click.Path(path_type=pathlib.Path), default=HERE / "results")
+def main(
+    only: str,
+    listed: bool,
+    tables_only: bool,
+    full: bool,
+    threads: int | None,
+    output: pathlib.Path,
+    results: pathlib.Path,
+) -> None:
+    """Runs the cells that are not done, and writes tables and the figure."""
+    from experiments.metavd.tables import write_all
+
+    use_threads(threads)
+    every = {cell_name(options): options for options in cells(FULL if full else PLAN)}
+    run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
+    if not listed:
+        summaries = read_cells(output)
+        write_all(summaries, results)
+        click.echo(f"{len(summaries)} cells are done: tables in {results}")
+
+
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    seconds = f" ({summary['seconds']:.0f} s)"
+    if "failed" in summary:
+        return "failed, " + summary["failed"] + seconds
+    pairs = [
+        f"{who} {scores['before']['accuracy_uniform']:.4f} -> {scores['after']['accuracy_uniform']:.4f}"
+        for who, scores in summary["scores"].items()
+        if who.endswith("matched")
+    ]
+    return "accuracy " + "; ".join(pairs) + seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The tables of the study: mean and sd over seeds, differences paired by seed, ours beside the published, raw CSV."""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from experiments.metavd.config import METHODS, PRUNED, PUBLISHED, SHORT
+from experiments.metavd.figures import reliability_figure
+from experiments.tables import mean_and_sd, write
+
+Summary = dict[str, Any]
+Row = dict[str, Any]
+
+IDENTITY = ("size", "method", "concentration", "cohort", "seed")
+OF_TRAINING = ("train_seconds", "upload_bytes", "download_bytes", "sparsity", "variational_share", "faulty")
+# A name -> whose scores, when, and which: of clients with test shards like their training shards.
+ACCURACIES = {
+    "known, before": ("known, matched", "before", "accuracy_uniform"),
+    "known, after": ("known, matched", "after", "accuracy_uniform"),
+    "unseen, before": ("unseen, matched", "before", "accuracy_uniform"),
+    "unseen, after": ("unseen, matched", "after", "accuracy_uniform"),
+    "known, weighted": ("known, matched", "after", "accuracy_weighted"),
+    "known, least": ("known, matched", "after", "accuracy_least"),
+    "NLL, known": ("known, matched", "after", "nll"),
+    "NLL, unseen": ("unseen, matched", "after", "nll"),
+}
+CALIBRATION = {
+    f"{name}, {who}": (f"{who}, matched", "after", key)
+    for who in ("known", "unseen")
+    for name, key in (
+        ("ECE of classes", "all_ece_classes"),
+        ("MCE of classes", "all_mce_classes"),
+        ("ECE", "all_ece"),
+        ("ECE of a client", "ece"),
+    )
+}
+PARTS = {name: ACCURACIES[name] for name in ("known, before", "known, after", "unseen, after", "NLL, known")}
+PARTS |= {"ECE, known": CALIBRATION["ECE, known"], "ECE, unseen": CALIBRATION["ECE, unseen"]}
+# Published without adaptation.
+NOT_ADAPTED = ("fed_avg", "fed_prox", "fed_be", "fed_avg+metavd")
+
+
+def rows_of(summaries: Iterable[Summary]) -> list[Row]:
+    """A row for each cell: what tells it apart, and every number."""
+    rows = []
+    for summary in summaries:
+        if "failed" in summary:
+            continue
+        row = {key: summary["options"][key] for key in IDENTITY}
+        row |= {key: summary["training"][key] for key in OF_TRAINING if key in summary["training"]}
+        for who, scores in summary["scores"].items():
+            for when in ("before", "after"):
+                numbers = {name: x for name, x in scores[when].items() if not isinstance(x, list)}
+                row |= {f"{who}, {when}, {name}": x for name, x in numbers.items()}
+        rows.append(row)
+    return rows
+
+
+def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
+    """Writes every table of which there is something, the raw numbers and the figure."""
+    rows = rows_of(summaries)
+    write_raw(rows, folder / "raw.csv")
+    write_failures(summaries, folder / "failures")
+    for size in dict.fromkeys(row["size"] for row in rows):
+        here = [row for row in rows if row["size"] == size]
+        usual = [row for row in here if (row["concentration"], row["cohort"]) == (0.5, 10)]
+        compared = [row for row in usual if row["method"] not in PRUNED]
+        write(table(compared, ACCURACIES), folder / f"accuracy-{size}")
+        write(table(compared, CALIBRATION), folder / f"calibration-{size}")
+        write(parts(usual), folder / f"parts-{size}")
+        write(compression(usual), folder / f"compression-{size}")
+        if size.startswith("cifar10"):
+            write(beside_published(usual), folder / f"published-{size}")
+        for key in ("concentration", "cohort"):
+            write(by_setting(here, key), folder / f"{key}-{size}")
+    write_clients(summaries, folder / "clients.csv")
+    figure = reliability_figure(summaries)
+    if figure is not None:
+        figure.savefig(folder / "reliability.png", dpi=130)
+
+
+def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int = 4) -> list[list[str]]:
+    """Mean and sd over seeds by method, and seconds of training."""
+    lines = [["", *columns, "seconds", "seeds"]]
+    for name, same in by_method(rows).items():
+        cells = [mean_and_sd([row[", ".join(which)] for row in same], digits) for which in columns.values()]
+        lines.append([name, *cells, f"{np.mean([row['train_seconds'] for row in same]):.0f}", str(len(same))])
+    return lines
+
+
+def parts(rows: list[Row]) -> list[list[str]]:
+    """Each method of a family less the family's baseline of the same seed: what noise, precisions and h are worth."""
+    lines = [["", *PARTS, "seeds"]]
+    for family in ("fed_avg", "reptile", "maml", "per_fed_avg"):
+        base = {row["seed"]: row for row in rows if row["method"] == family}
+        for name, same in by_method(rows).items():
+            paired = [(row, base[row["seed"]]) for row in same if row["seed"] in base]
+            if not name.startswith(f"{family}+") or not paired:
+                continue
+            cells = [signed([a[", ".join(w)] - b[", ".join(w)] for a, b in paired]) for w in PARTS.values()]
+            lines.append([f"{name} less {family}", *cells, str(len(paired))])
+    return lines
+
+
+def signed(values: list[float]) -> str:
+    """Mean and sd of differences."""
+    spread = f" +- {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{np.mean(values):+.4f}{spread}"
+
+
+def compression(rows: list[Row]) -> list[list[str]]:
+    """Bytes of real messages and sparsity beside accuracy, with the same learner and server."""
+    lines = [["", "sparsity of the layer", "of the model", "bytes up", "bytes down", *list(PARTS)[1:3], "seeds"]]
+    for name, same in by_method(rows).items():
+        if name not in (*PRUNED, "reptile", "reptile+metavd"):
+            continue
+        columns = ("sparsity", "variational_share", "upload_bytes", "download_bytes")
+        sparsity, share, up, down = (np.mean([row.get(column, 0.0) for row in same]) for column in columns)
+        cells = [f"{sparsity:.3f}", f"{sparsity * share:.3f}", f"{up:.0f}", f"{down:.0f}"]
+        accuracy = [mean_and_sd([row[", ".join(w)] for row in same]) for w in list(PARTS.values())[1:3]]
+        lines.append([name, *cells, *accuracy, str(len(same))])
+    return lines
+
+
+def beside_published(rows: list[Row]) -> list[list[str]]:
+    """Accuracy in per cent as published: independent test shards, logits averaged, adapted where they were."""
+    lines = [["", "ours, known", "ours, unseen", *(f"published, {name}" for name in PUBLISHED), "seeds"]]
+    for name, same in by_method(rows).items():
+        when = "before" if name in NOT_ADAPTED else "after"
+        published = [column.get(name, "") for column in PUBLISHED.values()]
+        if not any(published):
+            continue
+        keys = [f"{who}, independent, {when}, accuracy_logits" for who in ("known", "unseen")]
+        ours = [mean_and_sd([100 * row[key] for row in same], 2) for key in keys]
+        lines.append([name, *ours, *published, str(len(same))])
+    return lines
+
+
+def by_setting(rows: list[Row], key: str) -> list[list[str]]:
+    """Accuracy of known and unseen clients after adaptation for each value of a setting, all else as usual."""
+    other, usual = ("cohort", 10) if key == "concentration" else ("concentration", 0.5)
+    here = [row for row in rows if row[other] == usual]
+    values = sorted({row[key] for row in here})
+    names = [f"{who}, {key} {value:g}" for value in values for who in ("known", "unseen")]
+    lines = [["", *names]]
+    for name in SHORT:
+        cells = []
+        for value in values:
+            same = [row for row in here if row["method"] == name and row[key] == value]
+            columns = [ACCURACIES[f"{who}, after"] for who in ("known", "unseen")]
+            cells += [mean_and_sd([row[", ".join(w)] for row in same]) if same else "" for w in columns]
+        lines.append([name, *cells])
+    return lines
+
+
+def by_method(rows: list[Row]) -> dict[str, list[Row]]:
+    """The rows of each method, in the order of the config."""
+    groups: dict[str, list[Row]] = {name: [] for name in METHODS}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        groups[row["method"]].append(row)
+    return {name: same for name, same in groups.items() if same}
+
+
+def write_clients(summaries: list[Summary], path: pathlib.Path) -> None:
+    """Every client of the first seed in the methods of `SHORT`, with test shards like its own."""
+    rows = []
+    for summary in summaries:
+        options = summary["options"]
+        usual = (options["concentration"], options["cohort"], options["seed"]) == (0.5, 10, 0)
+        if "failed" in summary or options["method"] not in SHORT or not usual:
+            continue
+        for who in ("known", "unseen"):
+            for client in summary["scores"][f"{who}, matched"]["clients"]:
+                start = {key: options[key] for key in ("size", "method")} | {"who": who}
+                own = {key: client[key] for key in ("client", "num_examples")}
+                scores = {f"{when}_{n}": round(x, 4) for when in ("before", "after") for n, x in client[when].items()}
+                rows.append({**start, **own, **scores})
+    write_raw(rows, path)
+
+
+def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
+    """What failed, and with what words."""
+    lines = [["size", "method", "seed", "what happened"]]
+    for summary in summaries:
+        same = [str(summary["options"][key]) for key in ("size", "method", "seed")]
+        lines += [[*same, summary["failed"].replace("\n", " ").replace("|", "/")]] if "failed" in summary else []
+    write(lines, path)
+
+
+def write_raw(rows: list[Row], path: pathlib.Path) -> None:
+    """Every number of every row."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,102 @@
+"""The study of personal models: its cells, what they hold, how it goes on, and its tables."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import tfp_bfl as bfl
+from experiments.metavd import cell, federation, run, tables
+from experiments.metavd.config import METHODS, PLAN, PRUNED, SHORT
+
+TINY = {"size": "fashion_mnist", "dataset": "digits", "width": 2, "rounds": 2, "known": 6, "unseen": 2, "cohort": 3}
+TINY |= {"concentration": 5.0, "seed": 0}
+
+
+def test_every_cell_has_a_name_of_its_own_and_a_method():
+    cells = list(run.cells())
+    assert len({run.cell_name(options) for options in cells}) == len(cells)
+    assert {options["method"] for options in cells} == set(METHODS)
+    assert cells[0]["method"] == PLAN[0]["methods"][0] and cells[0]["seed"] == 0
+
+
+def test_shards_of_known_and_unseen_clients():
+    data = federation.data_of(TINY)
+    assert (data.known.num_clients, data.unseen.num_clients) == (6, 2)
+    for number, train in enumerate((data.known, data.unseen)):
+        shares = lambda clients: clients.label_counts() / clients.sizes[:, np.newaxis]
+        gap = lambda test, train=train, shares=shares: np.abs(shares(train) - shares(test)).mean()
+        assert gap(data.matched[number]) < 0.6 * gap(data.independent[number])
+        assert np.intersect1d(data.matched[0].indices[0], data.matched[1].indices[0]).size == 0
+
+
+@pytest.mark.deep(after="tests/test_metavd_study.py")
+def test_every_method_can_be_built():
+    data = federation.data_of(TINY)
+    for method in METHODS:
+        process = federation.process_of({**TINY, "method": method}, data)
+        assert process.num_outputs == 10 and process.is_personal == (
+            METHODS[method]["recipe"] in ("meta_vd", "p_fed_bayes")
+        )
+
+
+@pytest.mark.deep(after="tests/test_metavd_study.py")
+def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
+    chosen = ("fed_avg", "fed_avg+noise", "reptile+metavd_pruned_0.5")
+    every = [{**TINY, "concentration": 0.5, "cohort": 10, "known": 10, "method": method} for method in chosen]
+    monkeypatch.setattr(run, "cells", lambda plan: iter(every))
+    call = lambda *extra: CliRunner().invoke(
+        run.main, ["--output", str(tmp_path / "runs"), "--results", str(tmp_path / "results"), *extra]
+    )
+    assert call().exit_code == 0
+    paths = sorted((tmp_path / "runs").glob("*/summary.json"))
+    before = [path.stat().st_mtime_ns for path in paths]
+    summaries = [json.loads(path.read_text()) for path in paths]
+    assert len(paths) == 3 and not any("failed" in summary for summary in summaries)
+    assert "3 cells are done" in call("--tables").output
+    assert [path.stat().st_mtime_ns for path in paths] == before
+    rows = tables.rows_of(summaries)
+    by_name = {(row["method"], row["seed"]): row for row in rows}
+    gained = (
+        by_name["fed_avg+noise", 0]["known, matched, after, nll"] - by_name["fed_avg", 0]["known, matched, after, nll"]
+    )
+    of_parts = (tmp_path / "results" / "parts-fashion_mnist.csv").read_text()
+    assert "fed_avg+noise less fed_avg" in of_parts and gained != 0
+    pruned = by_name["reptile+metavd_pruned_0.5", 0]
+    assert 0 < pruned["sparsity"] < 1 and pruned["upload_bytes"] < by_name["fed_avg+noise", 0]["upload_bytes"]
+    seen = summaries[0]["scores"]["known, matched"]["clients"], summaries[0]["scores"]["unseen, matched"]["clients"]
+    assert [client["client"] for client in (*seen[0], *seen[1])] == list(range(12))
+    every[0]["rounds"] = 3
+    assert call().exit_code == 2
+
+
+def test_what_fails_is_told_and_the_study_goes_on(tmp_path):
+    cell.run_cell(tmp_path / "cell", {**TINY, "method": "reptile", "dataset": "breast_cancer"})
+    summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
+    assert "must have" in summary["failed"] or "images" in summary["failed"]
+    assert run.told(summary).startswith("failed, ")
+    tables.write_all([summary], tmp_path / "results")
+    assert "reptile" in (tmp_path / "results" / "failures.md").read_text()
+
+
+def test_means_of_logits_by_hand():
+    logits = np.random.default_rng(0).normal(size=(3, 5, 4))
+    softmax = lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)
+    np.testing.assert_allclose(cell.mean_of_logits(softmax(logits)), softmax(logits.mean(0)), rtol=1e-6)
+    sure = np.array([[[1.0, 0.0]], [[0.4, 0.6]]])
+    assert np.isfinite(cell.mean_of_logits(sure)).all()
+
+
+def test_calibration_is_over_the_examples_of_all_clients():
+    evaluated, model = cell.Evaluated(0), bfl.models.mlp("deterministic", (3,), 4, hidden=(5,))
+    rng = np.random.default_rng(1)
+    shards = [(rng.normal(size=(n, 3)).astype(np.float32), rng.integers(4, size=n)) for n in (7, 5)]
+    for features, labels in shards:
+        evaluated(model, features, labels)
+        evaluated(bfl.models.mlp("deterministic", (3,), 4, hidden=(5,), seed=1), features, labels)
+    features, labels = (np.concatenate(x) for x in zip(*shards))
+    wanted = bfl.evaluation.expected_calibration_error(bfl.evaluation.predict(model, features, 1)[0], labels, 10)
+    np.testing.assert_allclose(evaluated.together(0)["all_ece"], wanted, rtol=1e-6)
+    assert evaluated.together(1)["all_ece"] != evaluated.together(0)["all_ece"]
+    assert set(SHORT) <= set(METHODS) and set(PRUNED) <= set(METHODS)
