@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork
-from tfp_bfl.data import Clients
+from tfp_bfl.data import ClientExamples, Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
@@ -47,6 +47,7 @@ def evaluate_clients(
     most_examples: Optional[int] = None,
     first: int = 0,
     seed: int = 0,
+    weights_of: Optional[Callable[[int, ClientExamples], ModelWeights]] = None,
 ) -> list[ClientScores]:
     """Scores each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
 
@@ -68,6 +69,8 @@ def evaluate_clients(
       most_examples: of a client's training examples that it adapts to, drawn by the seed; None for all.
       first: the number of the first of these clients in the federation.
       seed: of adaptation.
+      weights_of: (a client's number, its training examples) -> its weights before adaptation, such as
+        `lambda client, own: fit_newcomer(process, result.state, own)`; None for `process.personal_weights`.
 
     Returns:
       The scores of each client, in order.
@@ -90,10 +93,11 @@ def evaluate_clients(
     model, scores = process.model_fn(), []
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
-        if not process.is_personal:
+        if weights_of is None and not process.is_personal:
             weights, before = result.state.weights, of_client(result.model)
         else:
-            weights = process.personal_weights(result.state, first + k)
+            own_weights = weights_of or (lambda client, examples: process.personal_weights(result.state, client))
+            weights = own_weights(first + k, train.examples(k))
             before = of_client(predictive_model(model, weights))
         after = None
         if adapt is not None:
