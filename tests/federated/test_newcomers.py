@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import fit_newcomer
+from tfp_bfl.federated import fit_newcomers
+from tfp_bfl.federated.round import fold
 
 SOURCE = bfl.data.load("breast_cancer")
 KNOWN, OTHERS = SOURCE.partition(bfl.data.iid(20), seed=0).split(3)
@@ -33,10 +33,10 @@ def test_one_round_of_free_rows_is_the_clients_own_training():
     own = OTHERS.examples(0)._replace(client=np.full(len(OTHERS.examples(0).labels), 3, np.int32))
     told = tf.nest.map_structure(tf.convert_to_tensor, state.step.parameters)
     message = bfl.models.ServerMessage(state.weights, tf.constant(0), told, (), state.federation)
-    key = bfl.federated.round.fold(0, 0, -4)
+    key, one = fold(0, 0, 0, -4), bfl.data.Clients(OTHERS.source, OTHERS.indices[:1])
     trained = process.client_work.build()(message, tf.nest.map_structure(tf.convert_to_tensor, own), key)
     wanted = np.log(np.concatenate([np.ravel(v) for v in trained.weights.posterior.variance]))
-    found = log_variances(fit_newcomer(process, state, OTHERS.examples(0), rounds=1))
+    found = log_variances(fit_newcomers(process, state, one, rounds=1)[0])
     moved = wanted + 8.5
     assert np.abs(moved).max() > 1e-3
     np.testing.assert_allclose(found + 8.5, 8.5 * np.tanh(moved / 8.5), atol=1e-5)
@@ -46,33 +46,27 @@ def test_means_stay_and_variances_become_its_own():
     process = process_of("hypernetwork", variance_options={"hidden": (4,)})
     result = bfl.simulate(process, KNOWN, rounds=2, engine="local")
     mean_row = process.personal_weights(result.state, 3)
-    first, again = (fit_newcomer(process, result.state, OTHERS.examples(0), rounds=5) for _ in range(2))
-    np.testing.assert_array_equal(log_variances(first), log_variances(again))
+    two = bfl.data.Clients(OTHERS.source, OTHERS.indices[:2])
+    first, second = fitted = fit_newcomers(process, result.state, two, rounds=5)
     np.testing.assert_array_equal(first.posterior.mean[0], mean_row.posterior.mean[0])
     assert np.abs(log_variances(first) - log_variances(mean_row)).max() > 1e-3
-    assert np.abs(log_variances(first) - log_variances(fit_newcomer(process, result.state, OTHERS.examples(1)))).max()
-    scores = bfl.federated.evaluate_clients(
-        process,
-        result,
-        OTHERS,
-        OTHERS,
-        lambda model, *_: {"variance": float(tf.reduce_mean(bfl.models.get_weights(model).posterior.variance[0]))},
-        first=3,
-        weights_of=lambda client, own: fit_newcomer(process, result.state, own, rounds=5),
-    )
-    assert scores[0].before["variance"] == pytest.approx(float(np.mean(first.posterior.variance[0])), rel=1e-5)
+    assert np.abs(log_variances(first) - log_variances(second)).max() > 1e-4
+    mean = lambda weights: float(np.mean(weights.posterior.variance[0]))
+    variance = lambda model, *_: {"variance": mean(bfl.models.get_weights(model))}
+    scores = bfl.federated.evaluate_clients(process, result, two, two, variance, first=3, weights=fitted)
+    assert [score.before["variance"] for score in scores] == pytest.approx([mean(first), mean(second)], rel=1e-5)
+    with pytest.raises(InvalidArgument, match="1 weights for 2 clients"):
+        bfl.federated.evaluate_clients(process, result, two, two, variance, first=3, weights=fitted[:1])
 
 
 @pytest.mark.parametrize("recipe", ["common_variances", "fed_opt"])
 def test_clients_without_rows_are_refused(recipe):
     process = bfl.algorithms.fed_opt(model_fn) if recipe == "fed_opt" else process_of(recipe)
     with pytest.raises(InvalidArgument, match="A newcomer's row is of a process whose clients have rows"):
-        fit_newcomer(process, process.local.initialize(), OTHERS.examples(0))
+        fit_newcomers(process, process.local.initialize(), OTHERS)
 
 
-def test_nothing_to_fit_to_is_refused():
-    process, nothing = process_of("free_variances"), ClientExamples(*(x[:0] for x in OTHERS.examples(0)))
-    with pytest.raises(InvalidArgument, match="no examples to fit a newcomer to"):
-        fit_newcomer(process, process.local.initialize(), nothing)
+def test_no_rounds_are_refused():
+    process = process_of("free_variances")
     with pytest.raises(InvalidArgument, match="rounds is 0"):
-        fit_newcomer(process, process.local.initialize(), OTHERS.examples(0), rounds=0)
+        fit_newcomers(process, process.local.initialize(), OTHERS, rounds=0)

@@ -11,7 +11,7 @@ from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
-from tfp_bfl.federated.newcomers import fit_newcomer
+from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import collapse_warning
 from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
@@ -52,7 +52,7 @@ __all__ = [
     "collapse_warning",
     "default_engine",
     "evaluate_clients",
-    "fit_newcomer",
+    "fit_newcomers",
     "local_workers",
     "pretrain",
     "remote_workers",

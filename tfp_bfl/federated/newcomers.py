@@ -6,20 +6,20 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import PERSONAL, ServerState
-from tfp_bfl.data import ClientExamples
+from tfp_bfl.data import ClientExamples, Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
-from tfp_bfl.models import ModelWeights, Parameters, ServerMessage
+from tfp_bfl.models import ModelWeights, ServerMessage
 
 # No round has this number: the noise is that of no client in training.
 _NEWCOMER = -4
 
 
-def fit_newcomer(
-    process: BayesianProcess, state: ServerState, examples: ClientExamples, *, rounds: int = 20, seed: int = 0
-) -> ModelWeights:
-    """The weights for a client that was never in training, by a row of its own: an embedding fitted to its examples.
+def fit_newcomers(
+    process: BayesianProcess, state: ServerState, clients: Clients, *, rounds: int = 20, seed: int = 0
+) -> list[ModelWeights]:
+    """The weights for clients that were never in training, by rows of their own: embeddings fitted to their examples.
 
     e <- e - rate (d l / d e)^T (l - l'),   rate = ||l - l'||^2 / ||(d l / d e)^T (l - l')||^2
 
@@ -29,37 +29,41 @@ def fit_newcomer(
     Args:
       process: whose clients have rows, such as `algorithms.meta_vd`.
       state: of a run.
-      examples: the newcomer's, to fit to.
+      clients: the newcomers, with the examples to fit to.
       rounds: steps of e.
-      seed: of the client's work.
+      seed: of the clients' work.
+
+    Returns:
+      The weights of each, in order.
 
     Raises:
-      InvalidArgument: clients without rows of their own, no examples, or fewer than one round.
+      InvalidArgument: clients without rows of their own, or fewer than one round.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), whose step of e_m this is, alone.
     """
     check_count(rounds, "rounds")
     step, weights = tf.nest.map_structure(tf.convert_to_tensor, (state.step, state.weights))
-    parameters = getattr(step, "parameters", None)
-    if process.client_work.sends != PERSONAL or (isinstance(parameters, Parameters) and parameters.rows == ()):
+    parameters, personal = getattr(step, "parameters", None), process.server_step.personal
+    if process.client_work.sends != PERSONAL or parameters is None or personal is None or parameters.rows == ():
         raise InvalidArgument(
             "A newcomer's row is of a process whose clients have rows, such as algorithms.meta_vd with a hypernetwork: "
             "use personal_weights(state, client) for any other."
         )
-    if not len(examples.labels):
-        raise InvalidArgument("There are no examples to fit a newcomer to: it has personal_weights(state, client).")
     number = parameters.rows.shape[0]
     same = lambda row: parameters._replace(rows=tf.repeat(row[tf.newaxis], number, 0))
-    own = ClientExamples(np.full(len(examples.labels), number, np.int32), examples.features, examples.labels)
-    own, work = tf.nest.map_structure(tf.convert_to_tensor, own), process.client_work.build()
+    work = process.client_work.build()
 
-    @tf.function(autograph=False)
-    def moved(row: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    @tf.function(autograph=False, reduce_retracing=True)
+    def moved(row: tf.Tensor, examples: ClientExamples, key: tf.Tensor) -> tf.Tensor:
         message = ServerMessage(weights, tf.convert_to_tensor(state.round), same(row), (), state.federation)
-        sent = work(message, own, key).weights
+        sent = work(message, examples, key).weights
         return row - sent.row * tf.math.divide_no_nan(sent.moved, tf.reduce_sum(tf.square(sent.row)))
 
-    row = tf.reduce_mean(parameters.rows, 0)
-    for i in range(rounds):
-        row = moved(row, fold(seed, i, _NEWCOMER))
-    return process.server_step.personal(step._replace(parameters=same(row)), weights, number)  # type: ignore[misc]
+    fitted = []
+    for k in range(clients.num_clients):
+        own = clients.examples(k)._replace(client=np.full(len(clients.indices[k]), number, np.int32))
+        own, row = tf.nest.map_structure(tf.convert_to_tensor, own), tf.reduce_mean(parameters.rows, 0)
+        for i in range(rounds):
+            row = moved(row, own, fold(seed, i, k, _NEWCOMER))
+        fitted.append(personal(step._replace(parameters=same(row)), weights, number))
+    return fitted

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork
-from tfp_bfl.data import ClientExamples, Clients
+from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
@@ -47,7 +47,7 @@ def evaluate_clients(
     most_examples: Optional[int] = None,
     first: int = 0,
     seed: int = 0,
-    weights_of: Optional[Callable[[int, ClientExamples], ModelWeights]] = None,
+    weights: Optional[Sequence[ModelWeights]] = None,
 ) -> list[ClientScores]:
     """Scores each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
 
@@ -69,8 +69,7 @@ def evaluate_clients(
       most_examples: of a client's training examples that it adapts to, drawn by the seed; None for all.
       first: the number of the first of these clients in the federation.
       seed: of adaptation.
-      weights_of: (a client's number, its training examples) -> its weights before adaptation, such as
-        `lambda client, own: fit_newcomer(process, result.state, own)`; None for `process.personal_weights`.
+      weights: of each client before adaptation, such as `fit_newcomers` gives; None for those of the process.
 
     Returns:
       The scores of each client, in order.
@@ -84,6 +83,8 @@ def evaluate_clients(
             f"There are {train.num_clients} clients but {test.num_clients} with test examples: partition the test data "
             "by data.like(train)."
         )
+    if weights is not None and len(weights) != train.num_clients:
+        raise InvalidArgument(f"There are {len(weights)} weights for {train.num_clients} clients: give each its own.")
     if first < 0:
         raise InvalidArgument(f"first is {first}, but must be the number of a client, at least 0.")
     if most_examples is not None:
@@ -93,16 +94,15 @@ def evaluate_clients(
     model, scores = process.model_fn(), []
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
-        if weights_of is None and not process.is_personal:
-            weights, before = result.state.weights, of_client(result.model)
+        if weights is None and not process.is_personal:
+            start, before = result.state.weights, of_client(result.model)
         else:
-            own_weights = weights_of or (lambda client, examples: process.personal_weights(result.state, client))
-            weights = own_weights(first + k, train.examples(k))
-            before = of_client(predictive_model(model, weights))
+            start = process.personal_weights(result.state, first + k) if weights is None else weights[k]
+            before = of_client(predictive_model(model, start))
         after = None
         if adapt is not None:
             examples = own.examples(k)._replace(client=np.full(len(own.indices[k]), first + k, np.int32))
-            adapted = adapt(weights, examples, fold(seed, first + k, _ADAPTATION))
+            adapted = adapt(start, examples, fold(seed, first + k, _ADAPTATION))
             after = of_client(predictive_model(model, adapted))
         scores.append(ClientScores(first + k, len(train.indices[k]), before, after))
     return scores
