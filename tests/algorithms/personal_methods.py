@@ -73,6 +73,7 @@ def meta_vd(source, threshold=None):
     server = {"shared": SHARED, "rows": ROWS, "capped": False}
     most = len(SIZES) * (65 * NUM_VARIATIONAL + 32 * 5)
     bits = {"upload_bits": most, "download_bits": most, "pruned_weights": len(SIZES) * NUM_VARIATIONAL}
+    bits["logit_change"] = 17 * NUM_VARIATIONAL**0.5
     return Method(
         model_fn,
         lambda: algorithms.meta_vd(

@@ -45,7 +45,8 @@ def personal(num_clients: int, rule: Union[Rule, str] = "log_linear_pool") -> Mo
     theta = sum_k r_k theta_k,   r_k = w_k / sigma_k^2 / sum_j w_j / sigma_j^2     (the mean of the log-linear pool)
     gradient = sum_k b_k gradient_k,   b_k = w_k / sum_j w_j
 
-    A weight without any precision, as all clients pruned it, stays as the server has it.
+    A weight without any precision, as all clients pruned it, stays as the server has it. A round reports how far
+    training moved the clients' logits, `logit_change`: sqrt(sum_k b_k ||l_k - l'_k||^2).
 
     Args:
       num_clients: M, who have rows.
@@ -76,4 +77,8 @@ def personal(num_clients: int, rule: Union[Rule, str] = "log_linear_pool") -> Mo
         pooled = of_weights.pool(total.weights, anchor)
         return PersonalPool(pooled, each(mean, total.shared), each(mean, total.rows), total.present, mean(total.moved))
 
-    return ModelRule(summarise, merge, pool, name=f"personal {of_weights.name}", takes=PERSONAL, gives=PERSONAL_POOL)
+    def metrics(total: _Statistics, anchor: ModelWeights) -> dict[str, tf.Tensor]:
+        return {"logit_change": tf.sqrt(tf.math.divide_no_nan(total.moved, total.total))}
+
+    name = f"personal {of_weights.name}"
+    return ModelRule(summarise, merge, pool, name=name, metrics=metrics, takes=PERSONAL, gives=PERSONAL_POOL)
