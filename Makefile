@@ -8,12 +8,13 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-deep environments fuzz mutants docs lint format clean
+.PHONY: help demo test test-deep test-long test-fuzz environments fuzz mutants docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
-	@echo "make test-deep  the rest: kills, restarts, long runs, notebooks, studies, every combination"
+	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
+	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, the truth by Bayesian ADMM"
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
@@ -40,8 +41,14 @@ test: $(INSTALLED)
 
 test-deep: $(INSTALLED)
 	@mkdir -p build
-	$(PYTEST) -m deep --timeout=1800 --cpu-times=build/cpu-deep.txt
-	TFP_BFL_FUZZ_INPUTS=600 $(PYTEST) tests/fuzz
+# The longest file first, so that no process waits for it at the end.
+	$(PYTEST) -m "deep and not long" --timeout=1800 --cpu-times=build/cpu-deep.txt tests/test_notebooks.py tests
+
+test-long: $(INSTALLED)
+	$(PYTEST) -m long --timeout=1800
+
+test-fuzz: $(INSTALLED)
+	TFP_BFL_FUZZ_INPUTS=600 $(BIN)/python -m pytest tests/fuzz
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2

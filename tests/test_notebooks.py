@@ -8,6 +8,8 @@ import pytest
 
 pytestmark = pytest.mark.deep(after="tests/docs/test_examples.py")
 
+# Minutes of chains.
+LONG = ("08_a_chain_across_hospitals",)
 DRAWING = ("bfl.plots.", "plt.subplots(")
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -16,7 +18,10 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.long] if path.stem in LONG else [], id=path.stem) for path in NOTEBOOKS],
+)
 def test_notebook_runs_and_shows_its_pictures(path):
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"

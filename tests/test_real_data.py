@@ -31,6 +31,7 @@ def test_lenet_learns_fashion_mnist(tmp_path):
     assert summary["ece"] < 0.3 and summary["epistemic"] > 0
 
 
+@pytest.mark.long
 @needs("cifar10")
 def test_resnet20_takes_a_round_of_cifar10(tmp_path):
     arguments = "--dataset cifar10 --model resnet20 --kind flipout --rule weighted_conflation --partition dirichlet:0.5"

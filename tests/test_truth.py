@@ -134,7 +134,8 @@ def test_partitioned_inference_is_the_posterior():
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        *((name, 0) for name in TABLE if name != "partitioned_vi"),
+        *((name, 0) for name in TABLE if name not in ("partitioned_vi", "bayesian_admm")),
+        pytest.param("bayesian_admm", 0, marks=pytest.mark.long),
         ("partitioned_vi", 1),
     ],
 )

@@ -166,7 +166,9 @@ def test_a_step_beyond_two_over_the_curvature_diverges(step_size):
 
 
 @pytest.mark.deep(after="tests/federated/test_chains.py")
-@pytest.mark.parametrize("options", [{"batch_size": 0.5}, {"estimator": "anchored", "memory": True}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"batch_size": 0.5}, marks=pytest.mark.long), {"estimator": "anchored", "memory": True}]
+)
 def test_clients_of_unequal_size_are_padded_for_xla(options):
     """XLA draws other numbers from the same seeds, so that only what does not depend on them is the same."""
     process = algorithms.qlsd(gaussians.model_fn(SAME), step_size=1e-6, **{**EXACT, **PLAIN, **options})

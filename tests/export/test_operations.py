@@ -35,6 +35,7 @@ def test_a_small_model_s_export_uses_none_that_is_not_on_the_list():
     assert "MatMul" in used and used <= EXPORTED
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/export/test_operations.py")
 def test_the_list_is_what_exports_use():
     found = set()
