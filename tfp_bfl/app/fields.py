@@ -146,6 +146,41 @@ class Draws(BurnIn):
     max_samples: Count = option(20, "The last rounds that predict.", argument=None)
 
 
+def _server_rates() -> str:
+    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
+
+
+class ServerOptimized(Options):
+    server_optimizer: Optional[str] = option(
+        None,
+        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
+        names=choices.SERVER_OPTIMIZERS,
+    )
+    server_learning_rate: Optional[Positive] = option(
+        None,
+        f"Of the server's optimizer; {_server_rates()} if not given.",
+        argument=None,
+    )
+    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
+            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
+            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
+        if self.server_momentum and self.server_optimizer != "sgd":
+            raise InvalidArgument(
+                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        optimizer = None
+        if self.server_optimizer is not None:
+            others = {"momentum": self.server_momentum} if self.server_momentum else {}
+            optimizer = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
+        return {**super().arguments(config, unlabelled), "server_optimizer": optimizer}
+
+
 class Defended(Options):
     robust: Optional[str] = option(
         None,

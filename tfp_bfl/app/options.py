@@ -25,6 +25,7 @@ from tfp_bfl.app.fields import (
     Options,
     Positive,
     PositiveOrZero,
+    ServerOptimized,
     Share,
     ShareOrZero,
     Training,
@@ -32,10 +33,6 @@ from tfp_bfl.app.fields import (
     option,
 )
 from tfp_bfl.errors import InvalidArgument, lookup
-
-
-def _rates() -> str:
-    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
 
 
 class _Inferred(ManyRounds):
@@ -155,46 +152,19 @@ class FLSwag(_SGD):
             )
 
 
-class _Averaging(ManyRounds, _SGD, Defended):
+class _Averaging(ManyRounds, _SGD, ServerOptimized, Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
         **{"kind": "deterministic", "rounds": 30, "learning_rate": 0.03, "momentum": 0.9},
     }
 
-    server_optimizer: Optional[str] = option(
-        None,
-        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
-        names=choices.SERVER_OPTIMIZERS,
-    )
-    server_learning_rate: Optional[Positive] = option(
-        None,
-        f"Of the server's optimizer; {_rates()} if not given.",
-        argument=None,
-    )
-    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
-            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
-            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
-        if self.server_momentum and self.server_optimizer != "sgd":
-            raise InvalidArgument(
-                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
-            )
-
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         import tensorflow as tf
 
-        server = None
-        if self.server_optimizer is not None:
-            others = {"momentum": self.server_momentum} if self.server_momentum else {}
-            server = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
         given = super().arguments(config, unlabelled)
         momentum = given.pop("momentum")
-        optimizer_fn = lambda: tf.keras.optimizers.SGD(momentum=momentum)
-        return {**given, "optimizer_fn": optimizer_fn, "server_optimizer": server}
+        return {**given, "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum)}
 
 
 class FedOpt(_Averaging, AnyKind, Weighted, Compressed):
