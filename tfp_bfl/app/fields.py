@@ -98,9 +98,6 @@ class Training(Options):
 class ManyRounds(Training):
     learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
     silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
-    max_change_norm: Optional[Positive] = option(
-        None, "A client whose weights move further than this is left out of its round."
-    )
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         rate = bfl.clients.exponential_decay(self.rate(), self.learning_rate_decay, self.silent_rounds)
@@ -179,6 +176,23 @@ class ServerOptimized(Options):
             others = {"momentum": self.server_momentum} if self.server_momentum else {}
             optimizer = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
         return {**super().arguments(config, unlabelled), "server_optimizer": optimizer}
+
+
+class Bounded(Options):
+    max_change_norm: Optional[Positive] = option(
+        None, "A client whose weights move further than this is left out of its round."
+    )
+
+
+class Pooled(Options):
+    """Of which the server's rule can be chosen."""
+
+    rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if any(":" in form for form in choices.RULES.forms()):
+            bfl.rules.parse_rule(self.rule)
 
 
 class Defended(Options):

@@ -15,6 +15,7 @@ from tfp_bfl.app.chains import DGSGLD, QLSD
 from tfp_bfl.app.fields import (
     INT32_MAX,
     AnyKind,
+    Bounded,
     BurnIn,
     Compressed,
     Count,
@@ -23,6 +24,7 @@ from tfp_bfl.app.fields import (
     Draws,
     ManyRounds,
     Options,
+    Pooled,
     Positive,
     PositiveOrZero,
     ServerOptimized,
@@ -35,7 +37,7 @@ from tfp_bfl.app.fields import (
 from tfp_bfl.errors import InvalidArgument, lookup
 
 
-class _Inferred(ManyRounds):
+class _Inferred(ManyRounds, Bounded):
     """Clients fit a posterior by the ELBO."""
 
     inference: Optional[str] = option(
@@ -59,7 +61,7 @@ class _Inferred(ManyRounds):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
+class Variational(_Inferred, Pooled, Defended, AnyKind, Weighted, Compressed):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
@@ -69,7 +71,6 @@ class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
         None, "How often clients count the prior, see `tfp-bfl list`; by the rule if not given.", names=choices.KLS
     )
 
-    rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
     update_prior: bool = option(
         False, "After each round the pooled posterior becomes the prior; by backprop at temperature 1 if not given."
     )
@@ -80,8 +81,6 @@ class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )
-        if any(":" in form for form in choices.RULES.forms()):
-            bfl.rules.parse_rule(self.rule)
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "pretrained": bool(config.pretrain_share)}
@@ -152,7 +151,7 @@ class FLSwag(_SGD):
             )
 
 
-class _Averaging(ManyRounds, _SGD, ServerOptimized, Defended):
+class _Averaging(ManyRounds, _SGD, ServerOptimized, Bounded, Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
