@@ -51,6 +51,7 @@ class Options(pydantic.BaseModel):
       summary: of its clients and its server, in one line.
       defaults: of a configuration with this algorithm, where they differ from the fields' own.
       point_weights: models with variational layers are refused.
+      personal: each client has a model of its own.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -58,6 +59,7 @@ class Options(pydantic.BaseModel):
     summary: ClassVar[str] = ""
     defaults: ClassVar[dict[str, Any]] = {}
     point_weights: ClassVar[bool] = True
+    personal: ClassVar[bool] = False
 
     batch_size: Count = option(32, "Examples in a training step.")
 

@@ -34,6 +34,7 @@ from tfp_bfl.app.fields import (
     Weighted,
     option,
 )
+from tfp_bfl.app.personal import MetaLearning, MetaVD
 from tfp_bfl.errors import InvalidArgument, lookup
 
 
@@ -261,6 +262,8 @@ class AllOptions(
     FedKPPA,
     QLSD,
     DGSGLD,
+    MetaLearning,
+    MetaVD,
 ):
     """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
 
@@ -269,6 +272,7 @@ _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
     *(QLSD, DGSGLD),
+    *(MetaLearning, MetaVD),
 )
 ALGORITHMS = {options.recipe: options for options in _CLASSES}
 
