@@ -104,6 +104,7 @@ def test_options_reach_the_model():
     np.testing.assert_allclose(weights.posterior.variance[0], np.exp(-8.5), rtol=1e-5)
     mlp = build_model(model="mlp", kind="variational_dropout", variational_layers="dense_1,dense_2")
     assert [x.shape for x in bfl.models.get_weights(mlp).posterior.mean] == [(64, 32), (32, 10)]
+    np.testing.assert_allclose(bfl.models.get_weights(mlp).posterior.variance[0], np.exp(-8.5), rtol=1e-5)
     (wider,) = bfl.models.get_weights(build_model(model="conv_net", initial_stddev=0.1)).posterior.variance
     np.testing.assert_allclose(wider, 0.01, rtol=1e-5)
     (flipout,) = bfl.models.get_weights(build_model(model="conv_net")).posterior.variance
