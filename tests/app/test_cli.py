@@ -120,10 +120,13 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         ([*SWAG, "--collect-every", "19"], "each must have at least 97 here"),
         ([*SWAG, "--local-epochs", "2"], "SWAG needs at least two columns, but of 2 local epochs 1 are burn-in"),
         ([*SWAG, "--last-layer"], "give pretrain_share, on which the server trains it first"),
-        ([*SWAG, "--rule", "conflation"], "rule is an option of variational, and this is fl_swag"),
+        (
+            [*SWAG, "--rule", "conflation"],
+            "rule is an option of variational, meta_learning and meta_vd, and this is fl",
+        ),
         (["run", "--momentum", "0.5"], "momentum is an option of fl_swag and fed_*, and this is variational"),
         (["run", "--shrinkage", "0.5"], "shrinkage is an option of fed_pa and fed_kppa, and this is variational"),
-        (["run", "--algorithm", "fed_kp", "--rule", "conflation"], "rule is an option of variational, and this is fed"),
+        (["run", "--algorithm", "fed_kp", "--rule", "conflation"], "rule is an option of variational, meta_l"),
         (
             ["run", "--algorithm", "fed_pa", "--rounds", "4", "--burn-in-rounds", "4"],
             "burn_in_rounds is 4, but must be",

@@ -90,6 +90,20 @@ OWN = {
     "refresh_every": 7,
     "coupling": 0.5,
     "local_steps": 2,
+    "augmentation": "crop_and_flip:1",
+    "learner": "hessian_free_maml",
+    "inner_rate": 0.5,
+    "clip_norm": 0.5,
+    "difference": 0.5,
+    "kl_reduction": "mean",
+    "kl_weight": 0.5,
+    "evaluate_clients": True,
+    "variances": "free_variances",
+    "embedding_size": 3,
+    "variance_range": "clamped",
+    "uncapped": True,
+    "absent_decay": True,
+    "pruning_threshold": 0.5,
 }
 
 
@@ -130,7 +144,9 @@ def test_options_of_other_algorithms_are_refused(algorithm):
 def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
-    assert in_words(ALGORITHMS) == "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld and fed_*"
+    assert in_words(ALGORITHMS) == (
+        "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld, meta_learning, meta_vd and fed_*"
+    )
     assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld"
     assert default_in_words("kernel_start", "mean") == "mean; clients for fed_kppa"
     assert default_in_words("burn_in_rounds", None) == ""
@@ -175,7 +191,7 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"clients": str(2**31)}, "clients is '2147483648', but must be at most 2147483647."),
         ({"data_dir": "a\0b"}, r"data_dir is 'a\x00b', but must be at most 4096 printable characters"),
         ({"cohort_size": "11"}, "cohort_size is 11"),
-        ({"min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
+        ({"initial_stddev": "0.05", "min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
         ({"weighting": "max_discrepancy", "kind": "deterministic"}, "use kind 'flipout'"),
         ({"robust": "trimed:0.2"}, "no defence 'trimed': did you mean 'trimmed'"),
@@ -223,6 +239,22 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "fed_kp", "bandwidth_scale": "0"}, "bandwidth_scale is '0'"),
         ({"algorithm": "fed_be", "unlabelled_share": "1"}, "unlabelled_share is '1'"),
         ({"algorithm": "fed_be", "unlabelled_share": "0.5", "pretrain_share": "0.5"}, "together they must be below 1"),
+        ({"algorithm": "meta_vd", "kind": "flipout"}, "kind 'flipout' learns none: use kind 'variational_dropout'."),
+        ({"algorithm": "meta_vd", "kind": "deterministic"}, "kind 'deterministic' learns none"),
+        ({"algorithm": "meta_vd", "pruning_threshold": "0"}, "pruning_threshold is '0', but must be above 0.0."),
+        ({"algorithm": "meta_vd", "pruning_threshold": "1"}, "pruning_threshold is '1', but must be below 1.0."),
+        ({"algorithm": "meta_vd", "weighting": "distance"}, "variances of the clients' own: use 'equal' or 'train_s"),
+        ({"algorithm": "meta_vd", "variances": "hypernet"}, "no source of variances 'hypernet'"),
+        ({"algorithm": "meta_vd", "variance_range": "smoth"}, "no range of variances 'smoth': did you mean 'smooth'"),
+        ({"algorithm": "meta_vd", "robust": "median"}, "robust is an option of variational, meta_learning and fed_*"),
+        ({"algorithm": "meta_vd", "max_change_norm": "1"}, "max_change_norm is an option of variational, "),
+        ({"algorithm": "meta_learning", "learner": "mamal"}, "no learner 'mamal': did you mean 'maml'"),
+        ({"algorithm": "meta_learning", "kl_reduction": "total"}, "no reduction of the KL 'total'"),
+        ({"algorithm": "meta_learning", "kl_weight": "-1"}, "kl_weight is '-1', but must be at least 0."),
+        ({"algorithm": "meta_learning", "server_momentum": "0.5"}, "there is none: give server_optimizer."),
+        ({"parametrization": "log_var"}, "no parametrization 'log_var': did you mean 'log_variance'"),
+        ({"width": "8"}, "width is of the model conv_net, and this is lenet: leave it out."),
+        ({"model": "conv_net", "width": "0"}, "width is '0', but must be at least 1."),
         ({"popularity": "0"}, "popularity is '0'"),
         ({"popularity": "inf"}, "popularity is 'inf'"),
         ({"algorithm": "fl_swg"}, "no algorithm 'fl_swg': did you mean 'fl_swag'"),

@@ -13,9 +13,12 @@ from tfp_bfl.app.fields import Options, argument_names, extra, option
 from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, default_in_words
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
+from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
 from tfp_bfl.clients.target import KLS
 from tfp_bfl.data.partition_names import PARTITIONS
+from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import NORMALIZATIONS, VARIATIONAL
+from tfp_bfl.models.personal_variances import RANGES
 from tfp_bfl.rules import kernel
 
 AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
@@ -28,8 +31,14 @@ PASSED_ON = {
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
     "qlsd": [*AVERAGING, bfl.clients.stochastic_gradient],
     "dg_sgld": [*AVERAGING, bfl.clients.coupled_langevin],
+    **{name: [*AVERAGING, bfl.clients.meta_learning] for name in ("meta_learning", "meta_vd")},
+    "p_fed_bayes": [*AVERAGING, bfl.clients.personal_posterior],
 }
-GROUPS = {"kernel_options": bfl.rules.kernel_posterior}
+GROUPS = {
+    "kernel_options": bfl.rules.kernel_posterior,
+    "variance_options": bfl.models.PERSONAL_VARIANCES["hypernetwork"],
+    "server_options": bfl.servers.personal,
+}
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
@@ -43,11 +52,13 @@ OTHER_DEFAULTS = {
     ("dg_sgld", "local_steps"): (1, 5),
     ("qlsd", "compressor"): ("quantiser:256", "quantiser:256"),
     **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld")},
+    **{(name, "batch_size"): (64, 32) for name in ("meta_learning", "meta_vd")},
+    ("p_fed_bayes", "local_epochs"): (1, 5),
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# Recipes for a program, which fits surrogates before, or evaluates each client's own model after.
-APART = {"fsgld", "meta_learning", "meta_vd"}
+# Recipes for a program, which fits surrogates before.
+APART = {"fsgld"}
 
 
 def accepted(name):
@@ -115,6 +126,11 @@ def test_names_are_those_of_the_tables():
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
+        choices.LEARNERS: bfl.clients.LEARNERS,
+        choices.KL_REDUCTIONS: KL_REDUCTIONS,
+        choices.PERSONAL_VARIANCES: bfl.models.PERSONAL_VARIANCES,
+        choices.VARIANCE_RANGES: RANGES,
+        choices.PARAMETRIZATIONS: PARAMETRIZATIONS,
         choices.COMPRESSORS: named.forms(bfl.compression.COMPRESSORS),
         choices.ENGINES: bfl.federated.ENGINES,
         choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,

@@ -19,7 +19,9 @@ BATCH_NORM_EXAMPLES = 500
 
 def model_fn(config: RunConfig, source: bfl.data.Source) -> Callable[[], tf.keras.Model]:
     """Builds the Keras model of a configuration for the examples of `source`."""
-    options = {"normalization": config.normalization} if config.normalization else {}
+    options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
+    if config.variational_layers is not None:
+        options["variational_layers"] = config.variational_layers.split(",")
     return lambda: bfl.models.MODELS[config.model](
         kind=config.kind,
         input_shape=source.element_shape,
@@ -28,6 +30,7 @@ def model_fn(config: RunConfig, source: bfl.data.Source) -> Callable[[], tf.kera
         initial_stddev=config.initial_stddev,
         min_stddev=config.min_stddev,
         dropout_rate=config.dropout_rate,
+        parametrization=config.parametrization,
         precision=config.precision,
         seed=config.seed,
         **options,

@@ -26,6 +26,7 @@ Examples:
   tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer
   tfp-bfl run --algorithm fed_kp --bandwidth scott
   tfp-bfl run --algorithm qlsd --model mlp --compressor quantiser:16
+  tfp-bfl run --algorithm meta_vd --model conv_net --width 8 --batch-size 16
   tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
 """
 
@@ -238,6 +239,8 @@ def list_choices() -> None:
         ("inferences", choices.INFERENCES),
         ("kl", choices.KLS),
         ("estimators", choices.ESTIMATORS),
+        ("learners", choices.LEARNERS),
+        ("sources of variances", choices.PERSONAL_VARIANCES),
         ("compressors", choices.COMPRESSORS),
         ("engines", choices.ENGINES),
     ):

@@ -13,6 +13,7 @@ EXPORT_EXAMPLES = """
 Examples:
   tfp-bfl export my_run digits_model
   tfp-bfl export my_run digits.tflite --tflite --num-samples 10
+  tfp-bfl export my_meta_vd_run model_of_client_3 --client 3
 """
 
 PREDICT_EXAMPLES = """
@@ -39,22 +40,34 @@ _seed = click.option(
 @click.argument("run", metavar="RUN")
 @click.argument("path", metavar="PATH")
 @click.option("--tflite", is_flag=True, help="One file for TensorFlow Lite, its weight samples drawn now.")
+@click.option(
+    "--client",
+    type=click.IntRange(0, 2**31 - 1),
+    metavar="NUMBER",
+    help="The own model of a client, of a run of meta_vd; if not given the one for all.",
+)
 @_num_samples
 @_seed
-def export_model(run: str, path: str, tflite: bool, **drawn: Any) -> None:
+def export_model(run: str, path: str, tflite: bool, client: Optional[int], **drawn: Any) -> None:
     """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
     import tfp_bfl as bfl
 
     options = {name: value for name, value in drawn.items() if value is not None}
-    if tflite:
-        bfl.export.save_tflite(run, path, **options)
-        click.echo(f"{path} predicts with TensorFlow Lite's own operations.")
-        return
-    if options:
+    if options and not tflite:
         raise InvalidArgument(
             f"--{next(iter(options)).replace('_', '-')} is for --tflite: who calls a SavedModel says it then."
         )
-    bfl.export.save(run, path)
+    source: Any = run
+    info = None
+    if client is not None:
+        from tfp_bfl.app.client_model import client_model
+
+        source, info = client_model(run, client)
+    if tflite:
+        bfl.export.save_tflite(source, path, **options)
+        click.echo(f"{path} predicts with TensorFlow Lite's own operations.")
+        return
+    bfl.export.save(source, path, info)
     click.echo(f"{path} predicts with uncertainty; {path}/model_card.md says what it is and how to call it.")
 
 

@@ -40,9 +40,21 @@ class _Run(pydantic.BaseModel):
         None, "Share of the data on which the server trains first, until its accuracy stands still."
     )
     examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
-    initial_stddev: Positive = option(0.003, "Posterior standard deviation before training.")
+    initial_stddev: Optional[Positive] = option(
+        None, "Posterior standard deviation before training; if not given 0.003, for kind variational_dropout 0.0143."
+    )
     min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
     dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
+    parametrization: str = option(
+        "log_variance",
+        "log_variance or log_alpha: what layers of kind variational_dropout hold of the noise.",
+        names=choices.PARAMETRIZATIONS,
+    )
+    variational_layers: Optional[str] = option(
+        None,
+        "Layers with Gaussian weights, such as dense,dense_1, or all; if not given all, of conv_net dense_1 alone.",
+    )
+    width: Optional[Count] = option(None, "Filters of the model conv_net; 64 if not given.")
     normalization: Optional[str] = option(
         None, "batch, group or none; the model's own if not given.", names=choices.NORMALIZATIONS
     )
@@ -101,7 +113,9 @@ class RunConfig(AllOptions, _Run):
                 )
             if names and value is not None:
                 names.check(value)
-        if self.min_stddev > self.initial_stddev:
+        if self.width is not None and self.model != "conv_net":
+            raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
+        if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:
             raise InvalidArgument(
                 f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
             )

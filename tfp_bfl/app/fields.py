@@ -51,6 +51,7 @@ class Options(pydantic.BaseModel):
       summary: of its clients and its server, in one line.
       defaults: of a configuration with this algorithm, where they differ from the fields' own.
       point_weights: models with variational layers are refused.
+      personal: each client has a model of its own.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -58,6 +59,7 @@ class Options(pydantic.BaseModel):
     summary: ClassVar[str] = ""
     defaults: ClassVar[dict[str, Any]] = {}
     point_weights: ClassVar[bool] = True
+    personal: ClassVar[bool] = False
 
     batch_size: Count = option(32, "Examples in a training step.")
 
@@ -86,6 +88,16 @@ class Training(Options):
     learning_rate: Optional[Positive] = option(
         None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
     )
+    augmentation: Optional[str] = option(
+        None,
+        "Of images, anew at each step: crop_and_flip:PADDING; none if not given.",
+        names=choices.AUGMENTATIONS,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.augmentation is not None:
+            bfl.data.parse_augmentation(self.augmentation)
 
     def rate(self) -> float:
         """The learning rate."""
@@ -98,9 +110,6 @@ class Training(Options):
 class ManyRounds(Training):
     learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
     silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
-    max_change_norm: Optional[Positive] = option(
-        None, "A client whose weights move further than this is left out of its round."
-    )
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         rate = bfl.clients.exponential_decay(self.rate(), self.learning_rate_decay, self.silent_rounds)
@@ -144,6 +153,58 @@ class Draws(BurnIn):
 
     step_size: Positive = option(1e-6, "eta: each step's noise has variance 2 eta.")
     max_samples: Count = option(20, "The last rounds that predict.", argument=None)
+
+
+def _server_rates() -> str:
+    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
+
+
+class ServerOptimized(Options):
+    server_optimizer: Optional[str] = option(
+        None,
+        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
+        names=choices.SERVER_OPTIMIZERS,
+    )
+    server_learning_rate: Optional[Positive] = option(
+        None,
+        f"Of the server's optimizer; {_server_rates()} if not given.",
+        argument=None,
+    )
+    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
+            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
+            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
+        if self.server_momentum and self.server_optimizer != "sgd":
+            raise InvalidArgument(
+                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        optimizer = None
+        if self.server_optimizer is not None:
+            others = {"momentum": self.server_momentum} if self.server_momentum else {}
+            optimizer = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
+        return {**super().arguments(config, unlabelled), "server_optimizer": optimizer}
+
+
+class Bounded(Options):
+    max_change_norm: Optional[Positive] = option(
+        None, "A client whose weights move further than this is left out of its round."
+    )
+
+
+class Pooled(Options):
+    """Of which the server's rule can be chosen."""
+
+    rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if any(":" in form for form in choices.RULES.forms()):
+            bfl.rules.parse_rule(self.rule)
 
 
 class Defended(Options):

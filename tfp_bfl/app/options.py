@@ -15,6 +15,7 @@ from tfp_bfl.app.chains import DGSGLD, QLSD
 from tfp_bfl.app.fields import (
     INT32_MAX,
     AnyKind,
+    Bounded,
     BurnIn,
     Compressed,
     Count,
@@ -23,22 +24,21 @@ from tfp_bfl.app.fields import (
     Draws,
     ManyRounds,
     Options,
+    Pooled,
     Positive,
     PositiveOrZero,
+    ServerOptimized,
     Share,
     ShareOrZero,
     Training,
     Weighted,
     option,
 )
+from tfp_bfl.app.personal import MetaLearning, MetaVD, PFedBayes
 from tfp_bfl.errors import InvalidArgument, lookup
 
 
-def _rates() -> str:
-    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
-
-
-class _Inferred(ManyRounds):
+class _Inferred(ManyRounds, Bounded):
     """Clients fit a posterior by the ELBO."""
 
     inference: Optional[str] = option(
@@ -62,7 +62,7 @@ class _Inferred(ManyRounds):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
+class Variational(_Inferred, Pooled, Defended, AnyKind, Weighted, Compressed):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
@@ -72,7 +72,6 @@ class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
         None, "How often clients count the prior, see `tfp-bfl list`; by the rule if not given.", names=choices.KLS
     )
 
-    rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
     update_prior: bool = option(
         False, "After each round the pooled posterior becomes the prior; by backprop at temperature 1 if not given."
     )
@@ -83,8 +82,6 @@ class Variational(_Inferred, Defended, AnyKind, Weighted, Compressed):
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )
-        if any(":" in form for form in choices.RULES.forms()):
-            bfl.rules.parse_rule(self.rule)
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "pretrained": bool(config.pretrain_share)}
@@ -155,46 +152,19 @@ class FLSwag(_SGD):
             )
 
 
-class _Averaging(ManyRounds, _SGD, Defended):
+class _Averaging(ManyRounds, _SGD, ServerOptimized, Bounded, Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
         **{"kind": "deterministic", "rounds": 30, "learning_rate": 0.03, "momentum": 0.9},
     }
 
-    server_optimizer: Optional[str] = option(
-        None,
-        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
-        names=choices.SERVER_OPTIMIZERS,
-    )
-    server_learning_rate: Optional[Positive] = option(
-        None,
-        f"Of the server's optimizer; {_rates()} if not given.",
-        argument=None,
-    )
-    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
-            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
-            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
-        if self.server_momentum and self.server_optimizer != "sgd":
-            raise InvalidArgument(
-                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
-            )
-
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         import tensorflow as tf
 
-        server = None
-        if self.server_optimizer is not None:
-            others = {"momentum": self.server_momentum} if self.server_momentum else {}
-            server = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
         given = super().arguments(config, unlabelled)
         momentum = given.pop("momentum")
-        optimizer_fn = lambda: tf.keras.optimizers.SGD(momentum=momentum)
-        return {**given, "optimizer_fn": optimizer_fn, "server_optimizer": server}
+        return {**given, "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum)}
 
 
 class FedOpt(_Averaging, AnyKind, Weighted, Compressed):
@@ -292,6 +262,9 @@ class AllOptions(
     FedKPPA,
     QLSD,
     DGSGLD,
+    MetaLearning,
+    MetaVD,
+    PFedBayes,
 ):
     """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
 
@@ -300,6 +273,7 @@ _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
     *(QLSD, DGSGLD),
+    *(MetaLearning, MetaVD, PFedBayes),
 )
 ALGORITHMS = {options.recipe: options for options in _CLASSES}
 

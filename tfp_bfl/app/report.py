@@ -29,6 +29,7 @@ _BATCH = 500
 _NUMBERS = (
     *("round", "accuracy", "nll", "test_nll", "ece", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95"),
     *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
+    *("upload_mb", "download_mb", "pruned_weights"),
 )
 
 

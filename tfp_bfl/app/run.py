@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build, report
+from tfp_bfl.app import build, client_scores, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.revise import SITES, STATE
 from tfp_bfl.errors import InvalidArgument
@@ -44,7 +44,8 @@ def execute(
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
-    complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients.
+    complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with evaluate_clients
+    clients.jsonl, a line a client.
 
     Args:
       config: what to run.
@@ -91,6 +92,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
         process = build.process(config, sample, lambda: read.result()[2].unlabelled)
         train, test, (clients, server, held_out, _) = read.result()
     bfl.federated.check_clients(process, clients)
+    shards = client_scores.shards(config, test, clients)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
@@ -132,11 +134,16 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             "collapsed_in_round": result.collapsed,
             **_permuted(result, shown, options),
         }
+        if shards:
+            of_clients = client_scores.score(config, process, result, clients, shards, **options)
+            client_scores.write(folder, of_clients)
+            scores.update(client_scores.summarise(of_clients))
         summary = {
             **scores,
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
+            **_exchanged(result.rounds),
             "worker_mb": round(workers_bytes / 2**20),
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
@@ -278,6 +285,16 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[_Row
     share = (config.cohort_size or clients.num_clients) / clients.num_clients
     seconds = sorted(row["train_seconds"] for row in rounds[1:] or rounds)
     return 1000 * seconds[len(seconds) // 2] / (steps * share)
+
+
+def _exchanged(rounds: list[_Row]) -> dict[str, float]:
+    """MB that went to and from clients in all rounds, and weights that a client did without in the last; if counted."""
+    last = rounds[-1]
+    ways = [way for way in ("upload", "download") if f"{way}_bits" in last]
+    exchanged = {f"{way}_mb": sum(row[f"{way}_bits"] for row in rounds) / (8 * 2**20) for way in ways}
+    if last.get("pruned_weights"):
+        exchanged["pruned_weights"] = last["pruned_weights"] / (last["num_clients"] - last["num_faulty"])
+    return exchanged
 
 
 def _write_results(

@@ -18,7 +18,9 @@ from tfp_bfl.models import ClientResult, Pruned, ServerMessage, TrainingMetrics,
 from tfp_bfl.models.weight_vectors import Vectors, WeightVectors
 
 # Batches that a step of each learner takes: one, one to adapt to and two to judge by, one for each loss.
-_BATCHES = {"plain": 1, "maml": 3, "first_order_maml": 3, "hessian_free_maml": 3}
+BATCHES = {"plain": 1, "maml": 3, "first_order_maml": 3, "hessian_free_maml": 3}
+RATES = {"plain": 0.02, "maml": 0.1, "first_order_maml": 0.1, "hessian_free_maml": 0.1}
+KL_REDUCTIONS = ("sum", "mean")
 
 
 class _Sums(NamedTuple):
@@ -72,11 +74,11 @@ def meta_learning(
     check_count(batch_size, "batch_size")
     for name, value in (("inner_rate", inner_rate), ("clip_norm", clip_norm), ("difference", difference)):
         check_number(value, name)
-    if kl_reduction not in ("sum", "mean"):
+    if kl_reduction not in KL_REDUCTIONS:
         raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
     density = parse_likelihood(likelihood)
     if learning_rate is None:
-        learning_rate = 0.02 if learner == "plain" else 0.1
+        learning_rate = RATES[learner]
     if layout(model_fn()).moving_mean:
         raise InvalidArgument(
             "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "
@@ -119,7 +121,7 @@ def meta_learning(
                 return _Sums(sums.nll + loss, sums.steps + 1), weights.projected(moved)
 
             begin = _Sums(tf.constant(0.0), tf.constant(0)), weights.load(message.weights)
-            sums, vectors = over_batches(examples, seed, local_epochs, batch_size * _BATCHES[learner], step, begin)
+            sums, vectors = over_batches(examples, seed, local_epochs, batch_size * BATCHES[learner], step, begin)
             mean_nll, divergence = sums.nll / tf.cast(sums.steps, tf.float32), kl(vectors)
             metrics = TrainingMetrics(mean_nll, divergence, -(mean_nll + divergence / size))
             return ClientResult(weights.store(vectors, message.weights.moments), count, metrics)

@@ -33,8 +33,8 @@ class Info(NamedTuple):
       configuration: of its training, such as that of a run.
       metrics: name -> number.
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
-        run that was revised clients, those whose part of it the model holds; and metrics_on, the split that the
-        metrics are of.
+        run that was revised clients, those whose part of it the model holds; of a client's own model client, its
+        number, and client_in_training; and metrics_on, the split that the metrics are of.
       model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
     """
 

@@ -12,7 +12,7 @@ NAME = "model_card.md"
 
 _CARD = """# {name}
 
-A classifier that says how sure it is. {kind} It takes examples of shape {shape} and tells {num_classes} classes
+A classifier that says how sure it is. {kind}{whose} It takes examples of shape {shape} and tells {num_classes} classes
 apart; it has {num_weights:,} numbers. Written by tfp_bfl {tfp_bfl} with TensorFlow {tensorflow}. What is
 below is also in `assets/info.json`, for programs.
 
@@ -76,6 +76,7 @@ def card(info: Info) -> str:
             if facts["stochastic"]
             else "Its weights are numbers, not a distribution: it has no epistemic uncertainty."
         ),
+        whose=_whose(data),
         shape=facts["input_shape"],
         num_classes=facts["num_classes"],
         num_weights=facts["num_weights"],
@@ -91,6 +92,13 @@ def card(info: Info) -> str:
         ),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
+
+
+def _whose(data: Mapping[str, Any]) -> str:
+    if "client" not in data:
+        return ""
+    trained = "" if data.get("client_in_training") else ", who was never in training"
+    return f" It is the own model of client {_cell(data['client'])} of a federation{trained}."
 
 
 def _measured_on(data: Mapping[str, Any]) -> str:

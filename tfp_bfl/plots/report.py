@@ -126,7 +126,11 @@ def _sections(
     drawn = drawn or {}
     costs = tables.costs(runs)
     how = "As far as the run recorded them." if single else "As far as the runs recorded them."
-    spent = [_Section("Time and memory", how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)] if costs.rows else []
+    spent = (
+        [_Section("Time, memory and messages", how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)]
+        if costs.rows
+        else []
+    )
     if not single:
         yield from _scores(runs)
         yield from spent

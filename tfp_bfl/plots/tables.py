@@ -51,6 +51,9 @@ _COSTS = {
     "ms_per_step": ("A client's training step", "{:.3g} ms"),
     "worker_mb": ("Most memory of the worker", "{:.0f} MB"),
     "process_mb": ("Most memory of the program", "{:.0f} MB"),
+    "upload_mb": ("Sent by the clients", "{:.3g} MB"),
+    "download_mb": ("Sent to the clients", "{:.3g} MB"),
+    "pruned_weights": ("Weights that a client does without", "{:,.0f}"),
 }
 _NAMES = {
     "mce": "MCE",
@@ -62,10 +65,15 @@ _NAMES = {
     "permuted_accuracy": "Accuracy, standard deviations permuted",
     "unpermuted_test_nll": "NLL on the same examples as they are",
     "stddev_log_ratio": "Standard deviations: log(q95 / q05)",
+    "client_accuracy": "Accuracy of the clients' own models, mean",
+    "client_accuracy_least": "Accuracy of the clients' own models, least",
+    "adapted_client_accuracy": "The same after a step of adaptation, mean",
+    "adapted_client_accuracy_least": "The same after a step of adaptation, least",
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.
 _BETTER = {"accuracy": 1, "macro_recall": 1, "macro_precision": 1, "test_nll": -1, "ece": -1, "mce": -1, "brier": -1}
+_BETTER |= {f"{adapted}client_accuracy{least}": 1 for adapted in ("", "adapted_") for least in ("", "_least")}
 
 
 def headlines(run: RunResults) -> list[Headline]:
@@ -121,13 +129,13 @@ def _score(score: float) -> str:
 
 
 def costs(runs: Sequence[RunResults]) -> Table:
-    """Time and memory, as far as the runs recorded them."""
+    """Time, memory and exchange, as far as the runs recorded them."""
     rows = []
     for key, (name, form) in _COSTS.items():
         values = [run.summary.get(key) for run in runs]
         if any(value is not None for value in values):
             rows.append((name, [Cell(DASH if value is None else form.format(float(value))) for value in values]))
-    return Table("Time and memory", _heads(runs), rows)
+    return Table("Time, memory and messages", _heads(runs), rows)
 
 
 def settings(runs: Sequence[RunResults], differing: Optional[bool] = None) -> Table:

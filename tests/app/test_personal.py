@@ -1,0 +1,258 @@
+"""`meta_learning` and `meta_vd` from the command line: their runs, and the model of each client."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl.app import build
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import make_config
+
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
+TINY = [
+    *("run", "--dataset", "breast_cancer", "--model", "mlp", "--partition", "iid", "--clients", "3", "--rounds", "3"),
+    *("--local-epochs", "1", "--num-samples", "3", "--engine", "local"),
+]
+META_VD = [*TINY, "--algorithm", "meta_vd", "--pruning-threshold", "0.9", "--initial-stddev", "0.1"]
+
+TRAINED = {"local_epochs": 1, "batch_size": 32}
+MIDDLE = {"middle": 2 * np.log(0.1)}
+
+
+def model_fn():
+    return bfl.models.mlp("variational_dropout", (30,), 2, initial_stddev=0.1)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "meta_vd"
+    assert run_command_line([*META_VD, "--evaluate-clients", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The process, the clients and the result of the same run by hand."""
+    source = bfl.data.load("breast_cancer")
+    clients = source.partition(bfl.data.iid(3), seed=0)
+    process = bfl.algorithms.meta_vd(model_fn, num_clients=3, variance_options=MIDDLE, threshold=0.9, **TRAINED)
+    return process, clients, bfl.simulate(process, clients, rounds=3, seed=0, engine="local")
+
+
+@pytest.fixture
+def answer(tmp_path):
+    """What a Keras model, or an exported one, predicts of a few examples."""
+    features = bfl.data.load("breast_cancer", split="test").features[:20]
+
+    def predict(model):
+        folder = model
+        if isinstance(model, tf.keras.Model):
+            folder = tmp_path / f"keras_{id(model)}"
+            bfl.export.save(model, folder)
+        loaded = bfl.export.load(folder)  # Whose variables live as long as it does.
+        return loaded.predict(features, num_samples=10, seed=1)["probabilities"].numpy()
+
+    return predict
+
+
+def options_of(monkeypatch, algorithm, **options):
+    """What a configuration's recipe is called with."""
+    given = {}
+    monkeypatch.setattr(bfl.algorithms, algorithm, lambda model_fn, **options: given.update(options))
+    config = make_config(None, {"algorithm": algorithm, "dataset": "breast_cancer", "model": "mlp", **options})
+    build.process(config, bfl.data.load("breast_cancer"), lambda: None)
+    return given
+
+
+def test_options_reach_the_recipes(monkeypatch):
+    given = options_of(monkeypatch, "meta_vd", clients=7, embedding_size=3, uncapped=True, variance_range="clamped")
+    assert (given["num_clients"], given["learner"], given["threshold"]) == (7, "plain", None)
+    assert given["variance_options"] == {"embedding_size": 3, "ranged": "clamped", "parametrization": "log_variance"}
+    assert given["server_options"] == {"capped": False, "absent_decay": False}
+    assert float(given["learning_rate"](tf.constant(0))) == pytest.approx(0.02)
+    given = options_of(monkeypatch, "meta_vd", initial_stddev=0.1, pruning_threshold=0.8, parametrization="log_alpha")
+    assert given["variance_options"] == {
+        **{"middle": pytest.approx(2 * np.log(0.1)), "ranged": "smooth", "parametrization": "log_alpha"}
+    }
+    assert given["threshold"] == 0.8 and given["server_options"]["capped"]
+    given = options_of(monkeypatch, "meta_learning", server_optimizer="sgd", server_momentum=0.9, kl_weight=0.5)
+    assert (given["learner"], given["rule"], given["kl_weight"]) == ("maml", "naive_weighted_average", 0.5)
+    assert given["server_optimizer"].name == "sgd" and "num_clients" not in given
+    assert float(given["learning_rate"](tf.constant(0))) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("learner", "steps"), [("plain", 20), ("maml", 8), ("hessian_free_maml", 8)])
+def test_steps_of_a_learner(learner, steps):
+    options = {"algorithm": "meta_learning", "learner": learner, "batch_size": 10, "local_epochs": 2}
+    assert make_config(None, options).own_options().steps(100) == steps
+
+
+def test_options_reach_the_model():
+    source = bfl.data.load("digits")
+    build_model = lambda **options: build.model_fn(make_config(None, options), source)()
+    conv_net = build_model(model="conv_net", width=4, algorithm="meta_vd")
+    weights = bfl.models.get_weights(conv_net)
+    assert [x.shape for x in weights.posterior.mean] == [(16, 8)] and weights.point[0].shape == (3, 3, 1, 4)
+    np.testing.assert_allclose(weights.posterior.variance[0], np.exp(-8.5), rtol=1e-5)
+    mlp = build_model(model="mlp", kind="variational_dropout", variational_layers="dense_1,dense_2")
+    assert [x.shape for x in bfl.models.get_weights(mlp).posterior.mean] == [(64, 32), (32, 10)]
+    np.testing.assert_allclose(bfl.models.get_weights(mlp).posterior.variance[0], np.exp(-8.5), rtol=1e-5)
+    (wider,) = bfl.models.get_weights(build_model(model="conv_net", initial_stddev=0.1)).posterior.variance
+    np.testing.assert_allclose(wider, 0.01, rtol=1e-5)
+    (flipout,) = bfl.models.get_weights(build_model(model="conv_net")).posterior.variance
+    np.testing.assert_allclose(flipout, 9e-6, rtol=1e-5)
+
+
+def test_a_run_learns_and_tells_what_it_exchanged(run, program):
+    rounds, summary = lines(run / "metrics.jsonl"), json.loads((run / "summary.json").read_text())
+    by_hand = program[2].rounds
+    for row, other in zip(rounds, by_hand, strict=True):
+        assert row["nll"] == pytest.approx(other["nll"], rel=1e-4) and row["upload_bits"] == other["upload_bits"]
+    assert rounds[-1]["nll"] < rounds[0]["nll"] and summary["accuracy"] > 0.7
+    assert summary["upload_mb"] == pytest.approx(sum(row["upload_bits"] for row in by_hand) / 8 / 2**20)
+    assert summary["pruned_weights"] == by_hand[-1]["pruned_weights"] / 3 > 0
+    page = (run / "report.html").read_text()
+    assert "Sent by the clients" in page and "Weights that a client does without" in page
+
+
+@pytest.mark.parametrize("client", [1, 3])
+def test_the_exported_model_of_a_client_is_the_clients(run, program, answer, tmp_path, client):
+    process, _, result = program
+    assert run_command_line(["export", str(run), str(tmp_path / "own"), "--client", str(client)]) == 0
+    own = bfl.models.predictive_model(model_fn(), process.personal_weights(result.state, client))
+    np.testing.assert_allclose(answer(tmp_path / "own"), answer(own), rtol=1e-3, atol=1e-5)
+    another = bfl.models.predictive_model(model_fn(), process.personal_weights(result.state, 2))
+    assert np.abs(answer(tmp_path / "own") - answer(another)).max() > 1e-3
+    info = bfl.export.read_info(tmp_path / "own")
+    assert (info.data["client"], info.data["client_in_training"]) == (client, client < 3)
+    assert info.data["dataset"] == "breast_cancer" and info.configuration["algorithm"] == "meta_vd"
+    card = (tmp_path / "own" / "model_card.md").read_text()
+    assert f"the own model of client {client} of a federation" in card
+    assert ("never in training" in card) == (client == 3)
+    assert "own model of client" not in (run / "saved_model" / "model_card.md").read_text()
+
+
+@pytest.mark.deep(after="test_personal.py")
+def test_the_metrics_on_a_clients_card_are_of_its_own_model(run, program, tmp_path):
+    process, _, result = program
+    assert run_command_line(["export", str(run), str(tmp_path / "own"), "--client", "0"]) == 0
+    test = bfl.data.load("breast_cancer", split="test")
+    own = bfl.models.predictive_model(model_fn(), process.personal_weights(result.state, 0))
+    scores = bfl.evaluation.evaluate(own, test.features, test.labels, num_samples=3, seed=0).metrics
+    assert bfl.export.read_info(tmp_path / "own").metrics == pytest.approx(scores, rel=1e-3, abs=1e-6)
+
+
+def test_scores_of_the_clients_are_those_of_a_program(run, program):
+    process, clients, result = program
+    shards = bfl.data.load("breast_cancer", split="test").partition(bfl.data.like(clients), seed=0)
+    scores = bfl.federated.evaluate_clients(
+        process,
+        result,
+        clients,
+        shards,
+        lambda model, *examples: bfl.evaluation.evaluate(model, *examples, num_samples=3).metrics,
+        adaptation=bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=64),
+        most_examples=64,
+    )
+    written = lines(run / "clients.jsonl")
+    assert [row["client"] for row in written] == [0, 1, 2]
+    for row, score in zip(written, scores, strict=True):
+        assert row["num_examples"] == score.num_examples
+        assert row["before"]["test_nll"] == pytest.approx(score.before["test_nll"], rel=1e-3)
+        assert row["after"]["test_nll"] == pytest.approx(score.after["test_nll"], rel=1e-3)
+        assert row["after"]["test_nll"] != row["before"]["test_nll"]
+    summary = json.loads((run / "summary.json").read_text())
+    accuracies = [row["after"]["accuracy"] for row in written]
+    assert summary["adapted_client_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert summary["adapted_client_accuracy_least"] == pytest.approx(min(accuracies))
+
+
+@pytest.mark.deep(after="test_personal.py")
+def test_a_run_that_broke_off_ends_in_the_same_state(run, tmp_path, monkeypatch):
+    evaluator, folder = bfl.evaluation.evaluator, tmp_path / "broken"
+
+    def failing(*args, **kwargs):
+        evaluate, calls = evaluator(*args, **kwargs), iter(range(1, 9))
+
+        def until_the_third(model):
+            assert next(calls) < 3, "this is expected"
+            return evaluate(model)
+
+        return until_the_third
+
+    monkeypatch.setattr(bfl.evaluation, "evaluator", failing)
+    with pytest.raises(AssertionError, match="this is expected"):
+        run_command_line([*META_VD, "--evaluate-clients", "--output", str(folder)])
+    monkeypatch.undo()
+    assert len(lines(folder / "metrics.jsonl")) == 2
+    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    for file in ("checkpoints/round_3.data-00000-of-00001", "clients.jsonl"):
+        assert (folder / file).read_bytes() == (run / file).read_bytes()
+    with np.load(folder / "predictions.npz") as a, np.load(run / "predictions.npz") as b:
+        assert all(a[name].tobytes() == b[name].tobytes() for name in b.files)
+
+
+@pytest.fixture(scope="module")
+def meta_learnt(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "meta_learning"
+    options = ["--algorithm", "meta_learning", "--server-optimizer", "sgd", "--server-momentum", "0.5"]
+    assert run_command_line([*TINY, *options, "--evaluate-clients", "--output", str(folder)]) == 0
+    return folder
+
+
+def test_meta_learning_runs_and_scores_what_it_adapts_to(meta_learnt):
+    summary = json.loads((meta_learnt / "summary.json").read_text())
+    assert summary["accuracy"] > 0.8 and "upload_mb" not in summary
+    scores = lines(meta_learnt / "clients.jsonl")
+    assert all(row["after"]["test_nll"] < row["before"]["test_nll"] for row in scores)
+
+
+def test_what_is_no_clients_model_is_one_sentence_and_status_2(meta_learnt, run, tmp_path, capsys):
+    for folder, message in [
+        (
+            meta_learnt,
+            "meta_learning makes one model for all clients, and only meta_vd one for each: leave --client out.",
+        ),
+        (run / "saved_model", "is a model, not the folder of a run"),
+        (tmp_path, "is neither the folder of a complete run"),
+    ]:
+        assert run_command_line(["export", str(folder), str(tmp_path / "own"), "--client", "0"]) == 2
+        err = capsys.readouterr().err
+        assert message in err and err.count("\n") == 1
+    assert run_command_line(["export", str(run), str(tmp_path / "own"), "--client", "-1"]) == 2
+    assert not (tmp_path / "own").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "There are 4 clients, but the server step personal (sgd, learning rate 1) has a place for 3"),
+        (
+            ["--normalization", "batch", "--model", "lenet", "--dataset", "digits"],
+            "BatchNorm's statistics are not: use",
+        ),
+        (["--kind", "flipout"], "kind 'flipout' learns none: use kind 'variational_dropout'"),
+        (["--pruning-threshold", "1"], "pruning_threshold is '1', but must be below 1.0."),
+        (["--pruning-threshold", "0"], "pruning_threshold is '0', but must be above 0.0."),
+        (["--variances", "free_variances", "--embedding-size", "2"], "no option of variances 'free_variances' 'embedd"),
+        (["--variational-layers", "dens"], "no layer for variational_layers 'dens'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(options, message, capsys, tmp_path, monkeypatch):
+    if not options:  # As the command line gives every client a place, one is taken away.
+        meta_vd = bfl.algorithms.meta_vd
+        fewer = lambda model_fn, num_clients, **rest: meta_vd(model_fn, num_clients=num_clients - 1, **rest)
+        monkeypatch.setattr(bfl.algorithms, "meta_vd", fewer)
+        options = ["--clients", "4"]
+    assert run_command_line([*META_VD, *options, "--output", str(tmp_path / "new")]) == 2
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
