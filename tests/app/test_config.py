@@ -145,7 +145,8 @@ def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
     assert in_words(ALGORITHMS) == (
-        "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld, meta_learning, meta_vd and fed_*"
+        "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld, meta_learning, meta_vd, p_fed_bayes "
+        "and fed_*"
     )
     assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld"
     assert default_in_words("kernel_start", "mean") == "mean; clients for fed_kppa"
@@ -246,7 +247,12 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "meta_vd", "weighting": "distance"}, "variances of the clients' own: use 'equal' or 'train_s"),
         ({"algorithm": "meta_vd", "variances": "hypernet"}, "no source of variances 'hypernet'"),
         ({"algorithm": "meta_vd", "variance_range": "smoth"}, "no range of variances 'smoth': did you mean 'smooth'"),
-        ({"algorithm": "meta_vd", "robust": "median"}, "robust is an option of variational, meta_learning and fed_*"),
+        (
+            {"algorithm": "meta_vd", "robust": "median"},
+            "robust is an option of variational, meta_learning, p_fed_bayes and fed_*",
+        ),
+        ({"augmentation": "mixup"}, "no augmentation 'mixup'"),
+        ({"algorithm": "p_fed_bayes", "kind": "deterministic"}, "use kind 'flipout'"),
         ({"algorithm": "meta_vd", "max_change_norm": "1"}, "max_change_norm is an option of variational, "),
         ({"algorithm": "meta_learning", "learner": "mamal"}, "no learner 'mamal': did you mean 'maml'"),
         ({"algorithm": "meta_learning", "kl_reduction": "total"}, "no reduction of the KL 'total'"),

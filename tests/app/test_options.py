@@ -131,6 +131,7 @@ def test_names_are_those_of_the_tables():
         choices.PERSONAL_VARIANCES: bfl.models.PERSONAL_VARIANCES,
         choices.VARIANCE_RANGES: RANGES,
         choices.PARAMETRIZATIONS: PARAMETRIZATIONS,
+        choices.AUGMENTATIONS: named.forms(bfl.data.AUGMENTATIONS),
         choices.COMPRESSORS: named.forms(bfl.compression.COMPRESSORS),
         choices.ENGINES: bfl.federated.ENGINES,
         choices.SERVER_OPTIMIZERS: bfl.servers.SERVER_OPTIMIZERS,

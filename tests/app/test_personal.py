@@ -219,7 +219,7 @@ def test_what_is_no_clients_model_is_one_sentence_and_status_2(meta_learnt, run,
     for folder, message in [
         (
             meta_learnt,
-            "meta_learning makes one model for all clients, and only meta_vd one for each: leave --client out.",
+            "meta_learning makes one model for all clients, and only meta_vd and p_fed_bayes one for each: leave",
         ),
         (run / "saved_model", "is a model, not the folder of a run"),
         (tmp_path, "is neither the folder of a complete run"),
@@ -256,3 +256,32 @@ def test_bad_input_is_one_sentence_and_status_2(options, message, capsys, tmp_pa
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.deep(after="tests/app/test_personal.py")
+def test_clients_posteriors_of_their_own_are_exported_and_strangers_get_the_shared_one(answer, tmp_path):
+    whole = [*TINY, "--algorithm", "p_fed_bayes", "--evaluate-clients", "--output", str(tmp_path / "run")]
+    assert run_command_line(whole) == 0
+    for client in (0, 1, 3):
+        assert (
+            run_command_line(["export", str(tmp_path / "run"), str(tmp_path / f"{client}"), "--client", f"{client}"])
+            == 0
+        )
+    own, other, stranger = (answer(tmp_path / f"{client}") for client in (0, 1, 3))
+    assert np.abs(own - other).max() > 1e-3
+    np.testing.assert_allclose(stranger, answer(tmp_path / "run" / "saved_model"), atol=1e-6)
+    assert len(lines(tmp_path / "run" / "clients.jsonl")) == 3
+
+
+@pytest.mark.deep(after="tests/app/test_personal.py")
+def test_augmented_images_and_tables_that_are_none(tmp_path, capsys):
+    small = "--rounds 1 --local-epochs 1 --num-samples 2 --clients 2 --engine local --model lenet --kind deterministic"
+    digits = ["run", "--dataset", "digits", *small.split(), "--algorithm", "fed_opt"]
+    nlls = []
+    for name, extra in (("plain", []), ("cropped", ["--augmentation", "crop_and_flip:2"])):
+        assert run_command_line([*digits, *extra, "--output", str(tmp_path / name)]) == 0
+        nlls.append(lines(tmp_path / name / "metrics.jsonl")[0]["nll"])
+    assert nlls[0] != nlls[1]
+    capsys.readouterr()
+    assert run_command_line([*TINY, "--augmentation", "crop_and_flip:2", "--output", str(tmp_path / "table")]) == 2
+    assert "crop_and_flip is of images" in capsys.readouterr().err

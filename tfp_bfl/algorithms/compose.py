@@ -26,7 +26,7 @@ from tfp_bfl.contracts import (
     stack_of,
     total_of,
 )
-from tfp_bfl.data import Augmentation
+from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]

@@ -88,16 +88,6 @@ class Training(Options):
     learning_rate: Optional[Positive] = option(
         None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
     )
-    augmentation: Optional[str] = option(
-        None,
-        "Of images, anew at each step: crop_and_flip:PADDING; none if not given.",
-        names=choices.AUGMENTATIONS,
-    )
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.augmentation is not None:
-            bfl.data.parse_augmentation(self.augmentation)
 
     def rate(self) -> float:
         """The learning rate."""
@@ -110,6 +100,16 @@ class Training(Options):
 class ManyRounds(Training):
     learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
     silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
+    augmentation: Optional[str] = option(
+        None,
+        "Of images, anew at each step: crop_and_flip:PADDING; none if not given.",
+        names=choices.AUGMENTATIONS,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.augmentation is not None:
+            bfl.data.parse_augmentation(self.augmentation)
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         rate = bfl.clients.exponential_decay(self.rate(), self.learning_rate_decay, self.silent_rounds)

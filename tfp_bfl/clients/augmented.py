@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfp_bfl.clients.batches import Augmenting, augmenting
 from tfp_bfl.contracts import ClientWork, Work
-from tfp_bfl.data import Augmentation, parse_augmentation
+from tfp_bfl.data import parse_augmentation
+from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ClientResult, ServerMessage
 

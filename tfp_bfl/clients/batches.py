@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.data import Augmentation
+from tfp_bfl.data.augmentation import Augmentation
 
 # No step draws from a seed folded by this.
 _AUGMENTED = 2**29

@@ -7,7 +7,7 @@ They follow each other:
     cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 """
 
-from tfp_bfl.data.augmentation import AUGMENTATIONS, Augmentation, crop_and_flip, parse_augmentation
+from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort
 from tfp_bfl.data.hierarchical import pachinko
@@ -19,7 +19,6 @@ from tfp_bfl.data.sources import Source, list_sources, load, peek
 
 __all__ = [
     "AUGMENTATIONS",
-    "Augmentation",
     "ClientExamples",
     "Clients",
     "Images",

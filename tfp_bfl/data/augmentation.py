@@ -10,6 +10,7 @@ from tfp_bfl.named import Table, WithArgument, parse
 if TYPE_CHECKING:
     import tensorflow as tf
 
+# (features [B, ...], a seed [2]) -> features.
 Augmentation = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
