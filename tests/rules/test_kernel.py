@@ -28,16 +28,15 @@ every_combination = pytest.mark.parametrize(
     [options if options in FAST else pytest.param(*options, marks=deep) for options in COMBINATIONS],
 )
 # For what a bandwidth does not change.
+SOME = [("mean", "epanechnikov", "silverman"), ("clients", "gaussian", "adaptive")]
 every_start_and_kernel = pytest.mark.parametrize(
-    ("start", "kind", "bandwidth"),
-    [
-        ("mean", "epanechnikov", "silverman"),
-        ("clients", "gaussian", "adaptive"),
-        *(pytest.param(*x, marks=deep) for x in FAST),
-    ],
+    ("start", "kind", "bandwidth"), [*SOME, *(pytest.param(*x, marks=deep) for x in FAST if x not in SOME)]
 )
 WEIGHTINGS = (None, "kernels", "bandwidths")
 WEIGHTED = (("silverman", "kernels"), ("adaptive", "bandwidths"))
+# Every bandwidth, and every start and kernel, meets every weighting; over those of one bandwidth weightings take turns.
+PAIRS = [(*options, weighting) for options in FAST for weighting in WEIGHTINGS]
+PAIRS += [(*options, weighting) for options, weighting in zip(COMBINATIONS[len(FAST) :], itertools.cycle(WEIGHTINGS))]
 # Those of which tests/rules/test_bandwidths.py says enough before the loops do.
 TOLD = ("scott", "silverman_wide", "plug_in")
 
@@ -119,7 +118,7 @@ def test_a_bandwidth_of_zero_stays_and_is_counted(start, kind):
         x
         if x[:3] in FAST and x[2:] in (*((b, None) for b in kernel.BANDWIDTHS if b not in TOLD), *WEIGHTED)
         else pytest.param(*x, marks=deep)
-        for x in ((*options, weighting) for options in COMBINATIONS for weighting in WEIGHTINGS)
+        for x in PAIRS
     ],
 )
 def test_the_same_as_plain_loops(start, kind, bandwidth, weighting):
