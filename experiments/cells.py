@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import gc
 import json
 import pathlib
 import shutil
+import sys
+import time
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
@@ -80,6 +84,40 @@ def run_cells(
             continue
         run_once(folder, lambda folder=folder, options=options: run_cell(folder, options))
         click.echo(f"{number}/{len(chosen)} {name}: {told(json.loads((folder / SUMMARY).read_text()))}")
+
+
+def study_options(study: str, results: pathlib.Path) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of a study's command: only, listed, tables_only, threads, output and results.
+
+    Args:
+      study: its name, and that of its folder under runs.
+      results: where its tables are.
+    """
+    path = click.Path(path_type=pathlib.Path)
+    options = (
+        click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this."),
+        click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done."),
+        click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figures for what is done."),
+        click.option("--threads", type=click.IntRange(min=1), help="Of TensorFlow; its own choice if not given."),
+        click.option("--output", type=path, default=pathlib.Path("runs") / study),
+        click.option("--results", type=path, default=results),
+    )
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+def write_summary(folder: pathlib.Path, options: dict[str, Any], work: Callable[[], dict[str, Any]]) -> None:
+    """Does a cell's work and writes its summary, last; of a method that fails, why."""
+    started = time.perf_counter()
+    try:
+        found = work()
+    except Exception as error:  # Whatever a method fails by is its result: the study goes on.
+        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+    if "tensorflow" in sys.modules:  # Models and graphs refer to each other in circles: memory would grow.
+        sys.modules["tensorflow"].keras.backend.clear_session()
+    gc.collect()
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {"options": options, **found, "seconds": time.perf_counter() - started}
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
 
 
 def use_threads(number: Optional[int]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import pathlib
 import time
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.cells import SUMMARY
+from experiments.cells import write_summary
 from experiments.global_posterior.config import ENSEMBLE, FED_BE, FITTED
 from experiments.global_posterior.federation import Data, data_of, process_of
 from experiments.global_posterior.scores import (
@@ -32,17 +30,8 @@ IN_CURVES += ("fitted_temperature", "nll_fitted", "ece_fitted", "train_cpu_secon
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Runs a cell and writes its summary; of a method that fails, why."""
-    started = time.perf_counter()
-    try:
-        found = curve(options) if "evaluate_every" in options else trained_and_scored(options, data_of(options))
-    except Exception as error:  # Whatever a method fails by is its result: the study goes on.
-        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
-    # Models and graphs refer to each other in circles: memory would grow from cell to cell.
-    tf.keras.backend.clear_session()
-    gc.collect()
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = {"options": options, **found, "seconds": time.perf_counter() - started}
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    long = "evaluate_every" in options
+    write_summary(folder, options, lambda: curve(options) if long else trained_and_scored(options, data_of(options)))
 
 
 def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:

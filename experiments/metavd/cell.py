@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import pathlib
 import time
 from typing import Any, Callable
@@ -12,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.cells import SUMMARY
+from experiments.cells import write_summary
 from experiments.metavd.config import ADAPTATION_EXAMPLES, BINS, NUM_SAMPLES
 from experiments.metavd.federation import Data, adaptation_of, data_of, process_of
 
@@ -22,16 +20,7 @@ WHEN = ("before", "after")
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Runs a cell and writes its summary; of a method that fails, why."""
-    started = time.perf_counter()
-    try:
-        found = trained_and_scored(options)
-    except Exception as error:  # Whatever a method fails by is its result: the study goes on.
-        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
-    tf.keras.backend.clear_session()
-    gc.collect()
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = {"options": options, **found, "seconds": time.perf_counter() - started}
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    write_summary(folder, options, lambda: trained_and_scored(options))
 
 
 def trained_and_scored(options: Options) -> dict[str, Any]:

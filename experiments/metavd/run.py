@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from experiments.cells import read_cells, run_cells, use_threads
+from experiments.cells import read_cells, run_cells, study_options, use_threads
 from experiments.metavd.cell import run_cell
 from experiments.metavd.config import FULL, PLAN, SIZES
 
@@ -36,13 +36,8 @@ def cell_name(options: Options) -> str:
 
 
 @click.command()
-@click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'fed_avg'.")
-@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
-@click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figure for what is done.")
 @click.option("--full", is_flag=True, help="The published size, which takes days, instead.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of TensorFlow; its own choice if not given.")
-@click.option("--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/metavd"))
-@click.option("--results", type=click.Path(path_type=pathlib.Path), default=HERE / "results")
+@study_options("metavd", HERE / "results")
 def main(
     only: str,
     listed: bool,

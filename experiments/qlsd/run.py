@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import click
 
-from experiments.cells import SUMMARY, read_cells, run_cells, use_threads
+from experiments.cells import SUMMARY, read_cells, run_cells, study_options, use_threads
 from experiments.qlsd import covertype, logistic, memory, network, raw, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
@@ -113,14 +113,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 @click.command()
 @click.option("--size", type=click.Choice(list(SIZES)), default="reduced", show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), help="Chains of a cell; those of the size if not given.")
-@click.option(
-    "--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this, such as 'toy,LSD*'."
-)
-@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
-@click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figures for what is done.")
-@click.option("--threads", type=click.IntRange(min=1), help="Of TensorFlow; its own choice if not given.")
-@click.option("--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/qlsd"))
-@click.option("--results", type=click.Path(path_type=pathlib.Path), default=HERE / "results")
+@study_options("qlsd", HERE / "results")
 def main(
     size: str,
     seeds: int | None,
