@@ -138,7 +138,7 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(bfl.plots, "write_report", fail)
+        patch.setattr(bfl.evaluation, "evaluate", fail)
         with pytest.raises(RuntimeError, match="this is expected"):
             run_command_line(["run", *options, "--output", str(folder)])
     with monkeypatch.context() as patch:
