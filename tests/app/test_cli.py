@@ -122,7 +122,7 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         ([*SWAG, "--last-layer"], "give pretrain_share, on which the server trains it first"),
         (
             [*SWAG, "--rule", "conflation"],
-            "rule is an option of variational, meta_learning and meta_vd, and this is fl",
+            "rule is an option of variational, meta_learning, meta_vd and p_fed_bayes, and this is fl",
         ),
         (["run", "--momentum", "0.5"], "momentum is an option of fl_swag and fed_*, and this is variational"),
         (["run", "--shrinkage", "0.5"], "shrinkage is an option of fed_pa and fed_kppa, and this is variational"),
