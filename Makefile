@@ -14,7 +14,7 @@ help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
 	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
-	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, the truth by Bayesian ADMM"
+	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
@@ -48,7 +48,7 @@ test-long: $(INSTALLED)
 	$(PYTEST) -m long --timeout=1800
 
 test-fuzz: $(INSTALLED)
-	TFP_BFL_FUZZ_INPUTS=600 $(BIN)/python -m pytest tests/fuzz
+	TFP_BFL_FUZZ_INPUTS=600 $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2

@@ -97,7 +97,7 @@ def small(table, **options):
     return {**next(run.cells(table, "small")), "num_samples": 3, "clients": 3, "local_epochs": 5, **options}
 
 
-@pytest.mark.parametrize("table", ["logistic_regression", "shared_features"])
+@pytest.mark.parametrize("table", ["logistic_regression", pytest.param("shared_features", marks=pytest.mark.long)])
 @pytest.mark.deep(after="tests/test_fl_swag_tables.py")
 def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path, monkeypatch):
     monkeypatch.setitem(PRETRAINING, "lenet_small", {**PRETRAINING["lenet_small"], "epochs": 2})

@@ -41,6 +41,7 @@ def test_every_method_can_be_built():
         )
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/test_metavd_study.py")
 def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     chosen = ("fed_avg", "fed_avg+noise", "reptile+metavd_pruned_0.2")

@@ -43,6 +43,7 @@ def test_columns_are_standardised_and_clients_are_of_one_size(embedded):
     assert held.clients.sizes.tolist() == 10 * [12]
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/test_qlsd_covertype.py")
 def test_cells_run_and_are_compared_with_mala(embedded, tmp_path):
     given = cells()

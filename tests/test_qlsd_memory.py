@@ -34,6 +34,7 @@ def cell(method, **more):
     return {**named[method], **more}
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/test_qlsd_memory.py")
 def test_a_memory_brings_coarse_messages_near_those_without_compression(tmp_path):
     found = {}

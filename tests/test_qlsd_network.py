@@ -74,6 +74,7 @@ def test_a_cell_needs_hmcs_predictions(data, tmp_path):
         run.run_cell(tmp_path / "cell", cell("QLSD"))
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/test_qlsd_network.py")
 def test_cells_of_a_network_run(data, tmp_path):
     of_hmc = {"num_draws": 4, "burn_in": 10, "num_leapfrog_steps": 2}

@@ -141,6 +141,7 @@ def test_a_cell_of_logistic_regression_runs(tmp_path):
     assert 0 < summary["bits_coder"] < 32 * 640 and summary["bits_bound"] < 32 * 640
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/test_qlsd_study.py")
 @pytest.mark.parametrize("method", ["DG-SGLD", "FSGLD"])
 def test_a_rivals_cell_of_logistic_regression_runs(tmp_path, method):
