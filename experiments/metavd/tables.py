@@ -73,10 +73,13 @@ def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
         write(table(compared, ACCURACIES), folder / f"accuracy-{size}")
         write(table(compared, CALIBRATION), folder / f"calibration-{size}")
         write(parts(usual), folder / f"parts-{size}")
-        write(compression(usual), folder / f"compression-{size}")
+        if any(row["method"] in PRUNED for row in usual):
+            write(compression(usual), folder / f"compression-{size}")
         if size.startswith("cifar10"):
             write(beside_published(usual), folder / f"published-{size}")
         for key in ("concentration", "cohort"):
+            if len({row[key] for row in here}) < 2:
+                continue
             write(by_setting(here, key), folder / f"{key}-{size}")
     write_clients(summaries, folder / "clients.csv")
     figure = reliability_figure(summaries)
