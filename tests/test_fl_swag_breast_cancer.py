@@ -77,6 +77,7 @@ def _trained():
         return breast_cancer.train(bfl.data.noniid_datasets(**breast_cancer.CLIENTS), SMALL.federated, True, 0, runtime)
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/test_fl_swag_breast_cancer.py")
 def test_a_run_leaves_table_and_figures_and_samples_once(tmp_path, monkeypatch):
     monkeypatch.setattr(hmc, "MAP_STEPS", 5)

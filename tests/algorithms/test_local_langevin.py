@@ -22,7 +22,7 @@ def variance_of(draws, mean):
 
 @more
 @pytest.mark.statistical
-@pytest.mark.parametrize("prior_stddev", [0.5, None])
+@pytest.mark.parametrize("prior_stddev", [0.5, pytest.param(None, marks=pytest.mark.long)])
 @pytest.mark.parametrize("cohort_size", [None, 2])
 def test_dg_sgld_smooths_each_factor(prior_stddev, cohort_size):
     """Precision sum_i 1 / (1 / N_i + rho) + 1 / t^2 and the mean of these factors, whoever is in a round. Error rate:

@@ -273,6 +273,7 @@ def test_clients_posteriors_of_their_own_are_exported_and_strangers_get_the_shar
     assert len(lines(tmp_path / "run" / "clients.jsonl")) == 3
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/app/test_personal.py")
 def test_augmented_images_and_tables_that_are_none(tmp_path, capsys):
     small = "--rounds 1 --local-epochs 1 --num-samples 2 --clients 2 --engine local --model lenet --kind deterministic"

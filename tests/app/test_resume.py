@@ -59,6 +59,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_after_a_kill(whole, tmp_path):
     folder = tmp_path / "killed"
     command = [sys.executable, "-m", "tfp_bfl", "run", *ARGUMENTS, "--output", str(folder)]
@@ -128,6 +129,7 @@ def test_a_chain_goes_on_with_the_draws_that_it_kept(tmp_path, monkeypatch):
     assert summary(whole)["epistemic_share"] > 0
 
 
+@pytest.mark.long
 def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     def fail(*args, **options):
         raise RuntimeError("this is expected")
