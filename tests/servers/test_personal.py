@@ -62,6 +62,16 @@ def pooled(found, rule="log_linear_pool", anchor=ANCHOR):
     return personal.pool(personal.merge(*parts), anchor)
 
 
+def test_a_round_tells_how_far_logits_moved():
+    found = results(clients.personal(by_change(), LINEAR))
+    rule = rules.personal(2)
+    parts = [rule.summarise(x.weights, ANCHOR, tf.constant(float(n))) for x, n in zip(found, SIZES)]
+    squares = np.sum(np.square(CHANGE), 1)
+    wanted = np.sqrt(np.average(squares, weights=SIZES))
+    np.testing.assert_allclose(rule.metrics(rule.merge(*parts), ANCHOR)["logit_change"], wanted, rtol=1e-5)
+    assert rule.metrics(tf.nest.map_structure(tf.zeros_like, parts[0]), ANCHOR)["logit_change"] == 0
+
+
 def all_close(found, expected, **options):
     tf.nest.map_structure(lambda x, y: np.testing.assert_allclose(x, y, **options), found, expected)
 
