@@ -8,7 +8,7 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-deep test-long test-fuzz environments fuzz mutants docs lint format clean
+.PHONY: help sbom demo test test-deep test-long test-fuzz environments fuzz mutants docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
@@ -18,6 +18,7 @@ help:
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
+	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"
 	@echo "make docs    the documentation site: build/docs/index.html"
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
@@ -26,7 +27,7 @@ $(INSTALLED): requirements.lock setup.cfg pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "tfp_bfl needs Python 3.11 (TensorFlow Federated has releases for 3.9 to 3.11): install it, or name one with make PYTHON=..."; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "requirements.lock is for Python 3.11 and $(PYTHON) is another: name one with make PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -52,6 +53,13 @@ test-fuzz: $(INSTALLED)
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2
+
+sbom: $(INSTALLED)
+	$(PYTHON) -m venv .venvs/sbom
+	.venvs/sbom/bin/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-licenses==5.5.5
+	@mkdir -p build
+	.venvs/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
+	.venvs/sbom/bin/pip-licenses --python $(BIN)/python --with-license-file --no-license-path --with-urls --format plain-vertical --output-file build/NOTICE
 
 environments:
 	tests/environments.sh
