@@ -31,13 +31,34 @@ def test_shards_of_known_and_unseen_clients():
         assert np.intersect1d(data.matched[0].indices[0], data.matched[1].indices[0]).size == 0
 
 
+def test_alone_a_client_trains_as_if_it_were_the_only_one():
+    """Two rounds with others are those of a federation of this client only, and the server learns nothing."""
+    data = federation.data_of(TINY)
+    process = federation.process_of({**TINY, "method": "alone"}, data)
+    result = bfl.simulate(process, data.known, 2, cohort_size=3, seed=0, engine="local")
+    first = process.local.initialize()
+    np.testing.assert_array_equal(result.state.weights.point[0], first.weights.point[0])
+    often = [k for k in range(6) if k in bfl.data.cohort(6, 3, 1, 0) and k in bfl.data.cohort(6, 3, 2, 0)]
+    never = [k for k in range(6) if k not in bfl.data.cohort(6, 3, 1, 0) and k not in bfl.data.cohort(6, 3, 2, 0)]
+    work = federation.process_of({**TINY, "method": "alone"}, data).client_work()
+    for client in often[:1] + never[:1]:
+        kept = process.client_work.memory(first.weights, 0.0)
+        for number in range(2 if client in often else 0):
+            message = bfl.models.ServerMessage(first.weights, np.int32(number), memory=kept)
+            examples = data.known.examples(client)
+            kept = work(message, examples, bfl.federated.round.fold(0, number, client)).memory
+        own = process.personal_weights(result.state, client)
+        np.testing.assert_allclose(own.point[0], kept.weights.point[0], rtol=1e-5, atol=1e-6)
+    assert often and never
+
+
 @pytest.mark.deep(after="tests/test_metavd_study.py")
 def test_every_method_can_be_built():
     data = federation.data_of(TINY)
     for method in METHODS:
         process = federation.process_of({**TINY, "method": method}, data)
         assert process.num_outputs == 10 and process.is_personal == (
-            METHODS[method]["recipe"] in ("meta_vd", "p_fed_bayes")
+            METHODS[method]["recipe"] in ("meta_vd", "p_fed_bayes", "alone")
         )
 
 

@@ -24,6 +24,8 @@ BASELINES = {
     "fed_prox": {"recipe": "fed_prox"},
     "fed_be": {"recipe": "fed_be"},
     "p_fed_bayes": {"recipe": "p_fed_bayes"},
+    # pFedBayes' trivial control: nothing is shared, a client goes on with its own weights when it is drawn.
+    "alone": {"recipe": "alone"},
     "reptile": {"recipe": "meta_learning", "server": True},
     "maml": {"recipe": "meta_learning", "learner": "maml", "server": True},
     "per_fed_avg": {"recipe": "meta_learning", "learner": "hessian_free_maml", "server": True},

@@ -67,6 +67,9 @@ def process_of(options: Options, data: Data) -> bfl.BayesianProcess:
     sgd = {"learning_rate": CLIENT_RATE, "optimizer_fn": clipped_sgd, **LOCAL}
     if how["recipe"] == "meta_learning":
         return bfl.algorithms.meta_learning(model_fn, server_optimizer=server, **learner, **shared)
+    if how["recipe"] == "alone":
+        work = alone(bfl.clients.meta_learning(model_fn, learning_rate=CLIENT_RATE, clip_norm=CLIP, **LOCAL))
+        return bfl.algorithms.compose(model_fn, work, "naive_weighted_average", bfl.servers.replace(), **shared)
     if how["recipe"] == "fed_prox":
         return bfl.algorithms.fed_prox(model_fn, proximal=PROXIMAL, **sgd, **shared)
     if how["recipe"] == "fed_be":
@@ -74,6 +77,30 @@ def process_of(options: Options, data: Data) -> bfl.BayesianProcess:
     if how["recipe"] == "p_fed_bayes":
         return bfl.algorithms.p_fed_bayes(model_fn, **LOCAL, **shared)
     return _meta_vd(how, model_fn, options, server, {**learner, **shared})
+
+
+def alone(client_work: ClientWork) -> ClientWork:
+    """`client_work` from a client's own weights on, which it keeps: the server's stay as they were."""
+
+    class Kept(NamedTuple):
+        weights: Any
+        rounds: Any
+
+    def own(kept: Kept, first: Any) -> Any:
+        return tf.nest.map_structure(lambda x, y: tf.where(kept.rounds > 0, x, y), kept.weights, first)
+
+    def build() -> Callable[..., Any]:
+        work = client_work()
+
+        def from_own(message: Any, examples: Any, seed: tf.Tensor) -> Any:
+            mine = message._replace(weights=own(message.memory, message.weights), memory=())
+            result = work(mine, examples, seed)
+            kept = Kept(result.weights, message.memory.rounds + 1)
+            return result._replace(weights=message.weights, memory=kept)
+
+        return from_own
+
+    return ClientWork(build, memory=lambda weights, share: Kept(weights, tf.constant(0)), personal=own)
 
 
 def _meta_vd(how: Options, model_fn: Any, options: Options, server: Any, given: Options) -> bfl.BayesianProcess:
