@@ -18,8 +18,8 @@ def mean_and_sd(values: Sequence[float], digits: int = 4) -> str:
 def write(rows: list[list[str]], path: pathlib.Path) -> None:
     """Writes a table as .csv and .md."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".csv"), "w", newline="") as file:
+    with open(path.with_name(f"{path.name}.csv"), "w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    path.with_name(f"{path.name}.md").write_text("\n".join(lines) + "\n")

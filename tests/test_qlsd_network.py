@@ -1,5 +1,6 @@
 """The study of QLSD on a network: its clients, its measures and its table, on invented images."""
 
+import dataclasses
 import json
 
 import click
@@ -24,7 +25,7 @@ def source(number, seed):
 @pytest.fixture
 def data(monkeypatch):
     given = network.Data(source(60, 0), source(20, 1).features, source(30, 2), source(30, 3).features[:, ::-1])
-    monkeypatch.setattr(network, "data_of", lambda examples, test_examples: given)
+    monkeypatch.setattr(network, "data_of", lambda options: given)
     return given
 
 
@@ -74,11 +75,31 @@ def test_a_cell_needs_hmcs_predictions(data, tmp_path):
         run.run_cell(tmp_path / "cell", cell("QLSD"))
 
 
+@pytest.mark.deep(after="tests/test_qlsd_network.py")
+@pytest.mark.parametrize("study", ["lenet", pytest.param("resnet", marks=pytest.mark.long)])
+def test_the_same_on_other_networks(study, data, monkeypatch, tmp_path):
+    """ResNet-20 begins at one trained start, and has no images from elsewhere."""
+    if study == "resnet":
+        to_32 = lambda x: np.repeat(np.pad(x, ((0, 0), (2, 2), (2, 2), (0, 0))), 3, -1)
+        of = lambda s: dataclasses.replace(s, features=to_32(s.features))
+        given = network.Data(of(data.train), to_32(data.unlabelled), of(data.test), None)
+        monkeypatch.setattr(network, "data_of", lambda options: given)
+    named = {options["method"]: options for options in run.cells("reduced") if options["study"] == study}
+    small = {**MORE, **({"warm_epochs": 1} if study == "resnet" else {})}
+    of_hmc = {"num_draws": 2, "burn_in": 10, "num_leapfrog_steps": 1, "runs": 2}
+    run.run_cell(tmp_path / f"{study},HMC", {**named["HMC"], **small, **of_hmc})
+    chain = {**CHAIN, "rounds": 3, "burn_in": 1, "every": 1, "runs": 1, "cohort_size": 1}
+    run.run_cell(tmp_path / "cell", {**named["QLSD++, 5 of 20"], **small, **chain})
+    found = json.loads((tmp_path / "cell" / "summary.json").read_text())
+    assert "failed" not in found and found["draws"] == 2 and ("auroc" in found) == (study == "lenet")
+    assert 0 < found["travelled"][0] < 1 and 0 <= found["total_variation"][0] < 1
+
+
 @pytest.mark.long
 @pytest.mark.deep(after="tests/test_qlsd_network.py")
 def test_cells_of_a_network_run(data, tmp_path):
     of_hmc = {"num_draws": 4, "burn_in": 10, "num_leapfrog_steps": 2}
-    run.run_cell(tmp_path / network.REFERENCE, cell("HMC", **of_hmc))
+    run.run_cell(tmp_path / network.REFERENCE.format(study="network"), cell("HMC", **of_hmc))
     for method, more in (
         ("SGLD, ten times as long", CHAIN),
         ("QLSD++", CHAIN),

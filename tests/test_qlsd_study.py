@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.qlsd import config, gaussian, logistic, run, toy
+from experiments.qlsd.config import NETWORKS
 
 TINY = {"rounds": 30, "burn_in": 10, "runs": 2}
 
@@ -155,7 +156,7 @@ def made(options):
     """What a cell leaves, invented."""
     if options["study"] == "memory":
         return {"variances": [1.0, 2.0] * (options["dim"] * options["runs"] // 2), "seconds": 1.0}
-    if options["study"] == "network":
+    if options["study"] in NETWORKS:
         names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation", "travelled", "spread")
         return {**{key: [0.5] for key in names}, "draws": 9, "seconds": 1.0}
     if options["study"] in ("logistic", "covertype"):

@@ -111,6 +111,9 @@ NETWORK_TRAINING = {
     "FedBE, Gaussian": {"algorithm": "fed_be"},
 }
 NETWORK_METHODS = ("HMC", *NETWORK_CHAINS, *NETWORK_TRAINING)
+# The same on other networks: LeNet-5 on the same data, ResNet-20 on CIFAR-10 from one trained start, as published.
+NETWORKS = {"network": NETWORK, "lenet": NETWORK, "resnet": {**NETWORK, "dataset": "cifar10", "elsewhere": None}}
+_OF_LARGE = ("SGLD, one client", "QLSD, 5 of 20", "QLSD++", "QLSD++, 5 of 20", *NETWORK_TRAINING)
 
 # Rounds, those before the first draw, and independent chains; "full" is the published size.
 SIZES = {
@@ -128,6 +131,28 @@ SIZES = {
             "chains": {"runs": 3, "rounds": 5_000, "burn_in": 2_500, "every": 50, "step_size": 1e-4},
             "training": {"runs": 3, "rounds": 20, "local_epochs": 10, "learning_rate": 1e-2},
         },
+        "lenet": {
+            "methods": _OF_LARGE,
+            "of_all": {"model": "lenet", "examples": 1_000, "test_examples": 2_000, "batch_size": 16},
+            "hmc": {"runs": 2, "num_draws": 60, "burn_in": 100, "num_leapfrog_steps": 20, "thin": 1},
+            "sgld": {"batch_size": 320},
+            "chains": {"runs": 2, "rounds": 2_000, "burn_in": 1_000, "every": 20, "step_size": 1e-4},
+            "training": {"runs": 2, "rounds": 20, "local_epochs": 10, "learning_rate": 1e-2},
+        },
+        "resnet": {
+            "methods": _OF_LARGE,
+            "of_all": {
+                "model": "resnet20",
+                "warm_epochs": 60,
+                "examples": 200,
+                "test_examples": 1_000,
+                "batch_size": 5,
+            },
+            "hmc": {"runs": 2, "num_draws": 30, "burn_in": 30, "num_leapfrog_steps": 10, "thin": 1},
+            "sgld": {"batch_size": 100},
+            "chains": {"runs": 1, "rounds": 600, "burn_in": 300, "every": 10, "step_size": 1e-5},
+            "training": {"runs": 1, "rounds": 5, "local_epochs": 5, "learning_rate": 1e-2},
+        },
         "budget_levels": (1, 10, 100, 10_000),
         "budget_steps": (1.0, 0.1),
     },
@@ -138,11 +163,24 @@ SIZES = {
         "memory_exact": {"rounds": 100_000, "runs": 4, "burn_in": 1_000},
         "budget": {"runs": 30},
         "covertype": {"examples": 581_012, "rounds": 500_000, "burn_in": 50_000, "runs": 4},
-        "network": {
+        "lenet": {
             "of_all": {"model": "lenet", "examples": 60_000, "test_examples": 10_000, "batch_size": 64},
             "hmc": {"runs": 3, "num_draws": 100, "burn_in": 100, "num_leapfrog_steps": 1_000, "thin": 1},
             "sgld": {"batch_size": 64},
             "chains": {"runs": 3, "rounds": 100_000, "burn_in": 10_000, "every": 500, "step_size": 1e-7},
+            "training": {"runs": 3, "rounds": 100, "local_epochs": 5, "learning_rate": 1e-2},
+        },
+        "resnet": {
+            "of_all": {
+                "model": "resnet20",
+                "warm_epochs": 100,
+                "examples": 50_000,
+                "test_examples": 10_000,
+                "batch_size": 64,
+            },
+            "hmc": {"runs": 3, "num_draws": 100, "burn_in": 100, "num_leapfrog_steps": 1_000, "thin": 1},
+            "sgld": {"batch_size": 64},
+            "chains": {"runs": 3, "rounds": 100_000, "burn_in": 50_000, "every": 10, "step_size": 1e-7},
             "training": {"runs": 3, "rounds": 100, "local_epochs": 5, "learning_rate": 1e-2},
         },
         "budget_levels": (

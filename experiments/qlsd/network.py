@@ -6,17 +6,16 @@ import dataclasses
 import functools
 import pathlib
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import click
 import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.qlsd import config
 
 Options = dict[str, Any]
-REFERENCE = "network,HMC"
+REFERENCE = "{study},HMC"
 PREDICTIONS = "predictions.npz"
 # Examples that are predicted in one call.
 AT_ONCE = 500
@@ -29,35 +28,52 @@ class Data(NamedTuple):
       train: the examples of all clients.
       unlabelled: others of the same split, for FedBE's server [U, 28, 28, 1].
       test: of the same dataset.
-      elsewhere: images of another dataset [N, 28, 28, 1].
+      elsewhere: images of another dataset [N, 28, 28, 1], or None.
     """
 
     train: bfl.data.Source
     unlabelled: np.ndarray
     test: bfl.data.Source
-    elsewhere: np.ndarray
+    elsewhere: Optional[np.ndarray]
 
 
-@functools.cache
-def data_of(examples: int, test_examples: int) -> Data:
-    """Subsets of MNIST and Fashion-MNIST, the same for every cell."""
-    settings: Any = config.NETWORK
-    source, test = (bfl.data.load(settings["dataset"], split=split) for split in ("train", "test"))
-    order = np.random.default_rng(settings["data_seed"]).permutation(source.num_examples)
-    own = order[:examples]
+def data_of(options: Options) -> Data:
+    """Subsets of the datasets, the same for every cell of a network."""
+    source, test = (bfl.data.load(options["dataset"], split=split) for split in ("train", "test"))
+    order = np.random.default_rng(options["data_seed"]).permutation(source.num_examples)
+    own, number, seed = order[: options["examples"]], options["test_examples"], options["data_seed"]
+    elsewhere = options["elsewhere"] and bfl.data.load(options["elsewhere"], split="test").subset(number, seed).features
     return Data(
         dataclasses.replace(source, features=source.features[own], labels=source.labels[own]),
-        source.features[order[-settings["unlabelled"] :]],
-        test.subset(test_examples, seed=settings["data_seed"]),
-        bfl.data.load(settings["elsewhere"], split="test").subset(test_examples, settings["data_seed"]).features,
+        source.features[order[-options["unlabelled"] :]],
+        test.subset(number, seed=seed),
+        elsewhere,
     )
 
 
 def model_of(options: Options, seed: int) -> tf.keras.Model:
-    """A perceptron of one hidden layer, or LeNet-5, with initial weights of a seed."""
+    """A perceptron of one hidden layer, LeNet-5, or ResNet-20 by groups, with initial weights of a seed."""
     if options["model"] == "mlp":
         return bfl.models.mlp("deterministic", (28, 28, 1), 10, hidden=(options["hidden"],), seed=seed)
-    return bfl.models.lenet("deterministic", seed=seed)
+    if options["model"] == "lenet":
+        return bfl.models.lenet("deterministic", seed=seed)
+    return bfl.models.resnet20("deterministic", normalization="group", seed=seed)
+
+
+def starts(options: Options, data: Data) -> list[bfl.models.ModelWeights]:
+    """Where chains begin: initial weights of their seeds, or, after `warm_epochs`, one trained network for all."""
+    seeds, epochs = range(options["runs"]), options.get("warm_epochs")
+    if not epochs:
+        return [bfl.models.get_weights(model_of(options, seed)) for seed in seeds]
+    build = functools.partial(model_of, options, 0)
+    process = bfl.algorithms.fed_opt(build, local_epochs=epochs, batch_size=20, learning_rate=1e-2)
+    one = data.train.partition(bfl.data.iid(1), seed=options["data_seed"])
+    return [bfl.simulate(process, one, rounds=1, seed=0, engine="local").state.weights] * len(seeds)
+
+
+def flat(weights: bfl.models.ModelWeights) -> np.ndarray:
+    """The point weights one after another [D]."""
+    return np.concatenate([np.ravel(x) for x in weights.point])
 
 
 def federation(options: Options, train: bfl.data.Source) -> bfl.data.Clients:
@@ -70,13 +86,12 @@ def federation(options: Options, train: bfl.data.Source) -> bfl.data.Clients:
 
 
 def hmc(options: Options, data: Data) -> np.ndarray:
-    """Draws [M, R, D] of the posterior, each chain from initial weights of its own."""
-    potentials = [bfl.clients.Potential(model_of(options, seed)) for seed in range(options["runs"])]
+    """Draws [M, R, D] of the posterior."""
     found = bfl.clients.exact_chains(
-        potentials[0],
+        bfl.clients.Potential(model_of(options, 0)),
         data.train.features,
         data.train.labels,
-        tf.stack([p.start() for p in potentials]),
+        tf.stack([flat(weights) for weights in starts(options, data)]),
         **{name: options[name] for name in ("num_draws", "burn_in", "num_leapfrog_steps", "thin")},
         prior_stddev=options["prior_stddev"],
     )
@@ -85,7 +100,6 @@ def hmc(options: Options, data: Data) -> np.ndarray:
 
 def langevin(options: Options, data: Data) -> np.ndarray:
     """Draws [M, R, D] of QLSD, QLSD++ or, on one client without compression, of SGLD."""
-    starts = [bfl.models.get_weights(model_of(options, seed)) for seed in range(options["runs"])]
     build = functools.partial(model_of, options, 0)
     names = ("estimator", "compressor", "prior_stddev", "batch_size", "refresh_every")
     step_size = options["step_size"] * options.get("step_factor", 1)
@@ -101,7 +115,7 @@ def langevin(options: Options, data: Data) -> np.ndarray:
         num_chains=options["runs"],
         cohort_size=options.get("cohort_size"),
         seed=0,
-        start=tf.nest.map_structure(lambda *x: np.stack(x), *starts),
+        start=tf.nest.map_structure(lambda *x: np.stack(x), *starts(options, data)),
         thinning=bfl.federated.Thinning(burn_in, every),
         xla=options["model"] == "mlp",
     )
@@ -120,7 +134,7 @@ def trained(options: Options, data: Data) -> np.ndarray:
         else:
             process = bfl.algorithms.fed_opt(build, **how)
         result = bfl.simulate(process, clients, rounds=options["rounds"], seed=seed, engine="local")
-        found.append(np.concatenate([np.ravel(x) for x in result.state.weights.point])[np.newaxis])
+        found.append(flat(result.state.weights)[np.newaxis])
     return np.stack(found)
 
 
@@ -138,27 +152,31 @@ def run(options: Options, folder: pathlib.Path) -> dict[str, Any]:
     Raises:
       UsageError: HMC's predictions, which its own cell writes, are not there.
     """
-    path, exact = folder.parent / REFERENCE / PREDICTIONS, options["algorithm"] == "hmc"
+    reference = REFERENCE.format(**options)
+    path, exact = folder.parent / reference / PREDICTIONS, options["algorithm"] == "hmc"
     if not exact and not path.exists():
-        raise click.UsageError(f"{path} is not there: run the cell {REFERENCE} first, with the same --output.")
-    data = data_of(options["examples"], options["test_examples"])
+        raise click.UsageError(f"{path} is not there: run the cell {reference} first, with the same --output.")
+    data = data_of(options)
     started = time.perf_counter()
     chains = WORK[options["algorithm"]](options, data)
     seconds = time.perf_counter() - started
     potential = bfl.clients.Potential(model_of(options, 0))
-    test, elsewhere = ([predict(potential, draws, x) for draws in chains] for x in (data.test.features, data.elsewhere))
+    test, elsewhere = (
+        [None if x is None else predict(potential, draws, x) for draws in chains]
+        for x in (data.test.features, data.elsewhere)
+    )
     if exact:
         together = np.mean(test, 0, dtype=np.float32)
         np.savez_compressed(folder / PREDICTIONS, test=together)
-        rows = [scores(together, data.test.labels, np.mean(elsewhere, 0)) | near(test[0], test[-1])]
+        other = None if data.elsewhere is None else np.mean(elsewhere, 0)
+        rows = [scores(together, data.test.labels, other) | near(test[0], test[-1])]
     else:
         with np.load(path) as file:
-            reference = file["test"]
-        rows = [scores(p, data.test.labels, q) | near(p, reference) for p, q in zip(test, elsewhere)]
+            exact_predictions = file["test"]
+        rows = [scores(p, data.test.labels, q) | near(p, exact_predictions) for p, q in zip(test, elsewhere)]
     here = unlit(data.train.features, model_of(options, 0))
-    for seed, row in enumerate(rows):
-        start = bfl.clients.Potential(model_of(options, seed)).start().numpy()
-        row |= moved(start, chains if exact else chains[seed : seed + 1], options["prior_stddev"], here)
+    for seed, (row, start) in enumerate(zip(rows, starts(options, data))):
+        row |= moved(flat(start), chains if exact else chains[seed : seed + 1], options["prior_stddev"], here)
     return {
         **{name: [row[name] for row in rows] for name in rows[0]},
         "weights": potential.size,
@@ -187,16 +205,18 @@ def predict(potential: bfl.clients.Potential, draws: np.ndarray, features: np.nd
     return np.concatenate([mean(tf.constant(features[i : i + AT_ONCE])).numpy() for i in parts])
 
 
-def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray) -> dict[str, float]:
-    """Of predictions [N, C] of test examples, and of images from elsewhere, told apart by entropy."""
+def scores(test: np.ndarray, labels: np.ndarray, elsewhere: Optional[np.ndarray]) -> dict[str, float]:
+    """Of predictions [N, C] of test examples, and of images from elsewhere if there are any, told apart by entropy."""
     entropy = lambda p: -np.sum(p * np.log(np.maximum(p, 1e-30)), -1)
-    return {
+    found = {
         "accuracy": float(bfl.evaluation.accuracy(test, labels)),
         "ece": float(bfl.evaluation.expected_calibration_error(test, labels)),
         "brier": float(bfl.evaluation.brier_score(test, labels)),
         "nll": float(bfl.evaluation.negative_log_likelihood(test, labels)),
-        "auroc": bfl.evaluation.out_of_distribution(entropy(test), entropy(elsewhere)).auroc,
     }
+    if elsewhere is not None:
+        found["auroc"] = bfl.evaluation.out_of_distribution(entropy(test), entropy(elsewhere)).auroc
+    return found
 
 
 def unlit(features: np.ndarray, model: tf.keras.Model) -> np.ndarray:

@@ -25,9 +25,9 @@ from experiments.qlsd.config import (
     LOGISTIC_RIVALS,
     MEMORY,
     MEMORY_METHODS,
-    NETWORK,
     NETWORK_CHAINS,
     NETWORK_TRAINING,
+    NETWORKS,
     SIZES,
     TOY_METHODS,
     TOY_STEPS,
@@ -43,7 +43,7 @@ STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
     "logistic": lambda options, folder: logistic.run(options),
     "memory": lambda options, folder: memory.run(options),
     "budget": lambda options, folder: toy.run_budget(options),
-    "network": network.run,
+    **dict.fromkeys(NETWORKS, network.run),
     "covertype": lambda options, folder: covertype.run(options),
 }
 
@@ -76,20 +76,24 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
                     **settings["budget"],
                     **more,
                 }
-    yield from network_cells(settings["network"], more)
+    for study in NETWORKS:
+        if study in settings:
+            yield from network_cells(study, settings[study], more)
     # Last, as its data may not be there.
     rivals: dict[str, Any] = COVERTYPE_METHODS
     for method, how in rivals.items():
         yield {"study": "covertype", "method": method, **how, **COVERTYPE, **settings["covertype"], **more}
 
 
-def network_cells(settings: Any, more: Options) -> Iterator[Options]:
-    """Those of the network, HMC's first: others are compared with it."""
-    shared = {"study": "network", **NETWORK, **settings["of_all"]}
+def network_cells(study: str, settings: Any, more: Options) -> Iterator[Options]:
+    """Those of a network, HMC's first: others are compared with it."""
+    shared = {"study": study, **NETWORKS[study], **settings["of_all"]}
     yield {**shared, "method": "HMC", "algorithm": "hmc", **settings["hmc"]}
     groups: Any = ((NETWORK_CHAINS, settings["chains"]), (NETWORK_TRAINING, settings["training"]))
     for methods, of_group in groups:
         for method, how in methods.items():
+            if method not in settings.get("methods", methods):
+                continue
             own = settings["sgld"] if how["algorithm"] == "sgld" else {}
             yield {**shared, "method": method, **how, **of_group, **own, **more}
 

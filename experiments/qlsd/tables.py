@@ -17,6 +17,7 @@ from experiments.qlsd.config import (
     LOGISTIC_RIVALS,
     MEMORY_METHODS,
     NETWORK_METHODS,
+    NETWORKS,
     PUBLISHED_COVERTYPE,
     PUBLISHED_LOGISTIC,
     TOY_METHODS,
@@ -40,9 +41,9 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     raw.write(summaries, folder / RAW)
     write(failures(summaries), folder / "failures")
-    toy, logistic, budget, memory, network, covertype = (
+    toy, logistic, budget, memory, covertype, *networks = (
         [s for s in summaries if s["options"]["study"] == study and "failed" not in s]
-        for study in ("toy", "logistic", "budget", "memory", "network", "covertype")
+        for study in ("toy", "logistic", "budget", "memory", "covertype", *NETWORKS)
     )
     if toy:
         write(toy_table(toy), folder / "toy")
@@ -59,9 +60,10 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
         memory_figure(*memory_points(memory)).savefig(folder / "memory.png", dpi=130)
     if any(s["options"]["method"] == "MALA" for s in covertype):
         write(covertype_table(covertype), folder / "covertype")
-    if network:
-        write(network_table(network), folder / "network")
-        write(movement_table(network), folder / "network_movement")
+    for name, network in zip(NETWORKS, networks):
+        if network:
+            write(network_table(network), folder / name)
+            write(movement_table(network), folder / f"{name}_movement")
 
 
 def ordered(summaries: Iterable[Summary], methods: Iterable[str]) -> list[Summary]:
@@ -216,7 +218,11 @@ def network_table(summaries: Sequence[Summary]) -> Lines:
     names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation")
     lines = [["", *(name.replace("_", " ") for name in names), "draws", "rounds", "seeds", "seconds"]]
     for s in ordered(summaries, NETWORK_METHODS):
-        row = [s["options"]["method"], *(mean_with_error(s[name]) for name in names), str(s["draws"])]
+        row = [
+            s["options"]["method"],
+            *(mean_with_error(s[name]) if name in s else "" for name in names),
+            str(s["draws"]),
+        ]
         rounds = s["options"].get("rounds", 0) * s["options"].get("times_as_long", 1)
         lines.append([*row, str(rounds or ""), str(len(s["accuracy"])), f"{s['seconds']:.0f}"])
     return lines
