@@ -8,7 +8,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from experiments.robustness import attacks, config, run
-from tfp_bfl import rules
+from tfp_bfl import data, rules
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.posterior import MeanField
 
@@ -29,6 +29,7 @@ def values(w):
         ("flipped", [1.0 - 10.0, 0.5, 2.0 - 10.0]),
         ("scaled", [201.0, 50.0, 202.0]),
         ("overconfident", [-1.0, 0.005, 0.0]),
+        ("reversed", [-1.0, 0.5, 0.0]),
     ],
 )
 def test_hostile_clients_send_what_the_attack_says_and_the_others_what_they_learnt(attack, wanted):
@@ -47,32 +48,45 @@ def test_hostile_clients_send_what_the_attack_says_and_the_others_what_they_lear
 
 
 def test_every_cell_can_be_built():
+    names = [run.cell_name(options) for options in run.cells()]
     assert tuple(rules.RULES) == config.RULES
-    assert len(set(run.cells())) == 7 * 4 * 4
+    assert len(set(names)) == len(names) == (2 + 2 + 7) * (1 + 5 * 5)
     for defence in config.DEFENCES[1:]:
         rules.parse_robust(defence)
+
+
+def test_the_control_has_the_honest_clients_alone():
+    source = data.load(config.DATASET)
+    (options,) = [x for x in run.cells() if run.cell_name(x) == "iid,conflation,absent,none"]
+    everybody = run.clients_of(source, {**options, "attack": "flipped"}, 1)
+    honest = run.clients_of(source, options, 1)
+    assert (everybody.num_clients, honest.num_clients) == (10, 8)
+    for k in range(8):
+        np.testing.assert_array_equal(honest.indices[k], everybody.indices[k + 2])
 
 
 @pytest.mark.deep(after="tests/test_robustness_study.py")
 def test_goes_on_where_it_was_and_writes_what_is_there(tmp_path, monkeypatch):
     ran = []
 
-    def fake(*cell):
+    def fake(options):
         if len(ran) == 5:
             raise KeyboardInterrupt
-        ran.append(cell)
-        score = None if cell[1] == "scaled" else 0.9
+        ran.append(run.cell_name(options))
+        score = None if options["attack"] == "scaled" else 0.9
         return {name: [score, 0.8] for name in run.SCORES}
 
     monkeypatch.setattr(run, "run_cell", fake)
-    options = ["--output", str(tmp_path), "--cell", "conflation,"]
+    options = ["--output", str(tmp_path / "runs"), "--results", str(tmp_path), "--cell", "iid,conflation,"]
     assert CliRunner().invoke(run.main, options).exit_code != 0
     first, ran[:] = list(ran), []
     while CliRunner().invoke(run.main, options).exit_code != 0:
         first, ran[:] = first + ran, []
     done = first + ran
-    assert len(done) == len(set(done)) == 2 * 16  # conflation and weighted conflation
-    rows = list(csv.reader((tmp_path / "accuracy.csv").read_text().splitlines()))
+    assert len(done) == len(set(done)) == 26
+    rows = list(csv.reader((tmp_path / "accuracy-iid.csv").read_text().splitlines()))
     (row,) = (dict(zip(rows[0], row)) for row in rows if row[:2] == ["conflation", "median"])
-    assert (row["attack: none"], row["attack: scaled"]) == ("0.85 +- 0.071", "not finite")
-    assert rows[1][2:] == [""] * 4  # another rule's, not run
+    assert (row["attack: none"], row["attack: scaled"]) == ("0.850 +- 0.071", "not finite")
+    (row,) = (row for row in rows if row[:2] == ["conflation", "hostile clients absent"])
+    assert row[2:] == ["0.850 +- 0.071", "", "", "", ""]
+    assert rows[1][2:] == [""] * 5  # another rule's, not run

@@ -11,15 +11,23 @@ ATTACKS = {
     "flipped": (-5.0, 1.0),
     "scaled": (100.0, 100.0),
     "overconfident": (-1.0, 0.01),
+    "reversed": (-1.0, 1.0),
 }
+# The control of every defence: the hostile clients are not there, and neither are their data.
+ABSENT = "absent"
 
 # Clipped to somewhat below the median honest norm (`norms`), 6.2 to 6.8.
-DEFENCES = ("none", "clip:6", "trimmed:0.2", "median")
+DEFENCES = ("none", "clip:6", "trimmed:0.2", "median", "centered_clip")
 
 DATASET = "digits"
-PARTITION = "iid"
+# Which rules on which partition, in the order in which they run.
+PARTITIONS = {
+    "dirichlet:0.1": ("log_linear_pool", "linear_pool"),
+    "dirichlet:0.5": ("log_linear_pool", "linear_pool"),
+    "iid": RULES,
+}
 MODEL = {"kind": "flipout", "num_classes": 10, "initial_stddev": 0.003}
 TRAINING = {"local_epochs": 5, "batch_size": 32, "learning_rate": 3e-3}
-ROUNDS = 10
+ROUNDS = 20
 NUM_SAMPLES = 20
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)

@@ -1,17 +1,15 @@
 """Runs the robustness study: `python -m experiments.robustness.run`.
 
-A cell is a rule, an attack and a defence, over all seeds: a file under OUTPUT/cells. What is done is not run again;
-the tables are of what is there.
+A cell is a partition, a rule, an attack and a defence, over all seeds: a folder under OUTPUT with one summary. What is
+done is not run again; the tables are of what is there.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import pathlib
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -19,18 +17,29 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from experiments.cells import read_cells, run_cells, study_options, use_threads, write_summary
 from experiments.robustness import config
 from experiments.robustness.attacks import attacked
 from experiments.tables import write
 
-Cell = tuple[str, str, str]
-
+HERE = pathlib.Path(__file__).parent
 SCORES = ("accuracy", "test_nll", "ece", "stddev_median")
+Options = dict[str, Any]
 
 
-def cells() -> list[Cell]:
-    """(rule, attack, defence) of every cell."""
-    return list(itertools.product(config.RULES, config.ATTACKS, config.DEFENCES))
+def cells() -> Iterator[Options]:
+    """The options of each cell, in the order in which they run."""
+    given = {"rounds": config.ROUNDS, "seeds": list(config.SEEDS)}
+    for partition, rules in config.PARTITIONS.items():
+        for rule in rules:
+            pairs = [(config.ABSENT, "none"), *itertools.product(config.ATTACKS, config.DEFENCES)]
+            for attack, defence in pairs:
+                yield {"partition": partition, "rule": rule, "attack": attack, "defence": defence, **given}
+
+
+def cell_name(options: Options) -> str:
+    """Its folder's name."""
+    return ",".join(options[name] for name in ("partition", "rule", "attack", "defence")).replace(":", "_")
 
 
 def model(shape: Sequence[int], seed: int = 0) -> tf.keras.Model:
@@ -41,78 +50,82 @@ def build(rule: str, attack: str, defence: str, shape: Sequence[int]) -> bfl.fed
     """`bfl.algorithms.variational`, with hostile clients."""
     model_fn = functools.partial(model, shape)
     work = bfl.clients.variational(model_fn, **config.TRAINING)
-    work = work if attack == "none" else attacked(work, config.HOSTILE, *config.ATTACKS[attack])
+    if attack not in ("none", config.ABSENT):
+        work = attacked(work, config.HOSTILE, *config.ATTACKS[attack])
     robust = None if defence == "none" else defence
     return bfl.algorithms.compose(model_fn, work, rule, bfl.servers.replace(), weighting="equal", robust=robust)
 
 
-def run_cell(rule: str, attack: str, defence: str) -> dict[str, list[Any]]:
+def clients_of(source: bfl.data.Source, options: Options, seed: int) -> bfl.data.Clients:
+    """All clients, or where the hostile ones are absent all others."""
+    everybody = source.partition(bfl.data.parse_partition(options["partition"], config.CLIENTS), seed=seed)
+    return everybody.split(config.HOSTILE)[1] if options["attack"] == config.ABSENT else everybody
+
+
+def run_cell(options: Options) -> dict[str, list[Any]]:
     """Each score of the last round, a value a seed; None where the training left no finite weights."""
     train, test = (bfl.data.load(config.DATASET, split=split) for split in ("train", "test"))
-    partition = bfl.data.parse_partition(config.PARTITION, config.CLIENTS)
     scores: dict[str, list[Any]] = {name: [] for name in SCORES}
-    with bfl.federated.local_workers() as runtime:
-        process = build(rule, attack, defence, train.element_shape)
-        for seed in config.SEEDS:
-            try:
-                last = bfl.simulate(
-                    process,
-                    train.partition(partition, seed=seed),
-                    rounds=config.ROUNDS,
-                    seed=seed,
-                    start=bfl.models.get_weights(model(train.element_shape, seed)),
-                    evaluate=bfl.evaluation.evaluator(
-                        test.features, test.labels, num_samples=config.NUM_SAMPLES, seed=seed
-                    ),
-                    evaluate_every=config.ROUNDS,
-                    runtime=runtime,
-                ).rounds[-1]
-            except bfl.errors.WorkerError:
-                raise
-            except bfl.errors.Error:  # every client faulty, or predictions that are not finite
-                last = {}
-            for name in SCORES:
-                scores[name].append(last.get(name))
+    process = build(options["rule"], options["attack"], options["defence"], train.element_shape)
+    for seed in options["seeds"]:
+        evaluate = bfl.evaluation.evaluator(test.features, test.labels, num_samples=config.NUM_SAMPLES, seed=seed)
+        try:
+            last = bfl.simulate(
+                process,
+                clients_of(train, options, seed),
+                rounds=options["rounds"],
+                seed=seed,
+                start=bfl.models.get_weights(model(train.element_shape, seed)),
+                evaluate=evaluate,
+                evaluate_every=options["rounds"],
+                engine="local",
+            ).rounds[-1]
+        except bfl.errors.Error:  # every client faulty, or predictions that are not finite
+            last = {}
+        for name in SCORES:
+            scores[name].append(last.get(name))
     return scores
 
 
-def table(results: dict[Cell, dict[str, list[Any]]], score: str) -> list[list[str]]:
+def table(found: list[dict[str, Any]], partition: str, score: str) -> list[list[str]]:
     """A row for each rule and defence, a column for each attack: mean +- standard deviation over seeds."""
+    key = lambda options: tuple(options[name] for name in ("partition", "rule", "attack", "defence"))
+    results = {key(summary["options"]): summary.get(score, [None]) for summary in found}
 
-    def entry(cell: Cell) -> str:
-        values = results.get(cell, {}).get(score, [])
+    def entry(*cell: str) -> str:
+        values = results.get((partition, *cell), [])
         if None in values:
             return "not finite"
-        return f"{np.mean(values):.3g} +- {np.std(values, ddof=1):.2g}" if values else ""
+        return f"{np.mean(values):.3f} +- {np.std(values, ddof=1):.3f}" if values else ""
 
-    rows = [
-        [rule, defence, *(entry((rule, attack, defence)) for attack in config.ATTACKS)]
-        for rule, defence in itertools.product(config.RULES, config.DEFENCES)
-    ]
+    rows = []
+    for rule in config.PARTITIONS[partition]:
+        rows.append(
+            [rule, "hostile clients absent", entry(rule, config.ABSENT, "none"), *[""] * (len(config.ATTACKS) - 1)]
+        )
+        for defence in config.DEFENCES:
+            rows.append([rule, defence, *(entry(rule, attack, defence) for attack in config.ATTACKS)])
     return [["rule", "defence", *(f"attack: {attack}" for attack in config.ATTACKS)], *rows]
 
 
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    return f"{summary.get('failed', '')}{summary.get('accuracy', '')} ({summary['seconds']:.0f} s)"
+
+
 @click.command()
-@click.option("--cell", "only", default="", metavar="TEXT", help="Only cells whose name holds this.")
-@click.option(
-    "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/robustness"), show_default=True
-)
-def main(only: str, output: pathlib.Path) -> None:
-    """Runs the cells that are not done, and writes a table of each score."""
-    (output / "cells").mkdir(parents=True, exist_ok=True)
-    results = {}
-    for cell in cells():
-        name = ",".join(cell).replace(":", "_")
-        file = output / "cells" / f"{name}.json"
-        if not file.exists() and only in name:
-            started = time.perf_counter()
-            scores = run_cell(*cell)
-            file.write_text(json.dumps(scores))
-            click.echo(f"{name}: accuracy {scores['accuracy']} ({time.perf_counter() - started:.0f} s)")
-        if file.exists():
-            results[cell] = json.loads(file.read_text())
-    for score in SCORES:
-        write(table(results, score), output / score)
+@study_options("robustness", HERE / "results")
+def main(
+    only: str, listed: bool, tables_only: bool, threads: int | None, output: pathlib.Path, results: pathlib.Path
+) -> None:
+    """Runs the cells that are not done, and writes a table of each score on each partition."""
+    use_threads(threads)
+    every = {cell_name(options): options for options in cells()}
+    work = lambda folder, options: write_summary(folder, options, lambda: run_cell(options))
+    run_cells(every, only, output, work, told, listed=listed, tables_only=tables_only)
+    if not listed:
+        for partition, score in itertools.product(config.PARTITIONS, SCORES):
+            write(table(read_cells(output), partition, score), results / f"{score}-{partition.replace(':', '_')}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""What one hostile client of eleven does to the pooled posterior: `python -m experiments.robustness.influence`.
+
+Ten honest clients have moved 0.05 from an anchor of sd 0.003, give or take 0.003; the eleventh sends the opposite, or a
+number that nobody sends. The table has how far the pooled means are from what the ten honest ones give, over the honest
+change: 1 is all of it, 2 the opposite. Its last row says what a round leaves out by itself (`federated.faults`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from experiments.robustness.config import RULES
+from experiments.tables import write
+from tfp_bfl.federated.faults import FAULTS, Limits, find_fault
+
+CLIENTS, SIZE, CHANGE, STDDEV = 10, 200, 0.05, 0.003
+DEFENCES = ("none", "clip:1", "trimmed:0.2", "median", "centered_clip")
+# Name -> the hostile client's change of the mean, its standard deviation and its weight.
+POISONS = {
+    "opposite": (-1.0, STDDEV, 1.0),
+    "opposite, times 100": (-100.0, STDDEV, 1.0),
+    "opposite, sd 1e-5": (-1.0, 1e-5, 1.0),
+    "opposite, sd 1e-6": (-1.0, 1e-6, 1.0),
+    "opposite, weight 1e9": (-1.0, STDDEV, 1e9),
+    "mean 1e20": (1e20 / CHANGE, STDDEV, 1.0),
+    "sd 1e15": (1.0, 1e15, 1.0),
+}
+
+
+def influence(rule: str, defence: str, poison: str) -> str:
+    """The shift of the pooled mean that one hostile client makes, or that the round leaves it out."""
+    change, stddev, weight = POISONS[poison]
+    rng = np.random.default_rng(0)
+    means = np.concatenate([CHANGE + STDDEV * rng.normal(size=(CLIENTS, SIZE)), np.full((1, SIZE), change * CHANGE)])
+    stddevs = np.full((CLIENTS + 1, SIZE), STDDEV)
+    stddevs[-1] = stddev
+    anchor = bfl.posterior.MeanField(tf.zeros([SIZE]), tf.fill([SIZE], STDDEV**2))
+    stacked = bfl.posterior.MeanField(*(tf.constant(x, tf.float32) for x in (means, stddevs**2)))
+    made = bfl.rules.RULES[rule]()
+    made = made if defence == "none" else bfl.rules.parse_robust(defence)(made)
+    pool = lambda number, weights: bfl.rules.aggregate(
+        made, tf.nest.map_structure(lambda x: x[:number], stacked), weights, anchor
+    ).mean.numpy()
+    shift = np.abs(pool(CLIENTS + 1, [1.0] * CLIENTS + [weight]) - pool(CLIENTS, None)).mean() / CHANGE
+    return f"{shift:.3g}" if np.isfinite(shift) else "not finite"
+
+
+def fault(poison: str) -> str:
+    """Why a round leaves the client out by itself; "" if it does not. A weight is a number of examples."""
+    change, stddev, weight = POISONS[poison]
+    leaf = lambda value: (tf.fill([SIZE], tf.constant(value, tf.float32)),)
+    none = bfl.posterior.MeanField((), ())
+    weights = bfl.models.ModelWeights(bfl.posterior.MeanField(leaf(change * CHANGE), leaf(stddev**2)), (), none)
+    result = bfl.models.ClientResult(weights, tf.constant(int(100 * weight), tf.int64), None)  # type: ignore[arg-type]
+    code = find_fault(result, weights, tf.constant(weight), Limits(min_stddev=1e-5), tf.constant(100, tf.int64))
+    return FAULTS[int(code)]
+
+
+def table() -> list[list[str]]:
+    """A row for each rule and defence, a column for each poison; the last row is what the round does by itself."""
+    rows = [
+        [rule, defence, *(influence(rule, defence, poison) for poison in POISONS)]
+        for rule, defence in itertools.product(RULES, DEFENCES)
+    ]
+    return [["rule", "defence", *POISONS], *rows, ["any", "bounds of a round", *map(fault, POISONS)]]
+
+
+if __name__ == "__main__":
+    write(table(), pathlib.Path(__file__).parent / "results" / "influence")
