@@ -19,7 +19,7 @@ NAN, INF = float("nan"), float("inf")
 # One of each statistics: the rest differ from one of these by their equations alone, which test_equations.py has.
 TELLING = ("linear_pool", "conflation", "distributed_weight_consolidation")
 every_rule = pytest.mark.parametrize("name", TELLING)
-every_defence = pytest.mark.parametrize("text", ["clip:0.5", "trimmed:0.2", "median"])
+every_defence = pytest.mark.parametrize("text", ["clip:0.5", "trimmed:0.2", "median", "centered_clip"])
 
 
 def defended(text, rule):
@@ -231,7 +231,7 @@ def test_order_of_clients_does_not_matter(name, text):
         order = np.random.default_rng(seed).permutation(6)
         shuffled = MeanField(stacked.mean[order], stacked.variance[order])
         pooled = rules.aggregate(rule, shuffled, None, anchor)
-        exact = text != "clip:0.5"
+        exact = text in ("trimmed:0.2", "median")
         assert_same(pooled, wanted, rtol=0 if exact and name != "distributed_weight_consolidation" else 1e-9)
 
 
@@ -370,9 +370,9 @@ def test_clipping_needs_the_anchor():
 @every_defence
 def test_defences_are_read_from_text(text):
     made = parse_robust(text)(rules.conflation())
-    by_hand = {"clip:0.5": rules.clipped, "trimmed:0.2": rules.trimmed, "median": rules.median}[text]
+    by_hand = getattr(rules, {"clip:0.5": "clipped", "trimmed:0.2": "trimmed"}.get(text, text))
     assert made.name == by_hand(rules.conflation(), *([0.5] if text == "clip:0.5" else [])).name
-    assert set(named.forms(ROBUST)) == {"clip:MAX_NORM", "trimmed:SHARE", "median"}
+    assert set(named.forms(ROBUST)) == {"clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ broadcast, so that float32 keeps its digits where clients lie close together.
 
 What a rule is over is its type: a `Rule` is over a posterior, a `ModelRule` over all that clients send, as a round
 takes it; a `GatherRule` and a `ModelGatherRule`, such as `kernel_posterior`, see the stack of all clients at once.
-`whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed` and `median` make a rule withstand adversarial
-clients.
+`whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed`, `median` and `centered_clip` make a rule
+withstand adversarial clients.
 
 A new rule is one function in a file of this folder and one entry in `RULES`: the function, or, if it has a parameter,
 `WithArgument(function, "parameter")`, which text names "function:NUMBER".
@@ -29,7 +29,7 @@ from tfp_bfl.rules.products import (
     weighted_conflation,
 )
 from tfp_bfl.rules.reweighted import reweighted
-from tfp_bfl.rules.robust import ROBUST, clipped, median, parse_robust, trimmed
+from tfp_bfl.rules.robust import ROBUST, centered_clip, clipped, geometric_median, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
 from tfp_bfl.rules.total import total
 from tfp_bfl.rules.whole_model import whole_model
@@ -56,10 +56,12 @@ __all__ = [
     "Rule",
     "WithArgument",
     "aggregate",
+    "centered_clip",
     "check_rule",
     "client_gaussian",
     "clipped",
     "gathered",
+    "geometric_median",
     "kernel_mode",
     "kernel_modes",
     "kernel_posterior",

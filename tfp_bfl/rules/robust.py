@@ -10,12 +10,13 @@ import functools
 import numbers
 from typing import Any, Callable, NamedTuple, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import named
 from tfp_bfl.contracts import STACK, WEIGHTS, GatherRule, ModelGatherRule, ModelRule, Rule
 from tfp_bfl.errors import InvalidArgument, check_number, shown
-from tfp_bfl.models import by_part, change_norm, coordinates, from_coordinates
+from tfp_bfl.models import ModelWeights, by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
@@ -120,13 +121,76 @@ def median(rule: AnyRule) -> ModelGatherRule:
     return _trimmed(rule, lambda num_clients: num_clients, "median")
 
 
+def centered_clip(rule: AnyRule) -> ModelGatherRule:
+    """`rule` over clients drawn towards their geometric median: none lies further from it than the median client.
+
+    z = argmin_z sum_k ||x_k - z||,  r = median_k ||x_k - z||,  x_k <- z + min(1, r / ||x_k - z||) (x_k - z)
+
+    over means and point weights, in which honest clients differ where their labels do. Who is alone in having a class
+    still counts, where `trimmed` and `median` drop it weight by weight, and needs no bound chosen beforehand, as
+    `clipped` does. Of every weight the K variances, and BatchNorm's, are limited to the range of those that are left
+    when min(ceil(K / 4), floor((K - 1) / 2)) at each end are dropped, so that no tiny or huge variance rules the
+    result.
+
+    While fewer than half of the clients are hostile, z lies among the honest, and a hostile one moves the mean by at
+    most r / K further than another. All count the same. The server's memory is clients x weights. The metric
+    `clipped_clients` counts those who were drawn in: half of them, as a rule.
+
+    Args:
+      rule: of `tfp_bfl.rules`, or of `whole_model`.
+
+    Raises:
+      InvalidArgument: not a rule.
+
+    Source: Karimireddy et al. 2021 (arXiv:2012.10333), eq. 3, around the geometric median of Pillutla et al. 2022
+      (arXiv:1912.13445), by Weiszfeld's algorithm, instead of around the round before; radius and variances are ours.
+    """
+    inner = _for_stack(rule, "centered_clip")
+
+    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        k = tf.minimum((tf.shape(importance)[0] + 3) // 4, (tf.shape(importance)[0] - 1) // 2)
+        limit = functools.partial(each, functools.partial(_limited, k))
+        left = by_part(lambda q: q._replace(variance=limit(q.variance)), lambda x: x, stacked)
+        if isinstance(left, ModelWeights):
+            left = left._replace(moments=limit(left.moments))
+        points = _points(stacked)
+        center = geometric_median(points)
+        distance = tf.norm(points - center, axis=1)
+        radius = tf.sort(distance)[tf.shape(distance)[0] // 2]
+        factor = tf.math.divide_no_nan(radius, tf.maximum(distance, radius))
+        left = _with_points(left, center + factor[:, tf.newaxis] * (points - center))
+        pooled, own = _pool(inner, left, tf.ones_like(importance), anchor)
+        return pooled, {"clipped_clients": tf.math.count_nonzero(distance > radius, dtype=tf.int32), **own}
+
+    return _robust(inner, "centered_clip", together)
+
+
+def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
+    """argmin_z sum_k ||x_k - z|| of points [K, D]: a vector [D], by Weiszfeld's algorithm from the median of each axis.
+
+    z <- sum_k x_k / d_k / sum_k 1 / d_k,  d_k = max(||x_k - z||, tolerance x the median distance),
+
+    until a step is shorter than that floor, or `most_steps` were taken.
+
+    Source: Pillutla et al. 2022 (arXiv:1912.13445), algorithm 2, smoothed.
+    """
+    middle = tf.shape(points)[0] // 2
+    distances = lambda z: tf.norm(points - z, axis=1)
+    floor = lambda d: tf.maximum(tf.cast(tolerance, d.dtype) * tf.sort(d)[middle], np.finfo(np.float32).tiny)
+
+    def step(z: tf.Tensor, moved: tf.Tensor, d: tf.Tensor) -> Any:
+        inverse = 1 / tf.maximum(d, floor(d))
+        new = tf.linalg.matvec(points, inverse / tf.reduce_sum(inverse), transpose_a=True)
+        return new, tf.norm(new - z), distances(new)
+
+    start = tf.sort(points, 0)[middle]
+    first = start, tf.constant(np.inf, points.dtype), distances(start)
+    going = lambda z, moved, d: moved > floor(d)
+    return tf.while_loop(going, step, first, parallel_iterations=1, maximum_iterations=most_steps)[0]
+
+
 def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what: str) -> ModelGatherRule:
-    inner = _of_weights(rule)
-    if inner.gives == STACK:
-        raise InvalidArgument(
-            f"A {what} stack holds no client's own weights, so that the rule {inner.name!r} has none to give: use the "
-            "defence clip."
-        )
+    inner = _for_stack(rule, what)
 
     def dropped(importance: tf.Tensor) -> tf.Tensor:
         num_clients = tf.shape(importance)[0]
@@ -137,12 +201,29 @@ def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what:
         left = by_part(
             functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
         )
-        # An anchor that only centres the sums may itself be the mean of honest and other clients.
-        anchor = anchor if inner.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
-        total = summarise_stack(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
-        pooled, own = inner.pool_with_metrics(total, anchor)
+        pooled, own = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
         return pooled, {"trimmed_clients": 2 * k, **own}
 
+    return _robust(inner, what, together)
+
+
+def _for_stack(rule: AnyRule, what: str) -> ModelRule:
+    inner = _of_weights(rule)
+    if inner.gives == STACK:
+        raise InvalidArgument(
+            f"A {what} stack holds no client's own weights, so that the rule {inner.name!r} has none to give: use the "
+            "defence clip."
+        )
+    return inner
+
+
+def _pool(inner: ModelRule, left: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    # An anchor that only centres the sums may itself be the mean of honest and other clients.
+    anchor = anchor if inner.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
+    return inner.pool_with_metrics(summarise_stack(inner, left, importance, anchor), anchor)
+
+
+def _robust(inner: ModelRule, what: str, together: Callable[..., Any]) -> ModelGatherRule:
     return ModelGatherRule(
         name=f"{what} {inner.name}",
         uses_anchor=inner.uses_anchor,
@@ -182,6 +263,34 @@ def _middle(k: tf.Tensor, stacked: MeanField) -> MeanField:
     return MeanField(*(tf.nest.pack_sequence_as(part, [p[i] for p in pairs]) for i, part in enumerate(stacked)))
 
 
+def _limited(k: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """x [K, ...], each of its numbers within the range of the K - 2 k middle ones of all clients."""
+    ordered = tf.sort(x, 0)
+    return tf.clip_by_value(x, ordered[k], ordered[tf.shape(x)[0] - 1 - k])
+
+
+def _points(stacked: Any) -> tf.Tensor:
+    """Means and point weights of a stack: [K, D] float64, where no square of a float32 overflows."""
+    leaves = tf.nest.flatten(_values(stacked))
+    return tf.concat([tf.cast(tf.reshape(x, [tf.shape(x)[0], -1]), tf.float64) for x in leaves], 1)
+
+
+def _with_points(stacked: Any, points: tf.Tensor) -> Any:
+    """The stack with other means and point weights."""
+    values = _values(stacked)
+    leaves = tf.nest.flatten(values)
+    parts = tf.split(points, [x.shape[1:].num_elements() for x in leaves], 1)
+    shaped = [tf.cast(tf.reshape(p, tf.shape(x)), x.dtype) for p, x in zip(parts, leaves)]
+    mean, point = tf.nest.pack_sequence_as(values, shaped)
+    if not isinstance(stacked, ModelWeights):
+        return stacked._replace(mean=mean)
+    return stacked._replace(posterior=stacked.posterior._replace(mean=mean), point=point)
+
+
+def _values(stacked: Any) -> tuple[Any, Any]:
+    return (stacked.posterior.mean, stacked.point) if isinstance(stacked, ModelWeights) else (stacked.mean, ())
+
+
 def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     """x [K, ...] without the first and the last k."""
     return x[k : tf.shape(x)[0] - k]
@@ -199,6 +308,7 @@ ROBUST: named.Table = {
     "clip": WithArgument(clipped, "max_norm", check=functools.partial(check_number, name="max_norm")),
     "trimmed": WithArgument(trimmed, "share", check=_check_share),
     "median": median,
+    "centered_clip": centered_clip,
 }
 
 
