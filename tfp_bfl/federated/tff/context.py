@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check_count
 from tfp_bfl.federated.tff.executor import create_stub, executor_type
+from tfp_bfl.federated.tff.heartbeat import heartbeat
 from tfp_bfl.federated.tff.installation import require_tff
 from tfp_bfl.federated.tff.workers import Worker, is_ready, open_channel
 from tfp_bfl.federated.threads import start
@@ -26,10 +27,30 @@ class RemoteWorker:
     def __init__(self, address: str, connect_seconds: float = 60.0) -> None:
         self.address = address
         self._connect_seconds = connect_seconds
-        self.channel = open_channel(address, local=False)
+        self._silent_seconds = 0.0
+        self.channel = self.open_channel()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not given up."""
+        return not self._silent_seconds
+
+    def open_channel(self) -> Any:
+        """Another channel to it."""
+        return open_channel(self.address, local=False)
+
+    def give_up(self, seconds: float) -> None:
+        """Closes the channel, which ends the calls that wait for an answer."""
+        self._silent_seconds = seconds
+        self.channel.close()
 
     def check(self) -> None:
-        """Raises WorkerError if the worker does not answer within `connect_seconds`."""
+        """Raises WorkerError if the worker does not answer within `connect_seconds`, or was given up."""
+        if self._silent_seconds:
+            raise WorkerError(
+                f"The worker at {self.address} did not answer for {self._silent_seconds:g} s: its machine is stopped "
+                "or cut off; mend that and begin again, the rounds that were saved are kept."
+            )
         if not is_ready(self.channel, self._connect_seconds):
             raise WorkerError(
                 f"No worker answered at {self.address} within connect_seconds={self._connect_seconds:g}; "
@@ -70,6 +91,7 @@ def local_workers(
     intra_op_threads: Optional[int] = None,
     inter_op_threads: Optional[int] = None,
     startup_seconds: float = 60.0,
+    heartbeat_seconds: float = 60.0,
 ) -> Iterator[Runtime]:
     """Starts workers on this machine, runs the with-block's TFF computations on them, and always ends them.
 
@@ -84,9 +106,10 @@ def local_workers(
         several are computed at once (small operations run faster on one core each), else for TensorFlow's choice.
       inter_op_threads: a worker's threads across operations. None for `max_concurrent_calls`, likewise.
       startup_seconds: how long each worker may take to answer.
+      heartbeat_seconds: a worker that does not answer for so long (a busy one does) is ended, as if it had died.
 
     Raises:
-      InvalidArgument: a count is not positive.
+      InvalidArgument: a count or a number of seconds is not positive.
       MissingDependency: TFF can't be imported.
       WorkerError: a worker ended or did not answer in time; or, from a computation, a worker died.
     """
@@ -129,13 +152,18 @@ def local_workers(
             return len(dead)
 
         context = _create_context(connections)
+        stack.enter_context(heartbeat(workers, heartbeat_seconds))
         with require_tff().framework.get_context_stack().install(context):
             yield Runtime(context, workers, num_workers * max_concurrent_calls, replace_dead_workers)
 
 
 @contextlib.contextmanager
 def remote_workers(
-    addresses: Sequence[str], max_concurrent_calls: int = 8, *, connect_seconds: float = 60.0
+    addresses: Sequence[str],
+    max_concurrent_calls: int = 8,
+    *,
+    connect_seconds: float = 60.0,
+    heartbeat_seconds: float = 60.0,
 ) -> Iterator[Runtime]:
     """Runs the with-block's TFF computations on workers that run already, which stay as they are.
 
@@ -149,6 +177,7 @@ def remote_workers(
         networks only.
       max_concurrent_calls: how many clients each computes at once, as its `--max_concurrent_computation_calls` says.
       connect_seconds: how long each worker may take to answer.
+      heartbeat_seconds: after so long without an answer (a busy worker answers) computations raise WorkerError.
 
     Raises:
       InvalidArgument: there is no address, or one has no port.
@@ -169,6 +198,7 @@ def remote_workers(
         connections = [_Connection(worker) for worker in workers]
         context = _create_context(connections)
         stack.callback(_release, connections)
+        stack.enter_context(heartbeat(workers, heartbeat_seconds))
         with require_tff().framework.get_context_stack().install(context):
             yield Runtime(context, tuple(workers), len(workers) * max_concurrent_calls)
 
@@ -179,6 +209,16 @@ class _Connection:
     def __init__(self, worker: AnyWorker) -> None:
         self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.context = _create_async_context(worker, self._executors)
+        self._worker = worker
+
+    def explain(self, error: Exception) -> Exception:
+        """The error, or why the worker was given up, of which it is only what a call felt."""
+        if isinstance(self._worker, RemoteWorker) and not self._worker.is_alive:
+            try:
+                self._worker.check()
+            except WorkerError as reason:
+                return reason
+        return error
 
     def abandon(self) -> None:
         """Forgets what the worker holds, which is about to end or has ended."""
@@ -209,16 +249,19 @@ def _create_context(connections: list[_Connection]) -> Any:
             context = connections[self._i].context
             try:
                 return await asyncio.wrap_future(_start(lambda: context.invoke(comp, arg)))
-            except Exception as error:
-                failures.append(error)
+            except Exception as caught:
+                failures.append(connections[self._i].explain(caught))
                 # TFF reads one failure; asyncio would print each of the others, but no cancellation.
-                raise asyncio.CancelledError from error
+                raise asyncio.CancelledError from caught
 
     class Context(tff.framework.SyncContext):  # type: ignore[name-defined,misc]
         def invoke(self, comp: Any, arg: Any) -> Any:
             with _explained():
                 if len(connections) == 1 or not _has_clients(comp.type_signature.parameter):
-                    return _start(lambda: connections[0].context.invoke(comp, arg)).result()
+                    try:
+                        return _start(lambda: connections[0].context.invoke(comp, arg)).result()
+                    except Exception as failure:
+                        raise connections[0].explain(failure) from failure
                 try:
                     return split.invoke(comp, arg)
                 except CancelledError:

@@ -56,8 +56,9 @@ class Worker:
         self._process = process
         self._log = log
         self._owner = os.getpid()
+        self._silent_seconds = 0.0
         self.address = f"127.0.0.1:{port}"
-        self.channel = open_channel(self.address, local=True)
+        self.channel = self.open_channel()
         _live.add(self)
 
     @classmethod
@@ -118,6 +119,15 @@ class Worker:
     def is_alive(self) -> bool:
         """Whether the process runs."""
         return self._process.poll() is None
+
+    def open_channel(self) -> Any:
+        """Another channel to it."""
+        return open_channel(self.address, local=True)
+
+    def give_up(self, seconds: float) -> None:
+        """Ends a process that has not answered for so many seconds: who waits for it is told so."""
+        self._silent_seconds = seconds
+        _signal_group(self._process, signal.SIGKILL)
 
     def check(self) -> None:
         """Raises WorkerError, with how it ended and the end of its log, if the process does not run."""
@@ -181,6 +191,11 @@ class Worker:
         code = self._process.returncode
         how = f"with status {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
         advice = "mend what its log says"
+        if self._silent_seconds:
+            return WorkerError(
+                f"The worker process {self.pid} did not answer for {self._silent_seconds:g} s (stopped, swapped out or "
+                "hung) and was ended; give the machine more memory, or heartbeat_seconds a larger number."
+            )
         if code == -signal.SIGKILL:
             advice = "if the machine's memory ran out, allow fewer concurrent calls"
         return WorkerError(f"The worker process {self.pid} ended {how}; {advice}:\n{self.log_tail()}")
