@@ -97,6 +97,17 @@ STACKED_WEIGHTINGS: dict[str, Callable[[MeanField], tf.Tensor]] = {
     "max_discrepancy_farthest": max_discrepancy_farthest_weights,
 }
 
+# No client weighs more than so many times the median one where weights follow from what clients send: of one that
+# sends back what it got 1 / KL is without bound, and it alone would be the next global posterior.
+MAX_RATIO = 10.0
+
+
+def capped(weights: tf.Tensor, max_ratio: float) -> tf.Tensor:
+    """w_k = min(w_k, max_ratio x the lower median of w), normalised: [K]."""
+    middle = tf.sort(weights)[(tf.shape(weights)[0] - 1) // 2]
+    return _normalise(tf.minimum(weights, tf.cast(max_ratio, weights.dtype) * middle))
+
+
 ALL_WEIGHTINGS = {**WEIGHTINGS, **STACKED_WEIGHTINGS}
 COMPARE_POSTERIORS = ("distance", *STACKED_WEIGHTINGS)
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import ClientExamples, Clients, Source, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, InvalidArgument
-from tfp_bfl.federated.faults import FAULTS, find_fault, is_sound
+from tfp_bfl.federated.faults import FAULTS, Limits, find_fault, is_sound
 from tfp_bfl.models import ClientResult, ModelWeights, TrainingMetrics
 from tfp_bfl.posterior import MeanField
 
@@ -19,12 +19,13 @@ FEATURES = np.arange(4 * NUM_CLIENTS, dtype=np.float32).reshape(-1, 2) / 40
 SOURCE = Source("made", "train", FEATURES, np.arange(2 * NUM_CLIENTS, dtype=np.int32) % 2, ("no", "yes"))
 CLIENTS = Clients(SOURCE, [np.array([2 * k, 2 * k + 1]) for k in range(NUM_CLIENTS)])
 SOUND = (0, 8, 9)
+FLOOR = 1e-5
 POISON = {
     1: (np.nan, "not finite"),
     2: (np.inf, "not finite"),
     3: (0.0, "variance zero or below"),
     4: (-1.0, "variance zero or below"),
-    5: (1e6, "change beyond max_change_norm"),
+    5: (1e4, "change beyond max_change_norm"),
     6: (None, "no examples"),
     7: (None, "client raises on purpose"),
 }
@@ -222,9 +223,9 @@ def test_the_bound_must_be_above_zero(bound):
         federated.build_process(model_fn, max_change_norm=bound, **options)
 
 
-def result(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,), count=1):
+def result(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,), moving=(1.0,), count=1):
     leaf = lambda values: (tf.constant(values),)
-    weights = ModelWeights(MeanField(leaf(mean), leaf(variance)), leaf(point), MeanField(leaf(moment), leaf((1.0,))))
+    weights = ModelWeights(MeanField(leaf(mean), leaf(variance)), leaf(point), MeanField(leaf(moment), leaf(moving)))
     return ClientResult(weights, tf.constant(count), None)
 
 
@@ -242,14 +243,28 @@ def result(mean=(0.0,), variance=(1.0,), point=(0.0,), moment=(0.0,), count=1):
         (result(), np.nan, "weight not above zero"),
         (result(mean=(np.nan,), variance=(0.0,)), -1.0, "not finite"),
         (result(mean=(np.nan,), count=0), 1.0, "no examples"),
+        (result(mean=(1e20,)), 1.0, "a number beyond max_magnitude"),
+        (result(mean=(-1.1e6,)), 1.0, "a number beyond max_magnitude"),
+        (result(point=(3e38,)), 1.0, "a number beyond max_magnitude"),
+        (result(variance=(1.1e12,)), 1.0, "a number beyond max_magnitude"),
+        (result(variance=(9e11,)), 1.0, "change beyond max_change_norm"),
+        (result(moment=(5.0,), moving=(1e-30,)), 1.0, "change beyond max_change_norm"),
+        (result(moment=(1.1e9,)), 1.0, "a number beyond max_magnitude"),
+        (result(variance=(1e-37,)), 1.0, "a standard deviation below min_stddev"),
+        (result(variance=(0.24 * FLOOR**2,)), 1.0, "a standard deviation below min_stddev"),
+        (result(variance=(0.26 * FLOOR**2,)), 1.0, "change beyond max_change_norm"),
+        (result(count=8), 1.0, "more examples than it was given"),
+        (result(count=7), 1.0, ""),
         (result(mean=(3.0,), point=(4.0,)), 1.0, ""),
         (result(mean=(3.0,), point=(4.1,)), 1.0, "change beyond max_change_norm"),
     ],
 )
 @pytest.mark.parametrize("how", ["eager", "function", "graph"])
 def test_faults(local, weight, fault, how):
+    limits = Limits(max_change_norm=5.0, min_stddev=FLOOR)
+
     def check():
-        code = find_fault(local, result().weights, tf.constant(weight), max_change_norm=5.0)
+        code = find_fault(local, result().weights, tf.constant(weight), limits, tf.constant(7))
         return code, is_sound(code)
 
     if how == "graph":  # As TFF traces: `==` on tensors is Python's identity here.
@@ -257,7 +272,7 @@ def test_faults(local, weight, fault, how):
         values[1] = tf.nest.map_structure(lambda x: x.numpy(), values[1])
         with tf.Graph().as_default(), tf.compat.v1.Session() as session:
             (weights, count), anchor = tf.nest.map_structure(tf.constant, values)
-            code = find_fault(ClientResult(weights, count, None), anchor, tf.constant(weight), max_change_norm=5.0)
+            code = find_fault(ClientResult(weights, count, None), anchor, tf.constant(weight), limits, tf.constant(7))
             code, sound = session.run([code, is_sound(code)])
     else:
         code, sound = (tf.function(check) if how == "function" else check)()

@@ -155,7 +155,7 @@ def test_standard_deviations_stop_at_the_floor():
     def narrow(message, examples, seed):
         result = shift(message, examples, seed)
         q = result.weights.posterior
-        q = q._replace(variance=tf.nest.map_structure(lambda v: 1e-12 * v, q.variance))
+        q = q._replace(variance=tf.nest.map_structure(lambda v: 0.5 * FLOOR**2 * v / v, q.variance))
         return result._replace(weights=result.weights._replace(posterior=q))
 
     output = run_round(build(narrow))

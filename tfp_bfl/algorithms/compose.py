@@ -77,13 +77,15 @@ def compose(
       server_step: of `tfp_bfl.servers`.
       weighting: "equal" or "train_size"; for models with variational weights also "distance", "max_discrepancy" or
         "max_discrepancy_farthest". For the last two the server holds all that clients send at once.
-      robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE" or "median"
-        (`rules.parse_robust`); for the last two the server holds all that clients send at once, and all count the same.
+      robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE", "median" or
+        "centered_clip" (`rules.parse_robust`); for the last three the server holds all that clients send at once, and
+        all count the same.
       compressor, per_tensor: of the changes that clients send (`clients.compressed`), for a rule that is linear and
         weights that do not follow from what is sent; None for none.
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
-      **process_options: of `federated.build_process`: element_spec, seed, max_change_norm, min_examples, and the
-        burn_in_rounds of the parts, so that `simulate` can refuse a run of no more rounds.
+      **process_options: of `federated.build_process`: element_spec, seed, max_magnitude, max_change_norm,
+        max_weight_ratio (10 where weights follow from what clients send), min_examples, and the burn_in_rounds of the
+        parts, so that `simulate` can refuse a run of no more rounds.
 
     Raises:
       InvalidArgument: no such rule, weighting, defence or option, or a part that is none or does not fit the others.
@@ -104,15 +106,14 @@ def compose(
         raise InvalidArgument(
             f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
         )
-    if weighting in weightings.COMPARE_POSTERIORS and not _sends_posteriors(work, model_fn):
-        raise InvalidArgument(
-            f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
-        )
+    if weighting in weightings.COMPARE_POSTERIORS:
+        _check_posteriors(weighting, work, model_fn)
+        process_options = {"max_weight_ratio": weightings.MAX_RATIO, **process_options}
     return federated.build_process(
         model_fn,
         client_work=work,
         weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
-        rule=_defended(whole, work, weighting, robust),
+        rule=_defended(whole, work, weighting, robust, process_options.get("max_weight_ratio")),
         server_step=server_step,
         **process_options,
     )
@@ -222,11 +223,16 @@ def _check_linear(rule: ModelRule, weighting: str, robust: Optional[str]) -> Non
         )
 
 
-def _sends_posteriors(work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> bool:
-    return work.sends == WEIGHTS and bool(models.layout(model_fn()).variational)
+def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> None:
+    if work.sends != WEIGHTS or not models.layout(model_fn()).variational:
+        raise InvalidArgument(
+            f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
+        )
 
 
-def _defended(whole: ModelRule, work: ClientWork, weighting: str, robust: Optional[str]) -> ModelRule:
+def _defended(
+    whole: ModelRule, work: ClientWork, weighting: str, robust: Optional[str], max_ratio: Optional[float]
+) -> ModelRule:
     if robust is None:
         defended: Any = whole
     else:
@@ -243,5 +249,6 @@ def _defended(whole: ModelRule, work: ClientWork, weighting: str, robust: Option
                 "it: use 'equal', or the defence clip."
             )
         weigh = weightings.STACKED_WEIGHTINGS[weighting]
-        defended = rules.reweighted(defended, lambda stacked: weigh(stacked.posterior))
+        cap = lambda weights: weights if max_ratio is None else weightings.capped(weights, max_ratio)
+        defended = rules.reweighted(defended, lambda stacked: cap(weigh(stacked.posterior)))
     return rules.whole_model(defended)

@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 from tfp_bfl import __version__
 from tfp_bfl.app.cli_models import export_model, predict_images
 from tfp_bfl.errors import Error, InvalidArgument, missing_package
+from tfp_bfl.files import name as path_name
 
 EXAMPLES = """
 \b
@@ -279,13 +280,18 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         return _fail(missing_package(error.name), 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" for {error.filename}" if error.filename else ""
-        return _fail(f"there is no space left on the disk{where}: make some, then try again.", 1)
+        return _fail(_of_the_system(error), 1)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted.", 130)
     return status if isinstance(status, int) else 0
+
+
+def _of_the_system(error: OSError) -> str:
+    where = f" for {path_name(error.filename)}" if error.filename else ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"there is no space left on the disk{where}: make some, then try again."
+    reason = (error.strerror or str(error) or type(error).__name__).rstrip(".")
+    return f"the system says{where}: {reason}. What was saved before is kept; mend that, then try again."
 
 
 def _fail(problem: Any, status: int) -> int:

@@ -210,7 +210,7 @@ class Pooled(Options):
 class Defended(Options):
     robust: Optional[str] = option(
         None,
-        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE or median; none if not given.",
+        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE, median or centered_clip; none by default.",
         names=choices.ROBUST,
     )
 

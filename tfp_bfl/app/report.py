@@ -16,6 +16,7 @@ from tfp_bfl import files
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.arrays import read_arrays
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # What draws is imported when something is drawn.
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 _MOST_SUMMARY_BYTES = 2**20
 _MOST_ROUNDS_BYTES = 2**28
-_MOST_PREDICTION_BYTES = 2**30
+_MOST_HEADER_BYTES = 2**16
 _BATCH = 500
 # What a report draws or rounds, of a summary or a round.
 _NUMBERS = (
@@ -176,10 +177,8 @@ def _read_results(
 ) -> RunResults:
     train, test = (sources[config.dataset, config.data_dir][split] for split in ("train", "test"))
     rounds = _read_json(folder / "metrics.jsonl", "file of metrics", _MOST_ROUNDS_BYTES)
-    predictions = _read_predictions(folder / "predictions.npz")
-    if not np.array_equal(predictions["labels"], test.labels) or predictions["probabilities"].shape[1:] != (
-        test.num_classes,
-    ):
+    predictions = _read_predictions(folder / "predictions.npz", test)
+    if not np.array_equal(predictions["labels"], test.labels):
         raise InvalidArgument(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
@@ -188,22 +187,17 @@ def _read_results(
     return results(name, config, summary, rounds, predictions, test, clients)
 
 
-def _read_predictions(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
+    """The arrays of a run's predictions.npz, which has no more than those of its test set take."""
     names = ("probabilities", "labels", *UNCERTAINTIES)
-    with files.open_regular(path, "file of predictions") as file:
-        try:
-            if os.fstat(file.fileno()).st_size > _MOST_PREDICTION_BYTES:
-                raise ValueError
-            with np.load(file, allow_pickle=False) as arrays:
-                found = {name: arrays[name] for name in names}
-            shape = found["probabilities"].shape
-            sound = all(np.all(np.isfinite(x)) for x in found.values()) and len(shape) == 2
-            if not sound or any(found[name].shape != shape[:1] for name in names[1:]):
-                raise ValueError
-            return found
-        # NumPy and zipfile raise errors of many types for broken files.
-        except Exception:
-            raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions, or is damaged.") from None
+    most = 8 * test.num_examples * (test.num_classes + len(names)) + _MOST_HEADER_BYTES
+    found = read_arrays(path, "file of predictions", most, compressed=True)
+    shapes = [found[name].shape if name in found else None for name in names]
+    if shapes != [(test.num_examples, test.num_classes), *[(test.num_examples,)] * (len(names) - 1)] or not all(
+        np.issubdtype(found[name].dtype, np.number) and np.all(np.isfinite(found[name])) for name in names
+    ):
+        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
+    return {name: found[name] for name in names}
 
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:

@@ -27,9 +27,11 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, client_scores, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.revise import SITES, STATE
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.servers import factors, online
 
+# Of a prediction of the test set.
+EXAMPLES_AT_ONCE = 500
 _VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
 # A figure's width.
 FIGURE_PIXELS = 960
@@ -92,6 +94,8 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
         process = build.process(config, sample, lambda: read.result()[2].unlabelled)
         train, test, (clients, server, held_out, _) = read.result()
     bfl.federated.check_clients(process, clients)
+    if config.kind != "deterministic":
+        bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_classes)
     shards = client_scores.shards(config, test, clients)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
@@ -205,9 +209,15 @@ def _owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InvalidArgument(f"The run in {folder} is still going on in another process: wait for it.") from None
-        if not file.tell():
+        if (folder / "summary.json").exists():
+            raise InvalidArgument(f"Another process has just finished the run in {folder}: give --output a new folder.")
+        file.seek(0)
+        there = file.read()
+        if not there:
             file.write(config.record())
             file.flush()
+        elif there != config.record() and make_config(folder / "config.yaml", {}).record() != config.record():
+            raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
         yield
 
 
@@ -252,6 +262,8 @@ def _recorder(folder: pathlib.Path, config: RunConfig, console: Console) -> Iter
         task = progress.add_task("rounds", total=config.rounds, scores="")
 
         def on_round(row: _Row) -> None:
+            if not (folder / "config.yaml").exists():
+                raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
             if not progress.tasks[task].completed:
                 _cut_before(lines, row["round"])
             lines.write(json.dumps(row) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import logging
 import os
 import pathlib
@@ -16,10 +17,12 @@ from typing import Any, Union
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 
 BATCH = 512
 CONNECT_SECONDS = 3.0
+# Of one dataset's configurations and versions; of a file that describes one's features.
+MOST_VERSIONS, MOST_FEATURES_BYTES = 100, 2**20
 PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a prepared copy
 
 
@@ -37,10 +40,13 @@ def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | No
     with _quiet():
         try:
             # TFDS downloads the code of these datasets and runs it; a config names what dataset it likes.
-            if tfds.core.naming.parse_builder_name_kwargs(name)[0].namespace:
+            parsed = tfds.core.naming.parse_builder_name_kwargs(name)[0]
+            if parsed.namespace:
                 raise InvalidArgument(
                     f"The data source {name!r} has a namespace, but must be one of TFDS's own: its code would be run."
                 )
+            for root in tfds.core.utils.file_utils.list_data_dirs(data_dir):
+                _check_classes(pathlib.Path(root) / parsed.name)
             builder = tfds.builder(name, data_dir=data_dir)
         except InvalidArgument:
             raise
@@ -90,6 +96,34 @@ def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, t
             f"{name} at {builder.data_path} can't be read ({_first_line(e)}): delete that folder and prepare it again."
         ) from e
     return images, labels, tuple(info.features[label_key].names)
+
+
+def _check_classes(folder: pathlib.Path) -> None:
+    """Raises InvalidArgument for a prepared dataset of features that are not TFDS's: it would import their module."""
+    for path in sorted(folder.glob("**/features.json"))[:MOST_VERSIONS]:
+        try:
+            if path.stat().st_size > MOST_FEATURES_BYTES:
+                raise ValueError("it is too large")
+            named = list(_class_names(json.loads(path.read_bytes())))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{path} can't be read ({_first_line(error)}): prepare the dataset again.") from None
+        foreign = [x for x in named if not (isinstance(x, str) and x.startswith("tensorflow_datasets."))]
+        if foreign:
+            raise InvalidArgument(
+                f"{path} names {shown(foreign[0])}, which is none of TFDS's features and would be imported: take a "
+                "dataset that TFDS prepared."
+            )
+
+
+def _class_names(node: Any) -> Iterator[Any]:
+    """All that a features.json names as a class, at any depth."""
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _class_names(child)
+    if isinstance(node, dict):
+        yield from (node[key] for key in ("pythonClassName", "python_class_name") if key in node)
+        # As older versions of TFDS name it; what else is called so has no dot.
+        if isinstance(node.get("type"), str) and "." in node["type"]:
+            yield node["type"]
 
 
 def _check_features(builder: Any, name: str) -> None:

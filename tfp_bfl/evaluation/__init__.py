@@ -8,6 +8,7 @@ from tfp_bfl.evaluation.calibration import (
 )
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
 from tfp_bfl.evaluation.decomposition import Summary, Traces, Uncertainty, decompose, scalars, summarise
+from tfp_bfl.evaluation.memory import check_num_samples
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     agreement,
@@ -49,6 +50,7 @@ __all__ = [
     "agreement",
     "area_under_retention_curve",
     "brier_score",
+    "check_num_samples",
     "confidence_curve",
     "decompose",
     "draw_probabilities",

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import summarise
+from tfp_bfl.evaluation.memory import check_num_samples
 from tfp_bfl.evaluation.metrics import (
     accuracy,
     brier_score,
@@ -118,8 +119,11 @@ def predict(
       precision: in which the model computes, one of `PRECISIONS`; what bfloat16 gains and costs: docs/speed.md.
 
     Raises:
-      InvalidArgument: num_samples or batch_size below 1, no such precision, no examples, or examples of another shape.
+      InvalidArgument: num_samples or batch_size below 1, more samples than memory holds, no such precision, no
+        examples, or examples of another shape.
     """
+    if is_stochastic(model):
+        check_num_samples(num_samples, len(features), model.output_shape[-1])
     samples = np.concatenate(list(_batches(model, features, num_samples, seed, batch_size, precision)), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
 
@@ -175,6 +179,8 @@ def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, 
     wanted, given = list(model.input_shape[1:]), list(np.shape(features)[1:])
     if wanted != given:
         raise InvalidArgument(f"The model takes examples of shape {wanted}, but these have shape {given}.")
+    if is_stochastic(model):
+        check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     traced = _traced(in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
 from tfp_bfl.export.info import Info
 
 NAME = "model_card.md"
+# What Markdown makes links, pictures, code, headings, lists, tables or emphasis of.
+_MARKS = re.compile(r"[\\`*\[\]!#|~]|:(?=//)|(?<=www)\.")
 
 _CARD = """# {name}
 
@@ -114,7 +117,7 @@ def _table(values: Optional[Mapping[str, Any]], title: str) -> str:
 
 def _cell(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return _MARKS.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
 
 
 def _list(names: Optional[Any]) -> str:

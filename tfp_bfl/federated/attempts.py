@@ -1,7 +1,8 @@
-"""One round with all that can go wrong in it: clients that stay away, are faulty or raise, and workers that die."""
+"""One round with all that can go wrong in it: clients that stay away, are faulty, raise or spoil, workers that die."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,11 +13,19 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
-from tfp_bfl.errors import ComputationError, Error, WorkerError
+from tfp_bfl.errors import ComputationError, Diverged, Error, WorkerError
 from tfp_bfl.federated.engines import Engine
-from tfp_bfl.federated.faults import FAULTS
+from tfp_bfl.federated.faults import FAULTS, within
+from tfp_bfl.federated.notices import loss_warning
+from tfp_bfl.federated.process import BayesianProcess
 
 logger = logging.getLogger(__name__)
+
+# A client is left out that moved its weights this many times as far as the median of at least three, and by more than
+# 1 a weight.
+_MANY_TIMES = 1000.0
+_FAR = f"its weights moved more than {_MANY_TIMES:g} times as far as the median client's"
+_SPOILT = "with it the server's weights are not finite, or beyond max_magnitude"
 
 
 class Sampling(NamedTuple):
@@ -45,34 +54,57 @@ class Outcome(NamedTuple):
     Fields:
       state: the server's after the round.
       metrics: of the process.
-      raised: the clients whose computation raised, with the reason.
+      left_out: clients whom this round was run again without, with the reason: their computation raised, or they
+        spoilt the others'.
       num_dropped: clients that did not answer.
       retries: cohorts before this one.
       restarts: workers that were started anew.
+      num_capped: clients whose weight was beyond `max_weight_ratio`.
     """
 
     state: ServerState
     metrics: Any
-    raised: Mapping[int, str] = MappingProxyType({})
+    left_out: Mapping[int, str] = MappingProxyType({})
     num_dropped: int = 0
     retries: int = 0
     restarts: int = 0
+    num_capped: int = 0
 
     @property
     def faulty(self) -> dict[int, str]:
         """Clients that were left out, with the reasons."""
         report = self.metrics["clients"]
         found = zip(report["client"].tolist(), report["fault"].tolist())
-        return dict(sorted({**{client: FAULTS[fault] for client, fault in found if fault}, **self.raised}.items()))
+        return dict(sorted({**{client: FAULTS[fault] for client, fault in found if fault}, **self.left_out}.items()))
+
+    @property
+    def far(self) -> dict[int, str]:
+        """Sound clients whose change is not of the others' size, with the reason."""
+        report = self.metrics["clients"]
+        sound = report["fault"] == 0
+        if np.count_nonzero(sound) < 3:
+            return {}
+        bound = max(1.0, _MANY_TIMES * np.median(report["change"][sound]))
+        return dict.fromkeys(report["client"][sound & (report["change"] > bound)].tolist(), _FAR)
+
+
+class _Spoilt(ComputationError):
+    """The server's weights after a round are not such as a run can go on from."""
 
 
 class Attempts:
-    """Runs rounds of an engine over clients, again where that can help."""
+    """Runs rounds of an engine over clients, again where that can help.
 
-    def __init__(self, engine: Engine, clients: Clients, sampling: Sampling):
+    Attributes:
+      warnings: sentences on clients who look wrong and are not left out.
+    """
+
+    def __init__(self, process: BayesianProcess, engine: Engine, clients: Clients, sampling: Sampling):
+        self._process = process
         self._engine = engine
         self._clients = clients
         self._sampling = sampling
+        self.warnings: dict[int, str] = {}
         self._shards: tuple[Any, list[tf.data.Dataset]] = (None, [])
         self._restarts = 0
 
@@ -80,6 +112,7 @@ class Attempts:
         """One round: that after the state's.
 
         Raises:
+          Diverged: the server's weights are not finite after its step, or beyond all bounds, whoever takes part.
           Error: nobody was sound in any attempt.
           WorkerError: workers died more than `max_restarts` times.
         """
@@ -101,22 +134,89 @@ class Attempts:
                 if faulty:
                     logger.warning("Round %d goes on without faulty clients: %s.", number, _listed(faulty))
                 if len(faulty) < len(present):
+                    self._warn(outcome)
                     return outcome
                 reasons = f"every client was faulty: {_listed(faulty)}"
             logger.warning("Attempt %d at round %d came to nothing: %s.", attempt + 1, number, reasons)
-        raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}.")
+        raise Error(
+            f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather(number)}."
+        )
+
+    def _rather(self, number: int) -> str:
+        """Which options it may be, where all clients fail from the first round on."""
+        told = self._process.description
+        named = [f"{name} ({told[name]})" for name in ("learning_rate", "step_size") if name in told]
+        return f"; where all fail at once, look at {' and '.join(named)} first" if named and number == 1 else ""
 
     def _run_with(self, state: ServerState, present: Sequence[int]) -> Outcome:
         try:
-            return self._next(state, present)
+            outcome = self._next(state, present)
+            left_out = outcome.far
+            if not left_out:
+                return outcome
         except ComputationError as error:
-            raised = self._find_raising(state, list(present), str(error))
-        left = [k for k in present if k not in raised]
-        if left:
-            return self._next(state, left)._replace(raised=raised)
-        return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, raised)
+            if isinstance(error, _Spoilt) and not self._some_do_not_spoil(state, present):
+                raise Diverged(str(error), state) from None
+            left_out = self._find_raising(state, list(present), _reason(error))
+            if isinstance(error, _Spoilt) and 2 * len(left_out) > len(present):
+                raise Diverged(str(error), state) from None
+        left = [k for k in present if k not in left_out]
+        if not left:
+            return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, left_out)
+        try:
+            return self._next(state, left)._replace(left_out=left_out)
+        except _Spoilt as spoilt:
+            raise Diverged(str(spoilt), state) from None
+
+    def _some_do_not_spoil(self, state: ServerState, present: Sequence[int]) -> bool:
+        """Whether it is some of the clients: where it is the server's step, no quarter of them does any better."""
+        for part in (present[i::4] for i in range(min(4, len(present)))):
+            with contextlib.suppress(_Spoilt):
+                self._next(state, part)
+                return True
+        return False
 
     def _next(self, state: ServerState, present: Sequence[int]) -> Outcome:
+        """A round whose clients' weights are within `max_weight_ratio` of each other, with a state that is sound."""
+        outcome = self._once(state, present)
+        most, above = self._most_weight(outcome)
+        if above:
+            capped = state._replace(federation=state.federation._replace(most_weight=np.float32(most)))
+            outcome = self._once(capped, present)._replace(num_capped=len(above))
+            logger.warning(
+                "Round %d weighs no client more than %g times the median one: %s weighed more.",
+                int(state.round) + 1,
+                self._process.limits.max_weight_ratio,
+                ", ".join(f"client {k}" for k in above),
+            )
+        bound, done = self._process.limits.max_magnitude, int(state.round)
+        finite = all(np.all(np.isfinite(x)) for x in tf.nest.flatten((outcome.state.weights, outcome.state.step)))
+        if not (finite and within(outcome.state.weights, bound)):
+            raise _Spoilt(
+                f"The server's weights are not finite, or beyond {bound:g}, after round {done + 1}, by its step "
+                f"{self._process.server_step.name}: take a smaller step, at the server or the clients; the state of "
+                f"round {done} is kept."
+            )
+        return outcome
+
+    def _most_weight(self, outcome: Outcome) -> tuple[float, list[int]]:
+        """The largest weight that a client may have, and the clients who have more."""
+        ratio, report = self._process.limits.max_weight_ratio, outcome.metrics["clients"]
+        sound = report["fault"] == 0
+        if ratio is None or not sound.any():
+            return np.inf, []
+        # The lower median: of two clients the lighter one is the measure.
+        most = ratio * np.quantile(report["weight"][sound], 0.5, method="lower")
+        return most, report["client"][sound & (report["weight"] > most)].tolist()
+
+    def _warn(self, outcome: Outcome) -> None:
+        report = outcome.metrics["clients"]
+        for client, sentence in loss_warning(report["client"], np.where(report["fault"] == 0, report["nll"], np.nan)):
+            if client not in self.warnings:
+                self.warnings[client] = sentence
+                logger.warning(sentence)
+
+    def _once(self, state: ServerState, present: Sequence[int]) -> Outcome:
         while True:
             try:
                 output = self._engine.next(state, self._datasets(present))
@@ -138,7 +238,7 @@ class Attempts:
             try:
                 self._next(state, half)
             except ComputationError as error:
-                found.update(self._find_raising(state, half, str(error)))
+                found.update(self._find_raising(state, half, _reason(error)))
         return found
 
     def _datasets(self, present: Sequence[int]) -> list[tf.data.Dataset]:
@@ -147,6 +247,10 @@ class Attempts:
         if self._shards[0] != key:
             self._shards = key, self._clients.shards(key, self._engine.concurrent_calls)
         return self._shards[1]
+
+
+def _reason(error: ComputationError) -> str:
+    return _SPOILT if isinstance(error, _Spoilt) else str(error)
 
 
 def _listed(faulty: dict[int, str], most: int = 5) -> str:

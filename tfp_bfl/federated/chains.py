@@ -13,7 +13,7 @@ from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, Error, InvalidArgument, check_count
 from tfp_bfl.federated.draws import Thinning
-from tfp_bfl.federated.faults import is_sound
+from tfp_bfl.federated.faults import is_sound, within
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
 from tfp_bfl.federated.simulation import check_clients
@@ -22,7 +22,7 @@ from tfp_bfl.models import ModelWeights
 # Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
 ROUNDS_AT_ONCE = 1000
 
-_GOES_ON, _NOT_FINITE, _NOBODY_SOUND = range(3)
+_GOES_ON, _DIVERGED, _NOBODY_SOUND = range(3)
 
 
 class Chains(NamedTuple):
@@ -101,7 +101,7 @@ def simulate_chains(
         ]
         cohorts = np.pad(np.array(drawn, np.int32), [(0, 0), (0, at_once - len(numbers)), (0, 0)])
         state, rows, verdict = some_rounds(state, tf.constant(cohorts), tf.constant(len(numbers)))
-        _check(verdict.numpy(), state, process.server_step.name)
+        _check(verdict.numpy(), state, process)
         due = sum(thinning.is_due(n) for n in numbers)
         kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
     draws, told = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *kept)
@@ -147,8 +147,7 @@ def _compiled(
         for name in metrics:
             if name not in told or name == "clients":
                 raise InvalidArgument(f"The round has no metric {name!r}: it has {', '.join(sorted(told))}.")
-        finite = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(new.weights)]
-        verdict = tf.where(tf.reduce_all(finite), _GOES_ON, _NOT_FINITE)
+        verdict = tf.where(within(new.weights, process.limits.max_magnitude), _GOES_ON, _DIVERGED)
         verdict = tf.where(tf.reduce_any(is_sound(told["clients"]["fault"])), verdict, _NOBODY_SOUND)
         # The state before what went wrong stays.
         kept = tf.nest.map_structure(lambda x, y: tf.where(tf.equal(verdict, _GOES_ON), x, y), new, state)
@@ -246,14 +245,16 @@ def _index(done: Any, thinning: Thinning) -> Any:
     return tf.maximum(-((thinning.burn_in - done) // thinning.every), 0)
 
 
-def _check(verdict: np.ndarray, states: ServerState, step: str) -> None:
+def _check(verdict: np.ndarray, states: ServerState, process: BayesianProcess) -> None:
+    bound = process.limits.max_magnitude
     for m in np.flatnonzero(verdict):
         state = tf.nest.map_structure(lambda x, m=m: x[m].numpy(), states)
         number = state.round + 1
         if verdict[m] == _NOBODY_SOUND:
             raise Error(f"Nothing was learnt in round {number} of chain {m}: every client was faulty.")
         raise Diverged(
-            f"The weights of chain {m} are not finite after round {number}, by the server's step {step}: take a "
-            f"smaller step, at the server or the clients; the state of round {number - 1} is kept.",
+            f"The weights of chain {m} are not finite, or beyond {bound:g}, after round {number}, by "
+            f"the server's step {process.server_step.name}: take a smaller step, at the server or the clients; the "
+            f"state of round {number - 1} is kept.",
             state,
         )

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
 import pydantic
 import tensorflow as tf
 
@@ -43,6 +44,7 @@ class Record(pydantic.BaseModel):
       first_stddev: the posterior's median standard deviation before the first round; NaN without a posterior.
       collapsed: the round in which the posterior lost its spread, or None.
       draws: of a chain: round -> SHA-256 of its file (`draws.Draws`).
+      concurrent_calls: how many clients were computed at once, which is how sums are ordered; 0 if unknown.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -51,6 +53,7 @@ class Record(pydantic.BaseModel):
     first_stddev: float = float("nan")
     collapsed: Optional[int] = None
     draws: dict[str, str] = {}
+    concurrent_calls: int = 0
 
 
 class Found(NamedTuple):
@@ -175,6 +178,8 @@ class Checkpoints:
             raise _Damaged(f"{type(error).__name__} in reading its values") from None
         if int(state.round) != number:
             raise _Damaged(f"it is of round {int(state.round)}")
+        if not all(np.all(np.isfinite(x)) for x in tf.nest.flatten(state.weights)):
+            raise _Damaged("its weights are not finite")
         if int(state.seed) != int(first.seed):
             raise InvalidArgument(
                 f"The checkpoints in {self.directory} are of seed {int(state.seed)}, and this run's is "

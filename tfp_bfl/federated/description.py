@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.contracts import ClientWork, Rule, ServerStep
 from tfp_bfl.data import Clients
 
 
@@ -28,6 +32,61 @@ def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = (
         "rule": rule,
         **({"server state": f"{len(kept)} tensors ({_digest(specs)})"} if kept else {}),
     }
+
+
+def settings_of(**parts: Any) -> dict[str, str]:
+    """The numbers and names that functions were made with, name -> value: learning rates, epochs, batch sizes.
+
+    They are what the functions' closures hold, and the closures of functions in them, of a `ClientWork`, a rule or a
+    server step as of a user's own; of a lambda its constants too. How a model is built is told by the model itself.
+    Different values of one name are all there, in the order in which they are met.
+    """
+    found: dict[str, list[str]] = {}
+    seen: set[int] = set()
+
+    def meet(name: str, value: Any) -> None:
+        is_simple = value is None or isinstance(value, (bool, int, float, str))
+        if is_simple or isinstance(value, type):
+            if name not in _NOT_TOLD:
+                found.setdefault(name, []).append(repr(value) if is_simple else value.__qualname__)
+        elif isinstance(value, (list, tuple)):
+            for own, x in zip(getattr(value, "_fields", [name] * len(value)), value):
+                meet(own, x)
+        elif isinstance(value, Mapping):
+            for own, x in value.items():
+                meet(str(own), x)
+        elif id(value) not in seen and not getattr(value, "__module__", "").startswith(_OTHERS):
+            seen.add(id(value))
+            for own, x in _held(value):
+                if own not in _NOT_MET:
+                    meet(own, x)
+
+    for name, part in parts.items():
+        meet(name, part)
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in sorted(found.items())}
+
+
+# What builds a model, and the model itself; noise is of the run's seed.
+_NOT_MET = ("model_fn", "model", "self", "seed")
+# What the parts promise each other follows from which they are.
+_NOT_TOLD = {*ClientWork._fields, *Rule._fields, *ServerStep._fields}
+_OTHERS = ("tensorflow", "keras", "tf_keras", "numpy")
+
+
+def _held(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a function was made with."""
+    if isinstance(value, functools.partial):
+        yield from (("argument", x) for x in (*value.args, value.func))
+        yield from value.keywords.items()
+    function = getattr(value, "python_function", value)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    if code.co_name == "<lambda>":
+        yield from (("constant", x) for x in code.co_consts if isinstance(x, (int, float)))
+    for own, cell in zip(code.co_freevars, function.__closure__ or ()):
+        with contextlib.suppress(ValueError):  # It is not filled yet.
+            yield own, cell.cell_contents
 
 
 def describe_clients(clients: Clients) -> str:

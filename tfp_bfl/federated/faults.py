@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -17,10 +17,38 @@ FAULTS = (
     "not finite",
     "variance zero or below",
     "weight not above zero",
+    "a number beyond max_magnitude",
+    "a standard deviation below min_stddev",
     "change beyond max_change_norm",
     "fewer examples than min_examples",
+    "more examples than it was given",
     "the server's state has no memory of it",
 )
+# BatchNorm's moments are of features in whatever units; of other structures, such as gradients, no square overflows.
+_MAX_MOMENT, _MAX_OTHER = 1e9, 1e15
+# Of the floor of variances, which what the layers hold meets but for rounding.
+_BELOW_FLOOR = 0.25
+
+
+class Limits(NamedTuple):
+    """What a sound contribution keeps within.
+
+    Fields:
+      max_magnitude: of means, standard deviations and point weights.
+      max_change_norm: of `models.change_norm`; None for any.
+      min_examples: of a client.
+      min_stddev: the floor of the model's own standard deviations.
+      max_weight_ratio: of its weight to the median one of its round; None for any.
+    """
+
+    max_magnitude: float = 1e6
+    max_change_norm: Optional[float] = None
+    min_examples: int = 1
+    min_stddev: float = 0.0
+    max_weight_ratio: Optional[float] = None
+
+
+LIMITS = Limits()
 
 
 def check_max_change_norm(max_change_norm: Optional[float], sends_weights: bool = True) -> None:
@@ -41,8 +69,8 @@ def find_fault(
     result: ClientResult,
     anchor: ModelWeights,
     weight: tf.Tensor,
-    max_change_norm: Optional[float] = None,
-    min_examples: int = 1,
+    limits: Limits = LIMITS,
+    given: Any = None,
     known: Any = True,
 ) -> tf.Tensor:
     """The code of the first fault in what a client returns: a scalar int32, 0 if there is none.
@@ -51,24 +79,53 @@ def find_fault(
       result: of the client's work.
       anchor: the weights that the client started from.
       weight: with which the client would be pooled.
-      max_change_norm: the largest `models.change_norm` of a sound client; None for any.
-      min_examples: the fewest examples of a sound client.
+      limits: what a sound one keeps within.
+      given: the number of examples that the client's work got; None where nobody knows.
       known: whether there is a row of the client's where clients keep something.
     """
-    leaves = [tf.cast(tf.reshape(x, [-1]), tf.float32) for x in tf.nest.flatten((result.weights, result.memory))]
-    variances = [tf.reshape(v, [-1]) for v in positive_leaves(posterior_of(result.weights))]
-    too_far = max_change_norm is not None and change_norm(result.weights, anchor) > max_change_norm
+    sent = _flat((result.weights, result.memory))
+    variances = _flat(positive_leaves(posterior_of(result.weights)))
+    change, floor = limits.max_change_norm, _BELOW_FLOOR * limits.min_stddev**2
+    count = result.num_examples
     broken = (
-        result.num_examples <= 0,
-        ~tf.reduce_all(tf.math.is_finite(tf.concat(leaves, 0))),
-        tf.reduce_any(tf.concat(variances, 0) <= 0) if variances else False,
+        count <= 0,
+        ~tf.reduce_all(tf.math.is_finite(sent)),
+        tf.reduce_any(variances <= 0),
         ~(tf.math.is_finite(weight) & (weight > 0)),
-        too_far,
-        result.num_examples < min_examples,
+        ~within(result.weights, limits.max_magnitude),
+        tf.reduce_any(variances < floor),
+        change is not None and change_norm(result.weights, anchor) > change,
+        count < limits.min_examples,
+        False if given is None else count > given,
         ~tf.convert_to_tensor(known),
     )
     # Of booleans argmax is the first true one, and 0 if there is none.
     return tf.argmax(tf.cast(tf.stack([False, *broken]), tf.int32), output_type=tf.int32)
+
+
+def within(sent: Any, max_magnitude: float) -> tf.Tensor:
+    """Whether no mean, standard deviation or point weight of `ModelWeights` is beyond a bound, or not a number.
+
+    BatchNorm's moments have a wider one of their own, and so has whatever is sent in the place of weights.
+    """
+    if not hasattr(sent, "posterior"):
+        return _all_below(sent, _MAX_OTHER)
+    bounds = [(getattr(sent, "point", ()), max_magnitude), (getattr(sent, "moments", ()), _MAX_MOMENT)]
+    positive = {id(x) for x in positive_leaves(sent.posterior)}
+    for x in tf.nest.flatten(sent.posterior):
+        bounds.append((x, max_magnitude**2 if id(x) in positive else max_magnitude))
+    return tf.reduce_all([_all_below(part, bound) for part, bound in bounds])
+
+
+def _all_below(structure: Any, bound: float) -> tf.Tensor:
+    # NaN is below nothing.
+    return tf.reduce_all(tf.abs(_flat(structure)) <= bound)
+
+
+def _flat(structure: Any) -> tf.Tensor:
+    """All numbers of a structure: [N] float32, N may be 0."""
+    leaves = [tf.cast(tf.reshape(x, [-1]), tf.float32) for x in tf.nest.flatten(structure)]
+    return tf.concat([tf.zeros([0]), *leaves], 0)
 
 
 def is_sound(fault: tf.Tensor) -> tf.Tensor:

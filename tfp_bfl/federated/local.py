@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
-from tfp_bfl.errors import ComputationError
+from tfp_bfl.errors import ComputationError, InvalidArgument
 from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed, types_of
 from tfp_bfl.federated.threads import start
 
@@ -48,6 +48,7 @@ class LocalEngine:
 
         Raises:
           ComputationError: an operation of a client's work raised.
+          InvalidArgument: a client is in the datasets twice, and would count twice.
         """
         number = min(len(datasets), self.concurrent_calls)
         while len(self._lanes) < number:
@@ -60,9 +61,11 @@ class LocalEngine:
                 for i, lane in enumerate(self._lanes[:number])
             ]
             total = functools.reduce(self._add, [part.result() for part in parts])
-            return Output(*_as_arrays(self._conclude(state, total)))
+            output = Output(*_as_arrays(self._conclude(state, total)))
         except tf.errors.OpError as error:
             raise ComputationError(f"A computation failed: {_reason(error.message)}") from error
+        _check_once(output.metrics["clients"]["client"])
+        return output
 
     def replace_dead_workers(self) -> int:
         """0: there are none."""
@@ -106,6 +109,14 @@ def _with_variables(lane: _Lane, variables: list[tf.Variable]) -> Any:
         return None
     work.set_external_captures([others.get(id(x), x) for x in work.captured_inputs])
     return work
+
+
+def _check_once(clients: np.ndarray) -> None:
+    numbers, times = np.unique(clients[clients >= 0], return_counts=True)
+    if (times > 1).any():
+        raise InvalidArgument(
+            f"Client {numbers[times > 1][0]} is {times.max()} times in one round: give each client's dataset once."
+        )
 
 
 def _as_arrays(structure: Any) -> Any:

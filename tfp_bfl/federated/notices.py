@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
+
+import numpy as np
 
 # The posterior counts as collapsed once its median standard deviation is this share of what it was at first, or most
 # weights are at the floor.
 COLLAPSED_SHARE = 0.05
 # Below this log(q95 / q05) the standard deviations are all the same number.
 SAME_LOG_RATIO = 0.05
+# A client's loss is told of beyond this many times the median of its round, which counts as 0.1 nats at least.
+MANY_TIMES = 100.0
 
 
 def collapse_warning(number: int) -> str:
@@ -35,6 +39,33 @@ def one_shot_warning(rule: str, rounds: int) -> str:
         f"The rule {rule} is for one round: in each of {rounds} it counts again what clients were sent, and variances "
         "shrink by about the number of clients; log_linear_pool and partitioned_vi are for many rounds."
     )
+
+
+def cores_warning(before: int, now: int) -> Optional[str]:
+    """What to tell the user whose run goes on with clients in other sums; None where it does not."""
+    if not before or before == now:
+        return None
+    return (
+        f"The run was begun with {before} clients computed at once and goes on with {now}: sums are ordered otherwise, "
+        "and its numbers may differ in the last digits from those of a run that stayed on one machine."
+    )
+
+
+def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, str]]:
+    """Clients whose loss is not of the others' size, and what to tell the user of each.
+
+    Args:
+      clients: their numbers [K].
+      nll: of their training, in nats per example; NaN for those who do not count [K].
+    """
+    if np.isfinite(nll).any():
+        median = np.nanmedian(nll)
+        for k in np.flatnonzero(nll > MANY_TIMES * max(abs(median), 0.1)):
+            yield (
+                int(clients[k]),
+                f"The training loss of client {clients[k]} is {nll[k]:.3g} nats per example, where the median client's "
+                f"is {median:.3g}: look whether its features are in the others' units and its labels in their order.",
+            )
 
 
 def spread_warning(row: Mapping[str, Any]) -> Optional[str]:

@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.federated import tff
-from tfp_bfl.federated.description import describe
+from tfp_bfl.federated.description import describe, settings_of
 from tfp_bfl.federated.draws import Thinning
-from tfp_bfl.federated.faults import check_max_change_norm
+from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
@@ -39,6 +39,7 @@ class BayesianProcess:
       min_clients: the fewest that a cohort must have.
       one_shot: its rule is for one round.
       burn_in_rounds: rounds before those that make the result: a run must have more.
+      limits: of what clients send, and of the server's weights.
       thinning: of a chain: which rounds are its draws; None for no chain.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
       state_spec: the shapes and types of the state's tensors, leaf by leaf; None for an axis that may grow.
@@ -51,9 +52,10 @@ class BayesianProcess:
         rule: ModelRule,
         server_step: ServerStep,
         round: Round,
-        min_examples: int,
         burn_in_rounds: int,
         thinning: Optional[Thinning],
+        limits: Limits = LIMITS,
+        weigh: Optional[Weigh] = None,
     ):
         model = model_fn()
         self.round = round
@@ -61,15 +63,20 @@ class BayesianProcess:
         self.server_step = server_step
         self.num_outputs = model.output_shape[-1]
         self.element_spec = round.element_spec
-        self.min_examples = min_examples
+        self.min_examples = limits.min_examples
         self.min_clients = rule.min_clients
         self.one_shot = rule.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning
+        self.limits = limits
         self.client_work = client_work
         state = types_of(round.initialize)
         self.state_spec = tf.nest.flatten(state)
-        self.description = describe(model, rule.name, tf.nest.flatten(state.step))
+        self.description = {
+            **describe(model, rule.name, tf.nest.flatten(state.step)),
+            "weighting": getattr(weigh, "__name__", "custom"),
+            **settings_of(work=client_work, step=server_step, rule=rule, limits=limits),
+        }
 
     @functools.cached_property
     def local(self) -> LocalEngine:
@@ -125,7 +132,7 @@ class BayesianProcess:
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        federation = Federation(np.int32(len(clients)), np.int32(held.sum()))
+        federation = Federation(np.int32(len(clients)), np.int32(held.sum()), np.float32(Federation().most_weight))
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)
@@ -160,7 +167,9 @@ def build_process(
     server_step: ServerStep,
     element_spec: Any = None,
     seed: int = 0,
+    max_magnitude: float = LIMITS.max_magnitude,
     max_change_norm: Optional[float] = None,
+    max_weight_ratio: Optional[float] = None,
     min_examples: int = 1,
     burn_in_rounds: int = 0,
     thinning: Optional[Thinning] = None,
@@ -180,8 +189,11 @@ def build_process(
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
         for uint8 images or float32 tables in the model's input shape.
       seed: of the first state.
+      max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
       max_change_norm: a client whose weights moved further than this, by `models.change_norm`, is faulty; None for
         any distance.
+      max_weight_ratio: no client weighs more than so many times the median of its round: `simulate` runs a round in
+        which one does again, with weights cut to that. None for any weights.
       min_examples: a client with fewer is faulty, and `simulate` refuses it before the first round.
       burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
       thinning: for a chain whose rounds are samples of a posterior over point weights: which `simulate` keeps.
@@ -199,10 +211,16 @@ def build_process(
             "tfp_bfl.rules.whole_model, or use tfp_bfl.algorithms.compose, which does."
         )
     check_max_change_norm(max_change_norm, work.sends == WEIGHTS)
+    check_number(max_magnitude, "max_magnitude")
     check_count(min_examples, "min_examples")
+    if max_weight_ratio is not None and not max_weight_ratio >= 1:
+        raise InvalidArgument(
+            f"max_weight_ratio is {shown(max_weight_ratio)}, but must be at least 1, or None for weights of any size."
+        )
     check_count(burn_in_rounds, "burn_in_rounds", 0)
     model = model_fn()
     check_layers(model)
+    limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev(model), max_weight_ratio)
     round = make_round(
         tf.nest.map_structure(lambda x: x.numpy(), get_weights(model)),
         client_work=work,
@@ -211,11 +229,9 @@ def build_process(
         server_step=server_step,
         element_spec=element_spec or _client_spec(model),
         seed=seed,
-        min_stddev=min_stddev(model),
-        max_change_norm=max_change_norm,
-        min_examples=min_examples,
+        limits=limits,
     )
-    return BayesianProcess(model_fn, work, rule, server_step, round, min_examples, burn_in_rounds, thinning)
+    return BayesianProcess(model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh)
 
 
 def _client_spec(model: tf.keras.Model) -> ClientExamples:

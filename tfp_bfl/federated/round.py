@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.federated.faults import find_fault, is_sound, posterior_of
+from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
-from tfp_bfl.models import Federation, ModelWeights, ServerMessage
+from tfp_bfl.models import Federation, ModelWeights, ServerMessage, root_mean_square_change
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
 Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
@@ -37,12 +37,17 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What each client says of itself: vectors over the clients."""
+    """What each client says of itself, or is seen to be: vectors over the clients.
+
+    Fields:
+      change: of its weights, `models.root_mean_square_change`.
+    """
 
     client: Any
     fault: Any
     num_examples: Any
     weight: Any
+    change: Any
     nll: Any
     kl: Any
     elbo: Any
@@ -100,21 +105,22 @@ def make_round(
     server_step: ServerStep,
     element_spec: ClientExamples,
     seed: int,
-    min_stddev: float,
-    max_change_norm: Optional[float],
-    min_examples: int,
+    limits: Limits,
 ) -> Round:
     """The round of a client work, a rule and a server step; arguments as of `build_process`.
 
     Args:
       first: the server's weights before the first round, arrays.
-      min_stddev: the floor of the standard deviations of the weights that the step returns.
+      limits: of what clients send; their floor of standard deviations is also that of what the step returns.
     """
 
     def initialize() -> ServerState:
         weights = tf.nest.map_structure(tf.constant, first)
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
-        step, nobody = server_step.initialize(weights), Federation(tf.constant(0), tf.constant(0))
+        step, nobody = (
+            server_step.initialize(weights),
+            Federation(tf.constant(0), tf.constant(0), tf.constant(Federation().most_weight)),
+        )
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody)
 
     def broadcast(state: ServerState) -> Broadcast:
@@ -130,11 +136,13 @@ def make_round(
             row, known = find_row(message.memory, client)
             result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client))
             importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
-            fault = find_fault(result, anchor, importance, max_change_norm, min_examples, known)
+            importance = tf.minimum(importance, message.federation.most_weight)
+            fault = find_fault(result, anchor, importance, limits, tf.shape(examples.labels)[0], known)
             statistics = rule.summarise(result.weights, anchor, importance)
             statistics = tf.nest.map_structure(lambda x: tf.where(is_sound(fault), x, tf.zeros_like(x)), statistics)
             counts = dict(result.counts)
-            report = Report(client, fault, result.num_examples, importance, *result.metrics, counts)
+            change = root_mean_square_change(result.weights, anchor)
+            report = Report(client, fault, result.num_examples, importance, change, *result.metrics, counts)
             alone = lambda structure: tf.nest.map_structure(lambda x: x[tf.newaxis], structure)
             return Contribution(statistics, alone(result.memory), alone(report))
 
@@ -148,14 +156,15 @@ def make_round(
         sound = is_sound(total.report.fault)
         pooled, reported = rule.pool_with_metrics(total.statistics, state.weights)
         metrics = _round_metrics(total.report)
-        here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"])
+        any_weight = tf.constant(Federation().most_weight)
+        here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
         federation = tf.nest.map_structure(tf.maximum, state.federation, here)
         met = server_step.meet(state.step, federation, here.num_clients)
         step, weights = server_step.next(met, state.weights, pooled, fold(state.seed, state.round, -2))
-        weights = weights._replace(posterior=floor_variance(weights.posterior, min_stddev))
+        weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
         step, weights = tf.cond(tf.reduce_any(sound), lambda: (step, weights), lambda: (state.step, state.weights))
         memory = replace_rows(state.memory, total.report.client, total.memory, sound)
-        metrics.update(spread(weights.posterior, min_stddev)._asdict())
+        metrics.update(spread(weights.posterior, limits.min_stddev)._asdict())
         metrics.update(reported)
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation), metrics
 

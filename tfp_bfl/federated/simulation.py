@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, answering, cohort
-from tfp_bfl.errors import Diverged, InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.description import describe_clients
 from tfp_bfl.federated.draws import Draws, Thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine
-from tfp_bfl.federated.notices import collapse_warning, has_collapsed, one_shot_warning, spread_warning
+from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.models import ModelWeights, predictive_model
 from tfp_bfl.posterior import Samples, Spread, marginals, spread
@@ -163,6 +163,11 @@ def simulate(
         first_stddev = float(spread(state.weights.posterior).stddev_median)
         found = checkpoints.latest(state, process.state_spec) if checkpoints else None
         state, record = found or (state, Record(first_stddev=first_stddev))
+        moved = cores_warning(record.concurrent_calls, running.concurrent_calls)
+        record.concurrent_calls = running.concurrent_calls
+        if moved:
+            logger.warning(moved)
+            warnings.append(moved)
         if int(state.round) > rounds:
             raise InvalidArgument(
                 f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
@@ -171,7 +176,7 @@ def simulate(
         if kept:
             kept.restore(record.draws, state.weights)
         attempts = Attempts(
-            running, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity)
+            process, running, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity)
         )
         predictive = lambda state: _predictive(process, state, kept)
         saved = int(state.round) if found else 0
@@ -180,7 +185,6 @@ def simulate(
             for number in range(int(state.round) + 1, rounds + 1):
                 started = time.perf_counter()
                 outcome = attempts.run(state)
-                _check_finite(outcome.state, state, process.server_step.name)
                 row = {"round": number, **_row(outcome), "train_seconds": time.perf_counter() - started}
                 if kept:
                     kept.add(number, outcome.state.weights)
@@ -217,6 +221,7 @@ def simulate(
     if same:
         logger.warning(same)
     warnings += [same] if same else []
+    warnings += attempts.warnings.values()
     draws_kept = kept.samples() if kept else None
     return SimulationResult(model, state, record.rows, record.collapsed, draws_kept, warnings)
 
@@ -224,17 +229,6 @@ def simulate(
 def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Draws]) -> ModelWeights:
     weights = process.predictive_weights(state)
     return kept.predictive(weights) if kept else weights
-
-
-def _check_finite(state: ServerState, before: ServerState, step: str) -> None:
-    """Raises Diverged for a state that a server step has made unusable, before it is saved."""
-    if not all(np.all(np.isfinite(x)) for x in tf.nest.flatten(state.weights)):
-        number = int(state.round)
-        raise Diverged(
-            f"The server's weights are not finite after round {number}, by its step {step}: take a smaller "
-            f"step, at the server or the clients; the state of round {number - 1} is kept.",
-            before,
-        )
 
 
 def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optional[int] = None) -> None:
@@ -296,7 +290,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
     # JSON has no NaN: a model without a posterior has no spread, and any other metric has no value.
     row = {name: value if math.isfinite(value) else None for name, value in row.items()}
     row = {name: value for name, value in row.items() if value is not None or name not in Spread._fields}
-    row["num_clients"] += len(outcome.raised)
-    row["num_faulty"] += len(outcome.raised)
+    row["num_clients"] += len(outcome.left_out)
+    row["num_faulty"] += len(outcome.left_out)
     row["faulty_clients"] = {str(client): reason for client, reason in outcome.faulty.items()}
     return {**row, "num_dropped": outcome.num_dropped, "retries": outcome.retries, "restarts": outcome.restarts}

@@ -21,13 +21,14 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     draft.replace(path)
 
 
-def read_arrays(path: Path, what: str, most: int) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> dict[str, np.ndarray]:
     """The arrays of a file that `write_arrays` wrote; nothing is unpickled.
 
     Args:
       path: of the file.
       what: what it is called in errors.
-      most: bytes that it may have.
+      most: bytes that it may have, packed and unpacked.
+      compressed: whether it may be as `np.savez_compressed` writes it.
 
     Raises:
       InvalidArgument: it can't be read, is larger, or is no such file.
@@ -35,14 +36,21 @@ def read_arrays(path: Path, what: str, most: int) -> dict[str, np.ndarray]:
     content = read_regular(path, what, most)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            # What is not compressed is no larger than the file.
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            methods = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if compressed else {zipfile.ZIP_STORED}
+            if any(entry.compress_type not in methods for entry in archive.infolist()):
                 raise ValueError
+            # Of a member zipfile unpacks no more than this.
+            if sum(entry.file_size for entry in archive.infolist()) > most:
+                raise InvalidArgument(
+                    f"The {what} {name(path)} is too large: unpacked it may have at most {most} bytes."
+                )
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
         if not all(isinstance(x, np.ndarray) for x in found.values()):
             raise ValueError
         return found
+    except (InvalidArgument, ImportError):
+        raise
     # NumPy and zipfile raise errors of many types for broken files.
     except Exception:
         raise InvalidArgument(f"The {what} {name(path)} is not a file of arrays, or is damaged.") from None

@@ -7,7 +7,7 @@ from typing import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates
+from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates, root_mean_square_change
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
 from tfp_bfl.models.exchange import (
@@ -73,6 +73,6 @@ __all__ = [
     "min_stddev",
     "predictive_model",
     "prior",
+    "root_mean_square_change",
     "split_head",
-    *MODELS,
 ]

@@ -27,6 +27,16 @@ def change_norm(local: Any, anchor: Any) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(x - y)) for x, y in pairs]))
 
 
+def root_mean_square_change(local: Any, anchor: ModelWeights) -> tf.Tensor:
+    """sqrt(mean_i (x_ki - x_0i)^2) over means and point weights: a scalar float32; 0 of what is no `ModelWeights`."""
+    if not isinstance(local, ModelWeights):
+        return tf.zeros([])
+    values = lambda weights: tf.nest.flatten((getattr(weights.posterior, "mean", ()), weights.point))
+    changes = [tf.cast(x, tf.float32) - tf.cast(y, tf.float32) for x, y in zip(values(local), values(anchor))]
+    total = tf.add_n([tf.reduce_sum(tf.square(x)) for x in changes])
+    return tf.sqrt(total / tf.cast(tf.add_n([tf.size(x) for x in changes]), tf.float32))
+
+
 def by_part(pairs: Callable[[MeanField], Any], point: Callable[[Any], Any], weights: Any) -> Any:
     """The parts of a model's weights, or a posterior alone, each through its function."""
     if isinstance(weights, ModelWeights):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.models.weights import ModelWeights
@@ -19,10 +20,12 @@ class Federation(NamedTuple):
     Fields:
       num_clients: K.
       num_examples: N, of all of them together.
+      most_weight: the largest weight with which a client of the next round is pooled, float32.
     """
 
     num_clients: Any = 0
     num_examples: Any = 0
+    most_weight: Any = float(np.finfo(np.float32).max)  # Any: all of a state is finite.
 
 
 class Anchor(NamedTuple):

@@ -1,0 +1,85 @@
+"""What a checkpoint says of the run that it is of, and what another run is refused for."""
+
+import functools
+import logging
+
+import numpy as np
+import pytest
+
+import tfp_bfl as bfl
+from tfp_bfl import federated
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated.description import settings_of
+
+from . import toys
+
+
+def model_fn():
+    return bfl.models.mlp("flipout", (2,), 2, hidden=(), initial_stddev=0.1)
+
+
+def process(**options):
+    return bfl.algorithms.variational(model_fn, "log_linear_pool", **{"local_epochs": 2, "batch_size": 4, **options})
+
+
+def test_settings_are_what_functions_hold():
+    class Unknown:
+        pass
+
+    def outer(rate, decay, things, model_fn):
+        inner = functools.partial(lambda x, scale: rate * x * scale, scale=0.25)
+        return lambda x: inner(x) * decay(x) + len(things) + 0.125 + len(model_fn())
+
+    made = outer(0.1, lambda r: 0.9**r, {"a": 3, "b": Unknown()}, lambda: 17)
+    found = settings_of(work=made)
+    assert found["rate"] == "0.1" and found["scale"] == "0.25" and found["a"] == "3" and "b" not in found
+    assert {"0.125", "0.9"} <= set(found["constant"].split(", ")) and "17" not in str(found)
+    assert settings_of(work=outer(0.1, lambda r: 0.9**r, {"a": 3, "b": Unknown()}, lambda: 18)) == found
+
+
+@pytest.mark.parametrize(
+    ("option", "before", "after"),
+    [
+        ("learning_rate", 1e-3, 1e-1),
+        ("local_epochs", 2, 9),
+        ("batch_size", 4, 5),
+        ("temperature", 0.05, 1.0),
+        ("kl", "total", "client"),
+        ("weighting", "train_size", "equal"),
+        ("inference", "curvature", "backprop"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_options(option, before, after, tmp_path):
+    one, other = process(**{option: before}).description, process(**{option: after}).description
+    assert one == process(**{option: before}).description
+    differ = [name for name in one if one[name] != other.get(name)]
+    assert option in differ
+    store = federated.Checkpoints(tmp_path, one)
+    first = toys.process().local.initialize()
+    store.save(first, federated.checkpoints.Record())
+    with pytest.raises(InvalidArgument, match=f"are of another {differ[0]}, .*{before}.*, and this run's is .*{after}"):
+        federated.Checkpoints(tmp_path, other).latest(first)
+
+
+def test_another_number_of_cores_is_told(tmp_path, caplog):
+    engine = toys.process().local
+    run = functools.partial(federated.simulate, toys.process(), toys.CLIENTS, engine="local", checkpoint_dir=tmp_path)
+    before, engine.concurrent_calls = engine.concurrent_calls, 2
+    try:
+        assert not run(1).warnings
+        assert not run(2).warnings
+        engine.concurrent_calls = 1
+        with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
+            (told,) = run(3).warnings
+        assert "begun with 2 clients computed at once and goes on with 1" in told and told in caplog.messages
+        assert not run(4).warnings
+    finally:
+        engine.concurrent_calls = before
+
+
+def test_a_client_does_not_count_twice():
+    engine = toys.process().local
+    datasets = [toys.CLIENTS.dataset(k) for k in (1, 2, 2, 2)]
+    with pytest.raises(InvalidArgument, match="Client 2 is 3 times in one round: give each client's dataset once"):
+        engine.next(engine.initialize(), datasets)
+    assert engine.next(engine.initialize(), datasets[:2]).metrics["num_clients"] == np.int32(2)
