@@ -147,7 +147,7 @@ def not_finite(folder):
         (without("metrics.jsonl"), "has no metrics.jsonl"),
         (cut("summary.json"), "is damaged"),
         (cut("metrics.jsonl"), "is damaged"),
-        (cut("predictions.npz"), "is not a run's file of predictions"),
+        (cut("predictions.npz"), "is not a file of arrays, or is damaged"),
         (lambda folder: (folder / "summary.json").write_text("[1]"), "is damaged"),
         (lambda folder: (folder / "summary.json").write_text('{"accuracy": "high"}'), "is damaged"),
         (lambda folder: (folder / "metrics.jsonl").write_text('{"round": 1, "faulty_clients": 3}'), "is damaged"),

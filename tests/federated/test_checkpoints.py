@@ -213,6 +213,7 @@ def test_another_seed_does_not_mix_with_the_old_one(simulate, tmp_path):
         ("rule", {"rule": "conflation"}),
         ("clients", {}),
         ("sampling", {}),
+        ("learning_rate", {}),
     ],
 )
 def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
@@ -220,7 +221,8 @@ def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     clients = Clients(CLIENTS.source, CLIENTS.indices[:4]) if what == "clients" else CLIENTS
     options = {"hidden": (), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
     rule = rules.RULES[options.pop("rule")]()
-    other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8)
+    rate = 0.02 if what == "learning_rate" else 0.01
+    other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8, learning_rate=rate)
     with pytest.raises(InvalidArgument, match=f"are of another {what}, "):
         size = 2 if what == "sampling" else 3
         federated.simulate(other, clients, 2, cohort_size=size, seed=6, runtime=runtime, checkpoint_dir=tmp_path)

@@ -42,12 +42,15 @@ def state_of_round(number):
     weights = ModelWeights(MeanField(leaf(3, 2), leaf(3, 2)), leaf(2), MeanField((), ()))
     clients = 2 if number else 0
     kept = (np.arange(clients, dtype=np.int32), np.arange(4 * clients, dtype=np.float32).reshape(clients, 4) + 1)
-    return ServerState(np.int32(number), np.int32(0), weights, kept, (), Federation(np.int32(2), np.int32(30)))
+    return ServerState(
+        np.int32(number), np.int32(0), weights, kept, (), Federation(np.int32(2), np.int32(30), np.float32(9))
+    )
 
 
 FIRST = state_of_round(0)
 SPECS = [tf.TensorSpec.from_tensor(tf.constant(x)) for x in tf.nest.flatten(FIRST)]
-SPECS[-4:-2] = [tf.TensorSpec([None], tf.int32), tf.TensorSpec([None, 4], tf.float32)]
+# The rows of `FIRST.step`, of which there may be any number.
+SPECS = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if 0 in spec.shape else spec for spec in SPECS]
 
 
 def latest(folder):
@@ -58,6 +61,7 @@ def latest(folder):
 def valid(tmp_path_factory):
     folder = tmp_path_factory.mktemp("valid") / "states"
     Checkpoints(folder, WORDS).save(state_of_round(2), RECORD)
+    assert_valid(latest(folder), ".index", False)
     return folder
 
 

@@ -12,7 +12,7 @@ from tfp_bfl.models import ClientResult, PersonalResult, PersonalVariances, Prun
 from tfp_bfl.posterior import flatten, unflatten
 
 # Of weights that a client does without: no precision, to float32, and finite.
-_NO_PRECISION = 1e30
+_NO_PRECISION = 1e10
 
 
 def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional[float] = None) -> ClientWork:

@@ -59,7 +59,6 @@ class Outcome(NamedTuple):
       num_dropped: clients that did not answer.
       retries: cohorts before this one.
       restarts: workers that were started anew.
-      num_capped: clients whose weight was beyond `max_weight_ratio`.
     """
 
     state: ServerState
@@ -68,7 +67,6 @@ class Outcome(NamedTuple):
     num_dropped: int = 0
     retries: int = 0
     restarts: int = 0
-    num_capped: int = 0
 
     @property
     def faulty(self) -> dict[int, str]:
@@ -182,7 +180,7 @@ class Attempts:
         most, above = self._most_weight(outcome)
         if above:
             capped = state._replace(federation=state.federation._replace(most_weight=np.float32(most)))
-            outcome = self._once(capped, present)._replace(num_capped=len(above))
+            outcome = self._once(capped, present)
             logger.warning(
                 "Round %d weighs no client more than %g times the median one: %s weighed more.",
                 int(state.round) + 1,
