@@ -2,16 +2,19 @@
 
 import sys
 
+from tfp_bfl.app.interrupts import prompt_interrupts
 from tfp_bfl.errors import missing_package
 
 
 def main() -> None:
     """Runs the command line; errors that the library foresees are one sentence, exit status 2 for bad input, else 1."""
-    try:
-        from tfp_bfl.app.cli import run_command_line
-    except ModuleNotFoundError as error:
-        sys.exit(f"tfp-bfl: {missing_package(error.name)}")
-    sys.exit(run_command_line(sys.argv[1:]))
+    with prompt_interrupts():
+        try:
+            from tfp_bfl.app.cli import run_command_line
+        except ModuleNotFoundError as error:
+            sys.exit(f"tfp-bfl: {missing_package(error.name)}")
+        status = run_command_line(sys.argv[1:])
+    sys.exit(status)
 
 
 if __name__ == "__main__":

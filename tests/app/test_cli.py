@@ -3,13 +3,10 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 import yaml
@@ -289,46 +286,6 @@ def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
     assert summary["accuracy"] > 0.8 and summary["epistemic_share"] == 0
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["unlabelled_share"] == 0.25 and "rule" not in config and "kernel" not in config
-
-
-@pytest.mark.parametrize(("sign", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-@pytest.mark.deep(after="test_cli.py")
-def test_a_run_that_is_stopped_leaves_no_process(tmp_path, sign, status):
-    folder = tmp_path / "long"
-    # A shell's background jobs, and what they start, ignore Ctrl-C from the outset: hence the first line.
-    program = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tfp_bfl.__main__ import main\n"
-        f"sys.argv = ['tfp-bfl', 'run', '--rounds', '100000', '--output', {str(folder)!r}]\n"
-        "main()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        wait_for(lambda: (folder / "metrics.jsonl").exists() and rows(folder))
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children
-        process.send_signal(sign)
-        process.communicate()
-    finally:
-        process.kill()
-    assert process.returncode == status
-    wait_for(lambda: not [child for child in children if alive(child)])
-
-
-def wait_for(condition, seconds=500):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.1)
-
-
-def alive(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_module_is_the_entry_point():

@@ -282,6 +282,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _fail(_of_the_system(error), 1)
     except (KeyboardInterrupt, click.Abort):
+        logging.getLogger("tensorflow").setLevel(logging.CRITICAL)  # Which complains of what it was not let do.
         return _fail("interrupted.", 130)
     return status if isinstance(status, int) else 0
 

@@ -1,0 +1,70 @@
+"""Ctrl-C ends the command line in the same way in every phase, and within seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Optional
+
+STATUS = 130
+MESSAGE = "tfp-bfl: interrupted."
+SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
+    """Within it Ctrl-C is a `KeyboardInterrupt`, and the end of the process where that would come to nothing.
+
+    Imports make other errors of it, or swallow it: there the process ends at once. Compilers and other long calls hold it
+    back: the process ends `seconds` after it came, if it still runs. What is saved is whole at any time, and workers die
+    with this process.
+    """
+    # Background jobs of a shell ignore it, and so do we.
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    ended = threading.Event()
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def handle(number: int, frame: Optional[FrameType]) -> None:
+        if _is_importing(frame):
+            _end()
+        signal.default_int_handler(number, frame)
+
+    def watch() -> None:
+        while (number := os.read(read, 1)) and number[0] != signal.SIGINT:
+            pass
+        if number and not ended.wait(seconds):
+            _end()
+
+    former = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, handle)
+    watcher = threading.Thread(target=watch, name="tfp_bfl-interrupts", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.set_wakeup_fd(former)
+        os.close(write)  # Which ends the watcher, if it waits.
+        watcher.join()
+        os.close(read)
+
+
+def _is_importing(frame: Optional[FrameType]) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _end() -> None:
+    os.write(2, f"{MESSAGE}\n".encode())
+    os._exit(STATUS)
