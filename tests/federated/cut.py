@@ -16,7 +16,7 @@ ADDRESS = "10.9.9.1"
 def main():
     for command in ("link set lo up", f"addr add {ADDRESS}/32 dev lo"):
         subprocess.run(["ip", *command.split()], check=True)
-    worker = Worker.start(2)
+    worker = Worker.start(2, own_network=False)
     port = worker.address.split(":")[1]
 
     def cut(row):

@@ -191,7 +191,7 @@ def test_port_taken_is_not_fatal(monkeypatch):
             return reservation
 
         monkeypatch.setattr(workers, "_reserve_port", reserve_badly)
-        worker = Worker.start(1)
+        worker = Worker.start(1, own_network=False)
     assert len(ports) == 3
     assert worker.address == f"127.0.0.1:{ports[-1]}"
     worker.stop()

@@ -92,6 +92,7 @@ def local_workers(
     inter_op_threads: Optional[int] = None,
     startup_seconds: float = 60.0,
     heartbeat_seconds: float = 60.0,
+    own_network: bool = True,
 ) -> Iterator[Runtime]:
     """Starts workers on this machine, runs the with-block's TFF computations on them, and always ends them.
 
@@ -107,6 +108,8 @@ def local_workers(
       inter_op_threads: a worker's threads across operations. None for `max_concurrent_calls`, likewise.
       startup_seconds: how long each worker may take to answer.
       heartbeat_seconds: a worker that does not answer for so long (a busy one does) is ended, as if it had died.
+      own_network: whether each worker is in a network with nothing else, behind a socket that only this user can
+        reach; where the system refuses, a warning says so. False for clients that read from the network.
 
     Raises:
       InvalidArgument: a count or a number of seconds is not positive.
@@ -132,7 +135,11 @@ def local_workers(
             intra_op_threads = max(1, cores // at_once)
         if inter_op_threads is None and "TF_NUM_INTEROP_THREADS" not in os.environ:
             inter_op_threads = max_concurrent_calls
-    start = functools.partial(Worker.start, max_concurrent_calls, intra_op_threads, inter_op_threads, startup_seconds)
+    start = functools.partial(
+        Worker.start,
+        *(max_concurrent_calls, intra_op_threads, inter_op_threads, startup_seconds),
+        own_network=own_network,
+    )
     with contextlib.ExitStack() as stack:
         connections: list[_Connection] = []
         workers: list[Any] = []

@@ -3,14 +3,16 @@
 TFF's C++ runtime is a gRPC server, `worker_binary`. TFF's own default context leaves it running after every
 ordinary exit. A `Worker` ends with `stop()`, at the interpreter's exit, and with its parent by any signal.
 
-The server listens on every network interface, without authentication or encryption: on a machine that others
-can reach, block its port or run inside a private network.
+The server listens on every network interface, without authentication or encryption. So it gets a network of its own
+where the system allows that, with a socket in front that only its owner can reach.
 """
 
 import atexit
 import contextlib
+import logging
 import os
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,22 +25,17 @@ from pathlib import Path
 from typing import IO, Any, Optional
 
 from tfp_bfl.errors import WorkerError
+from tfp_bfl.federated.tff import launcher
 from tfp_bfl.federated.tff.installation import require_tff
+
+logger = logging.getLogger(__name__)
 
 _PORT_ATTEMPTS = 5
 _STOP_SECONDS = 5.0
 _LOG_TAIL_BYTES = 4000
-
-# Becomes the worker, which then dies with its parent. A `preexec_fn` would run Python in a forked copy of a
-# process with threads, which can deadlock; `setpriv` is not on every machine; this costs 15 ms. No signal
-# comes if the parent died before prctl took effect: hence the look at the parent afterwards.
-_LAUNCHER = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() != int(sys.argv[1]):
-    os._exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+# In a network of its own, where no other program has it.
+_OWN_PORT = 10000
+_MOST_SOCKET_PATH = 100
 
 
 def worker_path() -> str:
@@ -52,12 +49,13 @@ def worker_path() -> str:
 class Worker:
     """One worker process on this machine and the gRPC channel to it. Made by `Worker.start`."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", log: IO[bytes], port: int) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", log: IO[bytes], address: str, folder: str = "") -> None:
         self._process = process
         self._log = log
+        self._folder = folder
         self._owner = os.getpid()
         self._silent_seconds = 0.0
-        self.address = f"127.0.0.1:{port}"
+        self.address = address
         self.channel = self.open_channel()
         _live.add(self)
 
@@ -69,6 +67,7 @@ class Worker:
         inter_op_threads: Optional[int] = None,
         startup_seconds: float = 60.0,
         binary: Optional[str] = None,
+        own_network: bool = True,
     ) -> "Worker":
         """Starts a worker and waits until it answers.
 
@@ -78,6 +77,8 @@ class Worker:
           inter_op_threads: the worker's threads across operations; None as above.
           startup_seconds: how long it may take to answer.
           binary: the program to run; None for the one that TFF brings.
+          own_network: whether it gets a network of its own, if the system allows that; else it listens on every
+            interface of this machine.
 
         Raises:
           MissingDependency: TFF can't be imported.
@@ -91,23 +92,32 @@ class Worker:
         environment.setdefault("MALLOC_ARENA_MAX", str(max(4, 2 * max_concurrent_calls)))
         deadline = time.monotonic() + startup_seconds
         attempts = _PORT_ATTEMPTS
+        own_network = own_network and not _is_refused
         while True:
             attempts -= 1
-            with _reserve_port() as reservation:
-                port = reservation.getsockname()[1]
+            with contextlib.ExitStack() as stack:
+                folder = _make_folder() if own_network else ""
+                port = _OWN_PORT if folder else stack.enter_context(_reserve_port()).getsockname()[1]
+                path = os.path.join(folder, "worker") if folder else ""
                 flags = [f"--port={port}", f"--max_concurrent_computation_calls={max_concurrent_calls}"]
-                worker = cls(*_launch([binary, *flags], environment), port)
+                launched = _launch([path, str(port), binary, *flags], environment)
+                worker = cls(*launched, f"unix:{path}" if folder else f"127.0.0.1:{port}", folder)
                 try:
                     if worker._wait_until_ready(deadline, startup_seconds):
                         return worker
                     error = worker._how_it_ended()
+                    code = worker._process.returncode
                     # The server ends with status 0 where it can't have its port.
-                    taken = worker._process.returncode == 0 or "already in use" in worker.log_tail()
+                    taken = code == 0 or "already in use" in worker.log_tail()
+                    refused = bool(folder) and code == launcher.NO_NETWORK
+                    if refused:
+                        _tell_who_can_use_it(worker.log_tail())
                 except BaseException:
                     worker.stop()
                     raise
                 worker.stop()
-            if not taken or attempts == 0:
+            own_network = own_network and not refused
+            if not (taken or refused) or attempts == 0:
                 raise error
 
     @property
@@ -166,6 +176,8 @@ class Worker:
             _signal_group(self._process, signal.SIGKILL)
             self._process.wait()
             self._log.close()
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
             _live.discard(self)
 
     def _wait_until_ready(self, deadline: float, startup_seconds: float) -> bool:
@@ -237,6 +249,26 @@ def _environment(**threads: Optional[int]) -> dict[str, str]:
     return {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **given}
 
 
+def _make_folder() -> str:
+    """A new folder that only this user can enter, with a path short enough for that of a socket in it."""
+    folder = tempfile.mkdtemp(prefix="tfp_bfl-")
+    if len(folder) < _MOST_SOCKET_PATH:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="tfp_bfl-", dir="/tmp")
+
+
+def _tell_who_can_use_it(reason: str) -> None:
+    global _is_refused
+    _is_refused = True
+    logger.warning(
+        "Workers listen on every network interface, and whoever reaches their ports, other users of this machine too, "
+        "can run computations as this user: the system allows them no network of their own (%s). docs/security.md says "
+        "how to fence them.",
+        reason.rstrip("."),
+    )
+
+
 def _reserve_port() -> socket.socket:
     """Returns a socket bound to a free port, which the worker may share and nobody else can be given."""
     # gRPC listens with SO_REUSEPORT: two workers with the same port would silently share their callers.
@@ -279,6 +311,8 @@ class _Starter:
 
 
 _live: set[Worker] = set()
+# Whether the system has refused a worker a network of its own.
+_is_refused = False
 _starter: Optional[_Starter] = None
 
 
@@ -290,7 +324,7 @@ def _launch(command: list[str], environment: dict[str, str]) -> tuple["subproces
         atexit.register(_stop_all)  # Only now: what is registered last runs first, and TFF is loaded.
     log = tempfile.TemporaryFile()  # noqa: SIM115  (`Worker.stop` closes it)
     process = _starter.popen(
-        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command],
+        [sys.executable, "-I", "-S", str(launcher.__file__), str(os.getpid()), *command],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=log,  # Never our own: a pipe that a worker holds keeps its readers waiting.
