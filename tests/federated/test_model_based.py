@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tfp_bfl import federated
 from tfp_bfl.data import Clients, Source, answering, cohort
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.federated.checkpoints import Checkpoints
+from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.models import ClientResult
 
 from . import toys
@@ -155,8 +155,7 @@ class Run(stateful.RuleBasedStateMachine):
         wanted = self.expected[rounds]
         np.testing.assert_allclose(state.weights.point[1], [wanted.bias] * 2, rtol=1e-4, atol=1e-5)
         # Who is in the federation has a row: it says how often it has come.
-        times = dict(zip(np.asarray(state.memory.client).tolist(), np.asarray(state.memory.rows).tolist()))
-        assert times == {k: wanted.times.get(k, 0) for k in range(NUM_CLIENTS)}
+        assert times_of(state) == {k: wanted.times.get(k, 0) for k in range(NUM_CLIENTS)}
 
     @stateful.rule(more=st.integers(2, 4), later=st.integers(1, 3))
     def is_killed(self, more, later):
@@ -225,7 +224,59 @@ class Run(stateful.RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-def check(examples):
+class Membership(stateful.RuleBasedStateMachine):
+    """A loop by hand over whoever is there: clients join, leave and come again, some uninvited, some not finite."""
+
+    members = st.sets(st.integers(0, NUM_CLIENTS - 1), min_size=1)
+
+    @stateful.initialize(table=st.integers(0, 2**16), first=members)
+    def begin(self, table, first):
+        self.table = np.random.default_rng(table).choice([HONEST, NAN], (NUM_CLIENTS, MOST_ROUNDS), p=[0.8, 0.2])
+        self.clients = federation(self.table)
+        self.state, self.bias, self.times, self.done = process().local.initialize(), 0.0, {}, 0
+        self.join(first)
+
+    @stateful.rule(who=members)
+    def join(self, who):
+        """Who was there before keeps the row that it had."""
+        self.state = process().with_clients(self.state, sorted(who), self.clients.sizes[sorted(who)])
+        self.times = {**dict.fromkeys(who, 0), **self.times}
+
+    @stateful.rule(present=members)
+    def meet(self, present):
+        kinds = {k: int(self.table[k, self.done]) for k in present}
+        sound = [k for k in present if k in self.times and kinds[k] == HONEST]
+        if not sound:
+            return
+        outcome = process().local.next(self.state, [self.clients.dataset(k) for k in sorted(present)])
+        self.state, self.done = outcome.state, self.done + 1
+        self.bias += float(np.mean([0.5 * (k / 4.0 - self.bias) for k in sound]))
+        self.times.update({k: self.times[k] + 1 for k in sound})
+        assert outcome.metrics["num_clients"] == len(present)
+        assert outcome.metrics["num_faulty"] == len(present) - len(sound)
+
+    @stateful.rule()
+    def stop_and_go_on(self):
+        with tempfile.TemporaryDirectory() as folder:
+            store = Checkpoints(folder, {"library": "made"})
+            store.save(self.state, Record())
+            first = process().local.initialize()._replace(seed=self.state.seed)
+            self.state = Checkpoints(folder, {"library": "made"}).latest(first, process().state_spec).state
+
+    @stateful.invariant()
+    def the_server_and_each_row_are_as_they_must_be(self):
+        if not hasattr(self, "state"):
+            return
+        np.testing.assert_allclose(self.state.weights.point[1], [self.bias] * 2, rtol=1e-5, atol=1e-6)
+        assert times_of(self.state) == self.times
+
+
+def times_of(state):
+    """How often each client that has a row has come, as its row says."""
+    return dict(zip(np.asarray(state.memory.client).tolist(), np.asarray(state.memory.rows).tolist()))
+
+
+def check(examples, machine=Run):
     logging.getLogger("tfp_bfl").setLevel(logging.CRITICAL)
     settings = hypothesis.settings(
         max_examples=examples,
@@ -237,7 +288,7 @@ def check(examples):
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:
-        stateful.run_state_machine_as_test(Run, settings=settings)
+        stateful.run_state_machine_as_test(machine, settings=settings)
     finally:
         logging.getLogger("tfp_bfl").setLevel(logging.NOTSET)
 
@@ -246,6 +297,11 @@ def test_some_sequences():
     check(3)
 
 
+def test_clients_join_and_leave():
+    check(8, Membership)
+
+
 @pytest.mark.deep(after="tests/federated/test_model_based.py")
 def test_many_sequences():
     check(40)
+    check(200, Membership)
