@@ -129,7 +129,7 @@ def test_bad_input_is_one_sentence_and_status_2(call, model, images, tmp_path):
         ((model,), "Missing argument"),
         ((tmp_path / "other", images), "is not a SavedModel of this library"),
         ((tmp_path / "empty", images), "is neither the folder of a complete run nor a SavedModel"),
-        ((table, images), "The model takes tables of [5] columns"),
+        ((table, images), "The model takes rows of [5] numbers"),
     ]:
         status, out, err = call("predict", *arguments)
         assert (status, out) == (2, ""), (arguments, err)

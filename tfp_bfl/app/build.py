@@ -11,10 +11,14 @@ from tfp_bfl.algorithms.variational import AS_PUBLISHED
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.fields import Options
 from tfp_bfl.app.options import Variational, serves
+from tfp_bfl.data.cohorts import check_cohort_size
+from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.errors import InvalidArgument
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
 BATCH_NORM_EXAMPLES = 500
+_PATHS = ("data_dir", "test_data")
 
 
 def model_fn(config: RunConfig, source: bfl.data.Source) -> Callable[[], tf.keras.Model]:
@@ -37,6 +41,36 @@ def model_fn(config: RunConfig, source: bfl.data.Source) -> Callable[[], tf.kera
     )
 
 
+def load(config: RunConfig) -> bfl.data.OwnData:
+    """The training and the test data of a configuration, and the clients that they name themselves.
+
+    Raises:
+      InvalidArgument: they can't be read, or are not what the options say of them.
+    """
+    if bfl.data.is_own(config.dataset):
+        return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data)
+    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
+    return bfl.data.OwnData(train, test)
+
+
+def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
+    """The configuration with the number of clients that the data name, if they are the run's.
+
+    Raises:
+      InvalidArgument: the options say another number, or draw larger cohorts.
+    """
+    if config.partition != GIVEN or data.clients is None:
+        return config
+    number = data.clients.num_clients
+    if "clients" in config.model_fields_set and config.clients != number:
+        raise InvalidArgument(
+            f"clients is {config.clients}, but {data.train.name} names {number}: leave it out, or give another "
+            "partition."
+        )
+    check_cohort_size(number, config.cohort_size)
+    return config.model_copy(update={"clients": number})
+
+
 class Shares(NamedTuple):
     """Who has which of the training data.
 
@@ -53,13 +87,15 @@ class Shares(NamedTuple):
     unlabelled: Any = None
 
 
-def shares(config: RunConfig, train: bfl.data.Source) -> Shares:
-    """The training data as a configuration shares them out.
+def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
+    """The training data as a configuration shares them out; `given` are the clients that they name themselves.
 
     Raises:
       InvalidArgument: a client would be left without any.
     """
-    clients = train.partition(bfl.data.parse_partition(config.partition, config.clients), seed=config.seed)
+    clients = given if config.partition == GIVEN else None
+    if clients is None:
+        clients = train.partition(bfl.data.parse_partition(config.partition, config.clients), seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
     server = held_out = unlabelled = None
@@ -85,7 +121,7 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
     """What travels with the exported model of a run; paths of this machine stay here."""
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names],
-        configuration={name: x for name, x in config.told().items() if name != "data_dir"},
+        configuration={**{name: x for name, x in config.told().items() if name not in _PATHS}, "dataset": train.name},
         metrics=metrics,
         data={
             "dataset": train.name,
@@ -93,6 +129,7 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
             "num_examples": train.num_examples,
             "sha256": train.sha256(),
             "metrics_on": "test",
+            **({"columns": [list(column) for column in train.columns]} if train.columns else {}),
         },
     )
 

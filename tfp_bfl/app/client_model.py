@@ -41,7 +41,7 @@ def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Mo
         raise InvalidArgument(
             f"{config.algorithm} makes one model for all clients, and only {personal} one for each: leave --client out."
         )
-    test = bfl.data.load(config.dataset, split="test", data_dir=config.data_dir)
+    test = build.load(config).test
     process = build.process(config, test, lambda: None)
     weights = process.personal_weights(_last_state(process, config, folder), client)
     model = bfl.models.predictive_model(process.model_fn(), weights)

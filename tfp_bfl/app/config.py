@@ -24,10 +24,25 @@ class _Run(pydantic.BaseModel):
     """What is no option of an algorithm."""
 
     algorithm: str = option("variational", "See `tfp-bfl list`.")
-    dataset: str = option("digits", "digits, breast_cancer, or any image-classification dataset of TFDS by name.")
+    dataset: str = option(
+        "digits",
+        "digits, breast_cancer, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a folder of "
+        "images.",
+    )
+    label: str = option("label", "Of one's own table: the column with the labels.")
+    client_column: Optional[str] = option(
+        None, "Of one's own table: the column that says whose a row is; of an archive the array."
+    )
+    test_data: Optional[str] = option(
+        None, "File or folder with the test set of one's own data; a fifth of them if not given."
+    )
     model: str = option("lenet", "lenet, resnet20, mlp or conv_net.", names=choices.MODELS)
     kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
-    partition: str = option("dirichlet:0.5", "Who holds what: see `tfp-bfl list`.", names=choices.PARTITIONS)
+    partition: str = option(
+        "dirichlet:0.5",
+        "Who holds what: see `tfp-bfl list`; given where one's own data name clients.",
+        names=choices.PARTITIONS,
+    )
     clients: Count = option(10, "Number of clients.")
     cohort_size: Optional[Count] = option(None, "Clients drawn each round; all of them if not given.")
     popularity: Optional[Positive] = option(
@@ -95,7 +110,10 @@ class RunConfig(AllOptions, _Run):
         algorithm = values.get("algorithm", "variational")
         # What a file gives for a name may be a list, which no table can be asked for.
         known = isinstance(algorithm, str) and algorithm in ALGORITHMS
-        return {**(ALGORITHMS[algorithm].defaults if known else {}), **values}
+        values = {**(ALGORITHMS[algorithm].defaults if known else {}), **values}
+        if "partition" not in values and _names_clients(values.get("dataset"), values.get("client_column")):
+            values["partition"] = "given"
+        return values
 
     @pydantic.model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
@@ -126,10 +144,24 @@ class RunConfig(AllOptions, _Run):
         from tfp_bfl.data.partitions import check_alpha
 
         data.parse_partition(self.partition, self.clients)
-        check_cohort_size(self.clients, self.cohort_size)
+        if not data.is_own(self.dataset):
+            for name in ("label", "client_column", "test_data"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise InvalidArgument(
+                        f"{name} is of data of one's own, and {shown(self.dataset)} is none: give a file or a folder."
+                    )
+        if self.partition != "given":  # Else the data say how many clients there are.
+            check_cohort_size(self.clients, self.cohort_size)
         if self.popularity is not None:
             check_alpha(self.popularity, "popularity")
         return self
+
+    @property
+    def data_name(self) -> str:
+        """What the dataset is called: of a path the name of the file without its suffix."""
+        from tfp_bfl import data
+
+        return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
 
     def own_options(self) -> Options:
         """Those of this algorithm."""
@@ -143,6 +175,15 @@ class RunConfig(AllOptions, _Run):
     def record(self) -> str:
         """What is told of a run, as YAML, from which it can be repeated."""
         return yaml.safe_dump(self.told(), sort_keys=False)
+
+
+def _names_clients(dataset: Any, client_column: Any) -> bool:
+    """Whether data of one's own say who holds what."""
+    from tfp_bfl import data
+
+    return client_column is not None or (
+        isinstance(dataset, str) and data.is_own(dataset) and data.names_clients(dataset)
+    )
 
 
 # Of pydantic's types of errors: what a value of that option must be.

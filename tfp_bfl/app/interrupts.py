@@ -19,9 +19,9 @@ SECONDS = 10.0
 def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
     """Within it Ctrl-C is a `KeyboardInterrupt`, and the end of the process where that would come to nothing.
 
-    Imports make other errors of it, or swallow it: there the process ends at once. Compilers and other long calls hold it
-    back: the process ends `seconds` after it came, if it still runs. What is saved is whole at any time, and workers die
-    with this process.
+    Imports make other errors of it, or swallow it: there the process ends at once. Compilers and other long calls hold
+    it back: the process ends `seconds` after it came, if it still runs. What is saved is whole at any time, and workers
+    die with this process.
     """
     # Background jobs of a shell ignore it, and so do we.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

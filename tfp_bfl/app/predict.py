@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 from rich import box
 from rich.cells import cell_len
@@ -18,6 +19,7 @@ from rich.text import Text
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.files import name as name_of
 
 # Images at once; the samples are the same for all.
 BATCH_SIZE = 250
@@ -53,11 +55,12 @@ def predict(
     seed: int = 0,
     max_uncertainty: Optional[float] = None,
 ) -> tuple[list[Row], tuple[tuple[str, str], ...]]:
-    """Predicts images of files, folders and .npz archives with a SavedModel of this library.
+    """Predicts images, or rows of a table, with a SavedModel of this library.
 
     Args:
       model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
-      images: as `tfp_bfl.data.read_images` takes them; they are not resized.
+      images: as `tfp_bfl.data.read_images` takes them; they are not resized. For a model of a table's rows .csv or
+        .parquet files with the columns that it was trained on.
       num_samples: S, at most 10,000.
       seed: of the samples.
       max_uncertainty: an image with a larger entropy gets abstain = True; None for no limit.
@@ -79,10 +82,8 @@ def predict(
     info = bfl.export.read_info(folder)
     facts: Any = info.model
     shape, limit = facts["input_shape"], 1.0 if max_uncertainty is None else max_uncertainty
-    if len(shape) != 3:
-        raise InvalidArgument(f"The model takes tables of {shown(shape)} columns, not images: call it from Python.")
     loaded = bfl.export.load(folder)
-    found = bfl.data.read_images(images, tuple(shape))
+    found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows = []
     for start in range(0, len(found.names), BATCH_SIZE):
@@ -97,6 +98,21 @@ def predict(
             )
         ]
     return rows, found.failures
+
+
+def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
+    """The rows of tables, as if they were images."""
+    columns = [name for name, _, _ in bfl.export.columns_of(info)]
+    if not columns:
+        shape: Any = (info.model or {})["input_shape"]
+        raise InvalidArgument(f"The model takes rows of {shown(shape)} numbers without names: call it from Python.")
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in paths:
+        if not str(path).lower().endswith(bfl.data.TABLES):
+            raise InvalidArgument(f"{shown(str(path))} is no table, but the model takes rows of one: give a .csv file.")
+    tables = [bfl.data.read_rows(path, columns) for path in paths]
+    names = [f"{name_of(path)}[{i}]" for path, table in zip(paths, tables) for i in range(len(table))]
+    return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -59,7 +59,7 @@ def write(
     if len({path.resolve() for path in paths}) < len(paths):
         raise InvalidArgument("A run is named twice: name each of them once.")
     records = [_read_record(path) for path in paths]
-    sources = _sources({(config.dataset, config.data_dir) for config, _ in records})
+    sources = {_data_of(config): build.load(config) for config, _ in records}
     other = _other(ood, records, sources) if ood else None
     runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, _names(paths), records)]
     if other:
@@ -67,7 +67,7 @@ def write(
             run._replace(out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)))
             for run, folder, (config, _) in zip(runs, paths, records)
         ]
-    datasets = sorted({config.dataset for config, _ in records})
+    datasets = sorted({data.train.name for data in sources.values()})
     warnings = []
     if len(datasets) > 1:
         warnings.append(f"The runs are of different datasets, {', '.join(datasets)}: their scores do not compare.")
@@ -85,7 +85,7 @@ def write(
 
 def title(config: RunConfig) -> str:
     """What a run is called where it stands alone."""
-    return f"{config.kind} {config.model} on {config.dataset}, {config.clients} clients, {method(config)}"
+    return f"{config.kind} {config.model} on {config.data_name}, {config.clients} clients, {method(config)}"
 
 
 def method(config: RunConfig) -> str:
@@ -165,17 +165,15 @@ def _is_sound(record: Mapping[str, Any]) -> bool:
     return all(isinstance(x, (int, float)) for x in numbers) and isinstance(record.get("faulty_clients", {}), dict)
 
 
-def _sources(wanted: set[tuple[str, Optional[str]]]) -> dict[Any, dict[str, bfl.data.Source]]:
-    return {
-        (name, data_dir): {split: bfl.data.load(name, split=split, data_dir=data_dir) for split in ("train", "test")}
-        for name, data_dir in wanted
-    }
+def _data_of(config: RunConfig) -> tuple[Any, ...]:
+    """All that says which data a run is of."""
+    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data
 
 
 def _read_results(
     folder: pathlib.Path, name: str, config: RunConfig, summary: dict[str, Any], sources: Mapping[Any, Any]
 ) -> RunResults:
-    train, test = (sources[config.dataset, config.data_dir][split] for split in ("train", "test"))
+    train, test, given, _ = sources[_data_of(config)]
     rounds = _read_json(folder / "metrics.jsonl", "file of metrics", _MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
     if not np.array_equal(predictions["labels"], test.labels):
@@ -183,7 +181,7 @@ def _read_results(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
         )
-    clients = build.shares(config, train).clients
+    clients = build.shares(config, train, given).clients
     return results(name, config, summary, rounds, predictions, test, clients)
 
 
@@ -202,7 +200,7 @@ def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
     """The test split of the other dataset, whose examples all models must take."""
-    own = [sources[config.dataset, config.data_dir]["test"] for config, _ in records]
+    own = [sources[_data_of(config)].test for config, _ in records]
     for source in own:
         if source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")

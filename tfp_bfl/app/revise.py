@@ -106,9 +106,10 @@ def revise(
     file = clients_file(run).name
     state = change(read_state(run))
     config = make_config(pathlib.Path(run) / "config.yaml", {})
-    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
+    data = build.load(config)
+    train, test = data.train, data.test
     pooled = factors.pool(state) if file == SITES else online.pool(state, config.diagonal_only)
-    model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, _batch_norm_examples(config, train))
+    model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, _batch_norm_examples(config, data))
     scores = bfl.evaluation.evaluate(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
     ).metrics
@@ -127,7 +128,7 @@ def revise(
     return summary
 
 
-def _batch_norm_examples(config: RunConfig, train: bfl.data.Source) -> Any:
+def _batch_norm_examples(config: RunConfig, data: bfl.data.OwnData) -> Any:
     if not config.pretrain_share or config.last_layer:
         return None
-    return build.batch_norm_examples(config, build.shares(config, train).server)
+    return build.batch_norm_examples(config, build.shares(config, data.train, data.clients).server)

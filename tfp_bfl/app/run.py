@@ -87,10 +87,12 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
-    sample = bfl.data.peek(config.dataset, data_dir=config.data_dir)
+    own = build.load(config) if bfl.data.is_own(config.dataset) else None
+    config = build.with_clients(config, own) if own else config
+    sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        read = pool.submit(_read, config)
+        read = pool.submit(_read, config, own)
         process = build.process(config, sample, lambda: read.result()[2].unlabelled)
         train, test, (clients, server, held_out, _) = read.result()
     bfl.federated.check_clients(process, clients)
@@ -171,10 +173,10 @@ def _permuted(
     return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
 
 
-def _read(config: RunConfig) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
+def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
     """The training data, the test data, and who has which of the former."""
-    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
-    return train, test, build.shares(config, train)
+    train, test, given, _ = own or build.load(config)
+    return train, test, build.shares(config, train, given)
 
 
 def _prediction(config: RunConfig) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.dataset}-{config.model}-{config.kind}-{report.method(config)}-{now}"
+        name = f"{config.data_name}-{config.model}-{config.kind}-{report.method(config)}-{now}"
         output = pathlib.Path("runs") / name.replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):

@@ -12,16 +12,20 @@ from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
+from tfp_bfl.data.own import TABLES, OwnData, is_own, names_clients, read_own, read_rows
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
-from tfp_bfl.data.sources import Source, list_sources, load, peek
+from tfp_bfl.data.sources import Column, Source, list_sources, load, peek
 
 __all__ = [
     "AUGMENTATIONS",
+    "TABLES",
     "ClientExamples",
     "Clients",
+    "Column",
     "Images",
+    "OwnData",
     "Partition",
     "Source",
     "answering",
@@ -29,11 +33,13 @@ __all__ = [
     "crop_and_flip",
     "dirichlet",
     "iid",
+    "is_own",
     "label_skew",
     "lda",
     "like",
     "list_sources",
     "load",
+    "names_clients",
     "noniid_datasets",
     "pachinko",
     "parse_augmentation",
@@ -41,4 +47,6 @@ __all__ = [
     "partition_forms",
     "peek",
     "read_images",
+    "read_own",
+    "read_rows",
 ]

@@ -8,8 +8,12 @@ from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.named import WithArgument
 
+# Who holds what is in the data themselves.
+GIVEN = "given"
+
 # A new partition is one more line here.
 PARTITIONS: named.Table = {
+    "given": partitions.given,
     "iid": partitions.iid,
     "label_skew": WithArgument(partitions.label_skew, "classes_per_client", int),
     "dirichlet": WithArgument(partitions.dirichlet, "alpha"),

@@ -60,6 +60,15 @@ class Partition:
         return [np.sort(part).astype(np.int64) for part in self.assign(classes, seed)]
 
 
+def given(num_clients: int) -> Partition:
+    """Who holds what is said by the data themselves (`read_own`): as a partition of others it is refused."""
+
+    def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
+        raise InvalidArgument("The data say nothing of clients: name the column that does, or give another partition.")
+
+    return Partition("given", num_clients, assign)
+
+
 def iid(num_clients: int) -> Partition:
     """Gives each client a uniformly drawn share of the examples, without replacement (McMahan et al. 2017).
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
+from tfp_bfl.data.checks import checked_features, checked_labels
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.errors import InvalidArgument, check_count, missing_package
@@ -27,23 +28,45 @@ TEST_SHARE = 0.2
 COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
 
 
+class Column(NamedTuple):
+    """A column of a table: a `Source` holds it less its mean and over its standard deviation."""
+
+    name: str
+    mean: float
+    stddev: float
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
     """One split of a labelled dataset, in memory.
+
+    What it is given is cast where that loses nothing, and checked (`tfp_bfl.data.checks`): float64 to float32, bytes
+    without a channel axis, labels that are text or do not begin at 0.
 
     Attributes:
       name: such as "cifar10".
       split: such as "train".
       features: [N, ...]; uint8 [N, height, width, channels] for images, float32 [N, columns] for tables.
       labels: int32 [N], from 0 to C - 1.
-      class_names: C names.
+      class_names: C names; if not given, the labels' own, in order.
+      columns: how a table was standardised, if it was; () otherwise.
+
+    Raises:
+      InvalidArgument: features or labels can't be what they must be.
     """
 
     name: str
     split: str
     features: np.ndarray
     labels: np.ndarray
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+
+    def __post_init__(self) -> None:
+        features = checked_features(self.features)
+        labels, class_names = checked_labels(self.labels, len(features), self.class_names)
+        for name, value in {"features": features, "labels": labels, "class_names": class_names}.items():
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         sizes = f"{self.num_examples} examples {list(self.element_shape)}, {self.num_classes} classes"

@@ -67,6 +67,27 @@ def describe(model: tf.keras.Model) -> dict[str, Any]:
     }
 
 
+def columns_of(info: Info) -> list[tuple[str, float, float]]:
+    """(name, mean, standard deviation) of each column of the table that a model takes, in order; [] of other models.
+
+    Raises:
+      InvalidArgument: `info.data` has columns of another form.
+    """
+    columns = (info.data or {}).get("columns", [])
+    number = lambda x: _is_number(x) and math.isfinite(x)
+    well = isinstance(columns, list) and all(
+        isinstance(c, (list, tuple)) and len(c) == 3 and _named(c[0]) and number(c[1]) and number(c[2]) and c[2] > 0
+        for c in columns
+    )
+    shape = (info.model or {}).get("input_shape")
+    if not well or (columns and shape is not None and list(shape) != [len(columns)]):
+        raise InvalidArgument(
+            f"columns of info's data is {shown(columns)}, but must give a name, a mean and a standard deviation above "
+            "zero of each column that the model takes."
+        )
+    return [(name, float(mean), float(stddev)) for name, mean, stddev in columns]
+
+
 def merged(new: Optional[Info], old: Info) -> Info:
     """`old`, with what `new` knows."""
     return Info._make(b if a is None else a for a, b in zip(new or Info(), old))
@@ -132,6 +153,7 @@ def from_json(content: bytes) -> Info:
         info = check(Info(**values))
         facts = dict(info.model or {})
         valid = {name: type(x) for name, x in facts.items()} == _FACTS
+        columns_of(info)
         valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))
     except (InvalidArgument, RecursionError, TypeError, ValueError):
         valid = False

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from tfp_bfl.export.info import Info
+from tfp_bfl.export.info import Info, columns_of
 
 NAME = "model_card.md"
 # What Markdown makes links, pictures, code, headings, lists, tables or emphasis of.
@@ -56,8 +56,9 @@ below is also in `assets/info.json`, for programs.
 import tensorflow as tf
 
 model = tf.saved_model.load("FOLDER")
-model.predict(images, num_samples=20, seed=0)  # label, probabilities, entropy, aleatoric, epistemic
-model.mean(images)                             # one pass at the posterior's mean
+model.predict(images)  # 20 samples, seed 0: label, probabilities, entropy, aleatoric, epistemic
+model.predict(images, num_samples=100, seed=1)
+model.mean(images)     # one pass at the posterior's mean
 model.sample(images, num_samples=20, seed=0)   # probabilities [S, B, C]
 # As predict; label is -1 where the entropy exceeds 0.5.
 model.abstain(images, num_samples=20, seed=0, max_uncertainty=0.5)
@@ -84,14 +85,19 @@ def card(info: Info) -> str:
         num_classes=facts["num_classes"],
         num_weights=facts["num_weights"],
         **facts["versions"],
-        data=_table({name: x for name, x in data.items() if name != "metrics_on"}, "data"),
+        data=_table({name: x for name, x in data.items() if name not in ("metrics_on", "columns")}, "data")
+        + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
         configuration=_table(info.configuration, "option"),
         metrics=_measured_on(data) + _table(info.metrics, "metric"),
         class_names=_list(info.class_names),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
         types=(
-            "raw pixels as uint8, or floats in [0, 1]; they are scaled inside" if is_image else "floats, as trained on"
+            "raw pixels as uint8, or floats in [0, 1]; they are scaled inside"
+            if is_image
+            else "the columns above, in that order; they are standardised inside"
+            if data.get("columns")
+            else "floats, as trained on"
         ),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )

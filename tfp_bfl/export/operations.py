@@ -8,22 +8,23 @@ def _words(text: str) -> frozenset[str]:
 # What the exports of every model and kind are made of; a test holds this against them.
 EXPORTED = _words(
     """
-    AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
-    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd MatMul MaxPool
-    Maximum Mean Minimum Mul Neg NoOp OnesLike Pack Pad Placeholder Range ReadVariableOp RealDiv Relu Reshape
-    RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze StatefulPartitionedCall
-    StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2 StatelessRandomUniformIntV2
-    StatelessRandomUniformV2 StatelessWhile StopGradient StridedSlice Sub Sum TensorListFromTensor TensorListGetItem
-    TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp While ZerosLike
+    Abs AddV2 All ArgMax Assert AvgPool BiasAdd BitwiseAnd Cast ConcatV2 Const Conv2D Cos DivNoNan Exp ExpandDims
+    FloorDiv FusedBatchNormV3 GatherV2 GreaterEqual Identity LeakyRelu Less LessEqual Log LogicalAnd LogicalOr
+    MatMul MaxPool Maximum Mean Minimum Mul Neg NoOp NotEqual OnesLike Pack Pad Placeholder Range ReadVariableOp
+    RealDiv Relu Reshape RightShift Rsqrt Select SelectV2 Shape Sin Softmax Sqrt Square SquaredDifference Squeeze
+    StatefulPartitionedCall StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformFullIntV2
+    StatelessRandomUniformIntV2 StatelessRandomUniformV2 StatelessWhile StopGradient StridedSlice Sub Sum
+    TensorListFromTensor TensorListGetItem TensorListReserve TensorListSetItem TensorListStack Tile VarHandleOp
+    While ZerosLike
     """
 )
 
 # What other layers and activations of Keras add: arithmetic on tensors, all of it.
 ARITHMETIC = _words(
     """
-    Abs Add AddN BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
-    Floor FloorMod Greater Log1p LogSoftmax LogicalNot LogicalOr MatrixDiagPartV3 MatrixSetDiagV3 Max Min
-    NotEqual PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign
+    Add AddN BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
+    Floor FloorMod Greater Log1p LogSoftmax LogicalNot MatrixDiagPartV3 MatrixSetDiagV3 Max Min
+    PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign
     SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
     """
 )

@@ -30,7 +30,8 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
     """Writes a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
         loaded = tf.saved_model.load("saved/")
-        loaded.predict(images, num_samples=20, seed=0)["epistemic"]
+        loaded.predict(images)["epistemic"]                   # 20 samples, seed 0
+        loaded.predict(images, num_samples=100, seed=1)["epistemic"]
 
     It has four functions, which are serving signatures as well:
 
@@ -39,7 +40,8 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         predict(images, num_samples, seed) -> probabilities [B, C], entropy, aleatoric, epistemic, label [B]
         abstain(images, num_samples, seed, max_uncertainty) -> as predict; label is -1 where entropy exceeds the limit
 
-    Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, which are scaled inside. A signature takes one
+    Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, which are scaled inside; other floats are refused.
+    Rows of a table [B, D] are standardised inside by the columns that `info.data` names. A signature takes one
     type: those named above take float32, and for images "predict_uint8" and the like uint8. num_samples and seed are
     int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs: probabilities (of
     predict also as `mean`, their name in `tfp_bfl.evaluation.decompose`); entropy, normalised to [0, 1]; aleatoric and
@@ -71,9 +73,11 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         _copy(source, folder)
     else:
         model, known = model_of(model_or_run)
-        texts = _texts(information.merged(info, known)._replace(model=information.describe(model)))
+        whole = information.merged(info, known)._replace(model=information.describe(model))
+        columns = information.columns_of(whole)
+        texts = _texts(whole)
         _make(folder)
-        _write(model, folder, texts)
+        _write(model, folder, texts, columns)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     manifest.write_manifest(folder)
@@ -104,8 +108,8 @@ def _texts(info: Info) -> dict[str, str]:
     return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
-def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str]) -> None:
-    module = make_functions(model)
+def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], columns: Any) -> None:
+    module = make_functions(model, columns)
     signatures = make_signatures(module, model.input_shape[1:])
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME

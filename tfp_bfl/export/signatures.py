@@ -6,10 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.evaluation import draw_probabilities, is_stochastic, sample_seeds, summarise
 from tfp_bfl.layers import sampling
+
+NUM_SAMPLES = 20
+# By which resizing may leave the range of pixels.
+_ROUNDING = 0.01
 
 # What each function takes beside images, and what it gives: each output with its rank.
 NUMBERS = {"num_samples": tf.int32, "seed": tf.int32, "max_uncertainty": tf.float32}
@@ -41,15 +46,24 @@ def output_type(name: str) -> tf.DType:
     return tf.int32 if name == "label" else tf.float32
 
 
-def make_functions(model: tf.keras.Model) -> tf.Module:
+def make_functions(model: tf.keras.Model, columns: Sequence[Sequence[Any]] = ()) -> tf.Module:
     """A module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
     `draw(images, seed)` is one weight sample's p(y | x, w): float32 [B, ...] and int32 [2] -> [B, C]. The module holds
     the model's variables, not its layers: whoever loads it needs neither this package nor TFP.
+
+    Args:
+      model: that gives logits.
+      columns: (name, mean, standard deviation) of each, where the model was trained on a table less the former and over
+        the latter: its functions then take the table as it is.
     """
     shape = model.input_shape[1:]
     stochastic = is_stochastic(model)
     scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
+
+    # Not tensors, which a SavedModel would hold as objects of their own.
+    means, stddevs = (np.array([column[i] for column in columns], np.float32) for i in (1, 2))
+    standardised = (lambda rows: (rows - means) / stddevs) if columns else (lambda images: images)
 
     # What costs is traced here, once, for floats; what follows calls it. To save a function is to trace it again.
     def traced(*inputs: tf.TensorSpec) -> Callable[[Callable[..., Any]], Any]:
@@ -60,14 +74,14 @@ def make_functions(model: tf.keras.Model) -> tf.Module:
 
     @functools.partial(tf.function, input_signature=[scaled, pair], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return draw_probabilities(model, images, seed)
+        return draw_probabilities(model, standardised(images), seed)
 
     at_sample = draw.get_concrete_function()
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         with sampling("mean"):
-            summary = summarise(tf.nn.softmax(model(images, training=False))[tf.newaxis])
+            summary = summarise(tf.nn.softmax(model(standardised(images), training=False))[tf.newaxis])
         return {"probabilities": summary.mean, "entropy": summary.entropy, "label": _label(summary.mean)}
 
     @traced(number["num_samples"], number["seed"])
@@ -84,11 +98,11 @@ def make_functions(model: tf.keras.Model) -> tf.Module:
     def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         return at_mean(_scaled(images))
 
-    def sample(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    def sample(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
         samples = drawn(_scaled(images), num_samples, seed)
         return {"probabilities": samples if stochastic else tf.repeat(samples, num_samples, 0)}
 
-    def predict(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
+    def predict(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
         return summarised(_scaled(images), num_samples, seed)
 
     def abstain(
@@ -114,7 +128,14 @@ def summary_outputs(samples: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
-    return tf.image.convert_image_dtype(images, tf.float32)
+    """Examples as the model takes them; pixels that are neither bytes nor shares of 1 are refused."""
+    if not images.dtype.is_floating or images.shape.rank != 4:
+        return tf.image.convert_image_dtype(images, tf.float32)
+    # What is not a number may be there: its answer is not a number either.
+    inside = tf.reduce_all((tf.abs(images - 0.5) <= 0.5 + _ROUNDING) | tf.not_equal(images, images))
+    message = "images are floats outside 0 to 1, but must be uint8, or floats in [0, 1]: divide pixels by 255."
+    with tf.control_dependencies([tf.debugging.Assert(inside, [message])]):
+        return tf.image.convert_image_dtype(images, tf.float32)
 
 
 def _label(probabilities: tf.Tensor) -> tf.Tensor:

@@ -17,6 +17,7 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading
+from tfp_bfl.export.info import columns_of
 from tfp_bfl.export.saved_model import Source, find, model_of
 from tfp_bfl.export.signatures import image_types, make_functions, summary_outputs
 
@@ -55,8 +56,8 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         facts: Any = loading.read_info(folder).model
         shape, stochastic = facts["input_shape"], facts["stochastic"]
     else:
-        model, _ = model_of(model_or_run)
-        module = make_functions(model)
+        model, known = model_of(model_or_run)
+        module = make_functions(model, columns_of(known))
         shape, stochastic = model.input_shape[1:], is_stochastic(model)
     content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1), shape)
     draft = file.with_name(f"{file.name}.draft")

@@ -1,0 +1,119 @@
+"""Data of one's own from the command line: a table from its file to an exported model that answers about its rows."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+
+import tfp_bfl as bfl
+from tfp_bfl.app.cli import run_command_line
+
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
+RNG = np.random.default_rng(0)
+ROWS = [[*RNG.normal([40 + 20 * sick, 3], [9, 1]), "yes" if sick else "no", f"site {k}"] for k in range(3)
+        for sick in RNG.random(60) < 0.4]  # fmt: skip
+NAMES = ["age", "dose", "sick", "site"]
+TRAINING = ["--model", "mlp", "--rounds", "5", "--local-epochs", "2", "--num-samples", "5", "--engine", "local"]
+OWN = ["--label", "sick", "--client-column", "site"]
+
+
+def write(path, rows=ROWS, names=NAMES):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([names, *rows])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    table = write(folder / "patients.csv")
+    assert run_command_line(["run", "--dataset", table, *OWN, *TRAINING, "--output", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def test_a_run_learns_from_a_table_and_records_it(run):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["accuracy"] > 0.8
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (config["partition"], config["clients"], config["label"]) == ("given", 3, "sick")
+    info = bfl.export.read_info(run / "saved_model")
+    assert info.class_names == ["no", "yes"] and info.data["dataset"] == "patients"
+    # Where the file was is nobody's business but this machine's.
+    assert info.configuration["dataset"] == "patients" and str(run.parent) not in json.dumps(info._asdict())
+
+
+def test_its_model_answers_about_rows_as_they_are(run, folder, capsys):
+    asked = [["99", age, dose] for age, dose in ((30, 3), (75, 3))]
+    assert run_command_line(["predict", str(run), write(folder / "ask.csv", asked, ["id", "age", "dose"])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[-2:]] == ["no", "yes"] and "ask.csv[1]" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names", "message"),
+    [
+        ([[1]], ["age"], "has no column 'dose', which the model asks for"),
+        ([[1, "much"]], ["age", "dose"], "column 'dose' of .* holds 'much', but must hold numbers"),
+    ],
+)
+def test_rows_that_it_can_not_take(run, tmp_path, capsys, rows, names, message):
+    assert run_command_line(["predict", str(run), write(tmp_path / "ask.csv", rows, names)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1
+    assert run_command_line(["predict", str(run), str(run / "figures")]) == 2
+    assert "is no table, but the model takes rows of one" in capsys.readouterr().err
+
+
+@pytest.mark.deep(after="tests/app/test_own_data.py")
+def test_it_is_reported_and_repeated_from_its_folder(run, folder, monkeypatch):
+    assert run_command_line(["report", str(run), "--output", str(folder / "page.html")]) == 0
+    again = folder / "again"
+    assert run_command_line(["run", "--config", str(run / "config.yaml"), "--output", str(again)]) == 0
+    scores = [json.loads((path / "summary.json").read_text()) for path in (run, again)]
+    assert scores[0]["test_nll"] == scores[1]["test_nll"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dataset", "gone.csv"], "The table gone.csv can't be read: No such file"),
+        (["--dataset", "patients.csv", "--label", "sik"], "no column for --label in patients.csv 'sik': did you mean"),
+        (["--dataset", "patients.csv", "--label", "sick"], "The column 'site' of patients.csv holds 'site 0'"),
+        (["--dataset", "patients.csv", *OWN, "--clients", "9"], "clients is 9, but patients names 3"),
+        (["--dataset", "patients.csv", *OWN, "--cohort-size", "4"], "cohort_size is 4"),
+        (["--dataset", "patients.csv", *OWN, "--model", "lenet"], "for tables use the model mlp"),
+        (["--dataset", "digits", "--label", "x"], "label is of data of one's own, and 'digits' is none"),
+        (["--dataset", "digits", "--partition", "given"], "The data say nothing of clients"),
+    ],
+)
+def test_one_sentence_before_anything_is_written(folder, run, tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.chdir(folder)
+    training = TRAINING if "--model" not in options else TRAINING[2:]
+    assert run_command_line(["run", *options, *training, "--output", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1 and not (tmp_path / "new").exists()
+
+
+@pytest.mark.deep(after="tests/app/test_own_data.py")
+def test_a_folder_of_images(tmp_path):
+    from PIL import Image
+
+    for k in range(40):
+        place = tmp_path / "scans" / f"hospital {k % 2}" / ("bright" if k % 4 > 1 else "dark")
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = RNG.integers(128, 255, (8, 8), np.uint8) if k % 4 > 1 else RNG.integers(0, 128, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(place / f"{k}.png")
+    out = tmp_path / "run"
+    assert run_command_line(["run", "--dataset", str(tmp_path / "scans"), *TRAINING, "--output", str(out)]) == 0
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert (config["partition"], config["clients"]) == ("given", 2)
+    assert bfl.export.read_info(out / "saved_model").class_names == ["bright", "dark"]
+    assert run_command_line(["predict", str(out), str(tmp_path / "scans" / "hospital 0" / "dark")]) == 0

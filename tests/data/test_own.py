@@ -1,0 +1,194 @@
+"""Data of one's own: tables, archives and folders of images, with and without clients; and what is wrong with them."""
+
+import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from tfp_bfl.data import is_own, read_own, read_rows
+from tfp_bfl.errors import InvalidArgument
+
+ROWS = 60
+RNG = np.random.default_rng(0)
+AGE, DOSE = RNG.normal(50, 9, ROWS), RNG.integers(0, 5, ROWS)
+SICK = np.where(RNG.random(ROWS) < 0.4, "yes", "no")
+CENTRE = np.array([f"centre {k}" for k in RNG.integers(8, 12, ROWS)])
+TABLE = pyarrow.table({"age": AGE, "dose": DOSE, "sick": SICK, "centre": CENTRE, "smokes": AGE > 50})
+WRITERS = {".csv": pyarrow.csv.write_csv, ".parquet": pyarrow.parquet.write_table}
+
+
+def written(folder, suffix=".csv", table=TABLE, name="patients"):
+    path = folder / f"{name}{suffix}"
+    WRITERS[suffix](table, path)
+    return path
+
+
+def replaced(name, values):
+    return TABLE.set_column(TABLE.column_names.index(name), name, pyarrow.array(values))
+
+
+def raw(source):
+    """The rows of a table as they were in its file."""
+    means, stddevs = (np.array([getattr(c, name) for c in source.columns]) for name in ("mean", "stddev"))
+    return source.features * stddevs + means
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_a_table_with_clients(tmp_path, suffix):
+    data = read_own(written(tmp_path, suffix), label="sick", client="centre")
+    assert [c.name for c in data.train.columns] == ["age", "dose", "smokes"]
+    assert data.train.name == "patients" and data.train.class_names == ("no", "yes") == data.test.class_names
+    assert data.client_names == ("centre 8", "centre 9", "centre 10", "centre 11")
+    assert data.train.num_examples + data.test.num_examples == ROWS
+    np.testing.assert_allclose(data.train.features.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(data.train.features.std(0), 1, atol=1e-5)
+    # Each row is in one of the two, with its label and at its client.
+    wanted = {(round(a, 3), d): (s, c) for a, d, s, c in zip(AGE, DOSE, SICK, CENTRE)}
+    for k, name in enumerate(data.client_names):
+        for i in data.clients.indices[k]:
+            age, dose, _ = raw(data.train)[i]
+            assert wanted.pop((round(age, 3), round(dose))) == (data.train.class_names[data.train.labels[i]], name)
+    for (age, dose, _), label in zip(raw(data.test), data.test.labels):
+        assert wanted.pop((round(age, 3), round(dose)))[0] == data.test.class_names[label]
+    assert not wanted
+
+
+def test_a_share_of_each_client_and_class_is_held_out(tmp_path):
+    data = read_own(written(tmp_path), label="sick", client="centre")
+    assert 11 <= data.test.num_examples <= 13
+    for name, kept in zip(data.client_names, data.clients.sizes):
+        assert 0.6 < kept / (name == CENTRE).sum() < 0.95
+    assert abs((data.test.labels == 1).mean() - (SICK == "yes").mean()) < 0.05
+    again = read_own(written(tmp_path, ".parquet"), label="sick", client="centre")
+    np.testing.assert_array_equal(data.test.features, again.test.features)
+
+
+def test_a_test_set_of_its_own(tmp_path):
+    path = written(tmp_path)
+    test = written(tmp_path, table=TABLE.slice(0, 10).select(["smokes", "dose", "age", "sick", "centre"]), name="later")
+    with pytest.raises(InvalidArgument, match="other columns"):
+        read_own(path, "sick", "centre", test)
+    test = written(tmp_path, table=TABLE.slice(0, 10), name="later")
+    data = read_own(path, "sick", "centre", test)
+    assert (data.train.num_examples, data.test.num_examples) == (ROWS, 10)
+    np.testing.assert_allclose(raw(data.test)[:, 0], AGE[:10], rtol=1e-5)
+    assert [data.test.class_names[label] for label in data.test.labels] == SICK[:10].tolist()
+    assert data.test.columns == data.train.columns
+
+
+def test_without_clients(tmp_path):
+    data = read_own(written(tmp_path, table=TABLE.drop(["centre"])), label="sick")
+    assert data.clients is None and data.client_names == ()
+
+
+def test_rows_to_ask_a_model_about(tmp_path):
+    rows = read_rows(written(tmp_path), ["dose", "age"])
+    np.testing.assert_allclose(rows, np.stack([DOSE, AGE], -1), rtol=1e-6)
+    with pytest.raises(InvalidArgument, match="has no column 'height', which the model asks for"):
+        read_rows(written(tmp_path), ["age", "height"])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (TABLE, {"label": "sic"}, "There is no column for --label in .*patients.csv 'sic': did you mean 'sick'"),
+        (TABLE, {"label": "sick", "client": "center"}, "for --client in .* 'center': did you mean 'centre'"),
+        (TABLE, {"label": "sick"}, "'centre' of .* holds 'centre [0-9]+', but must hold numbers"),
+        (
+            replaced("age", [None, *AGE[1:]]),
+            {"label": "sick", "client": "centre"},
+            "The column 'age' of .* has 1 empty cells, the first in row 1",
+        ),
+        (
+            replaced("age", [*AGE[:7], np.inf, *AGE[8:]]),
+            {"label": "sick", "client": "centre"},
+            "'age' of .* not finite in row 8",
+        ),
+        (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
+        (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),
+        (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "too few examples, 1, to hold a test set out"),
+    ],
+)
+def test_what_is_wrong_with_a_table(tmp_path, change, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        read_own(written(tmp_path, table=change), **options)
+
+
+def test_files_that_are_none(tmp_path):
+    for name in ("a.csv", "a.parquet", "a.npz"):
+        with pytest.raises(InvalidArgument, match="can't be read: No such file"):
+            read_own(tmp_path / name)
+        (tmp_path / name).write_bytes(b"\0\1\2" * 100)
+        with pytest.raises(InvalidArgument):
+            read_own(tmp_path / name)
+    (tmp_path / "a.csv").write_text("x,y\n1,2,3\n")
+    with pytest.raises(InvalidArgument, match="can't be read: CSV parse error: Expected 2 columns, got 3"):
+        read_own(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("x,x,label\n1,2,3\n")
+    with pytest.raises(InvalidArgument, match="two columns 'x'"):
+        read_own(tmp_path / "a.csv")
+    with pytest.raises(InvalidArgument, match="must be a folder of images, or end in"):
+        read_own(tmp_path / "a.txt")
+
+
+def test_an_archive(tmp_path):
+    path = tmp_path / "scans.npz"
+    images = RNG.integers(0, 255, (20, 4, 4), np.uint8)
+    arrays = {"features": images, "labels": np.arange(20) % 2, "clients": np.repeat([3, 20], 10)}
+    np.savez(path, **arrays, class_names=["cat", "dog"])
+    data = read_own(path)
+    assert data.train.element_shape == (4, 4, 1) and data.client_names == ("3", "20")
+    assert data.train.class_names == ("cat", "dog") and data.clients.sizes.sum() == 16
+    np.savez_compressed(path, **arrays, test_features=images[:3], test_labels=[0, 1, 0])
+    data = read_own(path)
+    assert data.clients.sizes.tolist() == [10, 10] and data.test.labels.tolist() == [0, 1, 0]
+    np.savez(path, features=images, label=np.arange(20))
+    with pytest.raises(InvalidArgument, match=r"no array in .*scans.npz 'labels': did you mean 'label'"):
+        read_own(path)
+    np.savez(path, **{**arrays, "clients": [1, 2]})
+    with pytest.raises(InvalidArgument, match=r"clients of .* has the shape \[2\]"):
+        read_own(path)
+    np.savez(path, **arrays, test_labels=[0])
+    with pytest.raises(InvalidArgument, match="must have both or none"):
+        read_own(path)
+
+
+def draw(path, seed, size=(5, 4)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (*size, 3), np.uint8)).save(path)
+
+
+def test_folders_of_images(tmp_path):
+    for k in range(10):
+        draw(tmp_path / "flat" / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+        draw(tmp_path / "split" / "train" / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+        draw(tmp_path / "split" / "test" / "dog" / f"{k}.png", k)
+        draw(tmp_path / "clients" / f"hospital {k // 5}" / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    flat, split, clients = (read_own(tmp_path / name) for name in ("flat", "split", "clients"))
+    assert flat.train.element_shape == (5, 4, 3) and flat.train.class_names == ("cat", "dog")
+    assert flat.train.num_examples + flat.test.num_examples == 10 and flat.clients is None
+    assert (split.train.num_examples, split.test.num_examples) == (10, 10) and set(split.test.labels) == {1}
+    assert (
+        clients.client_names == ("hospital 0", "hospital 1")
+        and clients.clients.sizes.sum() == clients.train.num_examples
+    )
+    draw(tmp_path / "flat" / "cat" / "z.png", 0, (4, 4))
+    with pytest.raises(InvalidArgument, match=r"z.png is 4 x 4 with 3 channels, but must be 5 x 4.*: all must be"):
+        read_own(tmp_path / "flat")
+    draw(tmp_path / "flat" / "z.png", 0)
+    with pytest.raises(
+        InvalidArgument, match=r"must hold images in CLASS/, or all of them in CLIENT/CLASS/, and has 12"
+    ):
+        read_own(tmp_path / "flat")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidArgument, match="and has none"):
+        read_own(tmp_path / "empty")
+
+
+def test_what_is_called_by_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scans").mkdir()
+    assert is_own("a/b.csv") and is_own("b.PARQUET") and is_own("scans") and is_own(str(tmp_path))
+    assert not is_own("mnist") and not is_own("cifar10_corrupted/fog_3")

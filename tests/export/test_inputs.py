@@ -1,0 +1,107 @@
+"""What an exported model takes: pixels in their range, rows of a table as they are, and what it must be told."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_bfl import evaluation, export, models
+from tfp_bfl.errors import InvalidArgument
+
+RNG = np.random.default_rng(0)
+PIXELS = RNG.integers(256, size=[4, 8, 8, 1]).astype(np.uint8)
+COLUMNS = [["age", 50.0, 9.0], ["dose", 2.0, 0.5], ["weight", -3.0, 1e3]]
+ROWS = np.stack([RNG.normal(mean, stddev, 6) for _, mean, stddev in COLUMNS], -1).astype(np.float32)
+WRONG = "images are floats outside 0 to 1, but must be uint8, or floats in"
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "images"
+    export.save(models.mlp("flipout", (8, 8, 1), num_classes=10, hidden=(), initial_stddev=0.1), folder)
+    return export.load(folder)
+
+
+@pytest.fixture(scope="module")
+def table():
+    return models.mlp("flipout", (3,), num_classes=2, hidden=(4,), initial_stddev=0.3)
+
+
+@pytest.fixture(scope="module")
+def of_rows(tmp_path_factory, table):
+    folder = tmp_path_factory.mktemp("models") / "table"
+    export.save(table, folder, export.Info(data={"columns": COLUMNS}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["mean", "sample", "predict"])
+def test_pixels_that_nobody_scaled_are_refused(images, name):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=WRONG):
+        getattr(images, name)(PIXELS.astype(np.float32))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=WRONG):
+        getattr(images, name)(PIXELS / np.float32(127.5) - 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=WRONG):
+        images.signatures[name](images=tf.constant(PIXELS.astype(np.float32)), **numbers(name))
+
+
+def numbers(name):
+    return {} if name == "mean" else {"num_samples": tf.constant(2), "seed": tf.constant(0)}
+
+
+def test_right_pixels_are_taken_whatever_their_type(images):
+    wanted = images.predict(PIXELS)["probabilities"]
+    for same in (PIXELS / np.float32(255), PIXELS / 255.0, tf.constant(PIXELS)):
+        np.testing.assert_allclose(images.predict(same)["probabilities"], wanted, rtol=1e-5)
+    images.predict(PIXELS / np.float32(255) + np.float32(0.009))  # As a resized image may be.
+    broken = PIXELS / np.float32(255)
+    broken[0, 0, 0, 0] = np.nan
+    answer = images.predict(broken)["probabilities"].numpy()
+    assert np.isnan(answer[0]).all() and np.isfinite(answer[1:]).all()
+
+
+def test_twenty_samples_and_seed_zero_need_not_be_said(images):
+    said = images.predict(PIXELS, num_samples=20, seed=0)
+    for name, value in images.predict(PIXELS).items():
+        np.testing.assert_array_equal(value, said[name])
+    np.testing.assert_array_equal(
+        images.sample(PIXELS, seed=3)["probabilities"], images.sample(PIXELS, 20, 3)["probabilities"]
+    )
+    with pytest.raises(TypeError):
+        images.abstain(PIXELS)  # Nobody but its user knows the limit.
+
+
+def test_rows_are_standardised_inside(table, of_rows):
+    means, stddevs = (np.array([column[i] for column in COLUMNS], np.float32) for i in (1, 2))
+    wanted = evaluation.predict(table, (ROWS - means) / stddevs, num_samples=20, seed=0).mean(0)
+    loaded = export.load(of_rows)
+    np.testing.assert_allclose(loaded.predict(ROWS)["probabilities"], wanted, rtol=1e-4)
+    info = export.read_info(of_rows)
+    assert [name for name, _, _ in export.columns_of(info)] == ["age", "dose", "weight"]
+    card = (of_rows / "model_card.md").read_text()
+    assert "Columns: age, dose, weight." in card and "standardised inside" in card
+
+
+@pytest.mark.deep(after="tests/export/test_inputs.py")
+def test_rows_on_a_small_device(table, of_rows, tmp_path):
+    export.save_tflite(of_rows, tmp_path / "table.tflite", num_samples=3)
+    runner = tf.lite.Interpreter(str(tmp_path / "table.tflite")).get_signature_runner("predict")
+    loaded = export.load(of_rows)
+    wanted = loaded.predict(ROWS, num_samples=3, seed=0)["probabilities"]
+    np.testing.assert_allclose(runner(images=ROWS)["probabilities"], wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "age",
+        [["age", 1.0, 0.0]] * 3,
+        [["age", 1.0, -1.0]] * 3,
+        [["age", float("nan"), 1.0]] * 3,
+        [[3, 1.0, 1.0]] * 3,
+        [["age", 1.0]] * 3,
+        COLUMNS[:2],
+    ],
+)
+def test_columns_that_are_none(table, tmp_path, columns):
+    with pytest.raises(InvalidArgument, match="columns of info's data is"):
+        export.save(table, tmp_path / "model", export.Info(data={"columns": columns}))
+    assert not (tmp_path / "model").exists()

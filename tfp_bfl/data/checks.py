@@ -1,0 +1,124 @@
+"""What a `Source` may hold: arrays cast where that loses nothing, and one sentence where it would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument, shown
+
+_IMAGE_DIMENSIONS = 4
+
+
+def checked_features(features: Any) -> np.ndarray:
+    """Features as a `Source` holds them: [N, ...].
+
+    float16, float64 and bool become float32; bytes without a channel axis [N, height, width] get one; floating-point
+    images that hold whole numbers from 0 to 255 become bytes.
+
+    Raises:
+      InvalidArgument: they are no numbers, not finite, of one dimension, or images of floats outside 0 to 1.
+    """
+    array = np.asarray(features)
+    if array.dtype.kind not in "biuf":
+        raise InvalidArgument(
+            f"features have the type {array.dtype}, but must be numbers: encode text and categories as numbers first."
+        )
+    if array.ndim < 2:
+        raise InvalidArgument(
+            f"features have the shape {list(array.shape)}, but must be [examples, columns] or [examples, height, "
+            "width, channels]."
+        )
+    if array.dtype == np.uint8:
+        return array[..., np.newaxis] if array.ndim == _IMAGE_DIMENSIONS - 1 else array
+    if array.dtype.kind == "b" or (array.dtype.kind == "f" and array.dtype != np.float32):
+        array = array.astype(np.float32)
+    if array.dtype.kind == "f":
+        _check_finite(array)
+        return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
+    return array.astype(np.int32) if array.dtype == np.int64 and _fits_int32(array) else array
+
+
+def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels int32 [N] from 0 to C - 1, and the C class names.
+
+    Text and numbers that stand for classes are mapped, in their order, and named by themselves where `class_names` is
+    empty. Text labels are looked up in `class_names` where it is not.
+
+    Raises:
+      InvalidArgument: they are not one a feature row, or not of the classes.
+    """
+    array = np.asarray(labels)
+    names = tuple(map(str, class_names))
+    if array.shape == (num_examples, 1):
+        array = array[:, 0]
+    if array.shape != (num_examples,):
+        raise InvalidArgument(
+            f"labels have the shape {list(array.shape)}, but must be one number for each of the {num_examples} "
+            "examples: of one-hot labels give np.argmax(labels, -1)."
+        )
+    if array.dtype.kind == "f":
+        whole = np.isfinite(array).all() and np.array_equal(array, np.rint(array))
+        if not whole:
+            raise InvalidArgument(
+                "labels are numbers with fractions, or not finite, but must be classes: a class number or name each."
+            )
+        array = array.astype(np.int64)
+    if array.dtype.kind in "OUS":
+        return _named(array, names)
+    if array.dtype.kind not in "biu":
+        raise InvalidArgument(f"labels have the type {array.dtype}, but must be class numbers or names.")
+    if not names:
+        found, array = np.unique(array, return_inverse=True)
+        names = tuple(map(str, found))
+    lowest, highest = (int(array.min()), int(array.max())) if num_examples else (0, 0)
+    if lowest < 0 or highest >= len(names):
+        raise InvalidArgument(
+            f"labels are from {lowest} to {highest}, but must be from 0 to {len(names) - 1} for {len(names)} class "
+            "names: subtract the first, or leave class_names out."
+        )
+    return array.astype(np.int32), names
+
+
+def _check_finite(array: np.ndarray) -> None:
+    bad = ~np.isfinite(array)
+    if bad.any():
+        first = [int(i) for i in np.argwhere(bad)[0]]
+        raise InvalidArgument(
+            f"features hold {int(bad.sum())} numbers that are not finite, the first in example {first[0]} at "
+            f"{first[1:]}: fill them in, or leave those examples out."
+        )
+
+
+def _pixels(images: np.ndarray) -> np.ndarray:
+    lowest, highest = float(images.min()), float(images.max())
+    if lowest >= 0 and highest <= 1:
+        return images
+    if lowest >= 0 and highest <= 255 and np.array_equal(images, np.rint(images)):
+        return images.astype(np.uint8)
+    raise InvalidArgument(
+        f"features are images of floats from {lowest:g} to {highest:g}, but must be bytes, or floats from 0 to 1: "
+        "rescale them."
+    )
+
+
+def _fits_int32(array: np.ndarray) -> bool:
+    limits = np.iinfo(np.int32)
+    return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
+
+
+def _named(array: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Of labels that are text."""
+    texts = np.array([x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in array.tolist()], object)
+    if not names:
+        names = tuple(sorted(set(texts)))
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = sorted({x for x in texts if x not in numbers})
+    if unknown:
+        raise InvalidArgument(
+            f"labels hold {shown(unknown[0])}, which is none of the {len(names)} class names: name it among them, or "
+            "leave class_names out."
+        )
+    return np.array([numbers[x] for x in texts], np.int32), names

@@ -1,0 +1,332 @@
+"""Data of one's own: tables (.csv, .parquet), arrays (.npz) and folders of images, with the clients that they name."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import zipfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl import files
+from tfp_bfl.data._random import generator
+from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.images import CHANNELS, FORMATS, read_images
+from tfp_bfl.data.sources import TEST_SHARE, Column, Source
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files.arrays import read_arrays
+
+TABLES = (".csv", ".parquet")
+SUFFIXES = (*TABLES, ".npz")
+MOST_BYTES = 2**34
+_SPLITS = ("train", "test")
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+class OwnData(NamedTuple):
+    """What files hold.
+
+    Fields:
+      train, test: examples to train on and to evaluate with.
+      clients: of `train`, as the files say; None where they say nothing of clients.
+      client_names: of each of those, in order.
+    """
+
+    train: Source
+    test: Source
+    clients: Optional[Clients] = None
+    client_names: tuple[str, ...] = ()
+
+
+class _Examples(NamedTuple):
+    features: np.ndarray
+    labels: np.ndarray
+    owners: Optional[np.ndarray] = None
+    columns: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+
+
+def is_own(name: str) -> bool:
+    """Whether a dataset is called by a path: one with a suffix of `SUFFIXES`, or a folder that is there."""
+    return pathlib.PurePath(name).suffix.lower() in SUFFIXES or os.path.isdir(name)
+
+
+def names_clients(path: Path) -> bool:
+    """Whether data that are no table say whose each example is, as far as names of folders and arrays tell."""
+    try:
+        if os.path.isdir(path):
+            first = next((p for p in pathlib.Path(path).rglob("*") if p.suffix.lower() in FORMATS), None)
+            parts = first.relative_to(path).parts if first else ()
+            return len(parts) - (parts[0] in _SPLITS if parts else 0) == 3
+        if pathlib.Path(path).suffix.lower() == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                return "clients.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError):
+        pass  # Reading it will say what is wrong.
+    return False
+
+
+def read_own(path: Path, label: str = "label", client: Optional[str] = None, test: Optional[Path] = None) -> OwnData:
+    """Reads a dataset of one's own.
+
+    - A table, .csv or .parquet: a row an example, the columns numbers, besides that of the labels and that of the
+      clients. Each column is taken less its mean and over its standard deviation, both of the training rows
+      (`Source.columns`); an exported model does the same to the rows that it is asked about.
+    - An archive, .npz: arrays features and labels; also clients, class_names, test_features and test_labels.
+    - A folder: images of one size in CLASS/ or CLIENT/CLASS/, and the same in train/ and test/ where these exist.
+
+    Where no test set is given, `TEST_SHARE` of each client's and each class's examples are it, always the same.
+
+    Args:
+      path: of the file or folder.
+      label: the column with the labels.
+      client: the column, or the array of an archive, that says whose an example is; None where there is none, and
+        "clients" of an archive that has such an array.
+      test: a file or folder of the same form with the test set.
+
+    Raises:
+      InvalidArgument: there is no such file, column or array, a cell is empty or no number, or images differ in size.
+    """
+    train, given = _read(pathlib.Path(path), label, client)
+    if test is not None:
+        given, _ = _read(pathlib.Path(test), label, None, ignored=client)
+    name, has_names = pathlib.Path(path).stem, bool(train.class_names)
+    whole = Source(name, "train", train.features, train.labels, train.class_names)
+    train = train._replace(features=whole.features, labels=whole.labels, class_names=whole.class_names)
+    if given is None:
+        held = _held_out(train.labels, train.owners)
+        parts = [_part(train, ~held), _part(train, held)]
+    else:
+        if given.columns != train.columns:
+            other = next(iter(set(given.columns) ^ set(train.columns)), "their order")
+            raise InvalidArgument(f"The test set has other columns than the training set: {shown(other)} differs.")
+        labels = given.labels if has_names else _as_text(given.labels)
+        parts = [train, given._replace(labels=labels, class_names=train.class_names)]
+    first, second = _standardised(name, *parts)
+    owners = parts[0].owners
+    if owners is None:
+        return OwnData(first, second)
+    names = sorted(set(owners.tolist()), key=_natural)
+    return OwnData(first, second, Clients(first, [np.flatnonzero(owners == x) for x in names]), tuple(names))
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> np.ndarray:
+    """The columns of a table that a model asks for, by name, in its order: float32 [N, D]; others are not looked at.
+
+    Raises:
+      InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
+    """
+    path = pathlib.Path(path)
+    table = _table(path)
+    return _numbers(table, list(columns), path)
+
+
+def _read(
+    path: pathlib.Path, label: str, client: Optional[str], ignored: Optional[str] = None
+) -> tuple[_Examples, Optional[_Examples]]:
+    """The examples of a path, and its own test set, if it has one."""
+    suffix = path.suffix.lower()
+    if os.path.isdir(path):
+        return _read_folder(path)
+    if suffix in TABLES:
+        return _read_table(path, label, client, ignored), None
+    if suffix == ".npz":
+        return _read_archive(path, client)
+    raise InvalidArgument(
+        f"The dataset {files.name(path)} must be a folder of images, or end in {', '.join(SUFFIXES)}."
+    )
+
+
+def _table(path: pathlib.Path) -> Any:
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    reader = pyarrow.csv.read_csv if path.suffix.lower() == ".csv" else pyarrow.parquet.read_table
+    with files.open_regular(path, "table") as file:
+        try:
+            table = reader(file)
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            reason = re.sub(r"\s+", " ", str(error)).strip().rstrip(".")
+            raise InvalidArgument(f"The table {files.name(path)} can't be read: {reason[:200]}.") from None
+    if not table.num_rows:
+        raise InvalidArgument(f"The table {files.name(path)} has no rows.")
+    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"The table {files.name(path)} has two columns {shown(twice[0])}: rename one.")
+    return table
+
+
+def _read_table(path: pathlib.Path, label: str, client: Optional[str], ignored: Optional[str]) -> _Examples:
+    table = _table(path)
+    for what, name in (("label", label), ("client", client)):
+        if name is not None and name not in table.column_names:
+            lookup(table.column_names, name, f"column for --{what} in {files.name(path)}")
+    columns = [name for name in table.column_names if name not in (label, client, ignored)]
+    if not columns:
+        raise InvalidArgument(
+            f"The table {files.name(path)} has no columns besides {label!r}: there is nothing to learn."
+        )
+    labels = _cells(table, label, path)
+    owners = None if client is None else np.array([str(x) for x in _cells(table, client, path)])
+    return _Examples(_numbers(table, columns, path), np.array(labels), owners, tuple(columns))
+
+
+def _cells(table: Any, name: str, path: pathlib.Path) -> list[Any]:
+    column = table[name]
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise InvalidArgument(
+            f"The column {shown(name)} of {files.name(path)} has {column.null_count} empty cells, the first in row "
+            f"{row + 1}: fill them in, or leave those rows out."
+        )
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
+    import pyarrow.types as types
+
+    found = []
+    for name in columns:
+        if name not in table.column_names:
+            raise InvalidArgument(
+                f"The table {files.name(path)} has no column {shown(name)}, which the model asks for."
+            )
+        kind = table.schema.field(name).type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
+            first = _cells(table, name, path)[0]
+            raise InvalidArgument(
+                f"The column {shown(name)} of {files.name(path)} holds {shown(first)}, but must hold numbers: encode "
+                "it, or leave it out."
+            )
+        found.append(np.array(_cells(table, name, path), np.float64))
+    rows = np.stack(found, -1)
+    bad = np.argwhere(~np.isfinite(rows))
+    if len(bad):
+        row, column = bad[0]
+        raise InvalidArgument(
+            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite in row "
+            f"{row + 1}: fill it in, or leave that row out."
+        )
+    return rows.astype(np.float32)
+
+
+def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples, Optional[_Examples]]:
+    arrays = read_arrays(path, "archive", MOST_BYTES, compressed=True)
+    for name in ("features", "labels", *([client] if client else [])):
+        if name not in arrays:
+            lookup(arrays, name, f"array in {files.name(path)}")
+    owners = arrays.get(client or "clients")
+    if owners is not None:
+        if owners.shape != (len(arrays["features"]),):
+            raise InvalidArgument(
+                f"The array {client or 'clients'} of {files.name(path)} has the shape {list(owners.shape)}, but must "
+                f"say of each of the {len(arrays['features'])} examples whose it is."
+            )
+        owners = np.array([str(x) for x in owners.tolist()])
+    names = tuple(map(str, arrays["class_names"].tolist())) if "class_names" in arrays else ()
+    columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
+    train = _Examples(arrays["features"], arrays["labels"], owners, columns, names)
+    if ("test_features" in arrays) != ("test_labels" in arrays):
+        raise InvalidArgument(
+            f"{files.name(path)} has one of test_features and test_labels, but must have both or none."
+        )
+    if "test_features" not in arrays:
+        return train, None
+    return train, _Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
+
+
+def _read_folder(path: pathlib.Path) -> tuple[_Examples, Optional[_Examples]]:
+    inside = {p.name for p in path.iterdir() if p.is_dir()}
+    if not set(_SPLITS) <= inside:
+        return _read_images(path), None
+    train, test = (_read_images(path / split) for split in _SPLITS)
+    return train, test._replace(owners=None)
+
+
+def _read_images(path: pathlib.Path) -> _Examples:
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS)
+    depths = {len(p.relative_to(path).parts) for p in found}
+    if depths not in ({2}, {3}):
+        raise InvalidArgument(
+            f"The folder {files.name(path)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
+            + (f", and has {len(found)} elsewhere or in both." if found else ", and has none.")
+        )
+    images = read_images(found, _size_of(found[0]))
+    if images.failures:
+        name, reason = images.failures[0]
+        raise InvalidArgument(f"The image {name} {reason}: all must be readable and of the size of the first.")
+    owners = np.array([p.parent.parent.name for p in found]) if depths == {3} else None
+    return _Examples(images.pixels, np.array([p.parent.name for p in found]), owners)
+
+
+def _size_of(path: pathlib.Path) -> tuple[int, int, int]:
+    from PIL import Image
+
+    try:
+        with (
+            files.open_regular(path, "image") as file,
+            Image.open(file, formats=[FORMATS[path.suffix.lower()]]) as image,
+        ):
+            return image.height, image.width, CHANNELS.get(image.mode, 3)
+    except InvalidArgument:
+        raise
+    except Exception:  # Decoders raise errors of many types.
+        raise InvalidArgument(f"The image {files.name(path)} can't be read.") from None
+
+
+def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
+    """Whether each example is in the test set: `TEST_SHARE` of each client's and class's, but not all of a client's."""
+    whose = np.zeros(len(labels), np.int64) if owners is None else np.unique(owners, return_inverse=True)[1]
+    rng = generator(0, "held out")
+    held = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        members = members[np.argsort(whose[members], kind="stable")]
+        # Every fifth, from a random one on: so much of the class, and of each client about as much.
+        steps = np.floor(np.arange(len(members) + 1) * TEST_SHARE + rng.random())
+        held[members[np.diff(steps) > 0]] = True
+    for k in np.unique(whose):
+        if held[whose == k].all():
+            held[np.flatnonzero(whose == k)[0]] = False
+    if not held.any():
+        raise InvalidArgument(f"There are too few examples, {len(labels)}, to hold a test set out: give one.")
+    return held
+
+
+def _part(examples: _Examples, keep: np.ndarray) -> _Examples:
+    owners = None if examples.owners is None else examples.owners[keep]
+    return examples._replace(features=examples.features[keep], labels=examples.labels[keep], owners=owners)
+
+
+def _standardised(name: str, train: _Examples, test: _Examples) -> list[Source]:
+    """The sources of both; tables by the columns' means and standard deviations in the first."""
+    columns: tuple[Column, ...] = ()
+    features = [np.asarray(part.features) for part in (train, test)]
+    if train.columns and features[0].dtype.kind in "biuf":
+        exact = features[0].astype(np.float64)
+        means, stddevs = exact.mean(0), exact.std(0)
+        stddevs = np.where(stddevs > 0, stddevs, 1.0)
+        columns = tuple(Column(c, float(m), float(s)) for c, m, s in zip(train.columns, means, stddevs))
+        features = [((x - means) / stddevs).astype(np.float32) for x in features]
+    return [
+        Source(name, split, x, part.labels, part.class_names, columns)
+        for split, x, part in zip(_SPLITS, features, (train, test))
+    ]
+
+
+def _as_text(labels: np.ndarray) -> np.ndarray:
+    """As `checked_labels` names them, so that they are found among names that are given."""
+    array = np.asarray(labels)
+    whole = array.dtype.kind == "f" and np.isfinite(array).all() and np.array_equal(array, np.rint(array))
+    return np.array([str(x) for x in (array.astype(np.int64) if whole else array).tolist()])
+
+
+def _natural(text: str) -> tuple[Any, ...]:
+    """Numbers in names by size."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)
