@@ -104,7 +104,7 @@ def test_rows_to_ask_a_model_about(tmp_path):
         (
             replaced("age", [*AGE[:7], np.inf, *AGE[8:]]),
             {"label": "sick", "client": "centre"},
-            "'age' of .* not finite in row 8",
+            "'age' of .* not finite, or too large, in row 8",
         ),
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),

@@ -150,9 +150,15 @@ def _table(path: pathlib.Path) -> Any:
     with files.open_regular(path, "table") as file:
         try:
             table = reader(file)
+            # Its text too, which nobody has looked at so far.
+            table.validate(full=True)
+            names = [name for name in table.column_names if not name.isprintable()]
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            reason = re.sub(r"\s+", " ", str(error)).strip().rstrip(".")
-            raise InvalidArgument(f"The table {files.name(path)} can't be read: {reason[:200]}.") from None
+            reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
+            reason = " ".join(reason.split()).rstrip(".")
+            raise InvalidArgument(f"The table {files.name(path)} can't be read: {reason}.") from None
+    if names:
+        raise InvalidArgument(f"The table {files.name(path)} has a column {shown(names[0])}: rename it.")
     if not table.num_rows:
         raise InvalidArgument(f"The table {files.name(path)} has no rows.")
     twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
@@ -205,15 +211,16 @@ def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
                 "it, or leave it out."
             )
         found.append(np.array(_cells(table, name, path), np.float64))
-    rows = np.stack(found, -1)
+    with np.errstate(over="ignore"):
+        rows = np.stack(found, -1).astype(np.float32)
     bad = np.argwhere(~np.isfinite(rows))
     if len(bad):
         row, column = bad[0]
         raise InvalidArgument(
-            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite in row "
-            f"{row + 1}: fill it in, or leave that row out."
+            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite, or too large, in "
+            f"row {row + 1}: fill it in, or leave that row out."
         )
-    return rows.astype(np.float32)
+    return rows
 
 
 def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples, Optional[_Examples]]:
