@@ -40,7 +40,7 @@ def assert_valid(data):
     assert isinstance(data, OwnData)
     for source in (data.train, data.test):
         assert np.isfinite(source.features).all() and source.features.shape[0] == len(source.labels)
-        assert source.labels.dtype == np.int32 and not len(source.labels) or source.labels.max() < source.num_classes
+        assert (source.labels.dtype == np.int32 and not len(source.labels)) or source.labels.max() < source.num_classes
     if data.clients:
         assert np.array_equal(np.sort(np.concatenate(data.clients.indices)), np.arange(data.train.num_examples))
 

@@ -69,6 +69,7 @@ PERSONAL_VARIANCES = Table("source of variances", "models/personal_variances.py"
 VARIANCE_RANGES = Table("range of variances", "models/personal_variances.py", ("RANGES",))
 PARAMETRIZATIONS = Table("parametrization", "layers/variational_dropout.py", ("PARAMETRIZATIONS",))
 ENGINES = Table("engine", "federated/engines.py", ("ENGINES",))
+FORMS = Table("form of progress", "app/progress.py", ("FORMS",))
 SERVER_OPTIMIZERS = Table("server optimizer", "servers/optimizers.py", ("SERVER_OPTIMIZERS",))
 
 

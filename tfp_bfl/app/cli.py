@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
+from tfp_bfl.app import choices
 from tfp_bfl.app.cli_models import export_model, predict_images
 from tfp_bfl.errors import Error, InvalidArgument, missing_package
 from tfp_bfl.files import name as path_name
@@ -125,11 +126,18 @@ def _config_options(command: Any) -> Any:
 @cli.command(cls=_Grouped, epilog=EXAMPLES)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run folder that broke off; takes no option.")
+@click.option(
+    "--progress",
+    metavar="FORM",
+    help="bar, lines, phases, json or none, on the standard error; a bar in a terminal, lines elsewhere if not given.",
+)
 @_config_options
-def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> None:
+def run(config_file: Optional[str], resumed: Optional[str], progress: Optional[str], **given: Any) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.app.config import make_config
 
+    if progress is not None:
+        choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
     if resumed and (config_file or given):
         other = "config" if config_file else next(iter(given)).replace("_", "-")
@@ -139,7 +147,8 @@ def run(config_file: Optional[str], resumed: Optional[str], **given: Any) -> Non
     from tfp_bfl.app.run import execute, resume
 
     console = Console(stderr=True)
-    folder = execute(config, console=console) if config else resume(str(resumed), console=console)
+    shown: dict[str, Any] = {"console": console, "progress": progress}
+    folder = execute(config, **shown) if config else resume(str(resumed), **shown)
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(
         f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}  "
@@ -221,7 +230,6 @@ def doctor() -> None:
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data
-    from tfp_bfl.app import choices
     from tfp_bfl.app.options import ALGORITHMS
 
     click.echo("algorithms:")

@@ -21,11 +21,11 @@ from typing import Any, Callable, Optional, TextIO, Union
 import numpy as np
 import tensorflow as tf
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, client_scores, report
 from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.progress import Reporter, reporter
 from tfp_bfl.app.revise import SITES, STATE
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.servers import factors, online
@@ -39,7 +39,11 @@ _Row = dict[str, Any]
 
 
 def execute(
-    config: RunConfig, output: Union[str, pathlib.Path, None] = None, *, console: Optional[Console] = None
+    config: RunConfig,
+    output: Union[str, pathlib.Path, None] = None,
+    *,
+    console: Optional[Console] = None,
+    progress: Optional[str] = None,
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
 
@@ -52,16 +56,21 @@ def execute(
     Args:
       config: what to run.
       output: the folder; None for the configuration's, and if that has none, a new one under runs/.
-      console: where progress is shown, if it is a terminal.
+      console: where progress is shown; None for nowhere.
+      progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
 
     Raises:
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
         left without any, or with fewer than the algorithm needs. Nothing has been written then.
     """
-    return _run(config, _free_folder(config, output), console or Console(quiet=True))
+    folder = _free_folder(config, output)
+    with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
+        return _run(config, folder, tell)
 
 
-def resume(folder: Union[str, pathlib.Path], *, console: Optional[Console] = None) -> pathlib.Path:
+def resume(
+    folder: Union[str, pathlib.Path], *, console: Optional[Console] = None, progress: Optional[str] = None
+) -> pathlib.Path:
     """Goes on with a run that broke off, from its last checkpoint, and returns its folder.
 
     Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
@@ -69,6 +78,7 @@ def resume(folder: Union[str, pathlib.Path], *, console: Optional[Console] = Non
     Args:
       folder: of the run.
       console: as in `execute`.
+      progress: as in `execute`.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
@@ -79,11 +89,14 @@ def resume(folder: Union[str, pathlib.Path], *, console: Optional[Console] = Non
         raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
-    return _run(make_config(folder / "config.yaml", {}), folder, console or Console(quiet=True))
+    config = make_config(folder / "config.yaml", {})
+    with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
+        return _run(config, folder, tell)
 
 
-def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.Path:
+def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Path:
     started = time.perf_counter()
+    tell.phase(f"reading {config.data_name} and building {config.model}", lazily=True)
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
@@ -105,12 +118,15 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = _prediction(config)
     with _owned(folder, config), _workers(engine) as runtime:
+        tell.phase(_in_words(config, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
+            tell.phase("pre-training at the server")
             pretrained = _pretrain(config, sample, server, held_out, engine=engine, runtime=runtime)
             words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
-        with _recorder(folder, config, console) as on_round:
+        tell.phase("tracing, and the first round", lazily=True)
+        with _recorder(folder, config, tell) as on_round:
             result = bfl.federated.simulate(
                 process,
                 clients,
@@ -132,6 +148,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
                 batch_norm_examples=build.batch_norm_examples(config, server),
             )
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
+        tell.phase(f"predicting {test.num_examples:,} test examples")
         final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
         uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
         scores = {
@@ -141,6 +158,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             **_permuted(result, shown, options),
         }
         if shards:
+            tell.phase("scores of the clients' own models")
             of_clients = client_scores.score(config, process, result, clients, shards, **options)
             client_scores.write(folder, of_clients)
             scores.update(client_scores.summarise(of_clients))
@@ -157,6 +175,7 @@ def _run(config: RunConfig, folder: pathlib.Path, console: Console) -> pathlib.P
             "warnings": list(result.warnings),
         }
         info = build.export_info(config, train, scores)
+        tell.phase("SavedModel, figures and report")
         _write_results(folder, config, clients, test, final, result, summary, info)
     return folder
 
@@ -177,6 +196,15 @@ def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.
     """The training data, the test data, and who has which of the former."""
     train, test, given, _ = own or build.load(config)
     return train, test, build.shares(config, train, given)
+
+
+def _in_words(config: RunConfig, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
+    """What begins, and with how much."""
+    sizes = clients.sizes
+    return (
+        f"{report.title(config)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
+        f"{test.num_examples:,} to test; {config.rounds:,} rounds, engine {engine}"
+    )
 
 
 def _prediction(config: RunConfig) -> dict[str, Any]:
@@ -248,31 +276,21 @@ def _pretrain(
 
 
 @contextlib.contextmanager
-def _recorder(folder: pathlib.Path, config: RunConfig, console: Console) -> Iterator[Callable[[_Row], None]]:
-    """What happens after each round: a line in metrics.jsonl, the progress bar, TensorBoard's events."""
-    progress = Progress(
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[scores]}"),
-        console=console,
-        disable=not console.is_terminal,
-    )
+def _recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter) -> Iterator[Callable[[_Row], None]]:
+    """What happens after each round: a line in metrics.jsonl, progress, TensorBoard's events."""
     writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
-    with progress, open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
-        task = progress.add_task("rounds", total=config.rounds, scores="")
+    begun: list[int] = []
+    with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
 
         def on_round(row: _Row) -> None:
             if not (folder / "config.yaml").exists():
                 raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
-            if not progress.tasks[task].completed:
+            if not begun:
                 _cut_before(lines, row["round"])
+            begun[:] = [row["round"]]
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-            if "accuracy" in row:
-                progress.update(task, scores=f"accuracy {row['accuracy']:.3f}  NLL {row['test_nll']:.3f}")
-            progress.update(task, completed=row["round"])
+            tell.round(row)
             if writer:
                 with writer.as_default(step=row["round"]):
                     for name, value in row.items():

@@ -217,8 +217,8 @@ def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
     if len(bad):
         row, column = bad[0]
         raise InvalidArgument(
-            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite, or too large, in "
-            f"row {row + 1}: fill it in, or leave that row out."
+            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite, or too "
+            f"large, in row {row + 1}: fill it in, or leave that row out."
         )
     return rows
 
