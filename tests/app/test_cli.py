@@ -12,7 +12,7 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
-from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.cli import cli, clients, run_command_line
 from tfp_bfl.app.config import RunConfig
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -132,7 +132,9 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         (["run", "--algorithm", "fed_be", "--unlabelled-share", "0.99"], "leaves client"),
         (["run", "--algorithm", "fed_opt", "--server-optimizer", "sdg"], "did you mean 'sgd'"),
         (["run", "--ruel", "x"], "--rule"),
-        (["runn"], "Did you mean 'run'"),
+        (["runn"], "There is no command 'runn': did you mean 'run'"),
+        (["train"], "There is no command 'train': did you mean 'run'"),
+        (["run", "--lr", "0.1"], "There is no option '--lr': did you mean '--learning-rate'?"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(arguments, message, capsys, tmp_path, monkeypatch):
@@ -188,6 +190,23 @@ def test_an_option_is_completed_as_the_script_asks():
     command = [sys.executable, "-m", "tfp_bfl"]
     answer = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
     assert answer.stdout == "plain,--rule\n"
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in cli.commands), *(["clients", name] for name in clients.commands)]
+)
+def test_help_fits_a_terminal_of_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_command_line([*command, "--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_what_matters_first_is_first(capsys):
+    assert run_command_line(["run", "--help"]) == 0
+    first = capsys.readouterr().out.split("Options:")[1].split("More options:")[0]
+    assert re.findall(r"^  --([a-z]+)", first, re.MULTILINE) == [
+        *("dataset", "model", "algorithm", "rule", "rounds", "output")
+    ]
 
 
 def test_help_lists_every_option(capsys):
@@ -322,7 +341,7 @@ def test_missing_tff_is_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [["--rounds", "0"], ["--rule", "foo"], ["--algorithm", "fedavg"], ["--partition", "a"]]
+    "options", [["--rounds", "0"], ["--rule", "foo"], ["--algorithm", "fedavgg"], ["--partition", "a"]]
 )
 def test_a_bad_value_is_answered_before_tensorflow_is_imported(options):
     program = (

@@ -141,9 +141,19 @@ def test_options_of_other_algorithms_are_refused(algorithm):
                 make_config(None, options)
 
 
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [("FedAvg", "fed_opt"), ("fed-prox", "fed_prox"), ("FLSWAG", "fl_swag"), ("pvi", "partitioned_vi")],
+)
+def test_what_others_call_an_algorithm(name, here):
+    assert make_config(None, {"algorithm": name}).algorithm == here
+    assert here in make_config(None, {"algorithm": name}).record()
+
+
 def test_algorithms_in_words():
     assert in_words(["variational"]) == "variational"
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
+    assert in_words(name for name in ALGORITHMS if name not in ("qlsd", "fed_be")) == "all but fed_be and qlsd"
     assert in_words(ALGORITHMS) == (
         "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld, meta_learning, meta_vd, p_fed_bayes "
         "and fed_*"
@@ -216,7 +226,7 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "qlsd", "estimator": "fixed_point"}, "clients.find_mode finds in a program: use 'anchored'"),
         ({"algorithm": "qlsd", "participation": "0"}, "participation is '0', but must be above 0."),
         ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),
-        ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of variational, partitioned_vi"),
+        ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of all but qlsd and dg_sgld"),
         ({"algorithm": "qlsd", "kind": "flipout"}, "qlsd finds a posterior over point weights"),
         ({"algorithm": "dg_sgld", "step_size": "0.2", "coupling": "0.1"}, "must be below 2 coupling, 0.2"),
         ({"algorithm": "fed_sgld", "step_size": "0"}, "step_size is '0', but must be above 0."),

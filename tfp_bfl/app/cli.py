@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -15,7 +16,7 @@ from rich.logging import RichHandler
 from tfp_bfl import __version__
 from tfp_bfl.app import choices
 from tfp_bfl.app.cli_models import export_model, predict_images
-from tfp_bfl.errors import Error, InvalidArgument, missing_package
+from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
 
 EXAMPLES = """
@@ -29,24 +30,26 @@ Examples:
   tfp-bfl run --algorithm fed_kp --bandwidth scott
   tfp-bfl run --algorithm qlsd --model mlp --compressor quantiser:16
   tfp-bfl run --algorithm meta_vd --model conv_net --width 8 --batch-size 16
-  tfp-bfl run --dataset cifar10 --model resnet20 --rule weighted_conflation --rounds 400 --local-epochs 1
+  tfp-bfl run --dataset cifar10 --model resnet20 --rounds 400 --local-epochs 1
+  tfp-bfl run --dataset patients.csv --client-column hospital --model mlp
 """
 
 OVERVIEW = """
 \b
 Examples:
-  tfp-bfl doctor                      is this machine ready?
-  tfp-bfl run --output my_run         train, evaluate, export: my_run/report.html
+  tfp-bfl doctor                     is this machine ready?
+  tfp-bfl run --output my_run        train, evaluate, export, report
   tfp-bfl run --config my_run/config.yaml --seed 1
-  tfp-bfl list                        what --dataset, --rule and others take
-  tfp-bfl predict my_run scans/       what the run's model says of images
-  tfp-bfl export my_run my_model      its SavedModel; --tflite for small devices
-  eval "$(tfp-bfl completion bash)"   complete by Tab
+  tfp-bfl list                       what --dataset, --rule and others take
+  tfp-bfl predict my_run scans/      what the run's model says of images
+  tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
+  eval "$(tfp-bfl completion bash)"  complete by Tab
 
 \b
 Exit status:
   0    done
-  1    the run failed, a check of doctor did, or predict could not read some images
+  1    the run failed, a check of doctor did, or predict could not read
+       some images
   2    bad input; no work was begun
   130  interrupted by Ctrl-C
 """
@@ -62,7 +65,7 @@ For good:
 REVISE_EXAMPLES = """
 \b
 Examples:
-  tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer --output hospitals
+  tfp-bfl run --algorithm fl_swag --output hospitals
   tfp-bfl clients show hospitals
   tfp-bfl clients remove hospitals 3 --output without_3
   tfp-bfl clients add without_3 hospitals 3 --output with_3_again
@@ -78,7 +81,26 @@ Examples:
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True, epilog=OVERVIEW)
+class _Commands(click.Group):
+    """Which says what is near to a command that there is not."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if not args or args[0].startswith("-"):
+                raise
+            if args[0] not in _SYNONYMS:
+                lookup(self.commands, args[0], "command")
+            raise click.UsageError(f"There is no command {args[0]!r}: did you mean {_SYNONYMS[args[0]]!r}?") from None
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    epilog=OVERVIEW,
+)
 @click.version_option(__version__, prog_name="tfp-bfl")
 @click.pass_context
 def cli(context: click.Context) -> None:
@@ -91,18 +113,36 @@ cli.add_command(export_model)
 cli.add_command(predict_images)
 
 
+# What matters first.
+_FIRST = ("dataset", "model", "algorithm", "rule", "rounds", "output")
+# What other programs call an option or a command.
+_SYNONYMS = {
+    **{"--lr": "--learning-rate", "--epochs": "--local-epochs", "--num-clients": "--clients", "--data": "--dataset"},
+    **{"--strategy": "--algorithm", "--num-rounds": "--rounds", "--out": "--output", "--outdir": "--output"},
+    **{"train": "run", "fit": "run", "simulate": "run", "evaluate": "report", "eval": "report", "serve": "predict"},
+}
+
+
 class _Grouped(click.Command):
     """A command whose help shows the options of few algorithms apart, below those of all."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from tfp_bfl.app.options import in_words, takers
 
+        first: dict[str, Any] = dict.fromkeys(_FIRST)
         groups: dict[tuple[str, ...], list[Any]] = {(): []}
         for parameter in self.get_params(ctx):
-            groups.setdefault(takers(str(parameter.name)), []).append(parameter.get_help_record(ctx))
+            name, record = str(parameter.name), parameter.get_help_record(ctx)
+            if name in first:
+                first[name] = record
+            else:
+                groups.setdefault(takers(name), []).append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(list(first.values()))
         # Of all algorithms, of most, of one.
         for algorithms, records in sorted(groups.items(), key=lambda group: (bool(group[0]), -len(group[0]))):
-            with formatter.section(f"Options of {in_words(algorithms)}" if algorithms else "Options"):
+            title = f"Options of {in_words(algorithms)}" if algorithms else "More options"
+            with formatter.section(f"\n{' ' * formatter.current_indent}".join(textwrap.wrap(title, 76))):
                 formatter.write_dl(records)
 
 
@@ -281,6 +321,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
         status = cli.main(list(arguments), prog_name="tfp-bfl", standalone_mode=False)
     except InvalidArgument as error:
         return _fail(error, 2)
+    except click.NoSuchOption as error:
+        meant = _SYNONYMS.get(error.option_name)
+        here = f"There is no option {error.option_name!r}: did you mean {meant!r}?" if meant else error.format_message()
+        return _fail(here, error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except Error as error:

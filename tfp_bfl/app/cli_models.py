@@ -24,8 +24,8 @@ Examples:
   tfp-bfl predict digits_model scans/ --format csv > predictions.csv
 
 \b
-Exit status: 0; 1 where some of the images could not be read, which are listed at the end; 2 where nothing could be
-predicted.
+Exit status: 0; 1 where some of the images could not be read, which are
+listed at the end; 2 where nothing could be predicted.
 """
 
 _num_samples = click.option(

@@ -10,7 +10,7 @@ import yaml
 
 from tfp_bfl.app import choices
 from tfp_bfl.app.fields import Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
-from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, in_words, serves, takers
+from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, canonical, in_words, serves, takers
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -108,6 +108,9 @@ class RunConfig(AllOptions, _Run):
     @classmethod
     def _algorithm_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
         algorithm = values.get("algorithm", "variational")
+        if isinstance(algorithm, str):
+            algorithm = canonical(algorithm)
+            values = {**values, "algorithm": algorithm}
         # What a file gives for a name may be a list, which no table can be asked for.
         known = isinstance(algorithm, str) and algorithm in ALGORITHMS
         values = {**(ALGORITHMS[algorithm].defaults if known else {}), **values}

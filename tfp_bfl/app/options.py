@@ -293,6 +293,9 @@ def serves(name: str, algorithm: str) -> bool:
 def in_words(algorithms: Iterable[str]) -> str:
     """Algorithms in words, such as "variational and fl_swag"; all of the family fed_* by that name."""
     algorithms = tuple(algorithms)
+    others = [name for name in ALGORITHMS if name not in algorithms]
+    if 0 < len(others) < 4 and len(algorithms) > 4:
+        return f"all but {in_words(others)}"
     family = {name for name in ALGORITHMS if name.startswith("fed_")}
     if family <= set(algorithms):
         algorithms = (*(name for name in algorithms if name not in family), "fed_*")
@@ -315,6 +318,17 @@ def default_in_words(name: str, default: Any) -> str:
             *(f"{value} for {in_words(have)}" for value, have in others.items()),
         ]
     )
+
+
+# What papers and other libraries call them.
+ALIASES = {"fedavg": "fed_opt", "pvi": "partitioned_vi", "bnn": "variational"}
+
+
+def canonical(algorithm: str) -> str:
+    """The name here of an algorithm that others write otherwise, such as FedAvg, "fedProx" or "fl-swag"."""
+    plain = lambda name: name.lower().replace("_", "").replace("-", "")
+    known = {**{plain(name): name for name in ALGORITHMS}, **ALIASES}
+    return algorithm if algorithm in ALGORITHMS else known.get(plain(algorithm), algorithm)
 
 
 def algorithm_options(algorithm: str) -> type[Options]:
