@@ -83,7 +83,7 @@ def test_foreign_images_are_given_the_form_of_the_own():
 def test_pixels_as_they_are():
     plain, raw = (federation.load(name, "test").features for name in ("digits", "digits_255"))
     assert raw.dtype == np.float32 and raw.max() > 1
-    np.testing.assert_array_equal(raw, plain)
+    np.testing.assert_array_equal(raw, plain.reshape(len(plain), -1))
 
 
 def test_controls_change_what_they_say():
@@ -139,14 +139,6 @@ def test_scores_of_known_predictions():
     assert one["epistemic"] is one["ood_auroc_epistemic"] is None
     two = scores.scores(np.stack([right, right[::-1]]), np.array([0, 0]), np.stack([right, right]))
     assert two["epistemic_share"] == 1 and two["ood_auroc_epistemic"] == 0 and two["error_auroc"] is None
-
-
-def test_the_fitted_temperature_is_that_by_which_predictions_are_too_sure():
-    rng = np.random.default_rng(0)
-    truth = rng.dirichlet(np.ones(3), 20_000).astype(np.float32)
-    labels = (rng.uniform(size=(20_000, 1)) > truth.cumsum(1)).sum(1).clip(0, 2)
-    found = scores.fitted_temperature(scores.with_temperature(truth, 0.5), labels)
-    assert found == pytest.approx(2, rel=0.05)
 
 
 def test_permuting_keeps_each_layers_standard_deviations():

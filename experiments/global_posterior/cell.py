@@ -17,7 +17,6 @@ from experiments.global_posterior.scores import (
     fitted_scores,
     scores,
     spread_scores,
-    with_temperature,
     without_spread,
 )
 
@@ -57,7 +56,7 @@ def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
         rows[options["method"]] |= {**spread_scores(weights, bfl.models.prior(result.model)), **lost}
     elif options["method"] == "fed_avg":
         temperature = rows["fed_avg"]["fitted_temperature"]
-        rows[FITTED] = scored([with_temperature(part, temperature) for part in predicted], data)
+        rows[FITTED] = scored([bfl.evaluation.at_temperature(part, temperature) for part in predicted], data)
         own = local_models(process, weights, data.clients, options["seed"])
         rows[ENSEMBLE] = scored(together(result.model, own, parts), data)
         rows[FED_BE] = scored(together(result.model, own + drawn(own, options["seed"]), parts), data)

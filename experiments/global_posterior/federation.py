@@ -27,10 +27,11 @@ class Data(NamedTuple):
 
 @functools.cache
 def load(name: str, split: str) -> Any:
-    """A dataset; of one with "_255" behind its name the pixels as they are, which are otherwise scaled to [0, 1]."""
+    """A dataset; of one with "_255" behind its name a table of the pixels, which are not scaled to [0, 1] as images are."""
     source = bfl.data.load(name.removesuffix("_255"), split=split)
-    raw = dataclasses.replace(source, features=source.features.astype(np.float32))
-    return raw if name.endswith("_255") else source
+    if not name.endswith("_255"):
+        return source
+    return dataclasses.replace(source, features=source.features.reshape(source.num_examples, -1).astype(np.float32))
 
 
 def some(source: Any, number: int | None) -> Any:

@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from scipy.optimize import minimize_scalar
 
 from tfp_bfl import evaluation, layers, models
 from tfp_bfl.posterior import MeanField
-
-LOG_TEMPERATURES = (-3.0, 3.0)
-TINY = np.finfo(np.float32).tiny
 
 
 def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -> dict[str, float | None]:
@@ -44,25 +40,10 @@ def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -
     return {name: None if x is None else float(x) for name, x in found.items()}
 
 
-def with_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """softmax(log p / T) over the last axis."""
-    logits = np.log(np.maximum(probabilities, TINY).astype(np.float64)) / temperature
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
-
-
-def fitted_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature of the least negative log-likelihood for mean predictions [N, C] (Guo et al. 2017)."""
-    nll = lambda log_t: float(
-        evaluation.negative_log_likelihood(with_temperature(probabilities, np.exp(log_t)), labels)
-    )
-    return float(np.exp(minimize_scalar(nll, bounds=LOG_TEMPERATURES, method="bounded").x))
-
-
 def fitted_scores(mean: np.ndarray, labels: np.ndarray, held_out: np.ndarray, held_out_labels: np.ndarray) -> dict:
     """NLL and ECE of mean predictions [N, C] at the temperature that suits the held-out ones."""
-    temperature = fitted_temperature(held_out, held_out_labels)
-    scaled = with_temperature(mean, temperature)
+    temperature = evaluation.fit_temperature(held_out, held_out_labels)
+    scaled = evaluation.at_temperature(mean, temperature)
     return {
         "fitted_temperature": temperature,
         "nll_fitted": float(evaluation.negative_log_likelihood(scaled, labels)),

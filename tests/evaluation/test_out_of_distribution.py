@@ -19,7 +19,8 @@ def by_counting(scores_in, scores_out):
         found = np.sum(o >= t)
         aupr += (found / len(o) - before) * found / (found + np.sum(i >= t))
         before = found / len(o)
-    return auroc, aupr
+    limit = max(t for t in o if np.mean(o >= t) >= 0.95)
+    return auroc, aupr, np.mean(i >= limit)
 
 
 def test_by_hand():
@@ -30,7 +31,7 @@ def test_by_hand():
 
 
 def test_perfect_and_worst_order():
-    assert out_of_distribution([0.0, 0.1, 0.2], [0.3, 0.4]) == (1.0, 1.0)
+    assert out_of_distribution([0.0, 0.1, 0.2], [0.3, 0.4]) == (1.0, 1.0, 0.0)
     worst = out_of_distribution([0.3, 0.4, 0.5], [0.1, 0.2])
     assert worst.auroc == 0.0 and worst.aupr == pytest.approx(1 / 2 * 1 / 4 + 1 / 2 * 2 / 5)
 
@@ -39,8 +40,8 @@ def test_out_is_the_positive_class():
     """The exchange of the two turns AUROC round; AUPR's base is the share of what is out."""
     a, b = [0.2, 0.5, 0.5, 0.7], [0.1, 0.5, 0.9]
     assert out_of_distribution(a, b).auroc == pytest.approx(1 - out_of_distribution(b, a).auroc)
-    assert out_of_distribution(np.zeros(30), np.zeros(10)) == (0.5, 0.25)
-    assert out_of_distribution(np.zeros(10), np.zeros(30)) == (0.5, 0.75)
+    assert out_of_distribution(np.zeros(30), np.zeros(10)) == (0.5, 0.25, 1.0)
+    assert out_of_distribution(np.zeros(10), np.zeros(30)) == (0.5, 0.75, 1.0)
 
 
 def test_a_score_of_two_normals():

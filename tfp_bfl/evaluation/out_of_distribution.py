@@ -7,6 +7,8 @@ import numpy as np
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.metrics import to_tensor
 
+CAUGHT = 0.95
+
 
 class OutOfDistribution(NamedTuple):
     """How well a score ranks the examples from elsewhere above the model's own.
@@ -14,10 +16,13 @@ class OutOfDistribution(NamedTuple):
     Fields:
       auroc: in [0, 1]; a score that knows nothing has 1/2.
       aupr: in (0, 1]; a score that knows nothing has M / (N + M), the share of examples from elsewhere.
+      fpr95: in [0, 1], the share of the model's own examples above the limit that 95 % of those from elsewhere are
+        above; a score that knows nothing has 0.95.
     """
 
     auroc: float
     aupr: float
+    fpr95: float
 
 
 def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
@@ -33,7 +38,8 @@ def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
         bfl.evaluation.out_of_distribution(own.epistemic, other.epistemic)
 
     Examples of equal score count together, so that their order does not matter; both areas depend on the scores' order
-    alone. AUPR also depends on the share of examples from elsewhere: compare it only where M / N is the same.
+    alone. AUPR also depends on the share of examples from elsewhere: compare it only where M / N is the same. FPR95 is
+    the share of *in* at or above the score that 95 % of *out* reach.
 
     Sources: Hendrycks & Gimpel 2017 (arXiv:1610.02136), section 2; computed by scikit-learn (its average precision,
     which does not interpolate).
@@ -50,8 +56,12 @@ def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
     scores = [check_scores(scores_in, "scores_in"), check_scores(scores_out, "scores_out")]
     is_out = np.repeat([0, 1], [len(part) for part in scores])
     together = np.concatenate(scores)
+    # The largest score that leaves 5 % of those from elsewhere below at most.
+    limit = np.sort(scores[1])[int(np.floor((1 - CAUGHT) * len(scores[1]) + 1e-9))]
     return OutOfDistribution(
-        float(roc_auc_score(is_out, together)), float(average_precision_score(is_out, together, pos_label=1))
+        float(roc_auc_score(is_out, together)),
+        float(average_precision_score(is_out, together, pos_label=1)),
+        float(np.mean(scores[0] >= limit)),
     )
 
 

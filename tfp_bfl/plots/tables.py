@@ -169,7 +169,8 @@ def _separation(run: RunResults, quantity: str) -> Optional[tuple[float, float]]
     inside, outside = run.uncertainties.get(quantity), (run.out_of_distribution or {}).get(quantity)
     if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
         return None
-    return out_of_distribution(inside, outside)
+    found = out_of_distribution(inside, outside)
+    return found.auroc, found.aupr
 
 
 def clients(runs: Sequence[RunResults]) -> Table:

@@ -1,0 +1,152 @@
+"""Limits on the uncertainty, temperatures and prediction sets: counts by hand, and the guarantees that they give."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tfp_bfl import evaluation
+from tfp_bfl.errors import InvalidArgument
+
+RNG = np.random.default_rng(0)
+
+
+def drawn(number, seed=0, sharpness=4.0, classes=3):
+    """Labels drawn from probabilities that are known."""
+    rng = np.random.default_rng(seed)
+    logits = sharpness * rng.normal(size=(number, classes))
+    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+    probabilities /= probabilities.sum(-1, keepdims=True)
+    labels = (rng.uniform(size=(number, 1)) > probabilities.cumsum(-1)).sum(-1).clip(0, classes - 1)
+    return probabilities.astype(np.float32), labels
+
+
+def entropy(probabilities):
+    return -(probabilities * np.log(np.maximum(probabilities, 1e-30))).sum(-1)
+
+
+def test_risk_and_coverage_by_hand():
+    probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.5, 0.5], [0.7, 0.3]], np.float32)
+    labels, uncertainty = [0, 1, 1, 1, 0], [0.1, 0.2, 0.2, 0.9, 0.5]
+    curve = evaluation.risk_coverage(probabilities, labels, uncertainty)
+    np.testing.assert_allclose(curve.limit, [0.1, 0.2, 0.5, 0.9])
+    np.testing.assert_allclose(curve.coverage, [0.2, 0.6, 0.8, 1.0])
+    np.testing.assert_allclose(curve.risk, [0, 1 / 3, 1 / 4, 2 / 5])
+    assert evaluation.area_under_risk_coverage(curve) == pytest.approx(0.4 / 3 + 0.2 / 4 + 0.2 * 2 / 5)
+
+
+def test_the_area_of_an_uncertainty_that_knows_nothing_is_the_error_rate_and_of_one_that_knows_all_is_less():
+    """Within 5 standard errors of the mean over 200 orders (error rate 6e-7)."""
+    probabilities, labels = drawn(200)
+    wrong = probabilities.argmax(-1) != labels
+    area = lambda u: evaluation.area_under_risk_coverage(evaluation.risk_coverage(probabilities, labels, u))
+    areas = [area(np.random.default_rng(seed).random(200)) for seed in range(200)]
+    assert abs(np.mean(areas) - wrong.mean()) < 5 * np.std(areas) / 200**0.5
+    assert area(np.zeros(200)) == pytest.approx(wrong.mean())
+    assert area(wrong.astype(float)) < area(entropy(probabilities)) < wrong.mean() < area(-wrong.astype(float))
+
+
+@pytest.mark.parametrize("coverage", [0.1, 0.5, 0.93, 1.0])
+def test_a_limit_keeps_at_least_the_coverage_and_no_example_more(coverage):
+    probabilities, labels = drawn(101)
+    u = entropy(probabilities)
+    found = evaluation.abstention_limit(probabilities, labels, u, coverage=coverage)
+    assert (
+        found.coverage == pytest.approx(np.mean(u <= found.limit)) and coverage <= found.coverage < coverage + 1 / 101
+    )
+    kept = u <= found.limit
+    assert found.accuracy == pytest.approx(np.mean(probabilities.argmax(-1)[kept] == labels[kept]))
+
+
+def test_without_a_confidence_it_is_the_largest_limit_that_is_accurate_enough_on_these_examples():
+    probabilities, labels = drawn(300)
+    u = entropy(probabilities)
+    found = evaluation.abstention_limit(probabilities, labels, u, accuracy=0.95, confidence=0)
+    right = probabilities.argmax(-1) == labels
+    accuracies = {t: right[u <= t].mean() for t in u}
+    assert found.limit == max(t for t, accuracy in accuracies.items() if accuracy >= 0.95)
+
+
+@pytest.mark.statistical
+def test_new_examples_below_the_limit_are_as_accurate_as_it_says():
+    """The promise holds in at least 90 % of 300 draws: fewer than 255 of them kept is an event of 0.4 % at most."""
+    truth, truth_labels = drawn(100_000, seed=1)
+    u, right = entropy(truth), truth.argmax(-1) == truth_labels
+    kept_it = without = 0
+    for seed in range(300):
+        probabilities, labels = drawn(400, seed=seed + 10)
+        given = probabilities, labels, entropy(probabilities)
+        safe, plain = (evaluation.abstention_limit(*given, accuracy=0.9, confidence=c) for c in (0.9, 0))
+        kept_it += right[u <= safe.limit].mean() >= 0.9
+        without += right[u <= plain.limit].mean() >= 0.9
+    assert kept_it >= 255 > without > 30
+
+
+def test_the_bound_is_that_of_clopper_and_pearson():
+    """Thirty right ones allow the accuracy that the bound of no mistakes among them allows, and not one more."""
+    probabilities, labels = np.tile([[0.9, 0.1]], (30, 1)), np.zeros(30, int)
+    bound = stats.beta.ppf(1 - 0.1 / 20, 1, 30)
+    u = np.arange(30.0)
+    assert evaluation.abstention_limit(probabilities, labels, u, accuracy=1 - bound - 1e-6).coverage == 1
+    with pytest.raises(InvalidArgument, match=r"takes at least \d+ held-out examples .*, and here are 30"):
+        evaluation.abstention_limit(probabilities, labels, u, accuracy=1 - bound + 1e-3)
+
+
+def test_the_fitted_temperature_is_that_by_which_predictions_are_too_sure():
+    truth, labels = drawn(20_000, sharpness=1.0)
+    found = evaluation.fit_temperature(evaluation.at_temperature(truth, 0.5), labels)
+    assert found == pytest.approx(2, rel=0.05)
+    np.testing.assert_allclose(evaluation.at_temperature(truth, 1.0), truth, atol=1e-6)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_sets_hold_the_label_as_often_as_they_say_however_wrong_the_model(coverage):
+    """500 draws of 99 held-out and 200 new examples, at temperature 0.3: the mean within 5 standard errors (6e-7).
+
+    Their mean coverage is at least that asked for, and at most 1 / (B + 1) more where no two scores are equal.
+    """
+    covered = []
+    for seed in range(500):
+        probabilities, labels = drawn(299, seed=seed)
+        probabilities = evaluation.at_temperature(probabilities, 0.3)
+        limit = evaluation.conformal_limit(probabilities[:99], labels[:99], coverage)
+        # Without the most probable class, which may only add to it.
+        covered.append(np.mean(np.take_along_axis(probabilities[99:], labels[99:, None], -1) >= limit))
+    error = 5 * np.std(covered) / 500**0.5
+    assert coverage - error < np.mean(covered) < coverage + 0.01 + error
+
+
+def test_sets_are_never_empty_and_grow_with_the_coverage():
+    probabilities, labels = drawn(200)
+    sizes = []
+    for coverage in (0.5, 0.8, 0.99):
+        found = evaluation.prediction_sets(probabilities, evaluation.conformal_limit(probabilities, labels, coverage))
+        assert found[np.arange(200), probabilities.argmax(-1)].all() and found.dtype == bool
+        sizes.append(found.sum(-1).mean())
+    assert 1 <= sizes[0] <= sizes[1] < sizes[2] <= 3
+
+
+P, Y = drawn(20)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: evaluation.abstention_limit(P, Y, entropy(P)), "Give either the accuracy"),
+        (lambda: evaluation.abstention_limit(P, Y, entropy(P), accuracy=0.9, coverage=0.5), "and not both"),
+        (lambda: evaluation.abstention_limit(P, Y, entropy(P), accuracy=1.0), "accuracy is 1.0, but must be above 0"),
+        (lambda: evaluation.abstention_limit(P, Y, entropy(P), coverage=0), "coverage is 0, but must be above 0"),
+        (
+            lambda: evaluation.abstention_limit(P, Y, entropy(P), coverage=1, confidence=1),
+            "confidence is 1, but must be",
+        ),
+        (lambda: evaluation.abstention_limit(P, Y, [np.nan] * 20, coverage=1), "uncertainty must be finite"),
+        (lambda: evaluation.risk_coverage(P, Y, entropy(P)[1:]), "19 uncertainties, but 20 labels"),
+        (lambda: evaluation.conformal_limit(P, Y, 0.99), "take at least 99 held-out examples, and here are 20"),
+        (lambda: evaluation.conformal_limit(P, Y, 1.0), "coverage is 1.0"),
+        (lambda: evaluation.fit_temperature(P, Y[1:]), "labels"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(InvalidArgument, match=message):
+        call()

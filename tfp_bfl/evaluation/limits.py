@@ -1,0 +1,228 @@
+"""Limits that a user can trust, from held-out examples: when to abstain, at which temperature, with which labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from scipy import optimize, stats
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.metrics import check_labels, check_probabilities, negative_log_likelihood
+from tfp_bfl.evaluation.out_of_distribution import check_scores
+
+_TINY = np.finfo(np.float32).tiny
+_ROUNDING = 1e-12
+_TRIES = 20
+_LOG_TEMPERATURES = (-3.0, 3.0)
+
+
+class RiskCoverage(NamedTuple):
+    """What a limit on the uncertainty keeps, and how often what it keeps is wrong.
+
+    Fields:
+      limit: [M], the distinct uncertainties, from the smallest up.
+      coverage: [M], the share of examples whose uncertainty is at most that.
+      risk: [M], the share of those that are wrong.
+    """
+
+    limit: np.ndarray
+    coverage: np.ndarray
+    risk: np.ndarray
+
+
+class Limit(NamedTuple):
+    """A limit on the uncertainty, and what it keeps of the held-out examples.
+
+    Fields:
+      limit: an example with a larger uncertainty is left to somebody else.
+      coverage: the share that is kept.
+      accuracy: of those.
+    """
+
+    limit: float
+    coverage: float
+    accuracy: float
+
+
+def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCoverage:
+    """The risk-coverage curve of an uncertainty.
+
+        coverage(t) = mean_b [u_b <= t],    risk(t) = sum_b [u_b <= t] [argmax_c p_bc != y_b] / sum_b [u_b <= t]
+
+    Source: Geifman & El-Yaniv 2017 (arXiv:1705.08500).
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      uncertainty: [B], in any unit; larger is less sure.
+
+    Raises:
+      InvalidArgument: the arguments don't fit the description above, or B is zero.
+    """
+    wrong, uncertainty = _mistakes(probabilities, labels, uncertainty)
+    order = np.argsort(uncertainty, kind="stable")
+    ends = np.flatnonzero(np.diff(uncertainty[order], append=np.inf) > 0)
+    kept = ends + 1
+    return RiskCoverage(uncertainty[order][ends], kept / len(wrong), np.cumsum(wrong[order])[ends] / kept)
+
+
+def area_under_risk_coverage(curve: RiskCoverage) -> float:
+    """AURC: the mean risk over the coverages; an uncertainty that knows nothing has the model's error rate.
+
+        sum_j risk_j (coverage_j - coverage_j-1)
+
+    Source: Geifman, Uziel & El-Yaniv 2019 (arXiv:1805.08206). What shares an uncertainty counts together.
+    """
+    return float(np.sum(curve.risk * np.diff(curve.coverage, prepend=0.0)))
+
+
+def abstention_limit(
+    probabilities: Any,
+    labels: Any,
+    uncertainty: Any,
+    *,
+    accuracy: Optional[float] = None,
+    coverage: Optional[float] = None,
+    confidence: float = 0.9,
+) -> Limit:
+    """The largest limit whose kept examples are accurate enough, or the smallest that keeps enough of them.
+
+    For an accuracy a: with probability `confidence` over the held-out examples, the accuracy on new ones like them
+    below the limit is at least a. One limit for each twentieth of the examples is tried, at the level
+    delta = (1 - confidence) / 20; one with k mistakes among m kept passes if
+
+        BetaInv(1 - delta; k + 1, m - k) <= 1 - a                   the Clopper-Pearson bound of the risk
+
+    Sources: selective classification with guaranteed risk, Geifman & El-Yaniv 2017 (arXiv:1705.08500), whose bisection
+    stops where few are kept; so all are tried, as Angelopoulos et al. 2021 (arXiv:2110.01052) test limits.
+
+    Args:
+      probabilities: [B, C] of held-out examples, on which nobody trained.
+      labels: [B].
+      uncertainty: [B], such as the entropy or the epistemic part; larger is less sure.
+      accuracy: a, that of what is kept; or
+      coverage: the share that is to be kept.
+      confidence: of the accuracy. 0 asks for no more than that on the held-out examples themselves.
+
+    Raises:
+      InvalidArgument: not one of accuracy and coverage is given, a number is outside its range, or no limit is safe.
+    """
+    if (accuracy is None) == (coverage is None):
+        raise InvalidArgument("Give either the accuracy that what is kept must have, or the coverage, and not both.")
+    _check_share(confidence, "confidence", zero=True)
+    curve = risk_coverage(probabilities, labels, uncertainty)
+    if coverage is not None:
+        _check_share(coverage, "coverage", one=True)
+        return _limit(curve, int(np.argmax(curve.coverage >= coverage - _ROUNDING)))
+    assert accuracy is not None
+    _check_share(accuracy, "accuracy")
+    number = len(check_scores(uncertainty, "uncertainty"))
+    tried = [int(np.argmax(curve.coverage >= i / _TRIES - _ROUNDING)) for i in range(1, _TRIES + 1)]
+    passes = lambda j: _bound(curve, j, number, confidence) <= 1 - accuracy
+    found = max(filter(passes, tried if confidence else range(len(curve.limit))), default=-1)
+    if found < 0:
+        least = math.ceil(math.log((1 - confidence) / _TRIES) / math.log(accuracy)) if confidence else 1
+        raise InvalidArgument(
+            f"No limit on the uncertainty keeps examples of accuracy {accuracy:g} with confidence {confidence:g}: that "
+            f"takes at least {least} held-out examples without a mistake among the surest, and here are {number}; "
+            "ask for less, or hold more out."
+        )
+    return _limit(curve, found)
+
+
+def fit_temperature(probabilities: Any, labels: Any) -> float:
+    """The temperature T of the least negative log-likelihood, between e^-3 and e^3 (`at_temperature`).
+
+    Source: Guo et al. 2017 (arXiv:1706.04599), for probabilities that are means over weight samples.
+
+    Args:
+      probabilities: [B, C] of held-out examples.
+      labels: [B].
+
+    Raises:
+      InvalidArgument: the arguments don't fit the description above.
+    """
+    probabilities = check_probabilities(probabilities).numpy()
+    nll = lambda log_t: float(negative_log_likelihood(at_temperature(probabilities, math.exp(log_t)), labels))
+    return math.exp(optimize.minimize_scalar(nll, bounds=_LOG_TEMPERATURES, method="bounded").x)
+
+
+def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
+    """softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer."""
+    logits = np.log(np.maximum(np.asarray(probabilities, np.float64), _TINY)) / temperature
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
+    return found
+
+
+def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
+    """The least probability with which a class is in a prediction set (`prediction_sets`).
+
+        t = 1 - s_(k),    s_b = 1 - p_b,y_b,    k = ceil((B + 1) coverage)
+
+    with s_(k) the k-th smallest. The set of a new example that is exchangeable with these holds its label with at least
+    that probability, whatever the model: over draws of both, not for each class or client.
+
+    Source: split conformal prediction, Vovk, Gammerman & Shafer 2005; this score, Sadinle, Lei & Wasserman 2019
+    (arXiv:1609.00451).
+
+    Args:
+      probabilities: [B, C] of held-out examples.
+      labels: [B].
+      coverage: above 0 and below 1.
+
+    Raises:
+      InvalidArgument: the arguments don't fit the description above, or B is too small for that coverage.
+    """
+    _check_share(coverage, "coverage")
+    tensor = check_probabilities(probabilities)
+    labels = check_labels(labels, tensor).numpy()
+    true = np.take_along_axis(tensor.numpy(), labels[:, np.newaxis], -1)[:, 0]
+    k = math.ceil((len(true) + 1) * coverage - _ROUNDING)
+    if k > len(true):
+        least = math.ceil(coverage / (1 - coverage) - _ROUNDING)
+        raise InvalidArgument(
+            f"Sets with a coverage of {coverage:g} take at least {least} held-out examples, and here are {len(true)}."
+        )
+    return float(np.sort(true)[::-1][k - 1])
+
+
+def prediction_sets(probabilities: Any, limit: float) -> np.ndarray:
+    """Which classes are in each example's set, bool [B, C]: those of at least that probability, and the likeliest."""
+    array = check_probabilities(probabilities).numpy()
+    found: np.ndarray = array >= limit
+    found[np.arange(len(array)), array.argmax(-1)] = True
+    return found
+
+
+def _mistakes(probabilities: Any, labels: Any, uncertainty: Any) -> tuple[np.ndarray, np.ndarray]:
+    tensor = check_probabilities(probabilities)
+    labels = check_labels(labels, tensor).numpy()
+    values = check_scores(uncertainty, "uncertainty")
+    if len(values) != len(labels):
+        raise InvalidArgument(f"There are {len(values)} uncertainties, but {len(labels)} labels.")
+    return tensor.numpy().argmax(-1) != labels, values
+
+
+def _bound(curve: RiskCoverage, j: int, number: int, confidence: float) -> float:
+    """An upper bound of the risk below the j-th limit."""
+    if confidence == 0:
+        return float(curve.risk[j])
+    kept = round(curve.coverage[j] * number)
+    mistakes = round(curve.risk[j] * kept)
+    if mistakes == kept:
+        return 1.0
+    return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, kept - mistakes))
+
+
+def _limit(curve: RiskCoverage, j: int) -> Limit:
+    return Limit(float(curve.limit[j]), float(curve.coverage[j]), float(1 - curve.risk[j]))
+
+
+def _check_share(value: float, name: str, zero: bool = False, one: bool = False) -> None:
+    inside = isinstance(value, (int, float)) and 0 <= value <= 1
+    if not inside or (value == 0 and not zero) or (value == 1 and not one):
+        least, most = ("at least 0" if zero else "above 0"), ("at most 1" if one else "below 1")
+        raise InvalidArgument(f"{name} is {value}, but must be {least} and {most}.")
