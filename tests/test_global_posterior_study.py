@@ -84,6 +84,8 @@ def test_pixels_as_they_are():
     plain, raw = (federation.load(name, "test").features for name in ("digits", "digits_255"))
     assert raw.dtype == np.float32 and raw.max() > 1
     np.testing.assert_array_equal(raw, plain.reshape(len(plain), -1))
+    table = federation.load("digits_255", "train")
+    np.testing.assert_array_equal(federation.in_the_middle(plain, table), raw)
 
 
 def test_controls_change_what_they_say():

@@ -27,7 +27,7 @@ class Data(NamedTuple):
 
 @functools.cache
 def load(name: str, split: str) -> Any:
-    """A dataset; of one with "_255" behind its name a table of the pixels, which are not scaled to [0, 1] as images are."""
+    """A dataset; of one with "_255" behind its name a table of the pixels, which are not scaled to [0, 1] then."""
     source = bfl.data.load(name.removesuffix("_255"), split=split)
     if not name.endswith("_255"):
         return source
@@ -65,6 +65,8 @@ def data_of(options: dict[str, Any]) -> Data:
 
 def in_the_middle(images: np.ndarray, source: Any) -> np.ndarray:
     """Images [N, h, w, 1 or C] amid black, in the shape and type of a source's."""
+    if len(source.element_shape) == 1:  # A table of the pixels of images of the same size.
+        return images.reshape(len(images), -1).astype(source.features.dtype)
     larger = np.zeros((len(images), *source.element_shape), source.features.dtype)
     top, left = ((whole - own) // 2 for whole, own in zip(source.element_shape, images.shape[1:3]))
     larger[:, top : top + images.shape[1], left : left + images.shape[2]] = images

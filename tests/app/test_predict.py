@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
 NAMES = ["cat", "dog", "owl"]
 PIXELS = np.random.default_rng(0).integers(256, size=[4, 4, 4, 1]).astype(np.uint8)
-COLUMNS = ["image", "label", "confidence", "entropy", "epistemic", "aleatoric", "abstain"]
+COLUMNS = ["image", "label", "confidence", "entropy", "epistemic", "aleatoric", "abstain", "set"]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_table_shows_names_as_they_are():
         Row("b.png", "dog", 1, 0, 0, 0, False),
     ]
     header, *lines = FORMATS["table"](rows).split("\n")
-    assert header.split() == COLUMNS
+    assert header.split() == COLUMNS[:-1]  # No set says more than its label.
     assert lines[-2].split() == ["a" * 150 + "[/red].png", "[b]cat", "0.500", "0.250", "0.1250", "0.2500", "yes"]
     assert lines[-1].split()[0] == "b.png" and lines[-1].endswith("no")
 

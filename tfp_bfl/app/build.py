@@ -79,12 +79,14 @@ class Shares(NamedTuple):
       server: on which the server pre-trains, one client; None without pre-training.
       held_out: on which it sees when to stop, one client; None without pre-training.
       unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
+      calibration: on which nobody trains, one client; None if there is none.
     """
 
     clients: bfl.data.Clients
     server: Optional[bfl.data.Clients] = None
     held_out: Optional[bfl.data.Clients] = None
     unlabelled: Any = None
+    calibration: Optional[bfl.data.Clients] = None
 
 
 def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
@@ -93,21 +95,29 @@ def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.C
     Raises:
       InvalidArgument: a client would be left without any.
     """
-    clients = given if config.partition == GIVEN else None
-    if clients is None:
+    if config.partition == GIVEN and given is not None:
+        clients = given
+    else:
         clients = train.partition(bfl.data.parse_partition(config.partition, config.clients), seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
-    server = held_out = unlabelled = None
+    server = held_out = unlabelled = calibration = None
+    left = 1.0  # Each of these is a share of all the data.
+
+    def take(share: float) -> bfl.data.Clients:
+        nonlocal clients, left
+        taken, clients = clients.set_aside(share / left, seed=config.seed)
+        left -= share
+        return taken
+
     if config.pretrain_share:
-        server, clients = clients.set_aside(config.pretrain_share, seed=config.seed)
+        server = take(config.pretrain_share)
         held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
     if serves("unlabelled_share", config.algorithm):
-        # Both are shares of all the data.
-        share = config.unlabelled_share / (1 - (config.pretrain_share or 0))
-        others, clients = clients.set_aside(share, seed=config.seed)
-        unlabelled = others.examples(0).features
-    return Shares(clients, server, held_out, unlabelled)
+        unlabelled = take(config.unlabelled_share).examples(0).features
+    if config.hold_out:
+        calibration = take(config.hold_out)
+    return Shares(clients, server, held_out, unlabelled, calibration)
 
 
 def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:

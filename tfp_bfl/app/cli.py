@@ -15,7 +15,7 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__
 from tfp_bfl.app import choices
-from tfp_bfl.app.cli_models import export_model, predict_images
+from tfp_bfl.app.cli_models import calibrate_model, export_model, predict_images
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
 
@@ -41,6 +41,7 @@ Examples:
   tfp-bfl run --output my_run        train, evaluate, export, report
   tfp-bfl run --config my_run/config.yaml --seed 1
   tfp-bfl list                       what --dataset, --rule and others take
+  tfp-bfl calibrate my_run my_model  a limit by which it may abstain
   tfp-bfl predict my_run scans/      what the run's model says of images
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
   eval "$(tfp-bfl completion bash)"  complete by Tab
@@ -109,6 +110,7 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
+cli.add_command(calibrate_model)
 cli.add_command(export_model)
 cli.add_command(predict_images)
 

@@ -28,6 +28,15 @@ Exit status: 0; 1 where some of the images could not be read, which are
 listed at the end; 2 where nothing could be predicted.
 """
 
+CALIBRATE_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl run --dataset patients.csv --model mlp --hold-out 0.2 --output run
+  tfp-bfl calibrate run model --accuracy 0.95
+  tfp-bfl calibrate run model --coverage 0.8 --by epistemic --sets 0.99
+  tfp-bfl predict model new_patients.csv
+"""
+
 _num_samples = click.option(
     "--num-samples", type=int, metavar="NUMBER", help="Weight samples of a prediction.  [default: 20]"
 )
@@ -102,3 +111,34 @@ def predict_images(
     for name, reason in failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
     return 1 if failures else 0
+
+
+@click.command("calibrate", epilog=CALIBRATE_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.argument("path", metavar="PATH")
+@click.option("--accuracy", type=float, metavar="SHARE", help="Of what is kept, on new examples.  [default: 0.95]")
+@click.option("--coverage", type=float, metavar="SHARE", help="The share that is kept, instead of an accuracy.")
+@click.option("--confidence", type=float, metavar="SHARE", help="In that accuracy.  [default: 0.9]")
+@click.option("--by", metavar="NAME", help="Of which the limit is: entropy or epistemic.  [default: entropy]")
+@click.option(
+    "--sets",
+    "set_coverage",
+    type=float,
+    metavar="SHARE",
+    help="With which probability prediction sets hold the label.  [default: 0.9]",
+)
+@click.option("--figure", metavar="FILE", help="Risk and limit by coverage, as a picture.")
+def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
+    """Write the SavedModel of a run with a limit to trust to PATH: by the examples that the run held out."""
+    from tfp_bfl.app.calibrate import calibrate
+
+    found = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
+    sure = "" if found.at_least is None else f", on new ones at least {found.at_least:g} ({found.confidence:.0%} sure)"
+    click.echo(
+        f"{path} abstains above {found.by} {found.limit:.4g}: it keeps {found.coverage:.1%} of its half of "
+        f"{found.number:,} held-out examples, {found.accuracy:.4f} of them right{sure}."
+    )
+    click.echo(
+        f"temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
+        f"{found.set_coverage:.0%}."
+    )

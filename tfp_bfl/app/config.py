@@ -54,6 +54,9 @@ class _Run(pydantic.BaseModel):
     pretrain_share: Optional[Share] = option(
         None, "Share of the data on which the server trains first, until its accuracy stands still."
     )
+    hold_out: Optional[Share] = option(
+        None, "Share of the data that nobody trains on, spread over the clients, for `tfp-bfl calibrate`."
+    )
     examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
     initial_stddev: Optional[Positive] = option(
         None, "Posterior standard deviation before training; if not given 0.003, for kind variational_dropout 0.0143."

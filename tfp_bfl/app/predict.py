@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.calibrate import entropy
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.files import name as name_of
 
@@ -36,7 +37,8 @@ class Row(NamedTuple):
       confidence: its probability.
       entropy: of the probabilities, normalised to [0, 1].
       epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
-      abstain: whether the entropy exceeds the limit.
+      abstain: whether the entropy, or what the model was calibrated by, exceeds the limit.
+      set: of a calibrated model the names of the classes in the prediction set, joined by "|"; else that of the label.
     """
 
     image: str
@@ -46,6 +48,7 @@ class Row(NamedTuple):
     epistemic: float
     aleatoric: float
     abstain: bool
+    set: str = ""
 
 
 def predict(
@@ -63,7 +66,8 @@ def predict(
         .parquet files with the columns that it was trained on.
       num_samples: S, at most 10,000.
       seed: of the samples.
-      max_uncertainty: an image with a larger entropy gets abstain = True; None for no limit.
+      max_uncertainty: an image with a larger entropy gets abstain = True; None for the limit of a calibrated model, and
+        none for another.
 
     Returns:
       The rows, and (name, reason) of each image that could not be read.
@@ -81,7 +85,7 @@ def predict(
     folder = bfl.export.find(model)
     info = bfl.export.read_info(folder)
     facts: Any = info.model
-    shape, limit = facts["input_shape"], 1.0 if max_uncertainty is None else max_uncertainty
+    shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
     loaded = bfl.export.load(folder)
     found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
@@ -89,15 +93,42 @@ def predict(
     for start in range(0, len(found.names), BATCH_SIZE):
         part = slice(start, start + BATCH_SIZE)
         answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=num_samples, seed=seed)
-        answer = {name: value.numpy().tolist() for name, value in answer.items()}
-        rows += [
-            Row(image, names[label], max(probabilities), entropy, epistemic, aleatoric, not entropy <= limit)
-            for image, label, probabilities, entropy, epistemic, aleatoric in zip(
-                found.names[part],
-                *(answer[name] for name in ("label", "probabilities", "entropy", "epistemic", "aleatoric")),
-            )
-        ]
+        values = {name: value.numpy() for name, value in answer.items()}
+        rows += _as_rows(found.names[part], values, names, calibration, max_uncertainty)
     return rows, found.failures
+
+
+def _as_rows(
+    which: Sequence[str],
+    answer: dict[str, np.ndarray],
+    names: Sequence[str],
+    calibration: Optional[bfl.export.Calibration],
+    max_uncertainty: Optional[float],
+) -> list[Row]:
+    probabilities, uncertainty, limit = answer["probabilities"], answer["entropy"], max_uncertainty
+    sets = [names[label] for label in answer["label"]]
+    if calibration:
+        probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
+        uncertainty = answer["entropy"] = entropy(probabilities)
+        held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit)
+        sets = ["|".join(names[c] for c in np.flatnonzero(row)) for row in held]
+        if max_uncertainty is None:
+            uncertainty, limit = answer[calibration.by], calibration.limit
+    # What is not a number is not below a limit.
+    above = ~(uncertainty <= (1.0 if limit is None else limit))
+    return [
+        Row(
+            image=which[i],
+            label=names[int(answer["label"][i])],
+            confidence=float(probabilities[i].max()),
+            entropy=float(answer["entropy"][i]),
+            epistemic=float(answer["epistemic"][i]),
+            aleatoric=float(answer["aleatoric"][i]),
+            abstain=bool(above[i]),
+            set=sets[i],
+        )
+        for i in range(len(which))
+    ]
 
 
 def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
@@ -131,14 +162,18 @@ def as_json(rows: Sequence[Row]) -> str:
 def as_table(rows: Sequence[Row]) -> str:
     """For people, as wide as its content: a line of a pipe or a file is not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in Row._fields:
-        table.add_column(name, justify="left" if name in ("image", "label", "abstain") else "right", no_wrap=True)
+    sets = any(row.set not in ("", row.label) for row in rows)
+    for name in Row._fields if sets else Row._fields[:-1]:
+        table.add_column(
+            name, justify="left" if name in ("image", "label", "abstain", "set") else "right", no_wrap=True
+        )
     for row in rows:
         numbers = (f"{row.confidence:.3f}", f"{row.entropy:.3f}", f"{row.epistemic:.4f}", f"{row.aleatoric:.4f}")
         # As plain text: square brackets in a path are no markup.
-        table.add_row(Text(row.image), Text(row.label), *numbers, "yes" if row.abstain else "no")
+        last = ["yes" if row.abstain else "no", *([Text(row.set)] if sets else [])]
+        table.add_row(Text(row.image), Text(row.label), *numbers, *last)
     text = io.StringIO()
-    width = 100 + max(cell_len(row.image) + cell_len(row.label) for row in rows)
+    width = 100 + max(cell_len(row.image) + cell_len(row.label) + cell_len(row.set) for row in rows)
     Console(file=text, width=width, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+# Predictions of what nobody trained on, besides the test set.
+HELD_OUT = "held_out.npz"
 _MOST_SUMMARY_BYTES = 2**20
 _MOST_ROUNDS_BYTES = 2**28
 _MOST_HEADER_BYTES = 2**16
@@ -185,17 +187,39 @@ def _read_results(
     return results(name, config, summary, rounds, predictions, test, clients)
 
 
-def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
-    """The arrays of a run's predictions.npz, which has no more than those of its test set take."""
+def predictions_of(evaluation: bfl.evaluation.Evaluation, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """What a file of predictions holds."""
+    return {
+        "probabilities": evaluation.probabilities,
+        "labels": labels,
+        **{name: getattr(evaluation, name) for name in UNCERTAINTIES},
+    }
+
+
+def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
+    """The arrays of a file of predictions, which has no more than those of so many examples take.
+
+    Raises:
+      InvalidArgument: it is none.
+    """
     names = ("probabilities", "labels", *UNCERTAINTIES)
-    most = 8 * test.num_examples * (test.num_classes + len(names)) + _MOST_HEADER_BYTES
+    most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
     found = read_arrays(path, "file of predictions", most, compressed=True)
     shapes = [found[name].shape if name in found else None for name in names]
-    if shapes != [(test.num_examples, test.num_classes), *[(test.num_examples,)] * (len(names) - 1)] or not all(
+    number = len(found["labels"]) if shapes[1] else 0
+    if shapes != [(number, num_classes), *[(number,)] * (len(names) - 1)] or not all(
         np.issubdtype(found[name].dtype, np.number) and np.all(np.isfinite(found[name])) for name in names
     ):
-        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
+        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions.")
     return {name: found[name] for name in names}
+
+
+def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
+    """The arrays of a run's predictions.npz."""
+    found = read_predictions(path, test.num_examples, test.num_classes)
+    if len(found["labels"]) != test.num_examples:
+        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
+    return found
 
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:

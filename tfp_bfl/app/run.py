@@ -50,8 +50,8 @@ def execute(
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
-    complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with evaluate_clients
-    clients.jsonl, a line a client.
+    complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with hold_out
+    held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
 
     Args:
       config: what to run.
@@ -107,7 +107,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Pat
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
         process = build.process(config, sample, lambda: read.result()[2].unlabelled)
-        train, test, (clients, server, held_out, _) = read.result()
+        train, test, (clients, server, held_out, _, calibration) = read.result()
     bfl.federated.check_clients(process, clients)
     if config.kind != "deterministic":
         bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_classes)
@@ -150,6 +150,10 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Pat
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         tell.phase(f"predicting {test.num_examples:,} test examples")
         final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
+        apart = None
+        if calibration:
+            _, features, labels = calibration.examples(0)
+            apart = report.predictions_of(bfl.evaluation.evaluate(result.model, features, labels, **options), labels)
         uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
         scores = {
             **final.metrics,
@@ -176,7 +180,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Pat
         }
         info = build.export_info(config, train, scores)
         tell.phase("SavedModel, figures and report")
-        _write_results(folder, config, clients, test, final, result, summary, info)
+        _write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
 
 
@@ -338,6 +342,7 @@ def _write_results(
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
     info: bfl.export.Info,
+    apart: Optional[dict[str, np.ndarray]],
 ) -> None:
     """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.
@@ -351,8 +356,9 @@ def _write_results(
         online.save(state, folder / STATE)
     if config.algorithm == "partitioned_vi":
         factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
-    predictions = {"probabilities": final.probabilities, "labels": test.labels}
-    predictions.update((name, getattr(final, name)) for name in report.UNCERTAINTIES)
+    predictions = report.predictions_of(final, test.labels)
+    if apart:
+        np.savez_compressed(folder / report.HELD_OUT, **apart)  # type: ignore[arg-type]
     np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
     results = report.results(folder.name, config, summary, result.rounds, predictions, test, clients)
     figures = bfl.plots.run_figures(results)

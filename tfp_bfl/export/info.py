@@ -35,6 +35,8 @@ class Info(NamedTuple):
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
         run that was revised clients, those whose part of it the model holds; of a client's own model client, its
         number, and client_in_training; and metrics_on, the split that the metrics are of.
+      calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
+        abstains, with what it keeps), sets (with which coverage, from which probability on).
       model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
     """
 
@@ -42,6 +44,7 @@ class Info(NamedTuple):
     configuration: Optional[Mapping[str, Any]] = None
     metrics: Optional[Mapping[str, Any]] = None
     data: Optional[Mapping[str, Any]] = None
+    calibration: Optional[Mapping[str, Any]] = None
     model: Optional[Mapping[str, Any]] = None
 
 
@@ -86,6 +89,53 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
             "zero of each column that the model takes."
         )
     return [(name, float(mean), float(stddev)) for name, mean, stddev in columns]
+
+
+class Calibration(NamedTuple):
+    """`Info.calibration`.
+
+    Fields:
+      number: of held-out examples.
+      temperature: of the probabilities (`evaluation.at_temperature`).
+      by: "entropy", of the probabilities at that temperature, or "epistemic".
+      limit: above which the model abstains.
+      coverage: the share of held-out examples below it.
+      accuracy: of those.
+      at_least: the accuracy that was asked for; None where a coverage was.
+      confidence: in that accuracy.
+      set_coverage: with which probability a prediction set holds the label.
+      set_limit: the least probability of a class in it (`evaluation.prediction_sets`).
+    """
+
+    number: int
+    temperature: float
+    by: str
+    limit: float
+    coverage: float
+    accuracy: float
+    at_least: Optional[float]
+    confidence: float
+    set_coverage: float
+    set_limit: float
+
+
+def calibration_of(info: Info) -> Optional[Calibration]:
+    """What `tfp-bfl calibrate` found; None for a model that was not calibrated.
+
+    Raises:
+      InvalidArgument: `info.calibration` is of another form.
+    """
+    if info.calibration is None:
+        return None
+    found = info.calibration
+    numbers = {name: x for name, x in found.items() if name != "by" and not (name == "at_least" and x is None)}
+    well = set(found) == set(Calibration._fields) and found["by"] in ("entropy", "epistemic")
+    if not well or not all(_is_number(x) and math.isfinite(x) for x in numbers.values()) or found["temperature"] <= 0:
+        raise InvalidArgument(
+            f"calibration of info is {shown(found)}, but must be what `tfp-bfl calibrate` finds: "
+            f"{', '.join(Calibration._fields)}."
+        )
+    return Calibration(**found)
 
 
 def merged(new: Optional[Info], old: Info) -> Info:
@@ -154,6 +204,7 @@ def from_json(content: bytes) -> Info:
         facts = dict(info.model or {})
         valid = {name: type(x) for name, x in facts.items()} == _FACTS
         columns_of(info)
+        calibration_of(info)
         valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))
     except (InvalidArgument, RecursionError, TypeError, ValueError):
         valid = False

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from tfp_bfl.export.info import Info, columns_of
+from tfp_bfl.export.info import Info, calibration_of, columns_of
 
 NAME = "model_card.md"
 # What Markdown makes links, pictures, code, headings, lists, tables or emphasis of.
@@ -30,6 +30,10 @@ below is also in `assets/info.json`, for programs.
 ## Metrics
 
 {metrics}
+
+## Calibration
+
+{calibration}
 
 ## Classes
 
@@ -89,6 +93,7 @@ def card(info: Info) -> str:
         + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
         configuration=_table(info.configuration, "option"),
         metrics=_measured_on(data) + _table(info.metrics, "metric"),
+        calibration=_calibration(info),
         class_names=_list(info.class_names),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
@@ -100,6 +105,25 @@ def card(info: Info) -> str:
             else "floats, as trained on"
         ),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
+    )
+
+
+def _calibration(info: Info) -> str:
+    found = calibration_of(info)
+    if found is None:
+        return "None: no limit was chosen on held-out examples (`tfp-bfl calibrate`)."
+    sure = (
+        ""
+        if found.at_least is None
+        else (f", and on new ones like them at least {found.at_least:g} with confidence {found.confidence:g}")
+    )
+    return (
+        f"By {found.number:,} held-out examples, on which nobody trained. `tfp-bfl predict` goes by it.\n\n"
+        f"- Temperature {found.temperature:.3g}: probabilities are softmax(log p / T).\n"
+        f"- Abstain where the {found.by} is above {found.limit:.4g}: {found.coverage:.1%} of the held-out examples are "
+        f"below, and {found.accuracy:.4f} of those are right{sure}.\n"
+        f"- The classes of probability {found.set_limit:.4g} or more, and the likeliest, hold the label of at least "
+        f"{found.set_coverage:.0%} of examples like those."
     )
 
 

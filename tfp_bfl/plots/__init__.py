@@ -15,7 +15,7 @@ from tfp_bfl.plots.normality import normality_histograms
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.report import write_report
 from tfp_bfl.plots.results import RunResults, run_figures
-from tfp_bfl.plots.retention import retention_comparison, retention_curves
+from tfp_bfl.plots.retention import retention_comparison, retention_curves, risk_coverage
 
 __all__ = [
     "RunResults",
@@ -30,6 +30,7 @@ __all__ = [
     "reliability_diagram",
     "retention_comparison",
     "retention_curves",
+    "risk_coverage",
     "run_figures",
     "uncertain_examples",
     "uncertainty_density",

@@ -1,12 +1,13 @@
 """Whether an uncertainty finds the mistakes, as a picture."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.limits import RiskCoverage, area_under_risk_coverage
 from tfp_bfl.evaluation.metrics import accuracy
 from tfp_bfl.evaluation.retention import area_under_retention_curve, retention_curve
 from tfp_bfl.plots import style
@@ -68,3 +69,27 @@ def _finish(figure: Figure, axes: Axes, by: str = "") -> None:
     axes.margins(y=0.08)
     style.tidy(axes, "Accuracy on the examples kept", x=f"surest examples kept{by}, in %", y="accuracy")
     style.figure_legend(figure, axes)
+
+
+def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: Optional[float] = None) -> Figure:
+    """Draws the share of mistakes among the examples kept against how many those are, and below it the limit for that.
+
+    Args:
+      curve: what `tfp_bfl.evaluation.risk_coverage` gave.
+      uncertainty: what orders the examples, for the axis.
+      limit: one that was chosen, such as `abstention_limit` gives; it is marked.
+    """
+    figure = style.new_figure(height=5.6)
+    risk, limits = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    name, area = style.plain(uncertainty, 20), area_under_risk_coverage(curve)
+    risk.plot(100 * curve.coverage, 100 * curve.risk, label=f"mistakes (AURC {area:.4f})", linewidth=2, **style.line(0))
+    limits.plot(100 * curve.coverage, curve.limit, linewidth=2, **style.line(0))
+    if limit is not None:
+        at = 100 * float(max(curve.coverage[curve.limit <= limit], default=0.0))
+        for axes in (risk, limits):
+            axes.axvline(at, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"limit {limit:.3g}")
+    risk.set_xlim(0, 100)
+    style.tidy(risk, "Mistakes among the examples kept", x="", y="mistakes, in %")
+    style.tidy(limits, "", x=f"examples kept by {name}, in %", y="limit")
+    style.figure_legend(figure, risk)
+    return figure

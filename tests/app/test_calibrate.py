@@ -1,0 +1,170 @@
+"""A limit from held-out examples: what `tfp-bfl calibrate` finds, writes and promises, and `predict` then goes by."""
+
+import contextlib
+import csv
+import io
+
+import numpy as np
+import pytest
+
+import tfp_bfl as bfl
+from tfp_bfl.app import build
+from tfp_bfl.app.calibrate import calibrate, entropy
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import make_config
+from tfp_bfl.app.report import HELD_OUT
+from tfp_bfl.errors import InvalidArgument
+
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
+TRAINING = ["--rounds", "20", "--local-epochs", "2", "--num-samples", "5", "--engine", "local", "--model", "mlp"]
+HOLD_OUT = ["--hold-out", "0.3"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    assert run_command_line(["run", *TRAINING, *HOLD_OUT, "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibrated(run):
+    path = run.parent / "model"
+    figure = run.parent / "limit.png"
+    asked = ["--accuracy", "0.8", "--sets", "0.95", "--figure", str(figure)]
+    assert run_command_line(["calibrate", str(run), str(path), *asked]) == 0
+    assert figure.stat().st_size > 5000
+    return path
+
+
+def held_out(run):
+    with np.load(run / HELD_OUT) as arrays:
+        return dict(arrays)
+
+
+def test_what_is_held_out_is_in_nobodys_training(run):
+    config = make_config(run / "config.yaml", {})
+    data = build.load(config)
+    found = build.shares(config, data.train)
+    apart = found.calibration.indices[0]
+    assert len(apart) == round(0.3 * data.train.num_examples) == len(held_out(run)["labels"])
+    assert not np.isin(apart, np.concatenate(found.clients.indices)).any()
+    np.testing.assert_array_equal(held_out(run)["labels"], data.train.labels[apart])
+
+
+def test_shares_are_all_of_the_whole():
+    config = make_config(None, {"hold_out": 0.2, "pretrain_share": 0.3, "partition": "iid", "algorithm": "fed_be"})
+    train = bfl.data.load("digits")
+    found = build.shares(config, train)
+    sizes = [part.sizes.sum() for part in (found.calibration, found.clients)]
+    sizes += [found.server.sizes.sum() + found.held_out.sizes.sum(), len(found.unlabelled)]
+    np.testing.assert_allclose(np.array(sizes) / train.num_examples, [0.2, 0.4, 0.3, 0.1], atol=2e-3)
+
+
+def test_the_model_says_what_was_found(run, calibrated):
+    found = bfl.export.calibration_of(bfl.export.read_info(calibrated))
+    held = held_out(run)
+    assert found.number == len(held["labels"]) and found.by == "entropy" and found.at_least == 0.8
+    probabilities = bfl.evaluation.at_temperature(held["probabilities"], found.temperature)
+    right = probabilities.argmax(-1) == held["labels"]
+    below = entropy(probabilities) <= found.limit
+    # On all held-out examples, of which half chose the limit.
+    assert right[below].mean() > 0.8 and abs(below.mean() - found.coverage) < 0.1
+    card = (calibrated / "model_card.md").read_text()
+    assert f"Temperature {found.temperature:.3g}" in card and "at least 0.8 with confidence 0.9" in card
+    assert "None: no limit was chosen" in (run / "saved_model" / "model_card.md").read_text()
+    # The weights are those of the run.
+    loaded = [bfl.export.load(path) for path in (calibrated, run / "saved_model")]
+    pixels = bfl.data.load("digits", split="test").features[:50]
+    for name in ("probabilities", "entropy"):
+        np.testing.assert_array_equal(*(model.predict(pixels)[name] for model in loaded))
+
+
+@pytest.mark.parametrize("limit", [None, 0.01])
+def test_predict_goes_by_it(run, calibrated, tmp_path, capsys, limit):
+    test = bfl.data.load("digits", split="test")
+    np.savez(tmp_path / "some.npz", test.features[:100])
+    asked = [] if limit is None else ["--max-uncertainty", str(limit)]
+    command = ["predict", str(calibrated), str(tmp_path / "some.npz"), "--format", "csv", *asked]
+    assert run_command_line(command) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    found = bfl.export.calibration_of(bfl.export.read_info(calibrated))
+    plain = bfl.export.load(run / "saved_model")
+    probabilities = bfl.evaluation.at_temperature(
+        plain.predict(test.features[:100])["probabilities"], found.temperature
+    )
+    wanted = entropy(probabilities)
+    np.testing.assert_allclose([float(row["entropy"]) for row in rows], wanted, rtol=1e-5)
+    np.testing.assert_allclose([float(row["confidence"]) for row in rows], probabilities.max(-1), rtol=1e-5)
+    assert [row["abstain"] == "True" for row in rows] == (wanted > (found.limit if limit is None else limit)).tolist()
+    sets = bfl.evaluation.prediction_sets(probabilities, found.set_limit)
+    assert [len(row["set"].split("|")) for row in rows] == sets.sum(-1).tolist()
+    holds = [str(label) in row["set"].split("|") for label, row in zip(test.labels, rows)]
+    assert np.mean(holds) > 0.85
+
+
+def test_by_the_epistemic_part_and_a_coverage(run, tmp_path):
+    found = calibrate(run, tmp_path / "model", coverage=0.5, by="epistemic")
+    assert 0.5 <= found.coverage < 0.51 and found.at_least is None
+    assert np.median(held_out(run)["epistemic"]) == pytest.approx(found.limit, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accuracy": 0.9999}, "No limit on the uncertainty keeps examples of accuracy 0.9999"),
+        ({"accuracy": 0.9, "coverage": 0.5}, "and not both"),
+        ({"by": "aleatoric"}, "by is 'aleatoric', but must be one of entropy, epistemic"),
+        ({"accuracy": 0.6, "set_coverage": 0.9999}, "held-out examples, and here are"),
+        ({"accuracy": 0.6, "confidence": 1.5}, "confidence is 1.5"),
+    ],
+)
+def test_what_can_not_be_had_is_one_sentence_and_nothing_written(run, tmp_path, options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        calibrate(run, tmp_path / "model", **options)
+    assert not (tmp_path / "model").exists()
+
+
+def test_bad_commands(run, calibrated, tmp_path, capsys):
+    assert run_command_line(["calibrate", str(run), str(calibrated)]) == 2
+    assert "exists already: choose another name" in capsys.readouterr().err
+    (run / HELD_OUT).rename(run / "elsewhere.npz")
+    try:
+        assert run_command_line(["calibrate", str(run), str(tmp_path / "model")]) == 2
+        assert "held nothing out" in capsys.readouterr().err
+    finally:
+        (run / "elsewhere.npz").rename(run / HELD_OUT)
+
+
+def test_a_calibration_of_another_form_is_refused(calibrated, tmp_path):
+    info = bfl.export.read_info(calibrated)
+    for change in ({"limit": float("nan")}, {"by": "x"}, {"temperature": 0}, {"more": 1}):
+        with pytest.raises(InvalidArgument):
+            bfl.export.save(calibrated, tmp_path / "model", info._replace(calibration={**info.calibration, **change}))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.statistical
+@pytest.mark.deep(after="tests/app/test_calibrate.py")
+@pytest.mark.parametrize("partition", ["iid", "dirichlet:0.1"])
+def test_sets_and_limits_hold_on_new_examples_whoever_has_the_data(tmp_path, partition):
+    """Over 60 divisions of the test set in held-out and new: means within 5 standard errors (error rate 6e-7)."""
+    folder = tmp_path / "run"
+    assert run_command_line(["run", *TRAINING, "--partition", partition, "--output", str(folder)]) == 0
+    with np.load(folder / "predictions.npz") as arrays:
+        probabilities, labels = arrays["probabilities"], arrays["labels"]
+    covered, kept, right = [], [], probabilities.argmax(-1) == labels
+    for seed in range(60):
+        order = np.random.default_rng(seed).permutation(len(labels))
+        first, new = order[:150], order[150:]
+        limit = bfl.evaluation.conformal_limit(probabilities[first], labels[first], 0.9)
+        covered.append(np.mean(np.take_along_axis(probabilities[new], labels[new, None], -1) >= limit))
+        u = entropy(probabilities)
+        given = probabilities[first], labels[first], u[first]
+        wanted = right.mean() - 0.05
+        with contextlib.suppress(InvalidArgument):  # Of some divisions the held-out half is too bad.
+            safe = bfl.evaluation.abstention_limit(*given, accuracy=wanted).limit
+            kept.append(right[new][u[new] <= safe].mean() >= wanted)
+    assert np.mean(covered) > 0.9 - 5 * np.std(covered) / 60**0.5
+    assert len(kept) > 30 and np.mean(kept) > 0.7
