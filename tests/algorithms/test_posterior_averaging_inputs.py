@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, clients, federated, models, rules, servers
-from tfp_bfl.data import Clients, Source
+from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 
 from .method import CLIENTS, SOURCE
@@ -123,7 +124,7 @@ def test_where_clients_stay_away_the_adaptive_bandwidth_falls_back_and_is_counte
     """Of eight clients five are faulty: Scott's bandwidth for every weight on which the other three differ."""
     features = SOURCE.features.copy()
     features[[EIGHT.indices[k][0] for k in range(5)]] = np.nan
-    spoiled = Clients(Source(SOURCE.name, SOURCE.split, features, SOURCE.labels, SOURCE.class_names), EIGHT.indices)
+    spoiled = Clients(spoilt(SOURCE, features), EIGHT.indices)
     for data, fallbacks in ((spoiled, True), (EIGHT, False)):
         row = federated.simulate(adaptive(), data, 1, runtime=runtime).rounds[0]
         assert row["num_fallbacks"] == (NUM_WEIGHTS - row["num_zero_spread"] if fallbacks else 0)

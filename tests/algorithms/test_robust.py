@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, models, rules, weighting
-from tfp_bfl.data import Clients, Source
+from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 
 from .method import CLIENTS, SEED, SOURCE, mlp
@@ -38,7 +39,7 @@ def spoil(*clients):
     features = SOURCE.features.copy()
     for client in clients:
         features[CLIENTS.indices[client][0]] = np.nan
-    return Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+    return Clients(spoilt(SOURCE, features), CLIENTS.indices)
 
 
 @pytest.mark.deep(after="tests/algorithms/test_pairs.py")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, models, rules, weighting
-from tfp_bfl.data import Clients, Source
+from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import stack
 
@@ -59,7 +60,7 @@ def test_round_is_client_work_the_weights_and_the_rule(rule, name):
 def test_a_faulty_client_is_left_out(rule, name):
     features = SOURCE.features.copy()
     features[CLIENTS.indices[1][0]] = np.nan
-    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+    spoiled = Clients(spoilt(SOURCE, features), CLIENTS.indices)
     process = build(rule, name)
     output = process.next(process.initialize(), spoiled.shards(range(3), 2))
     assert output.metrics["num_faulty"] == 1
@@ -71,7 +72,7 @@ def test_a_faulty_client_is_left_out(rule, name):
 @pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
 def test_all_clients_faulty_changes_nothing(name):
     features = np.full_like(SOURCE.features, np.nan)
-    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), CLIENTS.indices)
+    spoiled = Clients(spoilt(SOURCE, features), CLIENTS.indices)
     process = build("conflation", name)
     state = process.initialize()
     output = process.next(state, spoiled.shards(range(3), 2))

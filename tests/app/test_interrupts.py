@@ -40,6 +40,7 @@ def interrupted(program, **options):
     """(status, what it wrote to stderr, seconds) of a program that is interrupted once it has said a line."""
     with start(program, **options) as process:
         process.stdout.readline()
+        time.sleep(0.5)  # Until it is in what it said that it begins.
         process.send_signal(signal.SIGINT)
         sent = time.monotonic()
         _, error = process.communicate(timeout=100)

@@ -27,6 +27,12 @@ def test_what_is_right_stays_the_same_array(features):
     assert made(features).features is features
 
 
+def test_what_is_read_on_demand_is_not_read(tmp_path):
+    np.save(tmp_path / "rows.npy", TABLE * np.nan)
+    rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    assert made(rows).features is rows
+
+
 def test_bytes_get_a_channel_axis():
     np.testing.assert_array_equal(made(IMAGES[..., 0]).features, IMAGES)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.federated.toys import spoilt
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import ClientExamples, Clients, Source, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, InvalidArgument
@@ -153,7 +154,7 @@ def test_the_run_stops_where_nobody_is_ever_sound(runtime, tmp_path, options, at
     clients, process = first(3), build(raising=(), bad=())
     federated.simulate(process, clients, 3, runtime=runtime, checkpoint_dir=tmp_path, checkpoint_every=2, **options)
     features = np.full_like(FEATURES, np.nan)
-    spoiled = Clients(Source("made", "train", features, SOURCE.labels, SOURCE.class_names), clients.indices)
+    spoiled = Clients(spoilt(SOURCE, features), clients.indices)
     with pytest.raises(Error, match=f"Nothing was learnt in round 4, in {attempts} attempts: every client was faulty"):
         federated.simulate(process, spoiled, 5, runtime=runtime, checkpoint_dir=tmp_path, **options)
     assert (tmp_path / "round_3.sha256").exists() and not (tmp_path / "round_4.sha256").exists()

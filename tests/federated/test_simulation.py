@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, Source, cohort, load
 from tfp_bfl.errors import InvalidArgument
@@ -39,7 +40,7 @@ def with_nan(*spoiled):
     features = SOURCE.features.copy()
     for k in spoiled:
         features[INDICES[k][0], 3] = np.nan
-    return Clients(Source(SOURCE.name, SOURCE.split, features, SOURCE.labels, SOURCE.class_names), INDICES)
+    return Clients(spoilt(SOURCE, features), INDICES)
 
 
 def without_times(rows):

@@ -1,5 +1,6 @@
 """Small processes without training, whose rounds can be computed by hand: a vector of two weights, a mean a client."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -18,6 +19,13 @@ LABELS = np.tile(np.array([0, 1, 0], np.int32), NUM_CLIENTS)
 SOURCE = Source("made", "train", FEATURES, LABELS, ("no", "yes"))
 CLIENTS = Clients(SOURCE, [np.arange(3 * k, 3 * k + 3) for k in range(NUM_CLIENTS)])
 UNEQUAL = Clients(SOURCE, [np.arange(0, 2), np.arange(2, 6), np.arange(6, 7), np.arange(7, 12)])
+
+
+def spoilt(source, features):
+    """The source with features that none would take, as if they had been spoilt since."""
+    found = dataclasses.replace(source)
+    object.__setattr__(found, "features", features)
+    return found
 
 
 def model_fn():

@@ -16,11 +16,15 @@ def checked_features(features: Any) -> np.ndarray:
     """Features as a `Source` holds them: [N, ...].
 
     float16, float64 and bool become float32; bytes without a channel axis [N, height, width] get one; floating-point
-    images that hold whole numbers from 0 to 255 become bytes.
+    images that hold whole numbers from 0 to 255 become bytes. What is read on demand, such as a `np.memmap`, stays as
+    it is.
 
     Raises:
       InvalidArgument: they are no numbers, not finite, of one dimension, or images of floats outside 0 to 1.
     """
+    on_demand = not hasattr(features, "numpy") and all(hasattr(features, x) for x in ("shape", "dtype", "__getitem__"))
+    if isinstance(features, np.memmap) or (on_demand and not isinstance(features, np.ndarray)):
+        return features
     array = np.asarray(features)
     if array.dtype.kind not in "biuf":
         raise InvalidArgument(
