@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         servers,
         weighting,
     )
+    from tfp_bfl.app.program import run
     from tfp_bfl.federated import simulate
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "plots",
     "posterior",
     "rules",
+    "run",
     "servers",
     "simulate",
     "weighting",
@@ -81,6 +83,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "simulate":
         return importlib.import_module("tfp_bfl.federated").simulate
+    if name == "run":
+        return importlib.import_module("tfp_bfl.app.program").run
     if name == "__version__":
         return metadata.version("tfp_bfl")
     if name in __all__:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_bfl import models
+from tfp_bfl import algorithms, models
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout, sampling
 from tfp_bfl.posterior import LowRank, MeanField, Samples, kl_divergence
@@ -279,3 +279,19 @@ def test_layers_that_training_would_not_do_justice_are_refused(layer, message):
 )
 def test_the_library_s_own_models_pass(builder, kind):
     assert models.check_layers(models.MODELS[builder](kind=kind)) is None
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [tf.keras.layers.Dense(2, "softmax", name="last")],
+        [tf.keras.layers.Dense(2), tf.keras.layers.Softmax(name="last")],
+        [tf.keras.layers.Dense(2), tf.keras.layers.Activation("softmax", name="last")],
+        [tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, "softmax", name="last")])],
+    ],
+)
+def test_probabilities_in_the_place_of_logits_are_noticed(last):
+    model = tf.keras.Sequential([tf.keras.Input((3,)), *last])
+    with pytest.raises(InvalidArgument, match="The last layer, 'last', gives probabilities, but must give logits"):
+        algorithms.fed_opt(model)
+    models.check_logits(tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2, "relu")]))

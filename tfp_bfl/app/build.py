@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.algorithms.variational import AS_PUBLISHED
+from tfp_bfl.app import own_model
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.fields import Options
 from tfp_bfl.app.options import Variational, serves
@@ -19,24 +20,23 @@ from tfp_bfl.errors import InvalidArgument
 VALIDATION_SHARE = 0.2
 BATCH_NORM_EXAMPLES = 500
 _PATHS = ("data_dir", "test_data")
+_OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
 
 
-def model_fn(config: RunConfig, source: bfl.data.Source) -> Callable[[], tf.keras.Model]:
-    """Builds the Keras model of a configuration for the examples of `source`."""
+def model_fn(config: RunConfig, source: bfl.data.Source, function: Any = None) -> Callable[[], tf.keras.Model]:
+    """Builds the Keras model of a configuration for the examples of `source`; `function`, if given, in its place."""
+    common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
+    if function is not None or own_model.names_code(config.model):
+        return own_model.model_fn(function or own_model.load(config.model), source, common)
     options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
     if config.variational_layers is not None:
         options["variational_layers"] = config.variational_layers.split(",")
     return lambda: bfl.models.MODELS[config.model](
-        kind=config.kind,
         input_shape=source.element_shape,
         num_classes=source.num_classes,
-        prior_stddev=config.prior_stddev,
-        initial_stddev=config.initial_stddev,
-        min_stddev=config.min_stddev,
-        dropout_rate=config.dropout_rate,
         parametrization=config.parametrization,
         precision=config.precision,
-        seed=config.seed,
+        **common,
         **options,
     )
 
@@ -129,9 +129,10 @@ def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -
 
 def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, Any]) -> bfl.export.Info:
     """What travels with the exported model of a run; paths of this machine stay here."""
+    names = {"dataset": train.name, "model": config.model_name}
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names],
-        configuration={**{name: x for name, x in config.told().items() if name not in _PATHS}, "dataset": train.name},
+        configuration={**{name: x for name, x in config.told().items() if name not in _PATHS}, **names},
         metrics=metrics,
         data={
             "dataset": train.name,
@@ -144,21 +145,24 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
     )
 
 
-def process(config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any]) -> bfl.federated.BayesianProcess:
+def process(
+    config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any], function: Any = None
+) -> bfl.federated.BayesianProcess:
     """The federated process of a configuration.
 
     Args:
       config: of the run.
       source: one example or more of the training data.
       unlabelled: gives those of `Shares`, if they are asked for.
+      function: builds the model in the place of the configuration's; None for that.
 
     Raises:
       InvalidArgument: its options don't fit the data or each other.
     """
-    return _recipe(config.own_options(), config, source, unlabelled)
+    return _recipe(config.own_options(), config, source, unlabelled, function)
 
 
-def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.BayesianProcess:
+def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None) -> bfl.federated.BayesianProcess:
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
     own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":
@@ -166,12 +170,16 @@ def pretraining(config: RunConfig, source: bfl.data.Source) -> bfl.federated.Bay
         if config.update_prior:  # What the clients then start from is found as they go on.
             own.update({name: own[name] or published for name, published in AS_PUBLISHED.items()})
     alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
-    return _recipe(alone, config, source)
+    return _recipe(alone, config, source, function=function)
 
 
 def _recipe(
-    options: Options, config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any] = lambda: None
+    options: Options,
+    config: RunConfig,
+    source: bfl.data.Source,
+    unlabelled: Callable[[], Any] = lambda: None,
+    function: Any = None,
 ) -> bfl.federated.BayesianProcess:
     recipe = getattr(bfl.algorithms, options.recipe)
     arguments = options.arguments(config, unlabelled)
-    return recipe(model_fn(config, source), element_spec=source.element_spec, **arguments)
+    return recipe(model_fn(config, source, function), element_spec=source.element_spec, **arguments)

@@ -181,7 +181,7 @@ def run(config_file: Optional[str], resumed: Optional[str], progress: Optional[s
     if progress is not None:
         choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
-    if resumed and (config_file or given):
+    if resumed and (config_file or set(given) - {"model"}):
         other = "config" if config_file else next(iter(given)).replace("_", "-")
         raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
     config = None if resumed else make_config(config_file, given)
@@ -190,7 +190,7 @@ def run(config_file: Optional[str], resumed: Optional[str], progress: Optional[s
 
     console = Console(stderr=True)
     shown: dict[str, Any] = {"console": console, "progress": progress}
-    folder = execute(config, **shown) if config else resume(str(resumed), **shown)
+    folder = execute(config, **shown) if config else resume(str(resumed), model=given.get("model"), **shown)
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(
         f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}  "

@@ -11,6 +11,7 @@ import yaml
 from tfp_bfl.app import choices
 from tfp_bfl.app.fields import Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
 from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, canonical, in_words, serves, takers
+from tfp_bfl.app.own_model import check_trust, names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -36,7 +37,9 @@ class _Run(pydantic.BaseModel):
     test_data: Optional[str] = option(
         None, "File or folder with the test set of one's own data; a fifth of them if not given."
     )
-    model: str = option("lenet", "lenet, resnet20, mlp or conv_net.", names=choices.MODELS)
+    model: str = option(
+        "lenet", "lenet, resnet20, mlp or conv_net; or FILE.py:FUNCTION, whose code is run.", names=choices.MODELS
+    )
     kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
     partition: str = option(
         "dirichlet:0.5",
@@ -135,7 +138,7 @@ class RunConfig(AllOptions, _Run):
                 raise InvalidArgument(
                     f"{name} is an option of {in_words(takers(name))}, and this is {self.algorithm}: leave it out."
                 )
-            if names and value is not None:
+            if names and value is not None and not (name == "model" and names_code(value)):
                 names.check(value)
         if self.width is not None and self.model != "conv_net":
             raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
@@ -168,6 +171,11 @@ class RunConfig(AllOptions, _Run):
         from tfp_bfl import data
 
         return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called: of one's own the name of the file without its suffix."""
+        return pathlib.Path(self.model).stem if names_code(self.model) else self.model
 
     def own_options(self) -> Options:
         """Those of this algorithm."""
@@ -212,13 +220,21 @@ def _must_be(error: Any) -> str:
     return form.format(**error.get("ctx", {}))
 
 
-def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any]) -> RunConfig:
+def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
     """A configuration from a YAML file, if one is given, and options, which win.
+
+    Args:
+      file: of the configuration.
+      options: by name.
+      runs_code: whether the run's code may be run for it; False for whoever only reads what a run was.
 
     Raises:
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
-    values = {**(read_yaml(file) if file is not None else {}), **options}
+    told = read_yaml(file) if file is not None else {}
+    if runs_code and "model" not in options:
+        check_trust(told.get("model"), file)
+    values = {**told, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
     for name in values:
         if name not in RunConfig.model_fields:

@@ -87,7 +87,7 @@ def write(
 
 def title(config: RunConfig) -> str:
     """What a run is called where it stands alone."""
-    return f"{config.kind} {config.model} on {config.data_name}, {config.clients} clients, {method(config)}"
+    return f"{config.kind} {config.model_name} on {config.data_name}, {config.clients} clients, {method(config)}"
 
 
 def method(config: RunConfig) -> str:
@@ -141,7 +141,7 @@ def _read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
             raise InvalidArgument(
                 f"{files.name(folder)} has no {part}, of which a report is made: name a folder that tfp-bfl run wrote."
             )
-    config = make_config(folder / "config.yaml", {})
+    config = make_config(folder / "config.yaml", {}, runs_code=False)
     (summary,) = _read_json(folder / "summary.json", "summary", _MOST_SUMMARY_BYTES)
     # Older runs called it as the rounds call that of the training.
     return config, {"test_nll" if name == "nll" else name: value for name, value in summary.items()}

@@ -44,6 +44,7 @@ def execute(
     *,
     console: Optional[Console] = None,
     progress: Optional[str] = None,
+    function: Any = None,
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
 
@@ -58,6 +59,7 @@ def execute(
       output: the folder; None for the configuration's, and if that has none, a new one under runs/.
       console: where progress is shown; None for nowhere.
       progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
+      function: builds the model in the place of the configuration's; None for that.
 
     Raises:
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
@@ -65,11 +67,16 @@ def execute(
     """
     folder = _free_folder(config, output)
     with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
-        return _run(config, folder, tell)
+        return _run(config, folder, tell, function)
 
 
 def resume(
-    folder: Union[str, pathlib.Path], *, console: Optional[Console] = None, progress: Optional[str] = None
+    folder: Union[str, pathlib.Path],
+    *,
+    console: Optional[Console] = None,
+    progress: Optional[str] = None,
+    model: Optional[str] = None,
+    function: Any = None,
 ) -> pathlib.Path:
     """Goes on with a run that broke off, from its last checkpoint, and returns its folder.
 
@@ -79,6 +86,8 @@ def resume(
       folder: of the run.
       console: as in `execute`.
       progress: as in `execute`.
+      model: FILE.py:FUNCTION of the run, named again, as its code is run; None for a run of a model of this library.
+      function: of a run whose model was given as one.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
@@ -89,14 +98,14 @@ def resume(
         raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
-    config = make_config(folder / "config.yaml", {})
+    config = make_config(folder / "config.yaml", {"model": model} if model else {})
     with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
-        return _run(config, folder, tell)
+        return _run(config, folder, tell, function)
 
 
-def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Path:
+def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any) -> pathlib.Path:
     started = time.perf_counter()
-    tell.phase(f"reading {config.data_name} and building {config.model}", lazily=True)
+    tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
@@ -106,7 +115,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Pat
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
-        process = build.process(config, sample, lambda: read.result()[2].unlabelled)
+        process = build.process(config, sample, lambda: read.result()[2].unlabelled, function)
         train, test, (clients, server, held_out, _, calibration) = read.result()
     bfl.federated.check_clients(process, clients)
     if config.kind != "deterministic":
@@ -122,7 +131,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter) -> pathlib.Pat
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
-            pretrained = _pretrain(config, sample, server, held_out, engine=engine, runtime=runtime)
+            pretrained = _pretrain(config, sample, server, held_out, function, engine=engine, runtime=runtime)
             words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
         tell.phase("tracing, and the first round", lazily=True)
@@ -250,16 +259,21 @@ def _owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
         if not there:
             file.write(config.record())
             file.flush()
-        elif there != config.record() and make_config(folder / "config.yaml", {}).record() != config.record():
+        elif there != config.record() and _record_in(folder) != config.record():
             raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
         yield
+
+
+def _record_in(folder: pathlib.Path) -> str:
+    """A run's record as this version writes it."""
+    return make_config(folder / "config.yaml", {}, runs_code=False).record()
 
 
 def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.data_name}-{config.model}-{config.kind}-{report.method(config)}-{now}"
+        name = f"{config.data_name}-{config.model_name}-{config.kind}-{report.method(config)}-{now}"
         output = pathlib.Path("runs") / name.replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
@@ -270,11 +284,16 @@ def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> p
 
 
 def _pretrain(
-    config: RunConfig, sample: bfl.data.Source, server: bfl.data.Clients, held_out: bfl.data.Clients, **engine: Any
+    config: RunConfig,
+    sample: bfl.data.Source,
+    server: bfl.data.Clients,
+    held_out: bfl.data.Clients,
+    function: Any,
+    **engine: Any,
 ) -> bfl.federated.Pretrained:
     """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
-    process = build.pretraining(config, sample)
+    process = build.pretraining(config, sample, function)
     evaluate = bfl.evaluation.evaluator(features, labels, **_prediction(config))
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
 

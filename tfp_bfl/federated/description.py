@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -28,7 +29,8 @@ def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = (
     count = sum(v.shape.num_elements() for v in model.variables)
     return {
         "library": f"tfp_bfl {metadata.version('tfp_bfl')}",
-        "model": f"{model.name} with {count:,} numbers ({_digest(layers, variables)})",
+        # Keras numbers the models of a process that have no name of their own.
+        "model": f"{re.sub(r'_[0-9]+$', '', model.name)} with {count:,} numbers ({_digest(layers, variables)})",
         "rule": rule,
         **({"server state": f"{len(kept)} tensors ({_digest(specs)})"} if kept else {}),
     }

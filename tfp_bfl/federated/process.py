@@ -19,7 +19,7 @@ from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
-from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, get_weights, min_stddev
+from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, check_logits, get_weights, min_stddev
 
 
 class BayesianProcess:
@@ -220,6 +220,7 @@ def build_process(
     check_count(burn_in_rounds, "burn_in_rounds", 0)
     model = model_fn()
     check_layers(model)
+    check_logits(model)
     limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev(model), max_weight_ratio)
     round = make_round(
         tf.nest.map_structure(lambda x: x.numpy(), get_weights(model)),

@@ -31,7 +31,16 @@ from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, Pe
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
-from tfp_bfl.models.weights import ModelWeights, assign_weights, check_layers, get_weights, layout, min_stddev, prior
+from tfp_bfl.models.weights import (
+    ModelWeights,
+    assign_weights,
+    check_layers,
+    check_logits,
+    get_weights,
+    layout,
+    min_stddev,
+    prior,
+)
 
 MODELS: dict[str, Callable[..., tf.keras.Model]] = {
     builder.__name__: builder for builder in (lenet, resnet20, mlp, conv_net)
@@ -62,6 +71,7 @@ __all__ = [
     "by_part",
     "change_norm",
     "check_layers",
+    "check_logits",
     "coordinates",
     "density",
     "from_coordinates",

@@ -80,6 +80,22 @@ def check_layers(model: tf.keras.Model) -> None:
             )
 
 
+def check_logits(model: tf.keras.Model) -> None:
+    """Makes sure that a model gives logits, of which losses and predictions take the softmax themselves.
+
+    Raises:
+      InvalidArgument: its last layer is a softmax, or has one as its activation.
+    """
+    last: Any = model.layers[-1] if model.layers else None
+    while isinstance(last, tf.keras.Model) and last.layers:
+        last = last.layers[-1]
+    softmax = tf.keras.activations.softmax
+    if isinstance(last, tf.keras.layers.Softmax) or getattr(last, "activation", None) is softmax:
+        raise InvalidArgument(
+            f"The last layer, {last.name!r}, gives probabilities, but must give logits: leave its softmax out."
+        )
+
+
 def _holds_variational(layer: tf.keras.layers.Layer) -> bool:
     return any(getattr(part, "variational_weights", []) for part in layer._flatten_layers())
 

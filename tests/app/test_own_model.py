@@ -1,0 +1,152 @@
+"""Models of one's own in runs, from the command line and from Python; and code that a file alone can't have run."""
+
+import json
+
+import pytest
+import tensorflow as tf
+import yaml
+
+import tfp_bfl as bfl
+from tfp_bfl.app import own_model
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.errors import InvalidArgument
+
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
+CODE = """
+import tfp_bfl as bfl
+
+def build(input_shape, num_classes, prior_stddev, seed):
+    return bfl.models.mlp("flipout", input_shape, num_classes, hidden=(5,), prior_stddev=prior_stddev, seed=seed)
+
+def fixed():
+    return bfl.models.mlp("flipout", (7,), 2)
+
+def wrong():
+    return 3
+
+def broken(input_shape):
+    raise RuntimeError("of two\\nlines")
+
+TOUCHED = open(__file__ + ".touched", "w").close()
+"""
+OPTIONS = {
+    "dataset": "breast_cancer", "partition": "iid", "clients": 3, "rounds": 3, "local_epochs": 1, "num_samples": 3,
+    "engine": "local",
+}  # fmt: skip
+FLAGS = [part for name, value in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("code") / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(file):
+    folder = file.parent / "run"
+    assert run_command_line(["run", *FLAGS, "--model", f"{file}:build", "--output", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_trains_the_model_of_a_file(run):
+    info = bfl.export.read_info(run / "saved_model")
+    assert info.model["num_weights"] == 2 * (30 * 5 + 5 * 2) + 7
+    assert json.loads((run / "summary.json").read_text())["accuracy"] > 0.5
+    assert str(run.parent) not in json.dumps(info._asdict())
+
+
+def test_a_record_alone_runs_no_code(run, file, tmp_path, capsys):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    evil = tmp_path / "evil.py"
+    evil.write_text(CODE)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "model": f"{evil}:build"}))
+    for command in (["run", "--config", str(tmp_path / "config.yaml")], ["run", "--resume", str(tmp_path)]):
+        assert (
+            run_command_line([*command, *(["--output", str(tmp_path / "new")] if "--config" in command else [])]) == 2
+        )
+        error = capsys.readouterr().err
+        assert "which is run only where the command names it" in error and f"add --model {evil}:build." in error
+    assert not (tmp_path / "evil.py.touched").exists() and not (tmp_path / "new").exists()
+
+
+def test_a_record_and_the_model_named_again_repeat_the_run(run, file, tmp_path):
+    command = [
+        "run",
+        "--config",
+        str(run / "config.yaml"),
+        "--model",
+        f"{file}:build",
+        "--output",
+        str(tmp_path / "new"),
+    ]
+    assert run_command_line(command) == 0
+    scores = [json.loads((folder / "summary.json").read_text())["test_nll"] for folder in (run, tmp_path / "new")]
+    assert scores[0] == scores[1]
+
+
+def test_it_is_reported_without_its_code(run, tmp_path):
+    assert run_command_line(["report", str(run), "--output", str(tmp_path / "page.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.py:build", "There is no file gone.py with a model: give --model FILE.py:FUNCTION"),
+        ("{}:bild", "There is no function in .*mine.py 'bild': did you mean 'build'"),
+        ("{}:fixed", r"returns a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
+        ("{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
+        ("{}:broken", "The model function 'broken' fails: RuntimeError: of two lines"),
+    ],
+)
+def test_one_sentence_before_anything_is_written(file, tmp_path, capsys, name, message):
+    folder = tmp_path / "new"
+    assert run_command_line(["run", *FLAGS, "--model", name.format(file), "--output", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and not folder.exists()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(error)
+
+
+def test_code_that_fails(tmp_path):
+    (tmp_path / "bad.py").write_text("import nothing_of_this_name")
+    with pytest.raises(InvalidArgument, match=r"The code of .*bad.py fails: ModuleNotFoundError: No module named"):
+        own_model.load(f"{tmp_path / 'bad.py'}:build")
+
+
+def test_a_run_from_python_is_that_of_the_command_line(run, file, tmp_path):
+    named = bfl.run(tmp_path / "named", model=f"{file}:build", **OPTIONS)
+    built = []
+
+    def build(input_shape, num_classes, prior_stddev, seed):
+        built.append(input_shape)
+        return bfl.models.mlp("flipout", input_shape, num_classes, hidden=(5,), prior_stddev=prior_stddev, seed=seed)
+
+    given = bfl.run(tmp_path / "given", model=build, **OPTIONS)
+    wanted = json.loads((run / "summary.json").read_text())
+    assert built and named.summary["test_nll"] == given.summary["test_nll"] == wanted["test_nll"]
+    assert sorted(p.name for p in given.folder.iterdir()) == sorted(p.name for p in run.iterdir())
+    assert yaml.safe_load((given.folder / "config.yaml").read_text())["model"] == "given"
+
+
+def test_a_run_from_python_goes_on(tmp_path):
+    def build(input_shape, num_classes):
+        return tf.keras.Sequential(
+            [tf.keras.Input(input_shape), tf.keras.layers.Dense(num_classes, kernel_initializer="zeros")]
+        )
+
+    options = {**OPTIONS, "algorithm": "fedavg"}
+    whole = bfl.run(tmp_path / "whole", model=build, **options)
+    broken = bfl.run(tmp_path / "broken", model=build, **{**options, "rounds": 2})
+    (broken.folder / "summary.json").unlink()
+    config = yaml.safe_load((broken.folder / "config.yaml").read_text())
+    (broken.folder / "config.yaml").write_text(yaml.safe_dump({**config, "rounds": 3}, sort_keys=False))
+    with pytest.raises(InvalidArgument, match=r"was given in Python: use bfl\.run"):
+        bfl.run(resume=broken.folder)
+    assert bfl.run(resume=broken.folder, model=build).summary["test_nll"] == whole.summary["test_nll"]
+    with pytest.raises(InvalidArgument, match="leave all else out but its model"):
+        bfl.run(resume=broken.folder, rounds=4)
+    with pytest.raises(InvalidArgument, match="There is no option 'ruel'"):
+        bfl.run(tmp_path / "new", ruel="x")

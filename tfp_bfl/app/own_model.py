@@ -1,0 +1,92 @@
+"""Models of one's own in runs: a function of a Python file, named on the command line, or one given in Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import pathlib
+from typing import Any, Callable, Optional
+
+from tfp_bfl import data
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files import name as path_name
+
+# What stands for a function that was given in Python, of which a record can say no more.
+GIVEN = "given"
+
+
+def names_code(model: Any) -> bool:
+    """Whether a model's name is FILE.py:FUNCTION, or stands for a function that was given in Python."""
+    return isinstance(model, str) and (model == GIVEN or ".py:" in model)
+
+
+def load(model: str) -> Callable[..., Any]:
+    """The function that FILE.py:FUNCTION names; the file's code is run.
+
+    Raises:
+      InvalidArgument: there is no such file or function, or its code fails.
+    """
+    if model == GIVEN:
+        raise InvalidArgument("The model of this run was given in Python: use bfl.run(resume=..., model=...).")
+    path, _, name = model.rpartition(":")
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise InvalidArgument(f"There is no file {path_name(file)} with a model: give --model FILE.py:FUNCTION.")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InvalidArgument(f"The code of {path_name(file)} fails: {_line(error)}.") from error
+    functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
+    function: Callable[..., Any] = lookup(functions, name, f"function in {path_name(file)}")
+    return function
+
+
+def model_fn(function: Callable[..., Any], source: data.Source, options: dict[str, Any]) -> Callable[[], Any]:
+    """Builds a model by a user's function, which gets those of the options that it takes.
+
+    Args:
+      function: returns a Keras model that gives logits.
+      source: of the training data; its shape and number of classes are options besides.
+      options: others, such as kind and seed.
+
+    Raises:
+      InvalidArgument: it fails, or its model does not take these examples or tell these classes apart.
+    """
+    import tensorflow as tf
+
+    offered = {"input_shape": source.element_shape, "num_classes": source.num_classes, **options}
+    taken = inspect.signature(function).parameters
+    given = {name: x for name, x in offered.items() if name in taken}
+    what = f"The model function {getattr(function, '__name__', shown(function))!r}"
+    try:
+        model = function(**given)
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"{what} fails: {_line(error)}.") from error
+    if not isinstance(model, tf.keras.Model):
+        raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
+    shapes = tuple(model.input_shape[1:]), model.output_shape[-1]
+    if shapes != (source.element_shape, source.num_classes):
+        raise InvalidArgument(
+            f"{what} returns a model from {list(shapes[0])} to {shapes[1]} outputs, but {source.name} has examples "
+            f"of shape {list(source.element_shape)} and {source.num_classes} classes: let it take input_shape and "
+            "num_classes."
+        )
+    return lambda: function(**given)
+
+
+def check_trust(model: Optional[str], file: Any) -> None:
+    """Raises InvalidArgument where a configuration from a file would run code that the command does not name."""
+    if names_code(model) and model != GIVEN:
+        raise InvalidArgument(
+            f"The config {path_name(file)} names code, {shown(model)}, which is run only where the command names "
+            f"it: add --model {model}."
+        )
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(". ")
