@@ -99,7 +99,7 @@ def test_another_program_of_the_owner_can(worker, path):
         assert total(1.0, client_data(5)) == 20
 
 
-def test_what_the_caller_opened_is_gone_at_the_end():
+def test_what_the_caller_opened_is_gone_at_the_end(path):
     with local_workers() as runtime:
         (worker,) = runtime.workers
         processes = [worker.pid, *(child.pid for child in psutil.Process(worker.pid).children())]
