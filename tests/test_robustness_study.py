@@ -66,6 +66,7 @@ def test_the_control_has_the_honest_clients_alone():
 
 
 @pytest.mark.deep(after="tests/test_robustness_study.py")
+@pytest.mark.long
 def test_goes_on_where_it_was_and_writes_what_is_there(tmp_path, monkeypatch):
     ran = []
 

@@ -104,6 +104,7 @@ def test_batches_make_no_difference_where_gradients_differ_by_a_constant(options
 
 @more
 @pytest.mark.statistical
+@pytest.mark.long
 def test_a_memory_takes_the_compressors_noise_away():
     """Where heterogeneity is large: with a memory the variance comes near that of the control variate at the mode,
     0.152672 (its own memory moves, which costs some), and without it stays at 0.206107. Error rate: below 1e-6."""

@@ -72,6 +72,7 @@ def test_a_record_alone_runs_no_code(run, file, tmp_path, capsys):
     assert not (tmp_path / "evil.py.touched").exists() and not (tmp_path / "new").exists()
 
 
+@pytest.mark.deep(after="tests/app/test_own_model.py")
 def test_a_record_and_the_model_named_again_repeat_the_run(run, file, tmp_path):
     command = [
         "run",
@@ -116,6 +117,7 @@ def test_code_that_fails(tmp_path):
         own_model.load(f"{tmp_path / 'bad.py'}:build")
 
 
+@pytest.mark.deep(after="tests/app/test_own_model.py")
 def test_a_run_from_python_is_that_of_the_command_line(run, file, tmp_path):
     named = bfl.run(tmp_path / "named", model=f"{file}:build", **OPTIONS)
     built = []
@@ -131,6 +133,7 @@ def test_a_run_from_python_is_that_of_the_command_line(run, file, tmp_path):
     assert yaml.safe_load((given.folder / "config.yaml").read_text())["model"] == "given"
 
 
+@pytest.mark.deep(after="tests/app/test_own_model.py")
 def test_a_run_from_python_goes_on(tmp_path):
     def build(input_shape, num_classes):
         return tf.keras.Sequential(
