@@ -9,7 +9,13 @@ import pytest
 pytestmark = pytest.mark.deep(after="tests/docs/test_examples.py")
 
 # Minutes of chains.
-LONG = ("08_a_chain_across_hospitals",)
+LONG = (
+    "02_partition_and_look",
+    "04_six_rules",
+    "05_uncertainty",
+    "07_calibrate_hospitals",
+    "08_a_chain_across_hospitals",
+)
 DRAWING = ("bfl.plots.", "plt.subplots(")
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 

@@ -127,12 +127,12 @@ def found(name, seed):
     ("name", "distance", "rank"),
     [
         ("partitioned_vi", (0.0, 0.045), (0.8, 1.0)),
-        ("partitioned_vi, natural", (0.0, 0.045), (0.8, 1.0)),
+        pytest.param("partitioned_vi, natural", (0.0, 0.045), (0.8, 1.0), marks=pytest.mark.long),
         ("log-linear pool, KL / N", (0.07, 0.2), (0.4, 0.8)),
         pytest.param("log-linear pool, KL / N, natural", (0.0, 0.05), (0.8, 1.0), marks=pytest.mark.long),
-        ("log-linear pool, KL / N_k", (0.13, 0.35), (-1.0, 0.6)),
+        pytest.param("log-linear pool, KL / N_k", (0.13, 0.35), (-1.0, 0.6), marks=pytest.mark.long),
         pytest.param("log-linear pool, KL / N_k, by backprop", (0.13, 0.35), (-1.0, 0.6), marks=pytest.mark.long),
-        ("federated averaging", (0.12, 0.28), None),
+        pytest.param("federated averaging", (0.12, 0.28), None, marks=pytest.mark.long),
         ("one client with all data", (0.0, 0.045), (0.8, 1.0)),
     ],
 )

@@ -99,7 +99,9 @@ def rows(folder):
     return len([json.loads(line) for line in path.read_text().splitlines()]) if path.exists() else 0
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "phase", [pytest.param(x, marks=[pytest.mark.long] if x in ("evaluation", "report") else []) for x in PHASES]
+)
 @pytest.mark.deep(after="test_interrupts.py")
 def test_a_run_in_each_phase(tmp_path, phase):
     folder, number = tmp_path / "run", "100000" if phase in ("import", "tracing", "rounds") else "3"

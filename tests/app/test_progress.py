@@ -51,6 +51,17 @@ def test_a_line_for_each_phase_and_round_with_the_time_left(clock):
     ]
 
 
+def test_what_begins_is_announced_before_what_is_said_next_and_not_alone(clock):
+    tell, lines = made("lines")
+    tell.announce("a run of five rounds")
+    tell.phase("tracing", lazily=True)
+    assert lines() == []
+    clock.now += 5
+    tell.round(row(1))
+    tell.phase("predicting")
+    assert [line.split("  ")[0] for line in lines()] == ["a run of five rounds", "round 1/5", "predicting"]
+
+
 def test_fast_rounds_share_a_line_but_the_last_is_told(clock):
     tell, lines = made("lines", rounds=100)
     for number in range(1, 101):

@@ -303,5 +303,5 @@ def test_clients_join_and_leave():
 
 @pytest.mark.deep(after="tests/federated/test_model_based.py")
 def test_many_sequences():
-    check(40)
-    check(200, Membership)
+    check(20)
+    check(60, Membership)

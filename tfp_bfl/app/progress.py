@@ -47,6 +47,12 @@ class Reporter:
         self._is_told, self._number = True, 0
         self._ends: list[float] = []
         self._bar: Optional[Progress] = None
+        self._announcement = ""
+
+    def announce(self, words: str) -> None:
+        """Says what begins before whatever is said next: nothing where the run is refused until then."""
+        with self._lock:
+            self._announcement = words
 
     def phase(self, doing: str, lazily: bool = False) -> None:
         """Says what begins; lazily only once it has gone on for a while."""
@@ -80,6 +86,9 @@ class Reporter:
         return [f"{duration((self._rounds - self._number) * each)} left"]
 
     def _say(self, text: str, **event: Any) -> None:
+        announcement, self._announcement = self._announcement, ""
+        if announcement:
+            self._say(announcement, phase=announcement)
         self._told = time.monotonic()
         if self._form == "json":
             self._console.print(json.dumps(event), markup=False, highlight=False, soft_wrap=True)

@@ -127,7 +127,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any)
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = _prediction(config)
     with _owned(folder, config), _workers(engine) as runtime:
-        tell.phase(_in_words(config, clients, test, engine))
+        tell.announce(_in_words(config, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
