@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import shutil
 
 import numpy as np
 import pytest
@@ -67,6 +68,7 @@ def test_the_model_says_what_was_found(run, calibrated):
     held = held_out(run)
     assert found.number == len(held["labels"]) and found.by == "entropy" and found.at_least == 0.8
     probabilities = bfl.evaluation.at_temperature(held["probabilities"], found.temperature)
+    np.testing.assert_allclose(entropy(held["probabilities"]), held["entropy"], rtol=1e-3, atol=1e-5)
     right = probabilities.argmax(-1) == held["labels"]
     below = entropy(probabilities) <= found.limit
     # On all held-out examples, of which half chose the limit.
@@ -124,6 +126,25 @@ def test_what_can_not_be_had_is_one_sentence_and_nothing_written(run, tmp_path, 
     with pytest.raises(InvalidArgument, match=message):
         calibrate(run, tmp_path / "model", **options)
     assert not (tmp_path / "model").exists()
+
+
+def test_of_shuffled_labels_nothing_is_promised(run, calibrated, tmp_path):
+    """The control: the same predictions, of which the labels say nothing."""
+    shutil.copytree(run, tmp_path / "run")
+    held = held_out(run)
+    shuffled = np.random.default_rng(0).permutation(held["labels"])
+    np.savez_compressed(tmp_path / "run" / HELD_OUT, **{**held, "labels": shuffled})
+    with pytest.raises(InvalidArgument, match=r"No limit on the uncertainty keeps examples of accuracy 0\.8"):
+        calibrate(tmp_path / "run", tmp_path / "model", accuracy=0.8)
+    found = calibrate(tmp_path / "run", tmp_path / "model", coverage=0.5)
+    true = bfl.export.calibration_of(bfl.export.read_info(calibrated))
+    sizes = [
+        bfl.evaluation.prediction_sets(bfl.evaluation.at_temperature(held["probabilities"], c.temperature), c.set_limit)
+        .sum(-1)
+        .mean()
+        for c in (found, true)
+    ]
+    assert found.temperature > 2 * true.temperature and found.accuracy < 0.3 and sizes[0] > 7 > sizes[1]
 
 
 def test_bad_commands(run, calibrated, tmp_path, capsys):

@@ -7,6 +7,7 @@ import pathlib
 from typing import Optional, Union
 
 import numpy as np
+import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
@@ -92,8 +93,7 @@ def calibrate(
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
     """Of distributions [B, C], divided by log C: [B]."""
-    logs = np.log(np.maximum(probabilities.astype(np.float64), np.finfo(np.float64).tiny))
-    found: np.ndarray = -(probabilities * logs).sum(-1) / np.log(probabilities.shape[-1])
+    found: np.ndarray = bfl.evaluation.summarise(tf.constant(probabilities)[tf.newaxis]).entropy.numpy()
     return found
 
 

@@ -177,12 +177,13 @@ def _read_table(path: pathlib.Path, label: str, client: Optional[str], ignored: 
         raise InvalidArgument(
             f"The table {files.name(path)} has no columns besides {label!r}: there is nothing to learn."
         )
-    labels = _cells(table, label, path)
-    owners = None if client is None else np.array([str(x) for x in _cells(table, client, path)])
+    labels = _full(table, label, path).to_pylist()
+    owners = None if client is None else np.array([str(x) for x in _full(table, client, path).to_pylist()])
     return _Examples(_numbers(table, columns, path), np.array(labels), owners, tuple(columns))
 
 
-def _cells(table: Any, name: str, path: pathlib.Path) -> list[Any]:
+def _full(table: Any, name: str, path: pathlib.Path) -> Any:
+    """A column without an empty cell."""
     column = table[name]
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0])
@@ -190,8 +191,7 @@ def _cells(table: Any, name: str, path: pathlib.Path) -> list[Any]:
             f"The column {shown(name)} of {files.name(path)} has {column.null_count} empty cells, the first in row "
             f"{row + 1}: fill them in, or leave those rows out."
         )
-    cells: list[Any] = column.to_pylist()
-    return cells
+    return column
 
 
 def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
@@ -205,12 +205,12 @@ def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
             )
         kind = table.schema.field(name).type
         if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
-            first = _cells(table, name, path)[0]
+            first = _full(table, name, path)[0].as_py()
             raise InvalidArgument(
                 f"The column {shown(name)} of {files.name(path)} holds {shown(first)}, but must hold numbers: encode "
                 "it, or leave it out."
             )
-        found.append(np.array(_cells(table, name, path), np.float64))
+        found.append(_full(table, name, path).to_numpy().astype(np.float64))
     with np.errstate(over="ignore"):
         rows = np.stack(found, -1).astype(np.float32)
     bad = np.argwhere(~np.isfinite(rows))
