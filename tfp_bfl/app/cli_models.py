@@ -1,4 +1,4 @@
-"""The commands on trained models: export and predict. The work itself is in `export` and `predict`."""
+"""The commands on trained models: calibrate, export and predict. The work itself is in modules of these names."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def default_in_words(name: str, default: Any) -> str:
 
 
 # What papers and other libraries call them.
-ALIASES = {"fedavg": "fed_opt", "pvi": "partitioned_vi", "bnn": "variational"}
+ALIASES = {"fedavg": "fed_opt", "pvi": "partitioned_vi"}
 
 
 def canonical(algorithm: str) -> str:

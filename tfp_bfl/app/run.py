@@ -107,10 +107,10 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any)
     started = time.perf_counter()
     tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
     engine = bfl.federated.check_engine(config.engine)
-    if engine == "local":
-        bfl.federated.share_cores(config.cohort_size or config.clients)
     own = build.load(config) if bfl.data.is_own(config.dataset) else None
     config = build.with_clients(config, own) if own else config
+    if engine == "local":
+        bfl.federated.share_cores(config.cohort_size or config.clients)
     sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
