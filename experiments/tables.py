@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+
+from tfp_bfl.files.tables import FORMATS
 
 
 def mean_and_sd(values: Sequence[float], digits: int = 4) -> str:
@@ -18,8 +19,5 @@ def mean_and_sd(values: Sequence[float], digits: int = 4) -> str:
 def write(rows: list[list[str]], path: pathlib.Path) -> None:
     """Writes a table as .csv and .md."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_name(f"{path.name}.csv"), "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    path.with_name(f"{path.name}.md").write_text("\n".join(lines) + "\n")
+    for suffix in (".csv", ".md"):
+        path.with_name(f"{path.name}{suffix}").write_text(FORMATS[suffix](rows), encoding="utf-8")

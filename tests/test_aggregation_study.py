@@ -2,7 +2,6 @@
 
 import csv
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ class Fake:
     def __init__(self):
         self.runs, self.fails_at = [], None
 
-    def __call__(self, config, folder):
+    def __call__(self, config, folder, **_):
         if len(self.runs) == self.fails_at:
             folder.mkdir(parents=True)
             (folder / "half").touch()
@@ -65,7 +64,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     fake = Fake()
-    monkeypatch.setattr(run, "execute", fake)
+    monkeypatch.setattr("tfp_bfl.app.run.execute", fake)
     return fake
 
 
@@ -81,7 +80,7 @@ def test_a_table_killed_half_way_goes_on_where_it_was(tmp_path, fake):
     result = invoke(tmp_path, "rules", "--size", "digits")
     assert result.exit_code == 0, result.output
     assert len(fake.runs) == len(set(fake.runs)) == 14
-    assert result.output.count("(done before)") == 3
+    assert "3 of 14 are done." in result.output
     assert not list(tmp_path.rglob("half"))
     rows = list(csv.reader((tmp_path / "digits" / "rules.csv").read_text().splitlines()))
     assert len(rows) == 1 + len(RULES) and rows[0][0] == "rule"
@@ -91,37 +90,13 @@ def test_a_table_killed_half_way_goes_on_where_it_was(tmp_path, fake):
     assert "not measured" in (tmp_path / "digits" / "findings.md").read_text()
 
 
-def test_of_two_processes_at_a_cell_one_runs_it_and_the_other_waits(tmp_path, fake):
-    options = next(run.cells("rules", "digits"))
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slowly(config, folder):
-        begun.set()
-        assert go_on.wait(60)
-        fake(config, folder)
-
-    folder = tmp_path / "cells" / "one"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "execute", slowly)
-        first, second = (threading.Thread(target=run.run_cell, args=(folder, options)) for _ in range(2))
-        first.start()
-        assert begun.wait(60)
-        second.start()
-        second.join(0.3)
-        assert second.is_alive()
-        go_on.set()
-        first.join(60)
-        second.join(60)
-    assert fake.runs == ["one"] and not second.is_alive()
-
-
 def test_a_folder_of_another_config_is_refused_and_left_alone(tmp_path, fake):
     assert invoke(tmp_path, "rules", "--size", "digits", "--cell", "rule=conflation").exit_code == 0
     (path,) = tmp_path.glob("digits/cells/*seed=0/config.yaml")
     path.write_text(path.read_text().replace("batch_size: 32", "batch_size: 64"))
     before, number = path.read_text(), len(fake.runs)
     result = invoke(tmp_path, "rules", "--size", "digits")
-    assert result.exit_code == 2 and "another version of the config (batch_size 64, now 32)" in result.output
+    assert result.exit_code == 2 and "is of other options (batch_size 64, now 32)" in result.output
     assert path.read_text() == before and len(fake.runs) == number
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from click.testing import CliRunner
 
 import tfp_bfl as bfl
-from experiments.cells import SUMMARY
 from experiments.kernel_posterior import bandwidths, client_stacks, config
+from tfp_bfl.app.cells import SUMMARY
 from tfp_bfl.rules import kernel
 
 

@@ -102,7 +102,7 @@ def small(table, **options):
 def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path, monkeypatch):
     monkeypatch.setitem(PRETRAINING, "lenet_small", {**PRETRAINING["lenet_small"], "epochs": 2})
     cell = small(table)
-    run.run_cell(tmp_path / "cell", cell, tmp_path / "pretrained")
+    run.run_cell(tmp_path / "cell", cell, pretrained=tmp_path / "pretrained")
     summary = tables.read_cell(tmp_path / "cell")
     names = [row["method"] for row in summary["rows"]]
     assert {"FL-SWAG", "FL-SWAG, diagonal", "FedAvg", "wFedAvg", "BayAvg", "wBayAvg", "client 0"} <= set(names)
@@ -127,7 +127,7 @@ def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path,
 @pytest.mark.deep(after="tests/test_fl_swag_tables.py")
 def test_a_chain_over_all_data_learns(number, tmp_path):
     cell = list(run.cells("central_choice", "small"))[number]
-    run.run_cell(tmp_path / "cell", {**cell, "draws": 5}, tmp_path / "pretrained")
+    run.run_cell(tmp_path / "cell", {**cell, "draws": 5}, pretrained=tmp_path / "pretrained")
     (row,) = tables.read_cell(tmp_path / "cell")["rows"]
     assert row["method"] == cell["sampler"] and row["accuracy"] > 0.4 and row["epistemic"] > 0
 
@@ -139,7 +139,7 @@ def test_the_study_goes_on_and_refuses_another_config(tmp_path):
     assert first.exit_code == 0, first.output
     listed = CliRunner().invoke(run.main, [*arguments, "--list"]).output.splitlines()
     assert sum(line.startswith("done") for line in listed) == 1 and len(listed) == 2
-    assert "done before" in CliRunner().invoke(run.main, [*arguments, "--cell", "burn_in=0"]).output
+    assert "1 of 1 are done." in CliRunner().invoke(run.main, [*arguments, "--cell", "burn_in=0"]).output
     lines = (tmp_path / "small" / "burn_in_geometry.csv").read_text().splitlines()
     assert {row["product"] for row in csv.DictReader(lines)} == {
         "FL-SWAG",
@@ -151,7 +151,7 @@ def test_the_study_goes_on_and_refuses_another_config(tmp_path):
     summary = json.loads(path.read_text())
     path.write_text(json.dumps({**summary, "options": {**summary["options"], "batch_size": 64}}))
     refused = CliRunner().invoke(run.main, arguments)
-    assert refused.exit_code == 2 and "another version of the config (batch_size 64, now 32)" in refused.output
+    assert refused.exit_code == 2 and "is of other options (batch_size 64, now 32)" in refused.output
     assert "No cell's name holds" in CliRunner().invoke(run.main, [*arguments, "--cell", "nothing"]).output
 
 

@@ -235,7 +235,7 @@ def test_a_folder_of_another_config_and_a_wrong_name_are_refused(study, monkeypa
     assert study.invoke("--cell", "all,fed_avg,iid,seed=0").exit_code == 0
     monkeypatch.setitem(SIZES["fashion_mnist"], "rounds", 3)
     result = study.invoke("--tables")
-    assert result.exit_code == 2 and "another version" in result.output
+    assert result.exit_code == 2 and "is of other options" in result.output
     assert study.invoke("--cell", "nothing").exit_code == 2
 
 

@@ -231,5 +231,5 @@ def test_a_folder_of_another_size_and_a_wrong_name_are_refused(study):
     assert study.invoke("--cell", "logistic,LSD++").exit_code == 0
     for more in (("--seeds", "7"), ("--size", "full")):
         result = study.invoke("--tables", *more)
-        assert result.exit_code == 2 and "another size" in result.output
+        assert result.exit_code == 2 and "is of other options" in result.output
     assert study.invoke("--cell", "nothing").exit_code == 2

@@ -17,10 +17,10 @@ from experiments.aggregation.config import COMMON, SIZES, TABLES
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import read_cell, write_tables
-from experiments.cells import is_done, run_once
+from experiments.cells import run_study
 from tfp_bfl import errors
 from tfp_bfl.app.config import RunConfig, make_config
-from tfp_bfl.app.run import execute
+from tfp_bfl.app.sweep import options_of_run, run_or_resume
 
 Options = dict[str, Any]
 
@@ -63,27 +63,6 @@ def config_of(options: Options) -> RunConfig:
     return make_config(None, {name: value for name, value in options.items() if value is not None})
 
 
-def check_folder(folder: pathlib.Path, options: Options) -> None:
-    """Raises InvalidArgument if a cell's folder holds a run of other options."""
-    if not (folder / "config.yaml").exists():
-        return
-    wanted, held = (
-        c.model_dump(exclude={"output"}) for c in (config_of(options), make_config(folder / "config.yaml", {}))
-    )
-    differing = [name for name in wanted if wanted[name] != held[name]]
-    if differing:
-        name = differing[0]
-        raise errors.InvalidArgument(
-            f"{folder} is of another version of the config ({name} {held[name]!r}, now {wanted[name]!r}): "
-            "give another --output, or delete that folder."
-        )
-
-
-def run_cell(folder: pathlib.Path, options: Options) -> None:
-    """Runs a cell that is not done. Of several processes at one cell the first runs it, and the others wait."""
-    run_once(folder, lambda: execute(config_of(options), folder))
-
-
 @click.command()
 @click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
 @click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
@@ -107,23 +86,13 @@ def _run(tables: tuple[str, ...], size: str, only: str | None, listed: bool, out
                 f"The size {size} has no table {table}: it has {', '.join(SIZES[size]['seeds'])}."
             )
     chosen = {table: {cell_name(o): o for o in cells(table, size) if (only or "") in cell_name(o)} for table in tables}
-    everything = {name: options for table in chosen.values() for name, options in table.items()}
-    if not everything:
-        raise errors.InvalidArgument(f"No cell's name holds {only!r}: --list shows the names.")
-    for name, options in everything.items():
-        check_folder(output / "cells" / name, options)
-    for number, (name, options) in enumerate(everything.items(), 1):
-        folder = output / "cells" / name
-        done = is_done(folder)
-        if listed:
-            click.echo(f"{'done' if done else '    '}  {name}")
-            continue
-        run_cell(folder, options)
-        summary = read_cell(folder)
-        click.echo(f"{number}/{len(everything)} {name}: accuracy {summary['accuracy']:.4f}" + " (done before)" * done)
+    everything = {name: config_of(o).told() for table in chosen.values() for name, o in table.items()}
+    folder = output / "cells"
+    told = lambda summary: f"accuracy {summary['accuracy']:.4f} ({summary['seconds']:.0f} s)"
+    run_study(everything, "", folder, run_or_resume, told, listed=listed, held=options_of_run, goes_on=True)
     if not listed:
         for table, names in chosen.items():
-            runs = [read_cell(output / "cells" / name) for name in names]
+            runs = [read_cell(folder / name) for name in names]
             write_tables(table, runs, output)
             write_figures(table, runs, output / "figures")
         write_findings([read_cell(path.parent) for path in sorted(output.glob("cells/*/summary.json"))], output)

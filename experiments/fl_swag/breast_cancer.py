@@ -19,12 +19,12 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 import tfp_bfl as bfl
-from experiments.cells import SUMMARY, run_once
 from experiments.fl_swag import hmc, surface
 from experiments.fl_swag.geometry import flat
 from experiments.fl_swag.methods import posteriors_of
 from experiments.fl_swag.surface_figures import contour_figure, scatter_figure, surface_figure
 from experiments.tables import write
+from tfp_bfl.app.cells import SUMMARY, run_once
 from tfp_bfl.posterior import LowRank, gaussian_product
 
 CHAINS: dict[str, Any] = {"num_chains": 4, "num_results": 500, "num_burnin": 100, "seed": 0}

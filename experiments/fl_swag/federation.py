@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.cells import run_once
 from experiments.fl_swag.config import HOLDOUT, PRETRAINING
 from experiments.fl_swag.pretraining import load_pretrained, pretrain
+from tfp_bfl.app.cells import run_once
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.models import ModelWeights
 

@@ -6,6 +6,7 @@ run again, whichever table asked for it; tables and figures are written for what
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pathlib
@@ -17,7 +18,7 @@ import click
 import numpy as np
 
 import tfp_bfl as bfl
-from experiments.cells import SUMMARY, is_done, run_once
+from experiments.cells import run_study
 from experiments.fl_swag import central, methods
 from experiments.fl_swag.config import COMMON, SETTINGS, SIZES, TABLES
 from experiments.fl_swag.federation import Cell, Federation, federation
@@ -25,6 +26,7 @@ from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
 from tfp_bfl import errors
+from tfp_bfl.app.cells import SUMMARY, is_done
 
 
 def cells(table: str, size: str) -> Iterator[Cell]:
@@ -52,20 +54,6 @@ def cell_name(cell: Cell) -> str:
         parts += [f"rate={cell['learning_rate']:g}", f"floors={floors}"]
     parts += [f"seed={cell['seed']}"]
     return ",".join(parts + ["holdout"] * cell["holdout"] + ["pooled"] * (not cell["alone"]))
-
-
-def check_folder(folder: pathlib.Path, cell: Cell) -> None:
-    """Raises InvalidArgument if a cell's folder holds a run of other options."""
-    if not is_done(folder):
-        return
-    held, wanted = read_cell(folder)["options"], json.loads(json.dumps(cell))
-    differing = sorted(name for name in {*held, *wanted} if held.get(name) != wanted.get(name))
-    if differing:
-        name = differing[0]
-        raise errors.InvalidArgument(
-            f"{folder} is of another version of the config ({name} {held.get(name)!r}, now {wanted.get(name)!r}): give "
-            "another --output, or delete that folder."
-        )
 
 
 def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple[Any, float]:
@@ -106,7 +94,7 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     return rows, {**facts, "train_seconds": seconds, "sizes": data.clients.sizes.tolist()}
 
 
-def run_cell(folder: pathlib.Path, cell: Cell, pretrained: pathlib.Path) -> None:
+def run_cell(folder: pathlib.Path, cell: Cell, *, pretrained: pathlib.Path) -> None:
     """Runs a cell: its scores as JSON, and the predictions on the test set."""
     started = time.perf_counter()
     work = central.run_sampler if "sampler" in cell else run_clients
@@ -120,6 +108,12 @@ def run_cell(folder: pathlib.Path, cell: Cell, pretrained: pathlib.Path) -> None
         np.savez_compressed(folder / "predictions.npz", **probabilities)
     summary = {"options": cell, "rows": scores, **facts, "cell_seconds": time.perf_counter() - started}
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1))
+
+
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    accuracies = ", ".join(f"{row['method']} {row['accuracy']:.4f}" for row in summary["rows"][:6])
+    return f"{accuracies} ({summary['cell_seconds']:.0f} s)"
 
 
 @click.command()
@@ -141,21 +135,8 @@ def main(tables: tuple[str, ...], size: str, only: str, listed: bool, output: pa
 def _run(tables: tuple[str, ...], size: str, only: str, listed: bool, output: pathlib.Path) -> None:
     chosen = {table: {cell_name(c): c for c in cells(table, size) if only in cell_name(c)} for table in tables}
     everything = {name: cell for table in chosen.values() for name, cell in table.items()}
-    if not everything:
-        raise errors.InvalidArgument(f"No cell's name holds {only!r}: --list shows the names.")
-    for name, cell in everything.items():
-        check_folder(output / "cells" / name, cell)
-    for number, (name, cell) in enumerate(everything.items(), 1):
-        folder = output / "cells" / name
-        done = is_done(folder)
-        if listed:
-            click.echo(f"{'done' if done else '    '}  {name}")
-            continue
-        run_once(folder, lambda folder=folder, cell=cell: run_cell(folder, cell, output / "pretrained"))
-        summary = read_cell(folder)
-        accuracies = ", ".join(f"{row['method']} {row['accuracy']:.4f}" for row in summary["rows"][:6])
-        seconds = "done before" if done else f"{summary['cell_seconds']:.0f} s"
-        click.echo(f"{number}/{len(everything)} {name}: {accuracies} ({seconds})")
+    work = functools.partial(run_cell, pretrained=output / "pretrained")
+    run_study(everything, only, output / "cells", work, told, listed=listed)
     if not listed:
         for table in chosen:
             folders = [output / "cells" / cell_name(cell) for cell in cells(table, size)]

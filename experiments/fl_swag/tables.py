@@ -9,9 +9,9 @@ from typing import Any, Optional
 
 import numpy as np
 
-from experiments.cells import SUMMARY
 from experiments.fl_swag.config import PUBLISHED, PUBLISHED_CALIBRATION
 from experiments.tables import mean_and_sd, write
+from tfp_bfl.app.cells import SUMMARY
 
 Run = dict[str, Any]
 Scores = dict[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from experiments.cells import read_cells, run_cells, study_options, use_threads
+from experiments.cells import run_study, study_options
 from experiments.global_posterior.cell import run_cell
 from experiments.global_posterior.config import (
     CURVE_METHODS,
@@ -25,6 +25,7 @@ from experiments.global_posterior.config import (
     SIZES,
 )
 from experiments.global_posterior.tables import write_all
+from tfp_bfl.app.cells import read_cells, use_threads
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -63,6 +64,7 @@ def main(
     only: str,
     listed: bool,
     tables_only: bool,
+    jobs: int,
     threads: int | None,
     output: pathlib.Path,
     results: pathlib.Path,
@@ -70,7 +72,7 @@ def main(
     """Runs the cells that are not done, and writes tables and the figure."""
     use_threads(threads)
     every = {cell_name(options): options for options in cells()}
-    run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
+    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
     if not listed:
         summaries = read_cells(output)
         write_all(summaries, results)

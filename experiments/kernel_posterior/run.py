@@ -9,6 +9,8 @@ place, which the console, the cells' names and summaries, and the tables tell. -
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import pathlib
 import time
@@ -19,13 +21,14 @@ import click
 import numpy as np
 
 import tfp_bfl as bfl
-from experiments.cells import SUMMARY, is_done
+from experiments.cells import run_study
 from experiments.kernel_posterior import femnist, writers
 from experiments.kernel_posterior.config import ALGORITHMS, CHOICES, DATASETS, SERVERS, SIZES, TABLES
 from experiments.kernel_posterior.figures import write_figures
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
 from tfp_bfl import errors
+from tfp_bfl.app.cells import SUMMARY, is_done
 
 Cell = dict[str, Any]
 
@@ -190,16 +193,11 @@ def main(
         for table in tables or TABLES
     }
     everything = {name: cell for table in chosen.values() for name, cell in table.items()}
-    if not everything:
-        raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
+    with contextlib.nullcontext() if listed else bfl.federated.local_workers() as runtime:
+        work = functools.partial(run_cell, runtime=runtime)
+        run_study(everything, only, output / "cells", work, told, listed=listed, goes_on=True)
     if listed:
-        for name in everything:
-            click.echo(f"{'done' if is_done(output / 'cells' / name) else '    '}  {name}")
         return
-    try:
-        _run(everything, output)
-    except errors.InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
     for table in chosen:
         names = map(cell_name, cells(table, size, datasets))
         runs = [_read(output / "cells" / name) for name in names if _has(output, name)]
@@ -207,17 +205,9 @@ def main(
         write_figures(table, runs, output / "figures")
 
 
-def _run(everything: dict[str, Cell], output: pathlib.Path) -> None:
-    with bfl.federated.local_workers() as runtime:
-        for number, (name, cell) in enumerate(everything.items(), 1):
-            folder = output / "cells" / name
-            done = is_done(folder)
-            if not done:
-                run_cell(folder, cell, runtime)
-            summary = _read(folder)
-            seconds = "done before" if done else f"{summary['seconds']:.0f} s"
-            accuracy = summary["metrics"]["accuracy"]
-            click.echo(f"{number}/{len(everything)} {name}: accuracy {accuracy:.4f} ({seconds})")
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    return f"accuracy {summary['metrics']['accuracy']:.4f} ({summary['seconds']:.0f} s)"
 
 
 def _has(output: pathlib.Path, name: str) -> bool:

@@ -13,9 +13,10 @@ from typing import Any
 
 import click
 
-from experiments.cells import read_cells, run_cells, study_options, use_threads
+from experiments.cells import run_study, study_options
 from experiments.metavd.cell import run_cell
 from experiments.metavd.config import FULL, PLAN, SIZES
+from tfp_bfl.app.cells import read_cells, use_threads
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -43,6 +44,7 @@ def main(
     listed: bool,
     tables_only: bool,
     full: bool,
+    jobs: int,
     threads: int | None,
     output: pathlib.Path,
     results: pathlib.Path,
@@ -52,7 +54,7 @@ def main(
 
     use_threads(threads)
     every = {cell_name(options): options for options in cells(FULL if full else PLAN)}
-    run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
+    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
     if not listed:
         summaries = read_cells(output)
         write_all(summaries, results)

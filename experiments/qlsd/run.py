@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import click
 
-from experiments.cells import SUMMARY, read_cells, run_cells, study_options, use_threads
+from experiments.cells import run_study, study_options
 from experiments.qlsd import covertype, logistic, memory, network, raw, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
@@ -34,6 +34,7 @@ from experiments.qlsd.config import (
 )
 from experiments.qlsd.tables import RAW, write_all
 from tfp_bfl import errors
+from tfp_bfl.app.cells import SUMMARY, read_cells, use_threads
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -124,6 +125,7 @@ def main(
     only: str,
     listed: bool,
     tables_only: bool,
+    jobs: int,
     threads: int | None,
     output: pathlib.Path,
     results: pathlib.Path,
@@ -131,7 +133,7 @@ def main(
     """Runs the cells that are not done, and writes tables and figures."""
     use_threads(threads)
     every = {cell_name(options): options for options in cells(size, seeds)}
-    run_cells(every, only, output, run_cell, told, listed=listed, tables_only=tables_only)
+    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
     if not listed:
         kept = raw.read(results / RAW, every.values())
         summaries = raw.merged(kept, read_cells(output), every, cell_name)

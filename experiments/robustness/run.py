@@ -17,10 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.cells import read_cells, run_cells, study_options, use_threads, write_summary
+from experiments.cells import run_study, study_options, write_summary
 from experiments.robustness import config
 from experiments.robustness.attacks import attacked
 from experiments.tables import write
+from tfp_bfl.app.cells import read_cells, use_threads
 
 HERE = pathlib.Path(__file__).parent
 SCORES = ("accuracy", "test_nll", "ece", "stddev_median")
@@ -108,6 +109,10 @@ def table(found: list[dict[str, Any]], partition: str, score: str) -> list[list[
     return [["rule", "defence", *(f"attack: {attack}" for attack in config.ATTACKS)], *rows]
 
 
+def write_cell(folder: pathlib.Path, options: Options) -> None:
+    write_summary(folder, options, lambda: run_cell(options))
+
+
 def told(summary: dict[str, Any]) -> str:
     """A cell's result in a line."""
     return f"{summary.get('failed', '')}{summary.get('accuracy', '')} ({summary['seconds']:.0f} s)"
@@ -116,13 +121,18 @@ def told(summary: dict[str, Any]) -> str:
 @click.command()
 @study_options("robustness", HERE / "results")
 def main(
-    only: str, listed: bool, tables_only: bool, threads: int | None, output: pathlib.Path, results: pathlib.Path
+    only: str,
+    listed: bool,
+    tables_only: bool,
+    jobs: int,
+    threads: int | None,
+    output: pathlib.Path,
+    results: pathlib.Path,
 ) -> None:
     """Runs the cells that are not done, and writes a table of each score on each partition."""
     use_threads(threads)
     every = {cell_name(options): options for options in cells()}
-    work = lambda folder, options: write_summary(folder, options, lambda: run_cell(options))
-    run_cells(every, only, output, work, told, listed=listed, tables_only=tables_only)
+    run_study(every, only, output, write_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
     if not listed:
         for partition, score in itertools.product(config.PARTITIONS, SCORES):
             write(table(read_cells(output), partition, score), results / f"{score}-{partition.replace(':', '_')}")

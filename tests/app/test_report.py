@@ -80,7 +80,7 @@ def test_runs_side_by_side(digits, tables, copy, tmp_path):
 
 
 def test_a_model_predicts_what_its_run_recorded(digits):
-    config, _ = report._read_record(digits)
+    config, _ = report.read_record(digits)
     test = bfl.data.load("digits", split="test")
     predicted = report._predict(digits / "saved_model", test, config, test.num_examples)
     with np.load(digits / "predictions.npz") as recorded:

@@ -177,12 +177,24 @@ def test_several_runs_show_what_differs(undrawn, tmp_path):
     assert "first: The posterior has collapsed & says nothing." in read.texts
 
 
-def test_the_best_of_a_row_is_bold(undrawn, tmp_path):
+def test_nothing_is_bold_where_each_run_has_one_seed(undrawn, tmp_path):
     better = run("second", summary={"accuracy": 0.7, "test_nll": 0.5, "ece": 0.02, "entropy": 0.1})
-    text = plots.write_report(tmp_path / "r.html", [run(), better]).read_text()
-    assert "<strong>0.8123</strong>" in text and "<strong>0.5000</strong>" in text
-    # Equal ones, and those that are neither good nor bad.
-    assert "<strong>0.0200</strong>" not in text and "<strong>0.1000</strong>" not in text
+    assert "<strong>" not in plots.write_report(tmp_path / "r.html", [run(), better]).read_text()
+
+
+def test_over_seeds_bold_is_what_they_all_say(undrawn, tmp_path):
+    """Accuracies paired by seed differ by .1 +- .001; the NLLs by as much in the mean, but as they like."""
+    scores = lambda accuracies, nlls: {
+        i: {"accuracy": a, "test_nll": n} for i, (a, n) in enumerate(zip(accuracies, nlls))
+    }
+    one = plots.Repeated("one", scores([0.8, 0.7, 0.9], [0.5, 0.7, 0.6]))
+    two = plots.Repeated("two", scores([0.9, 0.801, 0.999], [0.6, 0.3, 0.6]))
+    path = plots.write_report(tmp_path / "r.html", [run("one"), run("two")], repeated=[one, two])
+    text = path.read_text()
+    read = Page(text)
+    assert table(read, "Accuracy")[:3] == ["Accuracy", "0.8000 ± 0.1000", "0.9000 ± 0.0990"]
+    assert "<strong>0.9000 ± 0.0990</strong>" in text and "<strong>+0.1000 [+0.0975, +0.1025]</strong>" in text
+    assert text.count("<strong>") == 2 and "Results" not in headings(read)
 
 
 def test_clients_are_served_by_their_classes(undrawn, tmp_path):

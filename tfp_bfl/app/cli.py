@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import textwrap
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -15,7 +14,9 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__
 from tfp_bfl.app import choices
+from tfp_bfl.app.cli_many import list_runs, run_many, sweep_runs
 from tfp_bfl.app.cli_models import calibrate_model, export_model, predict_images
+from tfp_bfl.app.cli_options import Grouped, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
 
@@ -25,6 +26,7 @@ Examples:
   tfp-bfl run
   tfp-bfl run --rule linear_pool --rounds 20 --output my_run
   tfp-bfl run --config my_run/config.yaml --seed 1
+  tfp-bfl run --seeds 0..4 --output five_seeds
   tfp-bfl run --resume my_run
   tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer
   tfp-bfl run --algorithm fed_kp --bandwidth scott
@@ -40,6 +42,8 @@ Examples:
   tfp-bfl doctor                     is this machine ready?
   tfp-bfl run --output my_run        train, evaluate, export, report
   tfp-bfl run --config my_run/config.yaml --seed 1
+  tfp-bfl sweep --vary rule=linear_pool,conflation --seeds 0..4 --output two
+  tfp-bfl runs                       what runs there are
   tfp-bfl list                       what --dataset, --rule and others take
   tfp-bfl calibrate my_run my_model  a limit by which it may abstain
   tfp-bfl predict my_run scans/      what the run's model says of images
@@ -79,6 +83,7 @@ Examples:
   tfp-bfl report my_run
   tfp-bfl report my_run another_run a_third --output comparison.html
   tfp-bfl report fashion_run --ood mnist --output fashion.html
+  tfp-bfl report my_sweep --output scores.tex
 """
 
 
@@ -113,10 +118,10 @@ def cli(context: click.Context) -> None:
 cli.add_command(calibrate_model)
 cli.add_command(export_model)
 cli.add_command(predict_images)
+cli.add_command(sweep_runs)
+cli.add_command(list_runs)
 
 
-# What matters first.
-_FIRST = ("dataset", "model", "algorithm", "rule", "rounds", "output")
 # What other programs call an option or a command.
 _SYNONYMS = {
     **{"--lr": "--learning-rate", "--epochs": "--local-epochs", "--num-clients": "--clients", "--data": "--dataset"},
@@ -125,47 +130,7 @@ _SYNONYMS = {
 }
 
 
-class _Grouped(click.Command):
-    """A command whose help shows the options of few algorithms apart, below those of all."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from tfp_bfl.app.options import in_words, takers
-
-        first: dict[str, Any] = dict.fromkeys(_FIRST)
-        groups: dict[tuple[str, ...], list[Any]] = {(): []}
-        for parameter in self.get_params(ctx):
-            name, record = str(parameter.name), parameter.get_help_record(ctx)
-            if name in first:
-                first[name] = record
-            else:
-                groups.setdefault(takers(name), []).append(record)
-        with formatter.section("Options"):
-            formatter.write_dl(list(first.values()))
-        # Of all algorithms, of most, of one.
-        for algorithms, records in sorted(groups.items(), key=lambda group: (bool(group[0]), -len(group[0]))):
-            title = f"Options of {in_words(algorithms)}" if algorithms else "More options"
-            with formatter.section(f"\n{' ' * formatter.current_indent}".join(textwrap.wrap(title, 76))):
-                formatter.write_dl(records)
-
-
-def _config_options(command: Any) -> Any:
-    """An option for each field of `RunConfig`; the values are checked by it, not by click."""
-    from tfp_bfl.app.config import RunConfig
-    from tfp_bfl.app.options import default_in_words
-
-    for name, field in reversed(RunConfig.model_fields.items()):
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            option = click.option(flag, name, is_flag=True, default=None, help=field.description)
-        else:
-            default = default_in_words(name, field.default)
-            words = f"{field.description}{f'  [default: {default}]' if default else ''}"
-            option = click.option(flag, name, metavar="VALUE", help=words)
-        command = option(command)
-    return command
-
-
-@cli.command(cls=_Grouped, epilog=EXAMPLES)
+@cli.command(cls=Grouped, epilog=EXAMPLES)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @click.option("--resume", "resumed", metavar="RUN", help="Go on with a run folder that broke off; takes no option.")
 @click.option(
@@ -173,17 +138,22 @@ def _config_options(command: Any) -> Any:
     metavar="FORM",
     help="bar, lines, phases, json or none, on the standard error; a bar in a terminal, lines elsewhere if not given.",
 )
-@_config_options
-def run(config_file: Optional[str], resumed: Optional[str], progress: Optional[str], **given: Any) -> None:
+@click.option("--seeds", metavar="SEEDS", help="0..4 or 0,1,7: a run each, and one page with means and deviations.")
+@config_options
+def run(
+    config_file: Optional[str], resumed: Optional[str], progress: Optional[str], seeds: Optional[str], **given: Any
+) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.app.config import make_config
 
     if progress is not None:
         choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
-    if resumed and (config_file or set(given) - {"model"}):
-        other = "config" if config_file else next(iter(given)).replace("_", "-")
+    if resumed and (config_file or seeds or set(given) - {"model"}):
+        other = "config" if config_file else "seeds" if seeds else next(iter(given)).replace("_", "-")
         raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
+    if seeds is not None:
+        return run_many(config_file, given, {}, seeds, progress=progress)
     config = None if resumed else make_config(config_file, given)
     # Late, as it imports TensorFlow: a bad value is answered at once.
     from tfp_bfl.app.run import execute, resume
@@ -201,13 +171,24 @@ def run(config_file: Optional[str], resumed: Optional[str], progress: Optional[s
 
 @cli.command(epilog=REPORT_EXAMPLES)
 @click.argument("run_folders", metavar="RUN...", nargs=-1, required=True)
-@click.option("--output", metavar="FILE", default="report.html", help="The page, a new file.  [default: report.html]")
+@click.option(
+    "--output",
+    metavar="FILE",
+    default="report.html",
+    help="The page, a new file; .csv, .md or .tex: the table of scores alone.  [default: report.html]",
+)
 @click.option("--ood", metavar="DATASET", help="Images that the models were not made for: how unsure are they of them?")
 def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> None:
-    """Write one page about a complete run, or several side by side."""
-    from tfp_bfl.app.report import write
+    """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 
-    click.echo(f"{write(run_folders, output, ood)} shows {len(run_folders)} run{'s' if len(run_folders) > 1 else ''}.")
+    Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
+    of its first seed.
+    """
+    from tfp_bfl.app.report import write
+    from tfp_bfl.app.sweep import expand
+
+    folders = expand(run_folders)
+    click.echo(f"{write(folders, output, ood)} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
 
 
 @cli.group(epilog=REVISE_EXAMPLES)

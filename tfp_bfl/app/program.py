@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tfp_bfl.app.config import make_config
 from tfp_bfl.app.own_model import GIVEN
-from tfp_bfl.app.run import execute
+from tfp_bfl.app.run import OnRound, execute
 from tfp_bfl.app.run import resume as go_on
 from tfp_bfl.errors import InvalidArgument
 
@@ -34,6 +34,7 @@ def run(
     config: Union[str, pathlib.Path, None] = None,
     resume: Union[str, pathlib.Path, None] = None,
     progress: Optional[str] = "none",
+    on_round: Optional[OnRound] = None,
     **options: Any,
 ) -> Run:
     """Trains, evaluates, exports and reports a model, as `tfp-bfl run` does.
@@ -49,6 +50,7 @@ def run(
       config: a YAML file with options, such as the config.yaml of another run; those given here win.
       resume: the folder of a run that broke off, to go on with; takes nothing else but its model, if it was a function.
       progress: "lines", "bar", "phases", "json" or "none", on the standard error.
+      on_round: called after each round with its metrics by name, as for a tracker: docs/many_runs.md.
       **options: of `tfp-bfl run`, with "_" for "-": docs/command_line.md.
 
     Raises:
@@ -56,7 +58,7 @@ def run(
     """
     function = model if callable(model) else None
     console = Console(stderr=True, quiet=progress == "none")
-    shown: dict[str, Any] = {"console": console, "progress": progress, "function": function}
+    shown: dict[str, Any] = {"console": console, "progress": progress, "function": function, "on_round": on_round}
     if resume is not None:
         if options or config or output:
             raise InvalidArgument("resume goes on with a run as it was begun: leave all else out but its model.")

@@ -15,8 +15,10 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.groups import grouped, table_text
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import read_arrays
+from tfp_bfl.files.tables import FORMATS
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
@@ -41,11 +43,12 @@ def write(
     output: Union[str, pathlib.Path],
     ood: Optional[str] = None,
 ) -> pathlib.Path:
-    """Writes one page about complete runs, side by side.
+    """Writes one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
+    and their scores as mean and standard deviation.
 
     Args:
       folders: of the runs.
-      output: a new HTML file.
+      output: a new HTML file; or .csv, .md or .tex, of the table of scores alone.
       ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
         test split as many, drawn by the run's seed, as the run's own test set has at most.
 
@@ -60,10 +63,18 @@ def write(
     paths = [pathlib.Path(folder) for folder in folders]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InvalidArgument("A run is named twice: name each of them once.")
-    records = [_read_record(path) for path in paths]
+    records = [read_record(path) for path in paths]
+    groups = grouped(records)
+    if path.suffix in FORMATS:
+        return _write_text(path, table_text([group.repeated for group in groups], path.suffix))
+    repeated = any(len(group.runs) > 1 for group in groups)
+    if repeated:  # One run stands for each.
+        firsts = [group.runs[0] for group in groups]
+        paths, records = [paths[i] for i in firsts], [records[i] for i in firsts]
+    names = [group.repeated.name for group in groups] if repeated else _names(paths)
     sources = {_data_of(config): build.load(config) for config, _ in records}
     other = _other(ood, records, sources) if ood else None
-    runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, _names(paths), records)]
+    runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
     if other:
         runs = [
             run._replace(out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)))
@@ -77,12 +88,22 @@ def write(
         return bfl.plots.write_report(
             path,
             runs,
-            title=title(records[0][0]) if len(runs) == 1 else f"{len(runs)} runs on {' and '.join(datasets)}",
+            title=title(records[0][0]) if len(runs) == 1 else f"{len(folders)} runs on {' and '.join(datasets)}",
             warnings=warnings,
             out_of_distribution=ood or "",
+            repeated=[group.repeated for group in groups] if repeated else (),
         )
     except OSError as error:
         raise InvalidArgument(f"The report {files.name(path)} can't be written: {error.strerror}.") from None
+
+
+def _write_text(path: pathlib.Path, text: str) -> pathlib.Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"The table {files.name(path)} can't be written: {error.strerror}.") from None
+    return path
 
 
 def title(config: RunConfig) -> str:
@@ -128,8 +149,12 @@ def _names(paths: Sequence[pathlib.Path]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
 
-def _read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration and the summary of a complete run."""
+def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration and the summary of a complete run.
+
+    Raises:
+      InvalidArgument: the folder is not that of one.
+    """
     if not (folder / "config.yaml").is_file():
         raise InvalidArgument(f"{files.name(folder)} is not the folder of a run: it has no config.yaml.")
     if not (folder / "summary.json").exists():

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import datetime
-import fcntl
 import importlib
 import json
-import os
 import pathlib
 import resource
-import shutil
 import threading
 import time
-from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, Callable, Optional, TextIO, Union
+from typing import Any, Optional, Union
 
-import numpy as np
 import tensorflow as tf
 from rich.console import Console
 
@@ -26,16 +20,12 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, client_scores, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.progress import Reporter, reporter
-from tfp_bfl.app.revise import SITES, STATE
-from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.servers import factors, online
+from tfp_bfl.app.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
+from tfp_bfl.errors import InvalidArgument
 
 # Of a prediction of the test set.
 EXAMPLES_AT_ONCE = 500
 _VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
-# A figure's width.
-FIGURE_PIXELS = 960
-_Row = dict[str, Any]
 
 
 def execute(
@@ -45,6 +35,7 @@ def execute(
     console: Optional[Console] = None,
     progress: Optional[str] = None,
     function: Any = None,
+    on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
 
@@ -60,14 +51,15 @@ def execute(
       console: where progress is shown; None for nowhere.
       progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
       function: builds the model in the place of the configuration's; None for that.
+      on_round: called after each round with its metrics, by name.
 
     Raises:
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
         left without any, or with fewer than the algorithm needs. Nothing has been written then.
     """
-    folder = _free_folder(config, output)
+    folder = free_folder(config, output)
     with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
-        return _run(config, folder, tell, function)
+        return _run(config, folder, tell, function, on_round)
 
 
 def resume(
@@ -77,6 +69,7 @@ def resume(
     progress: Optional[str] = None,
     model: Optional[str] = None,
     function: Any = None,
+    on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
     """Goes on with a run that broke off, from its last checkpoint, and returns its folder.
 
@@ -88,6 +81,7 @@ def resume(
       progress: as in `execute`.
       model: FILE.py:FUNCTION of the run, named again, as its code is run; None for a run of a model of this library.
       function: of a run whose model was given as one.
+      on_round: as in `execute`.
 
     Raises:
       InvalidArgument: it is not a run's folder, the run is complete or still going on, or its checkpoints are of
@@ -100,10 +94,12 @@ def resume(
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
     config = make_config(folder / "config.yaml", {"model": model} if model else {})
     with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
-        return _run(config, folder, tell, function)
+        return _run(config, folder, tell, function, on_round)
 
 
-def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any) -> pathlib.Path:
+def _run(
+    config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any, hook: Optional[OnRound]
+) -> pathlib.Path:
     started = time.perf_counter()
     tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
     engine = bfl.federated.check_engine(config.engine)
@@ -126,7 +122,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any)
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options = _prediction(config)
-    with _owned(folder, config), _workers(engine) as runtime:
+    with owned(folder, config), _workers(engine) as runtime:
         tell.announce(_in_words(config, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
@@ -135,7 +131,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any)
             words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
         tell.phase("tracing, and the first round", lazily=True)
-        with _recorder(folder, config, tell) as on_round:
+        with recorder(folder, config, tell, hook) as on_round:
             result = bfl.federated.simulate(
                 process,
                 clients,
@@ -189,7 +185,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any)
         }
         info = build.export_info(config, train, scores)
         tell.phase("SavedModel, figures and report")
-        _write_results(folder, config, clients, test, final, result, summary, info, apart)
+        write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
 
 
@@ -238,51 +234,6 @@ def _versions() -> dict[str, str]:
     return found
 
 
-@contextlib.contextmanager
-def _owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
-    """Makes the folder if it is new, and keeps other processes out of it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(
-            f"The run folder {folder} can't be made ({error.strerror}): give --output another one."
-        ) from None
-    with open(folder / "config.yaml", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidArgument(f"The run in {folder} is still going on in another process: wait for it.") from None
-        if (folder / "summary.json").exists():
-            raise InvalidArgument(f"Another process has just finished the run in {folder}: give --output a new folder.")
-        file.seek(0)
-        there = file.read()
-        if not there:
-            file.write(config.record())
-            file.flush()
-        elif there != config.record() and _record_in(folder) != config.record():
-            raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
-        yield
-
-
-def _record_in(folder: pathlib.Path) -> str:
-    """A run's record as this version writes it."""
-    return make_config(folder / "config.yaml", {}, runs_code=False).record()
-
-
-def _free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
-    output = output or config.output
-    if output is None:
-        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.data_name}-{config.model_name}-{config.kind}-{report.method(config)}-{now}"
-        output = pathlib.Path("runs") / name.replace("/", "-")
-    folder = pathlib.Path(output)
-    if os.path.lexists(folder):
-        raise InvalidArgument(
-            f"The run folder {folder} exists already: give --output a new one, nothing is overwritten."
-        )
-    return folder
-
-
 def _pretrain(
     config: RunConfig,
     sample: bfl.data.Source,
@@ -298,42 +249,7 @@ def _pretrain(
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
 
 
-@contextlib.contextmanager
-def _recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter) -> Iterator[Callable[[_Row], None]]:
-    """What happens after each round: a line in metrics.jsonl, progress, TensorBoard's events."""
-    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
-    begun: list[int] = []
-    with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
-
-        def on_round(row: _Row) -> None:
-            if not (folder / "config.yaml").exists():
-                raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
-            if not begun:
-                _cut_before(lines, row["round"])
-            begun[:] = [row["round"]]
-            lines.write(json.dumps(row) + "\n")
-            lines.flush()
-            tell.round(row)
-            if writer:
-                with writer.as_default(step=row["round"]):
-                    for name, value in row.items():
-                        if isinstance(value, (int, float)):
-                            tf.summary.scalar(name, value)
-
-        yield on_round
-    if writer:
-        writer.close()
-
-
-def _cut_before(lines: TextIO, number: int) -> None:
-    """Leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
-    lines.seek(0)
-    kept = lines.readlines()[: number - 1]
-    lines.truncate(0)
-    lines.writelines(kept)
-
-
-def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[_Row]) -> float:
+def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]) -> float:
     """Median over the rounds, the first (which traces) left out; a cohort counts as its share of all clients' steps."""
     options = config.own_options()
     steps = sum(options.steps(int(size)) for size in clients.sizes)
@@ -342,7 +258,7 @@ def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[_Row
     return 1000 * seconds[len(seconds) // 2] / (steps * share)
 
 
-def _exchanged(rounds: list[_Row]) -> dict[str, float]:
+def _exchanged(rounds: list[Row]) -> dict[str, float]:
     """MB that went to and from clients in all rounds, and weights that a client did without in the last; if counted."""
     last = rounds[-1]
     ways = [way for way in ("upload", "download") if f"{way}_bits" in last]
@@ -350,42 +266,3 @@ def _exchanged(rounds: list[_Row]) -> dict[str, float]:
     if last.get("pruned_weights"):
         exchanged["pruned_weights"] = last["pruned_weights"] / (last["num_clients"] - last["num_faulty"])
     return exchanged
-
-
-def _write_results(
-    folder: pathlib.Path,
-    config: RunConfig,
-    clients: bfl.data.Clients,
-    test: bfl.data.Source,
-    final: bfl.evaluation.Evaluation,
-    result: bfl.federated.SimulationResult,
-    summary: dict[str, Any],
-    info: bfl.export.Info,
-    apart: Optional[dict[str, np.ndarray]],
-) -> None:
-    """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
-    # Of a run that broke off while it wrote them.
-    for half in ("figures", "saved_model"):
-        shutil.rmtree(folder / half, ignore_errors=True)
-    rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
-    (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
-    bfl.export.save(result.model, folder / "saved_model", info)
-    if config.algorithm == "fl_swag":
-        state = online.from_stack(result.state.step, result.state.weights)
-        online.save(state, folder / STATE)
-    if config.algorithm == "partitioned_vi":
-        factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
-    predictions = report.predictions_of(final, test.labels)
-    if apart:
-        np.savez_compressed(folder / report.HELD_OUT, **apart)  # type: ignore[arg-type]
-    np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
-    results = report.results(folder.name, config, summary, result.rounds, predictions, test, clients)
-    figures = bfl.plots.run_figures(results)
-    bfl.plots.write_report(folder / "report.html", [results], title=report.title(config), figures=figures)
-    (folder / "figures").mkdir()
-    for name, figure in figures.items():
-        figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())
-    # Last, and at once: that it is there says that the run is complete.
-    draft = folder / "summary.json.draft"
-    draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    draft.replace(folder / "summary.json")

@@ -43,17 +43,20 @@ from tfp_bfl.evaluation.predictive import (
     sample_probabilities,
     sample_seeds,
 )
+from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference
 from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
 from tfp_bfl.evaluation.rounds import rounds_to, running_mean
 
 __all__ = [
     "PRECISIONS",
     "ConfidenceCurve",
+    "Difference",
     "Evaluation",
     "Limit",
     "Normality",
     "OutOfDistribution",
     "Reliability",
+    "Repeats",
     "RetentionCurve",
     "RiskCoverage",
     "Summary",
@@ -84,6 +87,8 @@ __all__ = [
     "normality",
     "normality_summary",
     "out_of_distribution",
+    "over_seeds",
+    "paired_difference",
     "permuted_stddevs",
     "predict",
     "prediction_sets",

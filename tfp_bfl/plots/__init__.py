@@ -13,11 +13,13 @@ from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_comparison, learning_curve
 from tfp_bfl.plots.normality import normality_histograms
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
+from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.report import write_report
 from tfp_bfl.plots.results import RunResults, run_figures
 from tfp_bfl.plots.retention import retention_comparison, retention_curves, risk_coverage
 
 __all__ = [
+    "Repeated",
     "RunResults",
     "accuracy_confidence",
     "chain_traces",

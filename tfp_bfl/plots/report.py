@@ -14,13 +14,14 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.plots import tables
+from tfp_bfl.plots import repeats, tables
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import are_images
 from tfp_bfl.plots.learning import learning_comparison, learning_curve
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
+from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
 
@@ -56,6 +57,7 @@ def write_report(
     warnings: Sequence[str] = (),
     out_of_distribution: str = "",
     figures: Optional[Mapping[str, Figure]] = None,
+    repeated: Sequence[Repeated] = (),
 ) -> pathlib.Path:
     """Writes a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.
 
@@ -69,6 +71,8 @@ def write_report(
       warnings: whole sentences, shown above everything else, with those of the runs.
       out_of_distribution: where the runs' `out_of_distribution` examples come from, such as "mnist".
       figures: of a single run, those of `run_figures`, which get the page's size; None to draw them anew.
+      repeated: the runs' scores over seeds, where each of the runs stands for several; their tables take the place of
+        the runs' own.
 
     Returns:
       The path.
@@ -93,8 +97,8 @@ def write_report(
     page = _template().render(
         title=title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
         warnings=notices,
-        headlines=tables.headlines(runs[0]) if single else [],
-        sections=[*_sections(runs, out_of_distribution, figures)],
+        headlines=tables.headlines(runs[0]) if single and not repeated else [],
+        sections=[*_sections(runs, out_of_distribution, figures, repeated)],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
@@ -120,7 +124,10 @@ def _breakable(text: str) -> Markup:
 
 
 def _sections(
-    runs: Sequence[RunResults], other: str, drawn: Optional[Mapping[str, Figure]] = None
+    runs: Sequence[RunResults],
+    other: str,
+    drawn: Optional[Mapping[str, Figure]] = None,
+    repeated: Sequence[Repeated] = (),
 ) -> Iterator[_Section]:
     single = len(runs) == 1
     drawn = drawn or {}
@@ -131,8 +138,10 @@ def _sections(
         if costs.rows
         else []
     )
+    if repeated:
+        yield from _over_seeds(repeated)
     if not single:
-        yield from _scores(runs)
+        yield from _scores(runs, beside=bool(repeated))
         yield from spent
     if any(run.rounds for run in runs):
         yield _learning(runs, drawn.get("learning_curve"))
@@ -162,10 +171,31 @@ def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture
     return [picture(figure, run.name if len(runs) > 1 else "") for run, figure in zip(runs, figures)]
 
 
-def _scores(runs: Sequence[RunResults]) -> Iterator[_Section]:
+def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[_Section]:
+    """What is known of all seeds; figures and all else below are of one."""
+    keys = repeats.keys_of(repeated)
+    yield _Section(
+        "Results over seeds",
+        "On the test set: mean ± standard deviation over the seeds. Bold is better than each other one by the same "
+        "seeds: the 95 % interval of the paired difference leaves out 0. What stands below is of the first seed.",
+        tables=[repeats.scores(repeated, keys)],
+        is_wide=True,
+    )
+    if len(repeated) > 1:
+        yield _Section(
+            f"Differences to {repeated[0].name}",
+            "Paired by seed: mean and its 95 % interval, by Student's t, each by itself. Bold leaves out 0; a dash "
+            "stands where fewer than two seeds are shared.",
+            tables=[repeats.differences(repeated, keys)],
+            is_wide=True,
+        )
+
+
+def _scores(runs: Sequence[RunResults], beside: bool) -> Iterator[_Section]:
     is_wide = len(runs) > _MOST_BESIDE
-    how = "On the test set; bold is the best of a row."
-    yield _Section("Results", how, tables=[tables.results(runs)], is_wide=is_wide)
+    if not beside:
+        how = "On the test set, each of one seed: `--seeds 0..4` says what a difference is worth."
+        yield _Section("Results", how, tables=[tables.results(runs)], is_wide=is_wide)
     differing = tables.settings(runs, differing=True)
     how = "All other settings are the same." if differing.rows else "The runs were started with the same settings."
     yield _Section("What differs", how, tables=[differing] if differing.rows else [], is_wide=is_wide)

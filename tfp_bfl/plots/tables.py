@@ -16,7 +16,7 @@ MOST_CLIENTS = 200
 
 
 class Cell(NamedTuple):
-    """What one cell says, and whether it is the best of its row."""
+    """What one cell says, and whether it is better than the others of its row by more than seeds vary."""
 
     text: str
     is_best: bool = False
@@ -72,8 +72,8 @@ _NAMES = {
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.
-_BETTER = {"accuracy": 1, "macro_recall": 1, "macro_precision": 1, "test_nll": -1, "ece": -1, "mce": -1, "brier": -1}
-_BETTER |= {f"{adapted}client_accuracy{least}": 1 for adapted in ("", "adapted_") for least in ("", "_least")}
+BETTER = {"accuracy": 1, "test_nll": -1, "ece": -1, "brier": -1, "mce": -1, "macro_recall": 1, "macro_precision": 1}
+BETTER |= {f"{adapted}client_accuracy{least}": 1 for adapted in ("", "adapted_") for least in ("", "_least")}
 
 
 def headlines(run: RunResults) -> list[Headline]:
@@ -94,27 +94,19 @@ def results(runs: Sequence[RunResults]) -> Table:
     ]
     rows = []
     for key in _keys(summaries):
-        name = _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
         values = [summary.get(key) for summary in summaries]
-        rows.append((name, _cells(values, 0 if single else _BETTER.get(key, 0))))
+        rows.append((name_of(key), [_cell(value) for value in values]))
     return Table("Results", _heads(runs), rows)
 
 
-def _cells(values: Sequence[Any], better: int) -> list[Cell]:
-    scores = [_number(value) for value in values]
-    best = _best([score * better for score in scores if better and score is not None])
-    cells = []
-    for value, score in zip(values, scores):
-        if score is None:
-            cells.append(Cell(text(value)))
-        else:
-            cells.append(Cell(_score(score), best is not None and score * better == best))
-    return cells
+def name_of(key: str) -> str:
+    """What a key of a summary is called."""
+    return _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
 
 
-def _best(scores: Sequence[float]) -> Optional[float]:
-    """The largest; where all are the same, none is better."""
-    return max(scores) if len(set(scores)) > 1 else None
+def _cell(value: Any) -> Cell:
+    score = _number(value)
+    return Cell(text(value) if score is None else _score(score))
 
 
 def _number(value: Any) -> Optional[float]:
@@ -160,8 +152,7 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
         scores = [_separation(run, quantity) for run in runs]
         for i, area in enumerate(("AUROC", "AUPR")):
             values = [None if pair is None else f"{pair[i]:.3f}" for pair in scores]
-            best = _best([float(value) for value in values if value is not None])
-            rows.append((f"{area} of the {name}", [Cell(text(v), v is not None and float(v) == best) for v in values]))
+            rows.append((f"{area} of the {name}", [Cell(text(value)) for value in values]))
     return Table("Scores", _heads(runs), rows)
 
 

@@ -1,0 +1,170 @@
+"""Many runs: which they are, what is refused, what they come to, and how they go on."""
+
+import csv
+import json
+import re
+
+import pytest
+import yaml
+
+from tfp_bfl.app import sweep
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.errors import InvalidArgument
+
+SMALL = (
+    *("--dataset", "breast_cancer", "--model", "mlp", "--kind", "deterministic", "--clients", "2"),
+    *("--partition", "iid", "--rounds", "2", "--local-epochs", "1", "--engine", "local"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0..4", [0, 1, 2, 3, 4]), ("7", [7]), ("0,2", [0, 2]), ("0..1, 10..11", [0, 1, 10, 11])]
+)
+def test_seeds(text, seeds):
+    assert sweep.parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "a", "4..0", "0...4", "-1", "0..1,1", "1e3", "0..99999999", "٣", "0-4"])
+def test_what_are_no_seeds(text):
+    with pytest.raises(InvalidArgument, match="seeds is"):
+        sweep.parse_seeds(text)
+
+
+def test_what_is_varied():
+    items = ["rule=linear_pool,conflation", "--local-epochs= 1 , 5", "variational-layers=dense,a;all"]
+    found = sweep.parse_varied(items)
+    assert found == {
+        "rule": ["linear_pool", "conflation"],
+        "local_epochs": ["1", "5"],
+        "variational_layers": ["dense,a", "all"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("rule", "must be such as rule=linear_pool,conflation"),
+        ("rule=", "must be such as"),
+        ("rule=a,,b", "must be such as"),
+        ("seed=0,1", "give --seeds 0..4"),
+        ("output=a,b", "give --output"),
+        ("rul=a", "did you mean"),
+        ("rounds=1,1", "twice"),
+    ],
+)
+def test_what_can_not_be_varied(item, words):
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        sweep.parse_varied([item])
+
+
+def test_every_combination_by_every_seed():
+    varied = {"partition": ["iid", "dirichlet:0.5"], "rounds": ["2", "3"]}
+    cells = sweep.make_cells(None, {"clients": 3}, varied, [0, 1])
+    assert len(cells) == 8 and all(config.clients == 3 for config in cells.values())
+    assert cells["partition=dirichlet_0.5,rounds=3,seed=1"].told()["partition"] == "dirichlet:0.5"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--vary", "rule=linear_pool,nonsense"), "nonsense"),
+        (("--vary", "rounds=2", "--rounds", "3"), "rounds is given and varied"),
+        (("--seed", "1"), "seed is given and varied"),
+        (("--jobs", "0"), "jobs is 0"),
+        (("--jobs", "two"), "jobs is two"),
+        (("--progress", "bar"), "many runs are told of in lines"),
+        (("--seeds", "5..1"), "must go up"),
+        (("--vary", "seed=0..4"), "give --seeds"),
+    ],
+)
+def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, capsys, options, words):
+    assert run_command_line(["sweep", *options, "--output", str(tmp_path / "new")]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_without_a_folder_is_refused(capsys):
+    assert run_command_line(["sweep", "--seeds", "0..1"]) == 2
+    assert "give --output one" in capsys.readouterr().err
+
+
+def test_list_runs_nothing(tmp_path, capsys):
+    output = str(tmp_path / "new")
+    assert run_command_line(["sweep", "--vary", "rounds=2,3", "--list", "--output", output]) == 0
+    assert capsys.readouterr().out.split() == ["rounds=2,seed=0", "rounds=3,seed=0"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("rounds: 2\n")
+    assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
+    assert "is the folder of one run" in capsys.readouterr().err
+
+
+def test_no_runs(tmp_path, capsys):
+    assert run_command_line(["runs", str(tmp_path)]) == 0
+    assert "There is no run in" in capsys.readouterr().out
+    assert run_command_line(["runs", str(tmp_path / "nowhere")]) == 2
+    assert "There is no folder" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweeps") / "rates"
+    options = ("--vary", "learning-rate=1e-5,1e-2", "--seeds", "0..1", "--output", str(folder))
+    assert run_command_line(["sweep", *SMALL, *options]) == 0
+    return folder, options
+
+
+@pytest.mark.deep(after="tests/app/test_sweep.py")
+def test_tables_and_page(swept, capsys, tmp_path):
+    """What it computes: a rate of 1e-2 learns, one of 1e-5 does not; the CSV holds the runs' own numbers."""
+    folder, _ = swept
+    rows = list(csv.DictReader((folder / "runs.csv").open()))
+    assert [row["seed"] for row in rows] == ["0", "1", "0", "1"]
+    for row in rows:
+        summary = json.loads((folder / row["run"] / "summary.json").read_text())
+        assert float(row["accuracy"]) == summary["accuracy"] and float(row["test_nll"]) == summary["test_nll"]
+    slow, fast = csv.DictReader((folder / "results.csv").open())
+    assert slow["group"] == "learning_rate=1e-05" and slow["seeds"] == "2" and slow["accuracy_difference"] == ""
+    mean = lambda name: sum(float(row[name]) for row in rows[2:]) / 2
+    assert float(fast["test_nll_mean"]) == pytest.approx(mean("test_nll"))
+    assert float(fast["test_nll_difference"]) == pytest.approx(
+        float(fast["test_nll_mean"]) - float(slow["test_nll_mean"])
+    )
+    assert r"\begin{tabular}{lrrrr" in (folder / "results.tex").read_text()
+    text = (folder / "report.html").read_text()
+    assert "Results over seeds" in text and "Differences to learning_" in text
+    assert run_command_line(["report", str(folder), "--output", str(tmp_path / "again.md")]) == 0
+    assert (tmp_path / "again.md").read_text() == (folder / "results.md").read_text()
+    assert run_command_line(["runs", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 5 and lines[1].startswith("learning_rate=1e-5,seed=0  done")
+
+
+@pytest.mark.deep(after="tests/app/test_sweep.py")
+def test_the_same_command_goes_on_and_another_is_refused(swept, capsys):
+    folder, options = swept
+    (broken,) = folder.glob("learning_rate=1e-2,seed=1")
+    summary = json.loads((broken / "summary.json").read_text())
+    (broken / "summary.json").unlink()
+    assert run_command_line(["runs", str(folder)]) == 0
+    assert "broke off after round 2/2" in capsys.readouterr().out
+    times = {path: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
+    assert run_command_line(["sweep", *SMALL, *options]) == 0
+    assert "3 of 4 are done." in capsys.readouterr().out
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    again = json.loads((broken / "summary.json").read_text())
+    assert {name: again[name] for name in ("accuracy", "test_nll")} == {
+        name: summary[name] for name in ("accuracy", "test_nll")
+    }
+    assert run_command_line(["sweep", *SMALL, *options, "--batch-size", "16"]) == 2
+    assert "is of other options (batch_size 32, now 16)" in capsys.readouterr().err
+
+
+@pytest.mark.deep(after="tests/app/test_sweep.py")
+def test_seeds_of_a_run(tmp_path, capsys):
+    folder = tmp_path / "seeds"
+    assert run_command_line(["run", *SMALL, "--seeds", "3,5", "--output", str(folder)]) == 0
+    assert [yaml.safe_load(path.read_text())["seed"] for path in sorted(folder.glob("*/config.yaml"))] == [3, 5]
+    assert "| 2 |" in capsys.readouterr().out

@@ -1,0 +1,210 @@
+"""Cells: what is run once each, one after another or side by side. A folder is done once it holds a summary."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import pathlib
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable, Optional
+
+import click
+
+from tfp_bfl.errors import Error, InvalidArgument
+
+SUMMARY = "summary.json"
+_PARENT_DEATH = 1
+
+Options = Mapping[str, Any]
+Work = Callable[[pathlib.Path, Any], Any]
+
+
+def is_done(folder: pathlib.Path) -> bool:
+    """Whether the work of a folder was finished."""
+    return (folder / SUMMARY).exists()
+
+
+def read_summary(folder: pathlib.Path) -> dict[str, Any]:
+    """The summary of a folder that is done."""
+    return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+
+
+def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
+    """The summaries that are there."""
+    return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
+
+
+def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
+    """Calls `work`, which fills the folder and writes its summary last, unless that is there.
+
+    Of several processes at one folder the first works, and the others wait.
+
+    Args:
+      folder: of the cell.
+      work: of the cell.
+      goes_on: whether it takes up what an earlier, broken attempt left; else that is deleted first.
+    """
+    locks = folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with open(locks / folder.name, "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_done(folder):
+            if not goes_on:
+                shutil.rmtree(folder, ignore_errors=True)
+            work()
+
+
+def options_in(folder: pathlib.Path) -> Optional[Options]:
+    """The options that a cell's summary holds; None of one that is not done."""
+    return read_summary(folder)["options"] if is_done(folder) else None
+
+
+def check_cells(
+    every: Mapping[str, Options],
+    output: pathlib.Path,
+    held: Callable[[pathlib.Path], Optional[Options]] = options_in,
+) -> None:
+    """Whether what is there is of the same options.
+
+    Args:
+      every: name -> options of each cell.
+      output: the folder of their folders.
+      held: the options of a cell's folder; None where there is nothing that could be of others.
+
+    Raises:
+      InvalidArgument: a folder holds a cell of other options.
+    """
+    for name, options in every.items():
+        there = held(output / name)
+        if there is None:
+            continue
+        wanted = json.loads(json.dumps(options))  # As a summary gives them back.
+        differing = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
+        if differing:
+            key = differing[0]
+            raise InvalidArgument(
+                f"{output / name} is of other options ({key} {there.get(key)!r}, now {wanted.get(key)!r}): give "
+                "another --output, or delete that folder."
+            )
+
+
+def run_cells(
+    every: Mapping[str, Options],
+    output: pathlib.Path,
+    work: Work,
+    told: Callable[[dict[str, Any]], str],
+    *,
+    jobs: int = 1,
+    threads: Optional[int] = None,
+    goes_on: bool = False,
+) -> None:
+    """Runs the cells that are not done, and tells of each in a line. A cell that fails does not stop the others.
+
+    Args:
+      every: name -> options of each cell.
+      output: the folder of their folders.
+      work: (folder, options) -> what is not looked at; writes the summary last. A function of a module, for several
+        jobs.
+      told: summary -> a line.
+      jobs: processes side by side; 1 for this one.
+      threads: of TensorFlow in each of several; None for an equal share of the cores.
+      goes_on: as in `run_once`.
+
+    Raises:
+      Error: some failed; the message names the first.
+    """
+    todo = {name: options for name, options in every.items() if not is_done(output / name)}
+    before = len(every) - len(todo)
+    if before:
+        click.echo(f"{before} of {len(every)} are done.")
+    failed: dict[str, BaseException] = {}
+    ended = (_beside if jobs > 1 else _here)(todo, output, work, goes_on, jobs, threads)
+    for number, (name, error) in enumerate(ended, before + 1):
+        if error is not None:
+            failed[name] = error
+        words = told(read_summary(output / name)) if error is None else f"failed: {error}"
+        click.echo(f"{number}/{len(every)} {name}: {words}")
+    if failed:
+        name, error = next(iter(failed.items()))
+        raise Error(
+            f"{len(failed)} of {len(every)} failed, the first of them {name} ({error}): the same command tries them "
+            "again."
+        )
+
+
+_Ended = Iterator[tuple[str, Optional[BaseException]]]
+
+
+def _here(todo: Mapping[str, Options], output: pathlib.Path, work: Work, goes_on: bool, *_: Any) -> _Ended:
+    for name, options in todo.items():
+        try:
+            _once(output / name, work, options, goes_on)
+            yield name, None
+        except Exception as error:
+            yield name, error
+
+
+def _beside(
+    todo: Mapping[str, Options],
+    output: pathlib.Path,
+    work: Work,
+    goes_on: bool,
+    jobs: int,
+    threads: Optional[int],
+) -> _Ended:
+    own = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
+    # Not forked: TensorFlow's threads would be missing.
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (os.getpid(), own))
+    try:
+        futures = {pool.submit(_once, output / name, work, x, goes_on): name for name, x in todo.items()}
+        for future in concurrent.futures.as_completed(futures):
+            yield futures[future], future.exception()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(parent: int, threads: int) -> None:
+    """What each of several processes does first: it ends with who started it, whatever becomes of that."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    # Of Ctrl-C in a terminal the parent hears as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    use_threads(threads)
+
+
+def _once(folder: pathlib.Path, work: Work, options: Options, goes_on: bool) -> None:
+    run_once(folder, lambda: work(folder, options), goes_on)
+
+
+def forget_models() -> None:
+    """Models and graphs refer to each other in circles: over many cells memory would grow."""
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].keras.backend.clear_session()
+    gc.collect()
+
+
+def use_threads(number: Optional[int]) -> None:
+    """Tells TensorFlow how many threads an operation has, and to run one operation at a time; None: its own choice."""
+    if number:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(number)
+        tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -1,0 +1,150 @@
+"""The folder of a run: whose it is, what is recorded in it round by round, and what it holds at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, TextIO, Union
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app import report
+from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.progress import Reporter
+from tfp_bfl.app.revise import SITES, STATE
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.servers import factors, online
+
+# A figure's width.
+FIGURE_PIXELS = 960
+Row = dict[str, Any]
+OnRound = Callable[[Row], None]
+
+
+@contextlib.contextmanager
+def owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
+    """Makes the folder if it is new, and keeps other processes out of it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"The run folder {folder} can't be made ({error.strerror}): give --output another one."
+        ) from None
+    with open(folder / "config.yaml", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidArgument(f"The run in {folder} is still going on in another process: wait for it.") from None
+        if (folder / "summary.json").exists():
+            raise InvalidArgument(f"Another process has just finished the run in {folder}: give --output a new folder.")
+        file.seek(0)
+        there = file.read()
+        if not there:
+            file.write(config.record())
+            file.flush()
+        elif there != config.record() and _record_in(folder) != config.record():
+            raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
+        yield
+
+
+def _record_in(folder: pathlib.Path) -> str:
+    """A run's record as this version writes it."""
+    return make_config(folder / "config.yaml", {}, runs_code=False).record()
+
+
+def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
+    output = output or config.output
+    if output is None:
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        name = f"{config.data_name}-{config.model_name}-{config.kind}-{report.method(config)}-{now}"
+        output = pathlib.Path("runs") / name.replace("/", "-")
+    folder = pathlib.Path(output)
+    if os.path.lexists(folder):
+        raise InvalidArgument(
+            f"The run folder {folder} exists already: give --output a new one, nothing is overwritten."
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
+    """What happens after each round: a line in metrics.jsonl, progress, TensorBoard's events."""
+    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
+    begun: list[int] = []
+    with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
+
+        def on_round(row: Row) -> None:
+            if not (folder / "config.yaml").exists():
+                raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
+            if not begun:
+                _cut_before(lines, row["round"])
+            begun[:] = [row["round"]]
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            tell.round(row)
+            if hook:
+                hook(row)
+            if writer:
+                with writer.as_default(step=row["round"]):
+                    for name, value in row.items():
+                        if isinstance(value, (int, float)):
+                            tf.summary.scalar(name, value)
+
+        yield on_round
+    if writer:
+        writer.close()
+
+
+def _cut_before(lines: TextIO, number: int) -> None:
+    """Leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
+    lines.seek(0)
+    kept = lines.readlines()[: number - 1]
+    lines.truncate(0)
+    lines.writelines(kept)
+
+
+def write_results(
+    folder: pathlib.Path,
+    config: RunConfig,
+    clients: bfl.data.Clients,
+    test: bfl.data.Source,
+    final: bfl.evaluation.Evaluation,
+    result: bfl.federated.SimulationResult,
+    summary: dict[str, Any],
+    info: bfl.export.Info,
+    apart: Optional[dict[str, np.ndarray]],
+) -> None:
+    """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    # Of a run that broke off while it wrote them.
+    for half in ("figures", "saved_model"):
+        shutil.rmtree(folder / half, ignore_errors=True)
+    rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
+    (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
+    bfl.export.save(result.model, folder / "saved_model", info)
+    if config.algorithm == "fl_swag":
+        state = online.from_stack(result.state.step, result.state.weights)
+        online.save(state, folder / STATE)
+    if config.algorithm == "partitioned_vi":
+        factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
+    predictions = report.predictions_of(final, test.labels)
+    if apart:
+        np.savez_compressed(folder / report.HELD_OUT, **apart)  # type: ignore[arg-type]
+    np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
+    results = report.results(folder.name, config, summary, result.rounds, predictions, test, clients)
+    figures = bfl.plots.run_figures(results)
+    bfl.plots.write_report(folder / "report.html", [results], title=report.title(config), figures=figures)
+    (folder / "figures").mkdir()
+    for name, figure in figures.items():
+        figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())
+    # Last, and at once: that it is there says that the run is complete.
+    draft = folder / "summary.json.draft"
+    draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    draft.replace(folder / "summary.json")

@@ -1,0 +1,44 @@
+"""Tables of text as CSV, Markdown and LaTeX: the first row is the head."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from typing import Callable
+
+Rows = Sequence[Sequence[str]]
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+
+
+def to_csv(rows: Rows) -> str:
+    """With commas, quoted where a cell needs it."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def to_markdown(rows: Rows) -> str:
+    """With pipes; **x** is bold."""
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    return "\n".join(lines) + "\n"
+
+
+def to_latex(rows: Rows) -> str:
+    """A tabular of booktabs: the first column to the left, the others to the right; **x** is bold."""
+    head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in rows]
+    columns = "l" + "r" * (len(rows[0]) - 1)
+    lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}"]) + "\n"
+
+
+def _latex(cell: str) -> str:
+    inner = cell[2:-2] if cell.startswith("**") and cell.endswith("**") and len(cell) > 4 else None
+    text = re.sub(r"[\\~^±&%$#_{}]", lambda m: _LATEX.get(m[0], "\\" + m[0]), cell if inner is None else inner)
+    return text if inner is None else rf"\textbf{{{text}}}"
+
+
+# suffix of a file -> how a table is written in it
+FORMATS: dict[str, Callable[[Rows], str]] = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}

@@ -1,0 +1,82 @@
+"""Tables of runs that were repeated with other seeds: bold is what other seeds would not undo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
+
+from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
+from tfp_bfl.plots import tables
+from tfp_bfl.plots.tables import DASH, Cell, Table
+
+
+class Repeated(NamedTuple):
+    """Runs that differ in their seeds alone.
+
+    Fields:
+      name: what distinguishes them from others.
+      scores: seed -> key of the summary -> number.
+    """
+
+    name: str
+    scores: Mapping[int, Mapping[str, float]]
+
+    def values(self, key: str, seeds: Optional[Sequence[int]] = None) -> list[float]:
+        """A score of these seeds, or of all that have it."""
+        return [self.scores[seed][key] for seed in (self.seeds(key) if seeds is None else seeds)]
+
+    def seeds(self, key: str) -> list[int]:
+        """Those of the runs that have a score, in order."""
+        return sorted(seed for seed, scores in self.scores.items() if key in scores)
+
+
+def scores(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
+    """Mean and standard deviation over the seeds; bold what is better than each other group by the same seeds."""
+    rows = []
+    for key in keys:
+        best = _best(groups, key)
+        rows.append((tables.name_of(key), [Cell(_repeated(g, key), g is best) for g in groups]))
+    numbers = [Cell(str(len(group.scores))) for group in groups]
+    return Table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
+
+
+def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
+    """Each group less the first, by the same seeds, with 95 % intervals; bold where the interval leaves out 0."""
+    first, *others = groups
+    rows = []
+    for key in keys:
+        found = [compare(other, first, key) for other in others]
+        rows.append((tables.name_of(key), [Cell(_difference(d), d is not None and d.is_told) for d in found]))
+    return Table(f"Less {first.name}", ["", *(group.name for group in others)], rows)
+
+
+def compare(group: Repeated, other: Repeated, key: str) -> Optional[Difference]:
+    """The paired difference of a score over the seeds that both have; None where those are fewer than two."""
+    seeds = [seed for seed in group.seeds(key) if seed in other.seeds(key)]
+    return paired_difference(group.values(key, seeds), other.values(key, seeds)) if len(seeds) > 1 else None
+
+
+def keys_of(groups: Sequence[Repeated]) -> list[str]:
+    """The scores that say how good a model is, as far as there are any."""
+    return [key for key in tables.BETTER if any(group.seeds(key) for group in groups)]
+
+
+def _best(groups: Sequence[Repeated], key: str) -> Optional[Repeated]:
+    sign = tables.BETTER.get(key, 0)
+    scored = [group for group in groups if group.seeds(key)]
+    if not sign or len(scored) < 2:
+        return None
+    best = max(scored, key=lambda group: sign * over_seeds(group.values(key)).mean)
+    found = [compare(best, other, key) for other in scored if other is not best]
+    return best if all(d is not None and d.is_told and sign * d.mean > 0 for d in found) else None
+
+
+def _repeated(group: Repeated, key: str) -> str:
+    if not group.seeds(key):
+        return DASH
+    found = over_seeds(group.values(key))
+    return f"{found.mean:.4f}" + (f" ± {found.stddev:.4f}" if found.number > 1 else "")
+
+
+def _difference(found: Optional[Difference]) -> str:
+    return DASH if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
