@@ -10,7 +10,8 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl import errors
-from tfp_bfl.app import run_folder as runs
+from tfp_bfl.app import run as runs
+from tfp_bfl.app import run_folder
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.config import make_config
 from tfp_bfl.errors import InvalidArgument
@@ -127,14 +128,14 @@ def test_the_second_of_two_runs_into_one_folder_is_told_so(tmp_path):
     config, folder = make_config(None, SMALL), tmp_path / "run"
     other = make_config(None, {**SMALL, "seed": 5})
     going_on = pytest.raises(InvalidArgument, match="is still going on in another process")
-    with runs.owned(folder, config), going_on, runs._owned(folder, other):
+    with run_folder.owned(folder, config), going_on, run_folder.owned(folder, other):
         pass
-    with pytest.raises(InvalidArgument, match="Another run has just begun in"), runs.owned(folder, other):
+    with pytest.raises(InvalidArgument, match="Another run has just begun in"), run_folder.owned(folder, other):
         pass
-    with runs.owned(folder, config):  # as resume does
+    with run_folder.owned(folder, config):  # as resume does
         pass
     (folder / "summary.json").write_text("{}")
-    with pytest.raises(InvalidArgument, match="has just finished the run in"), runs.owned(folder, config):
+    with pytest.raises(InvalidArgument, match="has just finished the run in"), run_folder.owned(folder, config):
         pass
     assert (folder / "config.yaml").read_text() == config.record()
 
