@@ -87,3 +87,16 @@ def test_all_in_the_table_are_likelihoods():
 def test_text_that_names_none(text, message):
     with pytest.raises(InvalidArgument, match=message):
         parse_likelihood(text)
+
+
+def test_heteroscedastic_is_normal_and_bounded():
+    labels = tf.constant([0.3, -1.0, 2.0, 5.0])
+    outputs = tf.constant([[0.1, -0.5], [0.0, 0.7], [1.0, 0.0], [4.0, 100.0]])
+    found = parse_likelihood("heteroscedastic").nll(labels, outputs)
+    wanted = -tfd.Normal(outputs[:, 0], tf.exp(0.5 * tf.minimum(outputs[:, 1], 14.0))).log_prob(labels)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_classes_of_numbers_say_what_would_be_right():
+    with pytest.raises(InvalidArgument, match="give likelihood 'heteroscedastic'"):
+        parse_likelihood("categorical").nll(tf.constant([0.5]), tf.constant([[0.1, 0.2]]))

@@ -63,7 +63,7 @@ def test_as_dataset_gives_examples_in_order():
 
 
 def test_list_sources_names_what_load_takes():
-    assert {"digits", "breast_cancer", "cifar10", "mnist", "fashion_mnist"} == set(data.list_sources())
+    assert {"digits", "breast_cancer", "diabetes", "cifar10", "mnist", "fashion_mnist"} == set(data.list_sources())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_list_sources_names_what_load_takes():
         ("digitz", "train", "There is no data source 'digitz': did you mean 'digits'"),
         ("fasion_mnist", "train", "did you mean 'fashion_mnist'"),
         ("CIFAR10", "train", "did you mean 'cifar10'"),
-        ("qqqqqq", "train", "choose one of 'breast_cancer', 'digits', 'cifar10'"),
+        ("qqqqqq", "train", "choose one of 'breast_cancer', 'diabetes', 'digits', 'cifar10'"),
         ("a b", "train", "TFDS can't read the data source 'a b'"),
         ("iris", "train", "iris is not image classification"),
         ("cats_vs_dogs", "train", "cats_vs_dogs has images of several sizes"),

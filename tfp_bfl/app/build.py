@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
@@ -19,6 +20,8 @@ from tfp_bfl.errors import InvalidArgument
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
 BATCH_NORM_EXAMPLES = 500
+# Of numbers that are regressed on.
+LIKELIHOOD = "heteroscedastic"
 _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
 
@@ -33,7 +36,7 @@ def model_fn(config: RunConfig, source: bfl.data.Source, function: Any = None) -
         options["variational_layers"] = config.variational_layers.split(",")
     return lambda: bfl.models.MODELS[config.model](
         input_shape=source.element_shape,
-        num_classes=source.num_classes,
+        num_classes=source.num_outputs,
         parametrization=config.parametrization,
         precision=config.precision,
         **common,
@@ -48,7 +51,7 @@ def load(config: RunConfig) -> bfl.data.OwnData:
       InvalidArgument: they can't be read, or are not what the options say of them.
     """
     if bfl.data.is_own(config.dataset):
-        return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data)
+        return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     return bfl.data.OwnData(train, test)
 
@@ -120,6 +123,44 @@ def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.C
     return Shares(clients, server, held_out, unlabelled, calibration)
 
 
+def _check_regression(options: Options, config: RunConfig, source: bfl.data.Source) -> None:
+    if not options.regression:
+        raise InvalidArgument(
+            f"{config.algorithm} is of classification, and {source.name} has numbers for labels: choose another "
+            "algorithm."
+        )
+    for name in ("pretrain_share", "hold_out", "evaluate_clients"):
+        if getattr(config, name):
+            raise InvalidArgument(
+                f"{name} is of classification, and {source.name} has numbers for labels: leave it out."
+            )
+
+
+class Scores(NamedTuple):
+    """How predictions are scored: `evaluation.evaluate`, or `evaluate_regression` in the units of the labels.
+
+    Fields:
+      evaluate: (model, features, labels) -> what it says of them.
+      metric: of the rounds, which is told first.
+    """
+
+    evaluate: Callable[..., Any]
+    metric: str
+
+
+def scores(config: RunConfig, source: bfl.data.Source) -> Scores:
+    """Those of a configuration on data like these."""
+    options: dict[str, Any] = {
+        "num_samples": config.num_samples,
+        "seed": config.seed,
+        "precision": config.evaluation_precision,
+    }
+    if source.target is None:
+        return Scores(functools.partial(bfl.evaluation.evaluate, **options), "accuracy")
+    units: dict[str, Any] = {"scale": source.target.stddev, "shift": source.target.mean}
+    return Scores(functools.partial(bfl.evaluation.evaluate_regression, **options, **units), "rmse")
+
+
 def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:
     """Examples of the server's on which BatchNorm's statistics are computed for each draw of all weights; or None."""
     if server is None or config.last_layer:
@@ -131,7 +172,7 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
     """What travels with the exported model of a run; paths of this machine stay here."""
     names = {"dataset": train.name, "model": config.model_name}
     return bfl.export.Info(
-        class_names=[name if name.isprintable() else ascii(name) for name in train.class_names],
+        class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
         configuration={**{name: x for name, x in config.told().items() if name not in _PATHS}, **names},
         metrics=metrics,
         data={
@@ -141,6 +182,7 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
             "sha256": train.sha256(),
             "metrics_on": "test",
             **({"columns": [list(column) for column in train.columns]} if train.columns else {}),
+            **({"target": list(train.target)} if train.target else {}),
         },
     )
 
@@ -182,4 +224,7 @@ def _recipe(
 ) -> bfl.federated.BayesianProcess:
     recipe = getattr(bfl.algorithms, options.recipe)
     arguments = options.arguments(config, unlabelled)
+    if source.target is not None:
+        _check_regression(options, config, source)
+        arguments["likelihood"] = LIKELIHOOD
     return recipe(model_fn(config, source, function), element_spec=source.element_spec, **arguments)

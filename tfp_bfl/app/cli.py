@@ -156,16 +156,14 @@ def run(
         return run_many(config_file, given, {}, seeds, progress=progress)
     config = None if resumed else make_config(config_file, given)
     # Late, as it imports TensorFlow: a bad value is answered at once.
+    from tfp_bfl.app.report import in_a_line
     from tfp_bfl.app.run import execute, resume
 
     console = Console(stderr=True)
     shown: dict[str, Any] = {"console": console, "progress": progress}
     folder = execute(config, **shown) if config else resume(str(resumed), model=given.get("model"), **shown)
     summary = json.loads((folder / "summary.json").read_text())
-    click.echo(
-        f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}  "
-        f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
-    )
+    click.echo(in_a_line(summary))
     click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")
 
 

@@ -86,7 +86,10 @@ def export_model(run: str, path: str, tflite: bool, client: Optional[int], **dra
 @_num_samples
 @_seed
 @click.option(
-    "--max-uncertainty", type=float, metavar="LIMIT", help="Abstain where the entropy, from 0 to 1, is above it."
+    "--max-uncertainty",
+    type=float,
+    metavar="LIMIT",
+    help="Abstain where the entropy, from 0 to 1, or of a number the sd, is above it.",
 )
 @click.option(
     "--format",

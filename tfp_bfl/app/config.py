@@ -34,6 +34,11 @@ class _Run(pydantic.BaseModel):
     client_column: Optional[str] = option(
         None, "Of one's own table: the column that says whose a row is; of an archive the array."
     )
+    task: str = option(
+        "classification",
+        "classification, or regression on labels that are numbers: of one's own data.",
+        names=choices.TASKS,
+    )
     test_data: Optional[str] = option(
         None, "File or folder with the test set of one's own data; a fifth of them if not given."
     )
@@ -154,7 +159,7 @@ class RunConfig(AllOptions, _Run):
 
         data.parse_partition(self.partition, self.clients)
         if not data.is_own(self.dataset):
-            for name in ("label", "client_column", "test_data"):
+            for name in ("label", "client_column", "task", "test_data"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise InvalidArgument(
                         f"{name} is of data of one's own, and {shown(self.dataset)} is none: give a file or a folder."

@@ -52,6 +52,7 @@ class Options(pydantic.BaseModel):
       defaults: of a configuration with this algorithm, where they differ from the fields' own.
       point_weights: models with variational layers are refused.
       personal: each client has a model of its own.
+      regression: labels may be numbers.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
@@ -60,6 +61,7 @@ class Options(pydantic.BaseModel):
     defaults: ClassVar[dict[str, Any]] = {}
     point_weights: ClassVar[bool] = True
     personal: ClassVar[bool] = False
+    regression: ClassVar[bool] = True
 
     batch_size: Count = option(32, "Examples in a training step.")
 

@@ -186,6 +186,7 @@ class FedAG(_Averaging, Weighted):
 
 class FedBE(_Averaging):
     recipe: ClassVar[str] = "fed_be"
+    regression: ClassVar[bool] = False
     summary: ClassVar[str] = (
         "an ensemble drawn from the clients' weights teaches the server's model on unlabelled examples"
     )

@@ -57,7 +57,7 @@ def model_fn(function: Callable[..., Any], source: data.Source, options: dict[st
     """
     import tensorflow as tf
 
-    offered = {"input_shape": source.element_shape, "num_classes": source.num_classes, **options}
+    offered = {"input_shape": source.element_shape, "num_classes": source.num_outputs, **options}
     taken = inspect.signature(function).parameters
     given = {name: x for name, x in offered.items() if name in taken}
     what = f"The model function {getattr(function, '__name__', shown(function))!r}"
@@ -70,11 +70,11 @@ def model_fn(function: Callable[..., Any], source: data.Source, options: dict[st
     if not isinstance(model, tf.keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
     shapes = tuple(model.input_shape[1:]), model.output_shape[-1]
-    if shapes != (source.element_shape, source.num_classes):
+    if shapes != (source.element_shape, source.num_outputs):
         raise InvalidArgument(
             f"{what} returns a model from {list(shapes[0])} to {shapes[1]} outputs, but {source.name} has examples "
-            f"of shape {list(source.element_shape)} and {source.num_classes} classes: let it take input_shape and "
-            "num_classes."
+            f"of shape {list(source.element_shape)} and wants {source.num_outputs} outputs: let it take input_shape "
+            "and num_classes."
         )
     return lambda: function(**given)
 

@@ -70,6 +70,7 @@ class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
     }
     point_weights: ClassVar[bool] = False
     personal: ClassVar[bool] = True
+    regression: ClassVar[bool] = False
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -86,6 +87,7 @@ class MetaVD(_MetaLearnt, Pooled, Weighted):
     defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout"}
     point_weights: ClassVar[bool] = False
     personal: ClassVar[bool] = True
+    regression: ClassVar[bool] = False
 
     variances: str = option(
         "hypernetwork", "What gives clients their variances: see `tfp-bfl list`.", names=choices.PERSONAL_VARIANCES

@@ -51,13 +51,37 @@ class Row(NamedTuple):
     set: str = ""
 
 
+class NumberRow(NamedTuple):
+    """What a model says of the number that one row has, in the units that it was trained on.
+
+    Fields:
+      image: path[i] for the i-th row of a table.
+      mean, stddev: of the predictive distribution.
+      low, high: the ends of its central 90 % interval.
+      epistemic, aleatoric: the parts of its variance.
+      abstain: whether the standard deviation exceeds the limit.
+    """
+
+    image: str
+    mean: float
+    stddev: float
+    low: float
+    high: float
+    epistemic: float
+    aleatoric: float
+    abstain: bool
+
+
+AnyRow = Union[Row, NumberRow]
+
+
 def predict(
     model: Union[str, os.PathLike],
     images: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
     num_samples: int = 20,
     seed: int = 0,
     max_uncertainty: Optional[float] = None,
-) -> tuple[list[Row], tuple[tuple[str, str], ...]]:
+) -> tuple[list[AnyRow], tuple[tuple[str, str], ...]]:
     """Predicts images, or rows of a table, with a SavedModel of this library.
 
     Args:
@@ -67,10 +91,10 @@ def predict(
       num_samples: S, at most 10,000.
       seed: of the samples.
       max_uncertainty: an image with a larger entropy gets abstain = True; None for the limit of a calibrated model, and
-        none for another.
+        none for another. Of a model of numbers a standard deviation, of any size.
 
     Returns:
-      The rows, and (name, reason) of each image that could not be read.
+      The rows, `NumberRow` of a model of numbers, and (name, reason) of each image that could not be read.
 
     Raises:
       InvalidArgument: the model or none of the images can be read, the model does not take images, or a number is not
@@ -78,23 +102,28 @@ def predict(
     """
     if check_count(num_samples, "num_samples") > MOST_SAMPLES:
         raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
-    if max_uncertainty is not None and not 0 <= max_uncertainty <= 1:
-        raise InvalidArgument(
-            f"max_uncertainty is {max_uncertainty}, but must be between 0 and 1: entropies are normalised."
-        )
     folder = bfl.export.find(model)
     info = bfl.export.read_info(folder)
+    regresses = bfl.export.target_of(info) is not None
+    if max_uncertainty is not None and not 0 <= max_uncertainty <= (np.inf if regresses else 1):
+        raise InvalidArgument(
+            f"max_uncertainty is {max_uncertainty}, but must be "
+            + ("at least 0." if regresses else "between 0 and 1: entropies are normalised.")
+        )
     facts: Any = info.model
     shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
     loaded = bfl.export.load(folder)
     found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
-    rows = []
+    rows: list[AnyRow] = []
     for start in range(0, len(found.names), BATCH_SIZE):
         part = slice(start, start + BATCH_SIZE)
         answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=num_samples, seed=seed)
         values = {name: value.numpy() for name, value in answer.items()}
-        rows += _as_rows(found.names[part], values, names, calibration, max_uncertainty)
+        if regresses:
+            rows += _as_numbers(found.names[part], values, max_uncertainty)
+        else:
+            rows += _as_rows(found.names[part], values, names, calibration, max_uncertainty)
     return rows, found.failures
 
 
@@ -131,6 +160,15 @@ def _as_rows(
     ]
 
 
+def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optional[float]) -> list[NumberRow]:
+    above = ~(answer["stddev"] <= (np.inf if most is None else most))
+    names = NumberRow._fields[1:-1]
+    return [
+        NumberRow(image=image, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
+        for i, image in enumerate(which)
+    ]
+
+
 def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
     """The rows of tables, as if they were images."""
     columns = [name for name, _, _ in bfl.export.columns_of(info)]
@@ -146,36 +184,45 @@ def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[AnyRow]) -> str:
     """A line of names, and a line for each row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([Row._fields, *rows])
+    writer.writerows([rows[0]._fields, *rows])
     return text.getvalue().rstrip("\n")
 
 
-def as_json(rows: Sequence[Row]) -> str:
+def as_json(rows: Sequence[AnyRow]) -> str:
     """A list of objects."""
     return json.dumps([row._asdict() for row in rows], indent=2)
 
 
-def as_table(rows: Sequence[Row]) -> str:
+def as_table(rows: Sequence[AnyRow]) -> str:
     """For people, as wide as its content: a line of a pipe or a file is not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    sets = any(row.set not in ("", row.label) for row in rows)
-    for name in Row._fields if sets else Row._fields[:-1]:
-        table.add_column(
-            name, justify="left" if name in ("image", "label", "abstain", "set") else "right", no_wrap=True
-        )
-    for row in rows:
-        numbers = (f"{row.confidence:.3f}", f"{row.entropy:.3f}", f"{row.epistemic:.4f}", f"{row.aleatoric:.4f}")
+    told = [row._asdict() for row in rows]
+    if all(own.get("set", "") in ("", own.get("label")) for own in told):
+        told = [{name: x for name, x in own.items() if name != "set"} for own in told]
+    for name, value in told[0].items():
+        table.add_column(name, justify="right" if isinstance(value, float) else "left", no_wrap=True)
+    digits = _DIGITS if isinstance(rows[0], Row) else {}
+    for own in told:
         # As plain text: square brackets in a path are no markup.
-        last = ["yes" if row.abstain else "no", *([Text(row.set)] if sets else [])]
-        table.add_row(Text(row.image), Text(row.label), *numbers, *last)
+        table.add_row(*(Text(_in_words(value, digits.get(name, ".4g"))) for name, value in own.items()))
     text = io.StringIO()
-    width = 100 + max(cell_len(row.image) + cell_len(row.label) + cell_len(row.set) for row in rows)
+    width = 100 + max(sum(cell_len(x) for x in own.values() if isinstance(x, str)) for own in told)
     Console(file=text, width=width, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 
 
+def _in_words(value: Any, digits: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:{digits}}"
+    return str(value)
+
+
+# Of shares, and of traces, which are small.
+_DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f"}
 FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}

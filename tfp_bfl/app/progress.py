@@ -29,6 +29,8 @@ _LAZY_SECONDS = 2.0
 # Rounds that follow each other faster share a line.
 _ROUND_SECONDS = 1.0
 _RECENT = 10
+# Of a round, which are told: what they are called, and in how many digits.
+_SCORES = {"accuracy": ("accuracy", "3f"), "rmse": ("RMSE", "4g"), "test_nll": ("NLL", "3f")}
 
 
 class Reporter:
@@ -69,7 +71,8 @@ class Reporter:
             self._ends = [*self._ends[-_RECENT:], now]
             self._number = number
             self._doing, self._since, self._is_told = f"round {number + 1}/{self._rounds}", now, True
-            scores = f"accuracy {row['accuracy']:.3f}  NLL {row['test_nll']:.3f}" if "accuracy" in row else ""
+            found = [f"{words} {row[name]:.{digits}}" for name, (words, digits) in _SCORES.items() if name in row]
+            scores = "  ".join(found)
             self._show("round", scores)
             if self._form == "phases" or (now - self._told < _ROUND_SECONDS and number < self._rounds):
                 return

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+# Of a prediction of a number.
+NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 # Predictions of what nobody trained on, besides the test set.
 HELD_OUT = "held_out.npz"
 _MOST_SUMMARY_BYTES = 2**20
@@ -32,7 +34,19 @@ _MOST_HEADER_BYTES = 2**16
 _BATCH = 500
 # What a report draws or rounds, of a summary or a round.
 _NUMBERS = (
-    *("round", "accuracy", "nll", "test_nll", "ece", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95"),
+    *(
+        "round",
+        "accuracy",
+        "rmse",
+        "coverage",
+        "nll",
+        "test_nll",
+        "ece",
+        "epistemic_share",
+        "stddev_q05",
+        "stddev_median",
+        "stddev_q95",
+    ),
     *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
     *("upload_mb", "download_mb", "pruned_weights"),
 )
@@ -116,6 +130,22 @@ def method(config: RunConfig) -> str:
     return config.rule if config.algorithm == "variational" else config.algorithm
 
 
+def in_a_line(summary: Mapping[str, Any]) -> str:
+    """What a run's model scores."""
+    first = (
+        f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}"
+        if "accuracy" in summary
+        else f"RMSE {summary['rmse']:.4g}  NLL {summary['test_nll']:.4f}  {bfl.evaluation.COVERAGE:.0%} intervals hold "
+        f"{summary['coverage']:.1%}"
+    )
+    return f"{first}  epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+
+
+def truth(test: bfl.data.Source) -> np.ndarray:
+    """The labels as predictions are of them: numbers in their own units."""
+    return test.labels if test.target is None else test.target.mean + test.target.stddev * test.labels
+
+
 def results(
     name: str,
     config: RunConfig,
@@ -133,9 +163,10 @@ def results(
         config=config.told(),
         summary=summary,
         rounds=rounds,
-        probabilities=predictions["probabilities"],
+        probabilities=predictions.get("probabilities"),
         labels=predictions["labels"],
-        uncertainties={key: predictions[key] for key in UNCERTAINTIES},
+        uncertainties={key: predictions[key] for key in UNCERTAINTIES if key in predictions},
+        numbers={key: predictions[key] for key in NUMBERS} if test.target else None,
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
@@ -194,7 +225,7 @@ def _is_sound(record: Mapping[str, Any]) -> bool:
 
 def _data_of(config: RunConfig) -> tuple[Any, ...]:
     """All that says which data a run is of."""
-    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data
+    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data, config.task
 
 
 def _read_results(
@@ -203,7 +234,7 @@ def _read_results(
     train, test, given, _ = sources[_data_of(config)]
     rounds = _read_json(folder / "metrics.jsonl", "file of metrics", _MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
-    if not np.array_equal(predictions["labels"], test.labels):
+    if not np.array_equal(predictions["labels"], truth(test)):
         raise InvalidArgument(
             f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
             "the run where it was made, or give it the same data."
@@ -212,8 +243,10 @@ def _read_results(
     return results(name, config, summary, rounds, predictions, test, clients)
 
 
-def predictions_of(evaluation: bfl.evaluation.Evaluation, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """What a file of predictions holds."""
+def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """What a file of predictions holds, of an `Evaluation` or a `RegressionEvaluation`; labels as of `truth`."""
+    if isinstance(evaluation, bfl.evaluation.RegressionEvaluation):
+        return {"labels": labels, **{name: getattr(evaluation, name) for name in NUMBERS}}
     return {
         "probabilities": evaluation.probabilities,
         "labels": labels,
@@ -222,17 +255,19 @@ def predictions_of(evaluation: bfl.evaluation.Evaluation, labels: np.ndarray) ->
 
 
 def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
-    """The arrays of a file of predictions, which has no more than those of so many examples take.
+    """The arrays of a file of predictions, which has no more than those of so many examples take; of numbers, without
+    classes, those of `NUMBERS`.
 
     Raises:
       InvalidArgument: it is none.
     """
-    names = ("probabilities", "labels", *UNCERTAINTIES)
+    names = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
     most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
     found = read_arrays(path, "file of predictions", most, compressed=True)
     shapes = [found[name].shape if name in found else None for name in names]
-    number = len(found["labels"]) if shapes[1] else 0
-    if shapes != [(number, num_classes), *[(number,)] * (len(names) - 1)] or not all(
+    number = len(found["labels"]) if "labels" in found and found["labels"].ndim else 0
+    wanted = [(number, num_classes) if name == "probabilities" else (number,) for name in names]
+    if shapes != wanted or not all(
         np.issubdtype(found[name].dtype, np.number) and np.all(np.isfinite(found[name])) for name in names
     ):
         raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions.")
@@ -253,6 +288,8 @@ def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[
     for source in own:
         if source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
+        if source.target is not None:
+            raise InvalidArgument(f"--ood is of classifiers, and {source.name} has numbers for labels: leave it out.")
     other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
     for source in own:
         if (other.element_shape, other.features.dtype) != (source.element_shape, source.features.dtype):

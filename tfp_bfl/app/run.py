@@ -115,13 +115,13 @@ def _run(
         train, test, (clients, server, held_out, _, calibration) = read.result()
     bfl.federated.check_clients(process, clients)
     if config.kind != "deterministic":
-        bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_classes)
+        bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_outputs)
     shards = client_scores.shards(config, test, clients)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options = _prediction(config)
+    options, scoring = _prediction(config), build.scores(config, test)
     with owned(folder, config), _workers(engine) as runtime:
         tell.announce(_in_words(config, clients, test, engine))
         pretrained = None
@@ -139,7 +139,7 @@ def _run(
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
-                evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, **options),
+                evaluate=lambda model: scoring.evaluate(model, shown.features, shown.labels).metrics,
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
                 start=pretrained and pretrained.weights,
@@ -154,7 +154,7 @@ def _run(
             )
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         tell.phase(f"predicting {test.num_examples:,} test examples")
-        final = bfl.evaluation.evaluate(result.model, test.features, test.labels, **options)
+        final = scoring.evaluate(result.model, test.features, test.labels)
         apart = None
         if calibration:
             _, features, labels = calibration.examples(0)
@@ -164,7 +164,7 @@ def _run(
             **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
-            **_permuted(result, shown, options),
+            **_permuted(result, shown, scoring),
         }
         if shards:
             tell.phase("scores of the clients' own models")
@@ -190,14 +190,17 @@ def _run(
 
 
 def _permuted(
-    result: bfl.federated.SimulationResult, shown: bfl.data.Source, options: dict[str, Any]
+    result: bfl.federated.SimulationResult, shown: bfl.data.Source, scoring: build.Scores
 ) -> dict[str, float]:
     """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
     last = result.rounds[-1]
     if not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
         return {}
-    permuted = bfl.evaluation.evaluate_permuted(result.model, shown.features, shown.labels, **options)
-    scores = {f"permuted_{name}": permuted[name] for name in ("accuracy", "test_nll", "ece")}
+    with bfl.evaluation.permuted_stddevs(result.model):
+        permuted = scoring.evaluate(result.model, shown.features, shown.labels).metrics
+    scores = {
+        f"permuted_{name}": permuted[name] for name in ("accuracy", "rmse", "test_nll", "ece") if name in permuted
+    }
     return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
 
 

@@ -116,7 +116,7 @@ def write_results(
     config: RunConfig,
     clients: bfl.data.Clients,
     test: bfl.data.Source,
-    final: bfl.evaluation.Evaluation,
+    final: Any,
     result: bfl.federated.SimulationResult,
     summary: dict[str, Any],
     info: bfl.export.Info,
@@ -134,7 +134,7 @@ def write_results(
         online.save(state, folder / STATE)
     if config.algorithm == "partitioned_vi":
         factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
-    predictions = report.predictions_of(final, test.labels)
+    predictions = report.predictions_of(final, report.truth(test))
     if apart:
         np.savez_compressed(folder / report.HELD_OUT, **apart)  # type: ignore[arg-type]
     np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def stochastic_gradient(
       memory_rate: of the client's memory, at most 1 / (1 + omega); None for no memory.
       participation: the probability that a client takes part, above 0 and at most 1.
       fixed_point: w*, the mode, as `find_mode` gives it; for "fixed_point".
-      likelihood: "categorical", "gaussian:STDDEV" or "density".
+      likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       count_bits: report `upload_bits`, which XLA can't.
 
     Returns:

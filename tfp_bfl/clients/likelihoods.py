@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.named import Table, WithArgument, parse
 
+MOST_LOG_VARIANCE = 14.0
+
 
 class Likelihood(NamedTuple):
     """A density of labels given outputs.
@@ -31,7 +33,15 @@ def categorical() -> Likelihood:
         # Of logits that are not finite it is C: their client is left out later, and should not raise here.
         return tf.minimum(drawn, tf.cast(tf.shape(outputs)[1] - 1, drawn.dtype))
 
-    return Likelihood(tf.nn.sparse_softmax_cross_entropy_with_logits, draw)
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        if not labels.dtype.is_integer:
+            raise InvalidArgument(
+                f"The labels are {labels.dtype.name} numbers, and the likelihood is that of classes: give likelihood "
+                "'heteroscedastic' or 'gaussian:STDDEV'."
+            )
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+
+    return Likelihood(nll, draw)
 
 
 def gaussian(stddev: float) -> Likelihood:
@@ -52,6 +62,29 @@ def gaussian(stddev: float) -> Likelihood:
     return Likelihood(nll, draw)
 
 
+def heteroscedastic() -> Likelihood:
+    """p(y | f) = N(y; f_0, exp(f_1)): two outputs, the mean and the logarithm of the variance, labels floats.
+
+    The log variance is held within +-MOST_LOG_VARIANCE, far from what standardised labels have.
+
+    Source: Nix and Weigend 1994.
+    """
+
+    def parts(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return outputs[:, 0], tf.clip_by_value(outputs[:, 1], -MOST_LOG_VARIANCE, MOST_LOG_VARIANCE)
+
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        mean, log_variance = parts(outputs)
+        error = tf.cast(labels, outputs.dtype) - mean
+        return 0.5 * (tf.square(error) * tf.exp(-log_variance) + log_variance + math.log(2 * math.pi))
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        mean, log_variance = parts(outputs)
+        return mean + tf.exp(0.5 * log_variance) * tf.random.stateless_normal(tf.shape(mean), seed)
+
+    return Likelihood(nll, draw)
+
+
 def density() -> Likelihood:
     """The one output is log p(row | w) itself, as of `models.density`; labels say nothing."""
 
@@ -65,12 +98,13 @@ CATEGORICAL = categorical()
 LIKELIHOODS: Table = {
     "categorical": categorical,
     "gaussian": WithArgument(gaussian, "stddev"),
+    "heteroscedastic": heteroscedastic,
     "density": density,
 }
 
 
 def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
-    """ "categorical", "gaussian:STDDEV" or "density" as a likelihood.
+    """ "categorical", "gaussian:STDDEV", "heteroscedastic" or "density" as a likelihood.
 
     Raises:
       InvalidArgument: no such likelihood.

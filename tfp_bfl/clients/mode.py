@@ -45,7 +45,7 @@ def find_mode(
       model_fn: as of `stochastic_gradient`.
       features, labels: of all clients [N, ...], [N].
       prior_stddev: t; None for a flat prior.
-      likelihood: "categorical", "gaussian:STDDEV" or "density".
+      likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       max_steps: at most.
 
     Raises:

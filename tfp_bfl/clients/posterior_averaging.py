@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl.clients.batches import steps_per_epoch
+from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import ByOptimizer, Schedule
 from tfp_bfl.contracts import ClientWork, Work
@@ -74,6 +75,7 @@ def posterior_averaging(
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
     optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer] = lambda: tf.keras.optimizers.SGD(momentum=0.9),
+    likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
     """Client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.
 
@@ -92,6 +94,7 @@ def posterior_averaging(
       batch_size: examples in a step.
       learning_rate: a number, or a function of the rounds done so far.
       optimizer_fn: builds a Keras optimizer; its state starts anew each round.
+      likelihood: of the labels (`clients.LIKELIHOODS`).
 
     Returns:
       Client work as of `tfp_bfl.clients.variational`. Memory: l x P, with as many samples as `local_epochs` allow. A
@@ -102,7 +105,7 @@ def posterior_averaging(
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithms 3 and 4; Mandt et al. 2017 for IASG.
     """
-    model_fn = as_model_fn(model_fn)
+    model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
     check_number(shrinkage, "shrinkage", zero=True)
     for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
         check_count(value, name)
@@ -118,7 +121,7 @@ def posterior_averaging(
 
     def build() -> Work:
         update_fn = functools.partial(ByOptimizer, optimizer_fn=optimizer_fn, learning_rate=learning_rate)
-        trainer = Trainer(model_fn, update_fn)
+        trainer = Trainer(model_fn, update_fn, likelihood=of_labels)
         weights = trainer.weights
 
         @tf.function(autograph=False)

@@ -25,7 +25,7 @@ class Potential:
 
     Args:
       model: a Keras model without variational layers.
-      likelihood: of the labels: "categorical", "gaussian:STDDEV", "density", or a `Likelihood`.
+      likelihood: of the labels: "categorical", "gaussian:STDDEV", "heteroscedastic", "density", or a `Likelihood`.
 
     Attributes:
       leaves: the model's point weights, in the order of `models.layout`.

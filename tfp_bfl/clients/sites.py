@@ -54,7 +54,7 @@ def sites(
     Args:
       model_fn: builds a Keras model with variational weights; or such a model.
       local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay: as of `clients.variational`.
-      likelihood: of the labels: "categorical", or "gaussian:STDDEV".
+      likelihood: of the labels: "categorical", or "gaussian:STDDEV", "heteroscedastic".
       temperature: T of the likelihood.
       step_size: rho of the local objective -E_q[log likelihood] / T - <t_k, natural> + rho KL[q || server's q].
       damping: of the sites, above 0 and at most 1; None for 1 / K, and 0.1 where nobody has said how many clients

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl.clients.batches import steps_per_epoch, without_initial_values
+from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import ByOptimizer
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
@@ -45,6 +46,7 @@ def swag(
     learning_rate: float = 0.05,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
     """Client work that runs SGD from the server's weights and returns the SWAG posterior of its iterates.
 
@@ -71,6 +73,7 @@ def swag(
       momentum: of the steps, at least 0 and below 1.
       weight_decay: the gradient of weight_decay ||theta||^2 / 2, a prior N(0, 1 / (N_k weight_decay)): the product of
         several clients holds it several times.
+      likelihood: of the labels (`clients.LIKELIHOODS`).
 
     Returns:
       Client work as of `tfp_bfl.clients.variational`. Its result is a `ClientPosterior` with a `LowRank` over the last
@@ -83,7 +86,7 @@ def swag(
     Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior or a burn-in
     can be given.
     """
-    model_fn = as_model_fn(model_fn)
+    model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
     if burn_in_epochs is None:
         burn_in_epochs = _half(local_epochs)
     _check_options(local_epochs, burn_in_epochs, collect_every, max_columns, min_variance, batch_size)
@@ -97,7 +100,7 @@ def swag(
         network = parts.head if parts else model
         optimizer_fn = functools.partial(tf.keras.optimizers.SGD, momentum=momentum)
         update_fn = functools.partial(ByOptimizer, optimizer_fn=optimizer_fn, learning_rate=learning_rate)
-        trainer = Trainer(lambda: network, update_fn, weight_decay=weight_decay)
+        trainer = Trainer(lambda: network, update_fn, weight_decay=weight_decay, likelihood=of_labels)
         weights = trainer.weights
         has_statistics = bool(get_weights(network).moments.mean)
 

@@ -61,7 +61,8 @@ def variational(
         prior's K-th root ("product"): `target.KLS`. A client that was not told the federation's size is alone.
       weighting: of the server, by which "total" finds n (`target.target_of`).
       temperature: n is divided by it; below 1 the posterior is colder than Bayes' theorem has it.
-      likelihood: of the labels: "categorical", or "gaussian:STDDEV" for floats and a model of one output.
+      likelihood: of the labels: "categorical", or for floats "gaussian:STDDEV", of a model of one output, or
+        "heteroscedastic", of two.
       update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
         layers' own (Fischer et al. 2024, Table 5).
       pretrained: the first round's posterior has been learnt too, so that with update_prior it is a prior already.

@@ -67,7 +67,8 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
         whole = np.isfinite(array).all() and np.array_equal(array, np.rint(array))
         if not whole:
             raise InvalidArgument(
-                "labels are numbers with fractions, or not finite, but must be classes: a class number or name each."
+                "labels are numbers with fractions, or not finite, but must be classes: a class number or name each; "
+                "to regress on them give --task regression, or Source a target."
             )
         array = array.astype(np.int64)
     if array.dtype.kind in "OUS":
@@ -84,6 +85,32 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
             "names: subtract the first, or leave class_names out."
         )
     return array.astype(np.int32), names
+
+
+def checked_targets(targets: Any, num_examples: int) -> np.ndarray:
+    """Numbers to regress on: float32 [N].
+
+    Raises:
+      InvalidArgument: they are not one a feature row, no numbers, or not finite.
+    """
+    array = np.asarray(targets)
+    if array.shape == (num_examples, 1):
+        array = array[:, 0]
+    if array.dtype.kind == "O" and all(isinstance(x, (int, float)) for x in array.ravel().tolist()):
+        array = array.astype(np.float64)
+    if array.shape != (num_examples,) or array.dtype.kind not in "biuf":
+        raise InvalidArgument(
+            f"labels have the type {array.dtype} and the shape {list(array.shape)}, but to regress on they must be one "
+            f"number for each of the {num_examples} examples."
+        )
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float32)
+    if not np.isfinite(array).all():
+        raise InvalidArgument(
+            f"labels hold a number that is not finite, or too large, in example {int(np.argmin(np.isfinite(array)))}: "
+            "fill it in, or leave that example out."
+        )
+    return array
 
 
 def _check_finite(array: np.ndarray) -> None:

@@ -25,7 +25,7 @@ class ClientExamples(NamedTuple):
 
     Attributes:
       features: [n, ...], uint8 for images, float32 for tables.
-      labels: int32 [n].
+      labels: int32 [n]; float32 where numbers are regressed on.
       client: int32 [n], the client's index repeated. It travels with the examples because the noise of a
         client's training is seeded by it.
     """
@@ -101,8 +101,9 @@ class Clients:
         return self.source.element_spec
 
     def label_counts(self) -> np.ndarray:
-        """Returns the examples of each class that each client holds, int64 [K, C]."""
-        labels, num_classes = self.source.labels, self.source.num_classes
+        """Returns the examples of each class that each client holds, int64 [K, C]; of numbers those of each tenth."""
+        labels = self.source.strata
+        num_classes = self.source.num_classes or int(labels.max()) + 1
         return np.stack([np.bincount(labels[part], minlength=num_classes) for part in self.indices])
 
     def limit(self, examples_per_client: int, seed: int) -> Clients:

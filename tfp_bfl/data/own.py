@@ -13,15 +13,17 @@ import numpy as np
 
 from tfp_bfl import files
 from tfp_bfl.data._random import generator
+from tfp_bfl.data.checks import checked_targets
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.images import CHANNELS, FORMATS, read_images
-from tfp_bfl.data.sources import TEST_SHARE, Column, Source
+from tfp_bfl.data.sources import TEST_SHARE, Column, Source, standardised_target
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.arrays import read_arrays
 
 TABLES = (".csv", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
 MOST_BYTES = 2**34
+TASKS = {"classification": "labels are classes", "regression": "labels are numbers, regressed on"}
 _SPLITS = ("train", "test")
 
 Path = Union[str, "os.PathLike[str]"]
@@ -70,7 +72,13 @@ def names_clients(path: Path) -> bool:
     return False
 
 
-def read_own(path: Path, label: str = "label", client: Optional[str] = None, test: Optional[Path] = None) -> OwnData:
+def read_own(
+    path: Path,
+    label: str = "label",
+    client: Optional[str] = None,
+    test: Optional[Path] = None,
+    task: str = "classification",
+) -> OwnData:
     """Reads a dataset of one's own.
 
     - A table, .csv or .parquet: a row an example, the columns numbers, besides that of the labels and that of the
@@ -87,26 +95,38 @@ def read_own(path: Path, label: str = "label", client: Optional[str] = None, tes
       client: the column, or the array of an archive, that says whose an example is; None where there is none, and
         "clients" of an archive that has such an array.
       test: a file or folder of the same form with the test set.
+      task: "classification", or "regression" on labels that are numbers, which are taken less their mean and over
+        their standard deviation (`Source.target`).
 
     Raises:
       InvalidArgument: there is no such file, column or array, a cell is empty or no number, or images differ in size.
     """
+    lookup(TASKS, task, "task")
     train, given = _read(pathlib.Path(path), label, client)
     if test is not None:
         given, _ = _read(pathlib.Path(test), label, None, ignored=client)
     name, has_names = pathlib.Path(path).stem, bool(train.class_names)
-    whole = Source(name, "train", train.features, train.labels, train.class_names)
-    train = train._replace(features=whole.features, labels=whole.labels, class_names=whole.class_names)
+    regresses = task == "regression"
+    if regresses:
+        train = train._replace(labels=checked_targets(train.labels, len(train.features)))
+    else:
+        whole = Source(name, "train", train.features, train.labels, train.class_names)
+        train = train._replace(features=whole.features, labels=whole.labels, class_names=whole.class_names)
     if given is None:
-        held = _held_out(train.labels, train.owners)
+        held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
         parts = [_part(train, ~held), _part(train, held)]
     else:
         if given.columns != train.columns:
             other = next(iter(set(given.columns) ^ set(train.columns)), "their order")
             raise InvalidArgument(f"The test set has other columns than the training set: {shown(other)} differs.")
-        labels = given.labels if has_names else _as_text(given.labels)
+        labels = given.labels if has_names or regresses else _as_text(given.labels)
         parts = [train, given._replace(labels=labels, class_names=train.class_names)]
-    first, second = _standardised(name, *parts)
+    target = None
+    if regresses:
+        checked = [checked_targets(part.labels, len(part.features)) for part in parts]
+        target, _ = standardised_target(label, checked[0], checked[0])
+        parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
+    first, second = _standardised(name, *parts, target=target)
     owners = parts[0].owners
     if owners is None:
         return OwnData(first, second)
@@ -311,10 +331,11 @@ def _part(examples: _Examples, keep: np.ndarray) -> _Examples:
     return examples._replace(features=examples.features[keep], labels=examples.labels[keep], owners=owners)
 
 
-def _standardised(name: str, train: _Examples, test: _Examples) -> list[Source]:
+def _standardised(name: str, *parts: _Examples, target: Optional[Column]) -> list[Source]:
     """The sources of both; tables by the columns' means and standard deviations in the first."""
     columns: tuple[Column, ...] = ()
-    features = [np.asarray(part.features) for part in (train, test)]
+    train = parts[0]
+    features = [np.asarray(part.features) for part in parts]
     if train.columns and features[0].dtype.kind in "biuf":
         exact = features[0].astype(np.float64)
         means, stddevs = exact.mean(0), exact.std(0)
@@ -322,8 +343,8 @@ def _standardised(name: str, train: _Examples, test: _Examples) -> list[Source]:
         columns = tuple(Column(c, float(m), float(s)) for c, m, s in zip(train.columns, means, stddevs))
         features = [((x - means) / stddevs).astype(np.float32) for x in features]
     return [
-        Source(name, split, x, part.labels, part.class_names, columns)
-        for split, x, part in zip(_SPLITS, features, (train, test))
+        Source(name, split, x, part.labels, () if target else part.class_names, columns, target)
+        for split, x, part in zip(_SPLITS, features, parts)
     ]
 
 

@@ -8,13 +8,13 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Optional, Union
 
 import numpy as np
 
 from tfp_bfl.data import _tfds
 from tfp_bfl.data._random import generator
-from tfp_bfl.data.checks import checked_features, checked_labels
+from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.partitions import Partition
 from tfp_bfl.errors import InvalidArgument, check_count, missing_package
@@ -26,6 +26,10 @@ TEST_SHARE = 0.2
 # The names that the tests and studies of this library use; any other image classification of TFDS loads as
 # well.
 COMMON_TFDS = ("cifar10", "fashion_mnist", "mnist")
+
+
+# Of the numbers that are regressed on, by which partitions tell examples apart.
+STRATA = 10
 
 
 class Column(NamedTuple):
@@ -50,6 +54,8 @@ class Source:
       labels: int32 [N], from 0 to C - 1.
       class_names: C names; if not given, the labels' own, in order.
       columns: how a table was standardised, if it was; () otherwise.
+      target: of what is regressed on: labels are then float32 [N], numbers less its mean and over its standard
+        deviation, and class_names is (). None for classes.
 
     Raises:
       InvalidArgument: features or labels can't be what they must be.
@@ -61,15 +67,21 @@ class Source:
     labels: np.ndarray
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
+    target: Optional[Column] = None
 
     def __post_init__(self) -> None:
         features = checked_features(self.features)
-        labels, class_names = checked_labels(self.labels, len(features), self.class_names)
+        class_names: tuple[str, ...] = ()
+        if self.target is not None:
+            labels = checked_targets(self.labels, len(features))
+        else:
+            labels, class_names = checked_labels(self.labels, len(features), self.class_names)
         for name, value in {"features": features, "labels": labels, "class_names": class_names}.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        sizes = f"{self.num_examples} examples {list(self.element_shape)}, {self.num_classes} classes"
+        told = f"{self.num_classes} classes" if self.target is None else f"target {self.target.name}"
+        sizes = f"{self.num_examples} examples {list(self.element_shape)}, {told}"
         return f"<Source {self.name}/{self.split}: {sizes}>"
 
     @property
@@ -79,8 +91,21 @@ class Source:
 
     @property
     def num_classes(self) -> int:
-        """C."""
+        """C; 0 where numbers are regressed on."""
         return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """What a model gives for an example: C logits, or the mean and the log variance of a number."""
+        return self.num_classes if self.target is None else 2
+
+    @property
+    def strata(self) -> np.ndarray:
+        """By what partitions tell examples apart: the labels, or the tenths of the numbers that are regressed on."""
+        if self.target is None:
+            return self.labels
+        bounds = np.quantile(self.labels, np.arange(1, STRATA) / STRATA)
+        return np.searchsorted(bounds, self.labels, side="right").astype(np.int32)
 
     @property
     def element_shape(self) -> tuple[int, ...]:
@@ -94,7 +119,8 @@ class Source:
 
         number = tf.TensorSpec((None,), tf.int32)
         features = tf.TensorSpec((None, *self.element_shape), tf.as_dtype(self.features.dtype))
-        return ClientExamples(client=number, features=features, labels=number)
+        labels = number if self.target is None else tf.TensorSpec((None,), tf.float32)
+        return ClientExamples(client=number, features=features, labels=labels)
 
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Splits the examples over clients.
@@ -102,7 +128,7 @@ class Source:
         Raises:
           InvalidArgument: the labels do not allow this partition, or it leaves a client with no examples.
         """
-        return Clients(self, partition(self.labels, seed))
+        return Clients(self, partition(self.strata, seed))
 
     def subset(self, num_examples: int, seed: int) -> Source:
         """Returns `num_examples` of the examples, drawn uniformly without replacement, in their old order.
@@ -163,7 +189,17 @@ def _breast_cancer() -> _Table:
     return _Table(rows[:, :-1], rows[:, -1].astype(np.int32), tuple(class_names))
 
 
-EMBEDDED: dict[str, Callable[[], _Table]] = {"breast_cancer": _breast_cancer, "digits": _digits}
+def _diabetes() -> _Table:
+    """A measure of disease progression a year after ten baseline measurements (Efron et al. 2004)."""
+    rows = np.loadtxt(_file("diabetes_data_raw.csv.gz"))
+    return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), ())
+
+
+EMBEDDED: dict[str, Callable[[], _Table]] = {
+    "breast_cancer": _breast_cancer,
+    "diabetes": _diabetes,
+    "digits": _digits,
+}
 
 
 def _load_embedded(name: str, split: str) -> Source:
@@ -172,23 +208,35 @@ def _load_embedded(name: str, split: str) -> Source:
     table = EMBEDDED[name]()
     rng = generator(0, "embedded", name)
     is_test = np.zeros(len(table.labels), bool)
-    for label in range(len(table.class_names)):
-        members = rng.permutation(np.flatnonzero(table.labels == label))
+    strata = table.labels if table.class_names else np.zeros(len(table.labels))
+    for label in np.unique(strata):
+        members = rng.permutation(np.flatnonzero(strata == label))
         is_test[members[: round(TEST_SHARE * len(members))]] = True
     features = table.features
     if features.dtype != np.uint8:
         train = features[~is_test]
         features = ((features - train.mean(0)) / train.std(0)).astype(np.float32)
     keep = is_test if split == "test" else ~is_test
-    return Source(name, split, features[keep], table.labels[keep].astype(np.int32), table.class_names)
+    if table.class_names:
+        return Source(name, split, features[keep], table.labels[keep].astype(np.int32), table.class_names)
+    target, labels = standardised_target("target", table.labels[~is_test], table.labels)
+    return Source(name, split, features[keep], labels[keep], target=target)
+
+
+def standardised_target(name: str, train: np.ndarray, numbers: np.ndarray) -> tuple[Column, np.ndarray]:
+    """How numbers are standardised by those of the training set, and the numbers so."""
+    mean, stddev = float(np.mean(train, dtype=np.float64)), float(np.std(train, dtype=np.float64))
+    target = Column(name, mean, stddev if stddev > 0 else 1.0)
+    return target, (np.asarray(numbers, np.float64) - target.mean) / target.stddev
 
 
 def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:
     """Loads one split of a dataset into memory.
 
-    "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255) and "breast_cancer" (float32 [N, 30]: each column
-    less the mean and over the standard deviation of the train split) come with scikit-learn; a fifth of each
-    class is the test split, always the same. Every other name is one of TFDS, for image classification with
+    "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255), "breast_cancer" (float32 [N, 30]: each column
+    less the mean and over the standard deviation of the train split) and "diabetes" (float32 [N, 10], likewise; its
+    labels are numbers to regress on) come with scikit-learn; a fifth, of each class, is the test split, always the
+    same. Every other name is one of TFDS, for image classification with
     images of one size; the images stay uint8. What TFDS has not prepared yet is downloaded first, if it can
     be reached.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -70,8 +71,13 @@ def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) ->
       features: [B, ...], float32.
       seed: [2].
     """
+    return tf.nn.softmax(draw_outputs(model, features, seed))
+
+
+def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+    """The model's outputs for one weight sample, as `draw_probabilities` draws it: [B, ...]."""
     with sampling("shared", seed):
-        return tf.nn.softmax(model(features, training=False))
+        return model(features, training=False)
 
 
 def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
@@ -85,19 +91,23 @@ def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.T
     Returns:
       [S, B, C].
     """
+    return _samples(draw_probabilities, model, features, seeds)
+
+
+def _samples(draw: Callable[..., tf.Tensor], model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     features = tf.image.convert_image_dtype(features, tf.float32)
-    return tf.map_fn(lambda seed: draw_probabilities(model, features, seed), seeds, fn_output_signature=tf.float32)
+    return tf.map_fn(lambda seed: draw(model, features, seed), seeds, fn_output_signature=tf.float32)
 
 
-_TRACED = "_tfp_bfl_sample_probabilities"
+_TRACED = "_tfp_bfl_samples"
 
 
-def _traced(model: tf.keras.Model) -> Any:
-    """`sample_probabilities` of this model, traced once, for as long as there is the model."""
-    own = vars(model)  # past Keras, which would track it
-    if _TRACED not in own:
-        own[_TRACED] = tf.function(functools.partial(sample_probabilities, model), reduce_retracing=True)
-    return own[_TRACED]
+def _traced(draw: Callable[..., tf.Tensor], model: tf.keras.Model) -> Any:
+    """`_samples` of this model, traced once, for as long as there is the model."""
+    own = vars(model).setdefault(_TRACED, {})  # past Keras, which would track it
+    if draw not in own:
+        own[draw] = tf.function(functools.partial(_samples, draw, model), reduce_retracing=True)
+    return own[draw]
 
 
 def predict(
@@ -124,7 +134,8 @@ def predict(
     """
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
-    samples = np.concatenate(list(_batches(model, features, num_samples, seed, batch_size, precision)), axis=1)
+    parts = _batches(draw_probabilities, model, features, num_samples, seed, batch_size, precision)
+    samples = np.concatenate(list(parts), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
 
 
@@ -147,7 +158,7 @@ def evaluate(
       InvalidArgument: as `predict`, or labels that do not fit.
     """
     parts = []
-    for probabilities in _batches(model, features, num_samples, seed, batch_size, precision):
+    for probabilities in _batches(draw_probabilities, model, features, num_samples, seed, batch_size, precision):
         parts.append(summarise(probabilities))
     mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
     metrics = {
@@ -170,7 +181,22 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
     return lambda model: evaluate(model, features, labels, **options).metrics
 
 
-def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str) -> Any:
+def sampled_outputs(
+    model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str
+) -> Iterator[np.ndarray]:
+    """Outputs [S, B, ...] of each batch in turn, by the samples of `evaluate`; S is 1 without anything random."""
+    return _batches(draw_outputs, model, features, num_samples, seed, batch_size, precision)
+
+
+def _batches(
+    draw: Callable[..., tf.Tensor],
+    model: tf.keras.Model,
+    features: Any,
+    num_samples: int,
+    seed: int,
+    batch_size: int,
+    precision: str,
+) -> Iterator[np.ndarray]:
     check_count(num_samples, "num_samples")
     check_count(batch_size, "batch_size")
     lookup(PRECISIONS, precision, "precision of prediction")
@@ -182,6 +208,6 @@ def _batches(model: tf.keras.Model, features: Any, num_samples: int, seed: int, 
     if is_stochastic(model):
         check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
-    traced = _traced(in_bfloat16(model) if precision == "bfloat16" else model)
+    traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):
         yield traced(tf.convert_to_tensor(features[start : start + batch_size]), seeds).numpy()

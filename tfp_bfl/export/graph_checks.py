@@ -5,7 +5,7 @@ Every check raises InvalidArgument with what is wrong, as half a sentence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info
 from tfp_bfl.export.operations import ARITHMETIC, EXPORTED, INITIALISING, SAVING
-from tfp_bfl.export.signatures import INPUTS, NUMBERS, OUTPUTS, SIGNATURES, output_type
+from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import num_elements
 
 INIT = "__saved_model_init_op"
@@ -175,8 +175,8 @@ def _variable(node: Any) -> tuple[Any, tuple[int, ...]]:
     return dtype, tuple(dim.size for dim in node.variable.shape.dim)
 
 
-def check_signatures(meta: Any) -> None:
-    """Names and data types of what goes in and out, as other loaders read them."""
+def check_signatures(meta: Any, outputs: Mapping[str, Mapping[str, int]]) -> None:
+    """Names and data types of what goes in and out, as other loaders read them; `outputs` as of `heads.Head`."""
     for name, signature in meta.signature_def.items():
         if name == INIT:
             continue
@@ -185,8 +185,8 @@ def check_signatures(meta: Any) -> None:
         function, images = SIGNATURES[name]
         if _types(signature.inputs) != {"images": images, **{n: NUMBERS[n] for n in INPUTS[function]}}:
             raise InvalidArgument(f"its signature {name} does not take {inputs_of(function)}")
-        if _types(signature.outputs) != {output: output_type(output) for output in OUTPUTS[function]}:
-            raise InvalidArgument(f"its signature {name} does not give {', '.join(OUTPUTS[function])}")
+        if _types(signature.outputs) != {output: output_type(output) for output in outputs[function]}:
+            raise InvalidArgument(f"its signature {name} does not give {', '.join(outputs[function])}")
 
 
 def inputs_of(function: str) -> str:

@@ -34,7 +34,8 @@ class Info(NamedTuple):
       metrics: name -> number.
       data: of what it was trained on: dataset, split, num_examples, sha256 (`tfp_bfl.data.Source.sha256`), and of a
         run that was revised clients, those whose part of it the model holds; of a client's own model client, its
-        number, and client_in_training; and metrics_on, the split that the metrics are of.
+        number, and client_in_training; columns and target, how a table and what is regressed on were standardised; and
+        metrics_on, the split that the metrics are of.
       calibration: what held-out examples say of it: number, temperature, limit (above which of which uncertainty it
         abstains, with what it keeps), sets (with which coverage, from which probability on).
       model: the model itself; `save` fills it: name, input_shape, num_classes, stochastic, num_weights, versions.
@@ -48,13 +49,18 @@ class Info(NamedTuple):
     model: Optional[Mapping[str, Any]] = None
 
 
-def describe(model: tf.keras.Model) -> dict[str, Any]:
-    """The field `model` of a Keras model's `Info`.
+def describe(model: tf.keras.Model, target: Any = None) -> dict[str, Any]:
+    """The field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
 
     Raises:
-      InvalidArgument: it does not return logits [B, C].
+      InvalidArgument: it does not return logits [B, C], or for a target [B, 2].
     """
     shape = getattr(model, "output_shape", None)
+    if target is not None and shape != (None, 2):
+        raise InvalidArgument(
+            f"The model gives outputs of shape {shown(shape)}, but for a target it must give mean and log variance, "
+            "[B, 2]."
+        )
     if not isinstance(shape, tuple) or len(shape) != 2 or not isinstance(shape[1], int) or shape[1] < 2:
         raise InvalidArgument(
             f"The model gives outputs of shape {shown(shape)}, but an export needs one that gives logits [B, C] of at "
@@ -63,7 +69,7 @@ def describe(model: tf.keras.Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "input_shape": list(model.input_shape[1:]),
-        "num_classes": shape[1],
+        "num_classes": 0 if target is not None else shape[1],
         "stochastic": is_stochastic(model),
         "num_weights": sum(v.shape.num_elements() for v in model.variables),
         "versions": {"tfp_bfl": metadata.version("tfp_bfl"), "tensorflow": tf.__version__},
@@ -89,6 +95,27 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
             "zero of each column that the model takes."
         )
     return [(name, float(mean), float(stddev)) for name, mean, stddev in columns]
+
+
+def target_of(info: Info) -> Optional[tuple[str, float, float]]:
+    """(name, mean, standard deviation) of the number that a model predicts; None for one of classes.
+
+    Raises:
+      InvalidArgument: `info.data` has a target of another form.
+    """
+    target = (info.data or {}).get("target")
+    if target is None:
+        return None
+    finite = lambda x: _is_number(x) and math.isfinite(x)
+    well = isinstance(target, (list, tuple)) and len(target) == 3 and _named(target[0])
+    if not well or not (finite(target[1]) and finite(target[2]) and target[2] > 0):
+        raise InvalidArgument(
+            f"target of info's data is {shown(target)}, but must give a name, a mean and a standard deviation above "
+            "zero."
+        )
+    if info.class_names or (info.model or {}).get("num_classes"):
+        raise InvalidArgument("info has a target and classes, but a model predicts a number or a class.")
+    return target[0], float(target[1]), float(target[2])
 
 
 class Calibration(NamedTuple):
@@ -205,6 +232,7 @@ def from_json(content: bytes) -> Info:
         valid = {name: type(x) for name, x in facts.items()} == _FACTS
         columns_of(info)
         calibration_of(info)
+        valid = valid and bool(facts.get("num_classes")) == (target_of(info) is None)
         valid = valid and all(_named(facts["versions"].get(name)) for name in ("tfp_bfl", "tensorflow"))
     except (InvalidArgument, RecursionError, TypeError, ValueError):
         valid = False

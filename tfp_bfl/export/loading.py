@@ -17,8 +17,9 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info as information
 from tfp_bfl.export import manifest, model_card
 from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, inputs_of
+from tfp_bfl.export.heads import head
 from tfp_bfl.export.info import Info
-from tfp_bfl.export.signatures import INPUTS, NUMBERS, OUTPUTS, SIGNATURES, output_type
+from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
 MOST_GRAPH_BYTES = 2**28
@@ -88,7 +89,8 @@ def _load(folder: pathlib.Path) -> Any:
     index = _read(folder, manifest.INDEX, digests, MOST_INDEX_BYTES)
     manifest.check_digest(folder, model_card.NAME, digests[model_card.NAME])
     info = _read_info(folder, digests)
-    spans = check_index(index, _check(graph), [OBJECTS])
+    outputs = head(information.target_of(info)).outputs
+    spans = check_index(index, _check(graph, outputs), [OBJECTS])
     with files.open_regular(folder / manifest.VALUES, "file") as values:
         if os.fstat(values.fileno()).st_size != max(span.offset + span.size for span in spans.values()):
             raise InvalidArgument("the values of its variables are more or fewer than its index says")
@@ -99,7 +101,7 @@ def _load(folder: pathlib.Path) -> Any:
         loaded = tf.saved_model.load(str(folder))
     except Exception:
         raise InvalidArgument("TensorFlow can't read it") from None
-    _check_loaded(loaded, info)
+    _check_loaded(loaded, info, outputs)
     return loaded
 
 
@@ -115,7 +117,7 @@ def _read_info(folder: pathlib.Path, digests: dict[str, str]) -> Info:
     return information.from_json(_read(folder, manifest.INFO, digests, information.MOST_BYTES))
 
 
-def _check(graph: bytes) -> dict[str, Any]:
+def _check(graph: bytes, outputs: Any) -> dict[str, Any]:
     try:
         saved = saved_model_pb2.SavedModel.FromString(graph)
     except DecodeError:
@@ -123,21 +125,21 @@ def _check(graph: bytes) -> dict[str, Any]:
     if len(saved.meta_graphs) != 1 or list(saved.meta_graphs[0].meta_info_def.tags) != ["serve"]:
         raise InvalidArgument("it must have one graph, with the tag serve")
     meta = saved.meta_graphs[0]
-    check_signatures(meta)
+    check_signatures(meta, outputs)
     check_graph(meta)
     return check_objects(meta)
 
 
-def _check_loaded(loaded: Any, info: Info) -> None:
+def _check_loaded(loaded: Any, info: Info, wanted: Any) -> None:
     """The functions behind the names, which need not be as the file's own list of signatures says."""
     facts: Any = info.model
     num_classes = facts["num_classes"]
     for name, signature in loaded.signatures.items():
         function, dtype = SIGNATURES[name]
         outputs = {key: (spec.dtype, spec.shape.rank) for key, spec in signature.structured_outputs.items()}
-        if outputs != {key: (output_type(key), rank) for key, rank in OUTPUTS[function].items()}:
-            raise InvalidArgument(f"its signature {name} does not give {', '.join(OUTPUTS[function])}")
-        if signature.structured_outputs["probabilities"].shape[-1] != num_classes:
+        if outputs != {key: (output_type(key), rank) for key, rank in wanted[function].items()}:
+            raise InvalidArgument(f"its signature {name} does not give {', '.join(wanted[function])}")
+        if num_classes and signature.structured_outputs["probabilities"].shape[-1] != num_classes:
             raise InvalidArgument(f"its signature {name} does not give the {num_classes} classes that its info says")
         inputs = dict(signature.structured_input_signature[1])
         images = inputs.pop("images", None)

@@ -7,17 +7,19 @@ import re
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from tfp_bfl.export.info import Info, calibration_of, columns_of
+from tfp_bfl.export.info import Info, calibration_of, columns_of, target_of
 
 NAME = "model_card.md"
 # What Markdown makes links, pictures, code, headings, lists, tables or emphasis of.
 _MARKS = re.compile(r"[\\`*\[\]!#|~]|:(?=//)|(?<=www)\.")
 
+# Of the data, what is told elsewhere.
+_ASIDE = ("metrics_on", "columns", "target")
+
 _CARD = """# {name}
 
-A classifier that says how sure it is. {kind}{whose} It takes examples of shape {shape} and tells {num_classes} classes
-apart; it has {num_weights:,} numbers. Written by tfp_bfl {tfp_bfl} with TensorFlow {tensorflow}. What is
-below is also in `assets/info.json`, for programs.
+{what} It takes examples of shape {shape} and {tells}; it has {num_weights:,} numbers. Written by tfp_bfl {tfp_bfl}
+with TensorFlow {tensorflow}. What is below is also in `assets/info.json`, for programs.
 
 ## Trained on
 
@@ -35,7 +37,10 @@ below is also in `assets/info.json`, for programs.
 
 {calibration}
 
-## Classes
+{answers}"""
+
+
+_CLASSES = """## Classes
 
 {class_names}
 
@@ -72,28 +77,48 @@ model.abstain(images, num_samples=20, seed=0, max_uncertainty=0.5)
 The same seed gives the same answer. Each function is a serving signature as well{signatures}.
 """
 
+_NUMBERS = """## What the uncertainty means
+
+- It predicts {target}, in its own units: a mixture of one Gaussian a weight sample, N(m_s, v_s).
+- `mean`: (1/S) sum_s m_s. `stddev`: of the mixture. `low`, `high`: its central 90 % interval. `abstain` compares
+  `stddev` with its limit.
+- `aleatoric`: (1/S) sum_s v_s, what more training data would not remove.
+- `epistemic`: (1/S) sum_s (m_s - mean)^2, what more training data would remove. It is zero for one sample{zero}.
+  aleatoric + epistemic = stddev^2.
+
+## Limits
+
+- Nothing guarantees that its intervals hold, or its uncertainty is high, away from the data it was trained on; the
+  metric `coverage` says how many labels of the test set the 90 % intervals held.
+- More samples make an answer steadier, by 1 / sqrt(S), and cost a pass each.
+- Whoever has the model can test whether an example was among its training data.
+
+## How to call
+
+```python
+import tensorflow as tf
+
+model = tf.saved_model.load("FOLDER")
+model.predict(images)  # 20 samples, seed 0: mean, stddev, low, high, aleatoric, epistemic
+model.predict(images, num_samples=100, seed=1)
+model.mean(images)     # one pass at the posterior's mean: mean, stddev
+model.sample(images, num_samples=20, seed=0)   # mean, stddev [S, B]
+# As predict; mean is NaN where the standard deviation exceeds 1.
+model.abstain(images, num_samples=20, seed=0, max_uncertainty=1.0)
+```
+
+`images` is [B, {sizes}]: {types}.
+The same seed gives the same answer. Each function is a serving signature as well{signatures}.
+"""
+
 
 def card(info: Info) -> str:
     """The text of the card; `info.model` is what `info.describe` gives."""
     facts, data = dict(info.model or {}), dict(info.data or {})
     is_image = len(facts["input_shape"]) == 3
-    return _CARD.format(
-        name=facts["name"],
-        kind=(
-            "Its weights are draws from a posterior."
-            if facts["stochastic"]
-            else "Its weights are numbers, not a distribution: it has no epistemic uncertainty."
-        ),
-        whose=_whose(data),
-        shape=facts["input_shape"],
-        num_classes=facts["num_classes"],
-        num_weights=facts["num_weights"],
-        **facts["versions"],
-        data=_table({name: x for name, x in data.items() if name not in ("metrics_on", "columns")}, "data")
-        + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
-        configuration=_table(info.configuration, "option"),
-        metrics=_measured_on(data) + _table(info.metrics, "metric"),
-        calibration=_calibration(info),
+    target = target_of(info)
+    answers = (_CLASSES if target is None else _NUMBERS).format(
+        target=_cell(target[0]) if target else "",
         class_names=_list(info.class_names),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
@@ -105,6 +130,26 @@ def card(info: Info) -> str:
             else "floats, as trained on"
         ),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
+    )
+    what = "A classifier that says how sure it is." if target is None else "A regression that says how sure it is."
+    kind = (
+        "Its weights are draws from a posterior."
+        if facts["stochastic"]
+        else "Its weights are numbers, not a distribution: it has no epistemic uncertainty."
+    )
+    return _CARD.format(
+        name=facts["name"],
+        what=f"{what} {kind}{_whose(data)}",
+        shape=facts["input_shape"],
+        tells=f"predicts {_cell(target[0])}" if target else f"tells {facts['num_classes']} classes apart",
+        num_weights=facts["num_weights"],
+        **facts["versions"],
+        data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
+        + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
+        configuration=_table(info.configuration, "option"),
+        metrics=_measured_on(data) + _table(info.metrics, "metric"),
+        calibration=_calibration(info),
+        answers=answers,
     )
 
 

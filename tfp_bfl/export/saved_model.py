@@ -40,6 +40,12 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         predict(images, num_samples, seed) -> probabilities [B, C], entropy, aleatoric, epistemic, label [B]
         abstain(images, num_samples, seed, max_uncertainty) -> as predict; label is -1 where entropy exceeds the limit
 
+    Of a model of numbers (`info.data` with a target, as of a run on labels that are numbers) they give
+
+        mean: mean, stddev [B];   sample: mean, stddev [S, B]
+        predict: mean, stddev, aleatoric and epistemic (variances), low and high (of the central 90 % interval) [B]
+        abstain: as predict; mean is NaN where stddev exceeds the limit
+
     Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, which are scaled inside; other floats are refused.
     Rows of a table [B, D] are standardised inside by the columns that `info.data` names. A signature takes one
     type: those named above take float32, and for images "predict_uint8" and the like uint8. num_samples and seed are
@@ -73,11 +79,12 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         _copy(source, folder)
     else:
         model, known = model_of(model_or_run)
-        whole = information.merged(info, known)._replace(model=information.describe(model))
-        columns = information.columns_of(whole)
+        whole = information.merged(info, known)
+        whole = whole._replace(model=information.describe(model, information.target_of(whole._replace(model=None))))
+        columns, target = information.columns_of(whole), information.target_of(whole)
         texts = _texts(whole)
         _make(folder)
-        _write(model, folder, texts, columns)
+        _write(model, folder, texts, columns, target)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     manifest.write_manifest(folder)
@@ -108,8 +115,8 @@ def _texts(info: Info) -> dict[str, str]:
     return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
 
-def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], columns: Any) -> None:
-    module = make_functions(model, columns)
+def _write(model: tf.keras.Model, folder: pathlib.Path, texts: dict[str, str], columns: Any, target: Any) -> None:
+    module = make_functions(model, columns, target)
     signatures = make_signatures(module, model.input_shape[1:])
     with tempfile.TemporaryDirectory() as draft:
         asset = pathlib.Path(draft) / information.NAME

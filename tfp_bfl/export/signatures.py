@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.evaluation import draw_probabilities, is_stochastic, sample_seeds, summarise
+from tfp_bfl.evaluation import draw_outputs, is_stochastic, sample_seeds
+from tfp_bfl.export.heads import head
 from tfp_bfl.layers import sampling
 
 NUM_SAMPLES = 20
 # By which resizing may leave the range of pixels.
 _ROUNDING = 0.01
 
-# What each function takes beside images, and what it gives: each output with its rank.
+# What each function takes beside images.
 NUMBERS = {"num_samples": tf.int32, "seed": tf.int32, "max_uncertainty": tf.float32}
 INPUTS = {
     "mean": (),
     "sample": ("num_samples", "seed"),
     "predict": ("num_samples", "seed"),
     "abstain": ("num_samples", "seed", "max_uncertainty"),
-}
-_UNCERTAIN = {"probabilities": 2, "mean": 2, "entropy": 1, "aleatoric": 1, "epistemic": 1, "label": 1}
-OUTPUTS = {
-    "mean": {"probabilities": 2, "entropy": 1, "label": 1},
-    "sample": {"probabilities": 3},
-    "predict": _UNCERTAIN,
-    "abstain": _UNCERTAIN,
 }
 # A signature takes one type of images: each function has one of its own name for floats, and one for bytes.
 IMAGES = {"": tf.float32, "_uint8": tf.uint8}
@@ -46,17 +40,22 @@ def output_type(name: str) -> tf.DType:
     return tf.int32 if name == "label" else tf.float32
 
 
-def make_functions(model: tf.keras.Model, columns: Sequence[Sequence[Any]] = ()) -> tf.Module:
+def make_functions(
+    model: tf.keras.Model, columns: Sequence[Sequence[Any]] = (), target: Optional[Sequence[Any]] = None
+) -> tf.Module:
     """A module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
-    `draw(images, seed)` is one weight sample's p(y | x, w): float32 [B, ...] and int32 [2] -> [B, C]. The module holds
+    `draw(images, seed)` is what one weight sample says, p(y | x, w) or mean and standard deviation of a number:
+    float32 [B, ...] and int32 [2] -> [B, C] or [B, 2]. The module holds
     the model's variables, not its layers: whoever loads it needs neither this package nor TFP.
 
     Args:
-      model: that gives logits.
+      model: that gives logits, or of a number mean and log variance.
       columns: (name, mean, standard deviation) of each, where the model was trained on a table less the former and over
         the latter: its functions then take the table as it is.
+      target: (name, mean, standard deviation) of the number that is predicted; None for classes.
     """
+    answers = head(target)
     shape = model.input_shape[1:]
     stochastic = is_stochastic(model)
     scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
@@ -74,33 +73,32 @@ def make_functions(model: tf.keras.Model, columns: Sequence[Sequence[Any]] = ())
 
     @functools.partial(tf.function, input_signature=[scaled, pair], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return draw_probabilities(model, standardised(images), seed)
+        return answers.of_sample(draw_outputs(model, standardised(images), seed))
 
     at_sample = draw.get_concrete_function()
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         with sampling("mean"):
-            summary = summarise(tf.nn.softmax(model(standardised(images), training=False))[tf.newaxis])
-        return {"probabilities": summary.mean, "entropy": summary.entropy, "label": _label(summary.mean)}
+            return answers.at_mean(answers.of_sample(model(standardised(images), training=False)))
 
     @traced(number["num_samples"], number["seed"])
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """[S, B, C]; a model without anything random has one sample."""
+        """[S, B, L]; a model without anything random has one sample."""
         with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
             seeds = sample_seeds(seed, num_samples if stochastic else 1)
         return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
 
     @traced(number["num_samples"], number["seed"])
     def summarised(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> dict[str, tf.Tensor]:
-        return summary_outputs(drawn(images, num_samples, seed))
+        return answers.summary(drawn(images, num_samples, seed))
 
     def mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
         return at_mean(_scaled(images))
 
     def sample(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
         samples = drawn(_scaled(images), num_samples, seed)
-        return {"probabilities": samples if stochastic else tf.repeat(samples, num_samples, 0)}
+        return answers.sampled(samples if stochastic else tf.repeat(samples, num_samples, 0))
 
     def predict(images: tf.Tensor, num_samples: Any = NUM_SAMPLES, seed: Any = 0) -> dict[str, tf.Tensor]:
         return summarised(_scaled(images), num_samples, seed)
@@ -109,8 +107,7 @@ def make_functions(model: tf.keras.Model, columns: Sequence[Sequence[Any]] = ())
         images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor, max_uncertainty: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         outputs = summarised(_scaled(images), num_samples, seed)
-        # What is not a number is not below the limit.
-        return {**outputs, "label": tf.where(outputs["entropy"] <= max_uncertainty, outputs["label"], -1)}
+        return answers.limited(outputs, max_uncertainty)
 
     module = tf.Module()
     module.weights = list(model.variables)
@@ -118,13 +115,6 @@ def make_functions(model: tf.keras.Model, columns: Sequence[Sequence[Any]] = ())
     for function in (mean, sample, predict, abstain):
         setattr(module, function.__name__, tf.function(function, autograph=False))
     return module
-
-
-def summary_outputs(samples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """What `predict` gives for samples [S, B, C]."""
-    mean, entropy, aleatoric, epistemic = summarise(samples)
-    values = {"entropy": entropy, "aleatoric": aleatoric, "epistemic": epistemic}
-    return {"probabilities": mean, "mean": mean, **values, "label": _label(mean)}
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
@@ -136,10 +126,6 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
     message = "images are floats outside 0 to 1, but must be uint8, or floats in [0, 1]: divide pixels by 255."
     with tf.control_dependencies([tf.debugging.Assert(inside, [message])]):
         return tf.image.convert_image_dtype(images, tf.float32)
-
-
-def _label(probabilities: tf.Tensor) -> tf.Tensor:
-    return tf.argmax(probabilities, -1, tf.int32)
 
 
 def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]:

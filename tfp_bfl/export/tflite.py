@@ -17,9 +17,10 @@ from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading
-from tfp_bfl.export.info import columns_of
+from tfp_bfl.export.heads import Head, head
+from tfp_bfl.export.info import columns_of, target_of
 from tfp_bfl.export.saved_model import Source, find, model_of
-from tfp_bfl.export.signatures import image_types, make_functions, summary_outputs
+from tfp_bfl.export.signatures import image_types, make_functions
 
 MOST_BYTES = 2**31 - 2**20
 
@@ -53,13 +54,14 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
     if isinstance(model_or_run, (str, os.PathLike)):
         folder = find(model_or_run)
         module = loading.load(folder)
-        facts: Any = loading.read_info(folder).model
+        known = loading.read_info(folder)
+        facts: Any = known.model
         shape, stochastic = facts["input_shape"], facts["stochastic"]
     else:
         model, known = model_of(model_or_run)
-        module = make_functions(model, columns_of(known))
+        module = make_functions(model, columns_of(known), target_of(known))
         shape, stochastic = model.input_shape[1:], is_stochastic(model)
-    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1), shape)
+    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known))), shape)
     draft = file.with_name(f"{file.name}.draft")
     try:
         draft.write_bytes(content)
@@ -89,9 +91,10 @@ class _Fixed(tf.Module):
       module: of `make_functions`.
       shape: of an example.
       seed, num_samples: of `predict`.
+      answers: of the model.
     """
 
-    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int):
+    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int, answers: Head):
         super().__init__()
         self.weights = list(module.weights)
         rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))
@@ -109,7 +112,7 @@ class _Fixed(tf.Module):
             # Made once in the graph: the samples share them in the file.
             shared = [tf.constant(value.numpy()) for value in fixed]
             draws = [rest(images, *shared, *(tf.constant(value.numpy()) for value in sample)) for sample in samples]
-            return summary_outputs(tf.stack([draw[0] for draw in draws]))
+            return answers.summary(tf.stack([draw[0] for draw in draws]))
 
         self.mean = tf.function(lambda images: module.mean(tf.image.convert_image_dtype(images, tf.float32)))
         self.predict = tf.function(predict)

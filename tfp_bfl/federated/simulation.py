@@ -257,10 +257,10 @@ def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optio
             f"{process.min_examples} here (too few have {few.size} of {clients.num_clients}): give it more, or "
             "leave it out."
         )
-    if clients.source.num_classes > process.num_outputs:
+    if clients.source.num_outputs > process.num_outputs:
         raise InvalidArgument(
-            f"The model has {process.num_outputs} outputs, but {clients.source.name} has {clients.source.num_classes} "
-            "classes: build it with num_classes of the data."
+            f"The model has {process.num_outputs} outputs, but {clients.source.name} wants "
+            f"{clients.source.num_outputs}: build it with num_classes of the data, 2 for numbers to regress on."
         )
     want, have = process.element_spec.features, clients.element_spec.features
     if want != have:

@@ -14,6 +14,7 @@ from tfp_bfl.plots import style
 _SPREAD = ("stddev_q05", "stddev_median", "stddev_q95")
 _COMPARED = {
     "accuracy": ("Accuracy on the test set", "share right"),
+    "rmse": ("Error on the test set", "root mean square"),
     "test_nll": ("Negative log-likelihood on the test set", "nats per example"),
     "stddev_median": ("Spread of the posterior", "median standard deviation"),
 }
@@ -22,10 +23,10 @@ _COMPARED = {
 def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
     """Draws accuracy, negative log-likelihood and the posterior's spread against the round.
 
-    A panel is drawn if any round holds its keys: "accuracy" (share), "test_nll" and "nll" (test and training,
-    nats per example), and "stddev_q05", "stddev_median", "stddev_q95" (quantiles of the standard deviation
-    over the weights, in units of the weights, on a logarithmic axis). A model without a posterior has no such
-    keys.
+    A panel is drawn if any round holds its keys: "accuracy" (share), "rmse" (in units of the labels), "test_nll" and
+    "nll" (test and training, nats per example), and "stddev_q05", "stddev_median", "stddev_q95" (quantiles of the
+    standard deviation over the weights, in units of the weights, on a logarithmic axis). A model without a posterior
+    has no such keys.
 
     Args:
       rounds: one mapping per round, each with "round"; rounds without evaluation lack keys or hold None.
@@ -40,6 +41,8 @@ def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
     panels = []
     if _has(rounds, "accuracy"):
         panels.append(_accuracy)
+    if _has(rounds, "rmse"):
+        panels.append(_error)
     if _has(rounds, "test_nll") or _has(rounds, "nll"):
         panels.append(_loss)
     if _has(rounds, "stddev_median"):
@@ -120,6 +123,11 @@ def _line(axes: Axes, rounds: Sequence[Mapping[str, Any]], key: str, label: str,
 def _accuracy(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
     _line(axes, rounds, "accuracy", "test", color=style.BLUE)
     style.tidy(axes, "Accuracy on the test set", y="share right")
+
+
+def _error(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
+    _line(axes, rounds, "rmse", "test", color=style.BLUE)
+    style.tidy(axes, "Error on the test set", y="root mean square")
 
 
 def _loss(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from tfp_bfl.plots.examples import are_images
 from tfp_bfl.plots.learning import learning_comparison, learning_curve
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
+from tfp_bfl.plots.regression import regression_figures
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
@@ -145,6 +146,13 @@ def _sections(
         yield from spent
     if any(run.rounds for run in runs):
         yield _learning(runs, drawn.get("learning_curve"))
+    if any(run.numbers is not None for run in runs):
+        yield from _regression(runs, drawn)
+        if single:
+            yield from spent
+            yield from _further(runs)
+        yield from _records(runs)
+        return
     yield _retention(runs, drawn.get("retention_curves"))
     yield _Section(
         "Reliability diagram" if single else "Reliability diagrams",
@@ -208,8 +216,9 @@ def _further(runs: Sequence[RunResults]) -> Iterator[_Section]:
 
 
 def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> _Section:
+    first = "Accuracy should rise and the loss fall" if runs[0].numbers is None else "Error and loss should fall"
     how = (
-        "Accuracy should rise and the loss fall until both level off; a spread of the posterior that falls towards "
+        f"{first} until both level off; a spread of the posterior that falls towards "
         "zero means that the model is becoming certain of its weights."
     )
     if len(runs) == 1:
@@ -230,6 +239,33 @@ def _retention(runs: Sequence[RunResults], drawn: Optional[Figure]) -> _Section:
             {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
         )
     return _Section("Retention curves", how, pictures=[picture(figure)])
+
+
+def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iterator[_Section]:
+    """Of runs that predict numbers."""
+    figures = [
+        drawn if len(runs) == 1 and drawn else regression_figures(run.numbers, run.labels)
+        for run in runs
+        if run.numbers is not None
+    ]
+    sections = {
+        "predicted_against_true": (
+            "Predictions",
+            "Each dot is an example of the test set. The intervals should reach the dashed line nine times in ten.",
+        ),
+        "interval_coverage": (
+            "Coverage",
+            "A line on the diagonal means that intervals hold what they say; below it they are too narrow, above it "
+            "too wide. The band is what chance leaves open.",
+        ),
+        "error_retention": (
+            "Error of what is kept",
+            "A line that falls to the left means that the uncertainty finds the large errors: leaving out the examples "
+            "that the model is least sure about makes the rest more exact.",
+        ),
+    }
+    for name, (heading, how) in sections.items():
+        yield _Section(heading, how, pictures=_each(runs, [own[name] for own in figures]), is_wide=len(runs) > 1)
 
 
 def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:

@@ -12,6 +12,7 @@ from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_curve
+from tfp_bfl.plots.regression import regression_figures
 from tfp_bfl.plots.retention import retention_curves
 
 
@@ -24,21 +25,22 @@ class RunResults(NamedTuple):
       summary: its results: "accuracy" and "epistemic_share" (shares), "test_nll" (nats per example), "ece" and whatever
         else it measured; "seconds", "train_seconds", "ms_per_step", "worker_mb" and "process_mb" are what it cost.
       rounds: a mapping per round, as for `learning_curve`; none for a run without them.
-      probabilities: [N, C], the predictions for the test set.
-      labels: [N], class numbers in [0, C).
+      probabilities: [N, C], the predictions for the test set; None where numbers are predicted.
+      labels: [N], class numbers in [0, C); or numbers.
       uncertainties: name -> [N]; "entropy" chooses the images that are shown.
       class_names: C names.
       features: [N, ...] of the test set; None, or others than uint8 images, have no picture.
       label_counts: [K, C], how many examples of each class each client holds, or None.
       warnings: whole sentences.
       out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
+      numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
     """
 
     name: str
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     rounds: Sequence[Mapping[str, Any]]
-    probabilities: np.ndarray
+    probabilities: Any
     labels: np.ndarray
     uncertainties: Mapping[str, np.ndarray]
     class_names: Sequence[str]
@@ -46,10 +48,14 @@ class RunResults(NamedTuple):
     label_counts: Optional[np.ndarray] = None
     warnings: Sequence[str] = ()
     out_of_distribution: Optional[Mapping[str, np.ndarray]] = None
+    numbers: Optional[Mapping[str, np.ndarray]] = None
 
 
 def run_figures(run: RunResults) -> dict[str, Figure]:
     """The figures of one run by name; those that its results don't suffice for are left out."""
+    if run.numbers is not None:
+        learning = {"learning_curve": learning_curve(run.rounds)} if run.rounds else {}
+        return {**learning, **regression_figures(run.numbers, run.labels)}
     figures = {
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,
         "reliability_diagram": reliability_diagram(run.probabilities, run.labels),

@@ -42,6 +42,8 @@ class Headline(NamedTuple):
 _HEADLINES = {
     "accuracy": ("Accuracy", "share of test examples predicted right", "{:.1%}"),
     "test_nll": ("NLL", "nats per test example; lower is better", "{:.3f}"),
+    "rmse": ("RMSE", "root mean square error, in units of the label", "{:.4g}"),
+    "coverage": ("90 % intervals", "hold this share of the labels; 90 % is ideal", "{:.1%}"),
     "ece": ("ECE", "mean gap of confidence and accuracy; 0 is ideal", "{:.3f}"),
     "epistemic_share": ("Epistemic share", "part of the uncertainty that more data would remove", "{:.1%}"),
 }
@@ -57,6 +59,8 @@ _COSTS = {
 }
 _NAMES = {
     "mce": "MCE",
+    "mae": "Mean absolute error",
+    "interval_width": "Width of the 90 % intervals",
     "brier": "Brier score",
     "aleatoric": "Aleatoric part",
     "epistemic": "Epistemic part",
@@ -72,7 +76,17 @@ _NAMES = {
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.
-BETTER = {"accuracy": 1, "test_nll": -1, "ece": -1, "brier": -1, "mce": -1, "macro_recall": 1, "macro_precision": 1}
+BETTER = {
+    "accuracy": 1,
+    "rmse": -1,
+    "mae": -1,
+    "test_nll": -1,
+    "ece": -1,
+    "brier": -1,
+    "mce": -1,
+    "macro_recall": 1,
+    "macro_precision": 1,
+}
 BETTER |= {f"{adapted}client_accuracy{least}": 1 for adapted in ("", "adapted_") for least in ("", "_least")}
 
 

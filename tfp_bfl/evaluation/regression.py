@@ -1,0 +1,193 @@
+"""Predictions of numbers: a mixture of Gaussians, one a weight sample, its intervals, and its uncertainty in parts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from scipy import special
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.predictive import sampled_outputs
+
+# Of the interval that is told of, and of the log variance, as in training.
+COVERAGE = 0.9
+_MOST_LOG_VARIANCE = 14.0
+# Halvings of an interval of as many standard deviations: to 1e-5 of one.
+_STEPS = 24
+
+
+class GaussianSummary(NamedTuple):
+    """What S sampled Gaussians say together.
+
+    Fields:
+      mean: [B].
+      aleatoric: [B], the mean of the samples' variances: what more data would not remove.
+      epistemic: [B], the variance of the samples' means: what more data would remove.
+    """
+
+    mean: tf.Tensor
+    aleatoric: tf.Tensor
+    epistemic: tf.Tensor
+
+
+class RegressionEvaluation(NamedTuple):
+    """What a model says about N examples, in the units of what it predicts.
+
+    Fields:
+      metrics: rmse, mae, test_nll (nats), coverage and interval_width (of the central interval of `COVERAGE`), and
+        means over the examples of aleatoric and epistemic, variances.
+      mean, stddev: [N], of the predictive distribution.
+      aleatoric, epistemic: [N], the parts of its variance.
+      low, high: [N], the ends of the central interval of `COVERAGE`.
+    """
+
+    metrics: dict[str, float]
+    mean: np.ndarray
+    stddev: np.ndarray
+    aleatoric: np.ndarray
+    epistemic: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def gaussians(outputs: tf.Tensor, scale: float = 1.0, shift: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
+    """Means and variances of a model's outputs: mean and log variance of (y - shift) / scale.
+
+    Args:
+      outputs: [..., 2].
+      scale, shift: standard deviation and mean by which the labels were standardised.
+
+    Returns:
+      mean [...] and variance [...] of y.
+    """
+    variance = tf.exp(tf.clip_by_value(outputs[..., 1], -_MOST_LOG_VARIANCE, _MOST_LOG_VARIANCE))
+    return shift + scale * outputs[..., 0], scale**2 * variance
+
+
+def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSummary:
+    """Splits the variance of the mixture p(y) = 1/S sum_s N(y; m_s, v_s) into parts, by the law of total variance.
+
+        mean      = 1/S sum_s m_s
+        aleatoric = 1/S sum_s v_s
+        epistemic = 1/S sum_s (m_s - mean)^2
+
+    aleatoric + epistemic is the variance of y. Units: those of y, squared.
+
+    Args:
+      means, variances: [S, B].
+
+    Source: Depeweg et al. 2018 (arXiv:1710.07283), eq. 9 in variances; Kendall and Gal 2017.
+    """
+    mean = tf.reduce_mean(means, 0)
+    return GaussianSummary(mean, tf.reduce_mean(variances, 0), tf.reduce_mean(tf.square(means - mean), 0))
+
+
+def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = COVERAGE) -> tuple[tf.Tensor, tf.Tensor]:
+    """The interval that leaves out (1 - coverage) / 2 of the mixture's probability on either side: low [B], high [B].
+
+    By bisection of its distribution function, 1/S sum_s Phi((y - m_s) / sqrt(v_s)), in operations that TensorFlow Lite
+    has as well.
+
+    Args:
+      means, variances: [S, B].
+      coverage: in (0, 1).
+    """
+    stddevs = tf.sqrt(variances)
+    reach = stddevs * -_quantile((1 - coverage) / 2)
+    # Each quantile of a mixture lies between those of its parts.
+    ends = []
+    for probability, sign in (((1 - coverage) / 2, -1.0), ((1 + coverage) / 2, 1.0)):
+        parts = means + sign * reach
+        low, high = tf.reduce_min(parts, 0), tf.reduce_max(parts, 0)
+        for _ in range(_STEPS):
+            middle = 0.5 * (low + high)
+            below = tf.reduce_mean(_normal_cdf((middle - means) / stddevs), 0)
+            low, high = tf.where(below < probability, middle, low), tf.where(below < probability, high, middle)
+        ends.append(0.5 * (low + high))
+    return ends[0], ends[1]
+
+
+def _normal_cdf(z: tf.Tensor) -> tf.Tensor:
+    """Phi(z) to 7.5e-8: TensorFlow Lite has no error function. Source: Abramowitz and Stegun 1964, 26.2.17."""
+    t = 1.0 / (1.0 + 0.2316419 * tf.abs(z))
+    powers = (0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429)
+    tail = tf.zeros_like(z)
+    for coefficient in reversed(powers):
+        tail = t * (coefficient + tail)
+    tail *= tf.exp(-0.5 * tf.square(z)) / math.sqrt(2 * math.pi)
+    return tf.where(z < 0, tail, 1.0 - tail)
+
+
+def _quantile(probability: float) -> float:
+    return float(special.ndtri(probability))
+
+
+def mixture_nll(means: Any, variances: Any, labels: Any) -> tf.Tensor:
+    """-log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B]."""
+    square = tf.square(labels - means) / variances
+    logs = -0.5 * (square + tf.math.log(2 * math.pi * variances))
+    return math.log(means.shape[0]) - tf.reduce_logsumexp(logs, 0)
+
+
+def evaluate_regression(
+    model: tf.keras.Model,
+    features: Any,
+    labels: Any,
+    num_samples: int = 20,
+    seed: int = 0,
+    batch_size: int = 500,
+    precision: str = "float32",
+    scale: float = 1.0,
+    shift: float = 0.0,
+) -> RegressionEvaluation:
+    """Scores a model's predictive distribution, the mixture of S sampled Gaussians, on N examples.
+
+        rmse = sqrt(mean (y - mean)^2)
+        test_nll = mean -log 1/S sum_s N(y; m_s, v_s)
+        coverage = share of y within the central interval; `COVERAGE` where the model is calibrated
+
+    Args:
+      model: gives mean and log variance [B, 2] of the standardised label.
+      labels: [N], standardised: y = shift + scale label.
+      scale, shift: of `Source.target`, its stddev and mean; the results are in the units of y.
+      others: as `evaluate`.
+
+    Raises:
+      InvalidArgument: as `evaluate`; a model of another number of outputs, or labels that are not one for each.
+    """
+    if model.output_shape[-1] != 2:
+        raise InvalidArgument(
+            f"The model gives {model.output_shape[-1]} outputs, but to regress it must give two: mean and log variance."
+        )
+    truth = shift + scale * np.asarray(labels, np.float32)
+    if truth.shape != (len(features),):
+        raise InvalidArgument(
+            f"labels have the shape {list(truth.shape)}, but must be one for each of the {len(features)} examples."
+        )
+    parts: list[tuple[Any, ...]] = []
+    for outputs in sampled_outputs(model, features, num_samples, seed, batch_size, precision):
+        means, variances = gaussians(outputs, scale, shift)
+        start = sum(len(part[0]) for part in parts)
+        here = truth[start : start + means.shape[1]]
+        summary, ends = summarise_gaussians(means, variances), central_interval(means, variances)
+        parts.append((*summary, *ends, mixture_nll(means, variances, here)))
+    mean, aleatoric, epistemic, low, high, nll = (np.concatenate(part) for part in zip(*parts))
+    metrics = {
+        "rmse": math.sqrt(np.mean(np.square(truth - mean))),
+        "mae": np.mean(np.abs(truth - mean)),
+        "test_nll": np.mean(nll),
+        "coverage": np.mean((low <= truth) & (truth <= high)),
+        "interval_width": np.mean(high - low),
+        "aleatoric": np.mean(aleatoric),
+        "epistemic": np.mean(epistemic),
+    }
+    numbers = {name: float(x) for name, x in metrics.items()}
+    return RegressionEvaluation(numbers, mean, np.sqrt(aleatoric + epistemic), aleatoric, epistemic, low, high)
+
+
+def regression_evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
+    """The metrics of `evaluate_regression` as a function of the model alone."""
+    return lambda model: evaluate_regression(model, features, labels, **options).metrics

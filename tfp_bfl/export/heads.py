@@ -1,0 +1,94 @@
+"""What a SavedModel tells of an example: a class, or a number. Its four functions are the same for both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.evaluation import central_interval, gaussians, summarise, summarise_gaussians
+
+Outputs = dict[str, tf.Tensor]
+
+_OF_CLASSES = {"probabilities": 2, "mean": 2, "entropy": 1, "aleatoric": 1, "epistemic": 1, "label": 1}
+_OF_NUMBERS = dict.fromkeys(("mean", "stddev", "aleatoric", "epistemic", "low", "high"), 1)
+# What each function gives: each output with its rank.
+CLASS_OUTPUTS: dict[str, dict[str, int]] = {
+    "mean": {"probabilities": 2, "entropy": 1, "label": 1},
+    "sample": {"probabilities": 3},
+    "predict": _OF_CLASSES,
+    "abstain": _OF_CLASSES,
+}
+NUMBER_OUTPUTS: dict[str, dict[str, int]] = {
+    "mean": {"mean": 1, "stddev": 1},
+    "sample": {"mean": 2, "stddev": 2},
+    "predict": _OF_NUMBERS,
+    "abstain": _OF_NUMBERS,
+}
+
+
+class Head(NamedTuple):
+    """How a model's outputs become answers.
+
+    Fields:
+      outputs: of each function.
+      of_sample: the model's outputs [B, K] -> what one weight sample says [B, L].
+      summary: samples [S, B, L] -> the outputs of predict.
+      at_mean: [B, L] -> those of mean.
+      sampled: samples [S, B, L] -> those of sample.
+      limited: (outputs of predict, a limit) -> those of abstain.
+    """
+
+    outputs: Mapping[str, Mapping[str, int]]
+    of_sample: Callable[[tf.Tensor], tf.Tensor]
+    summary: Callable[[tf.Tensor], Outputs]
+    at_mean: Callable[[tf.Tensor], Outputs]
+    sampled: Callable[[tf.Tensor], Outputs]
+    limited: Callable[[Outputs, tf.Tensor], Outputs]
+
+
+def head(target: Optional[Sequence[Any]]) -> Head:
+    """That of a model of numbers, whose target is (name, mean, standard deviation) of these; None: of classes."""
+    return _classes() if target is None else _numbers(*target[1:])
+
+
+def _classes() -> Head:
+    def summary(samples: tf.Tensor) -> Outputs:
+        mean, entropy, aleatoric, epistemic = summarise(samples)
+        values = {"entropy": entropy, "aleatoric": aleatoric, "epistemic": epistemic}
+        return {"probabilities": mean, "mean": mean, **values, "label": _label(mean)}
+
+    def at_mean(probabilities: tf.Tensor) -> Outputs:
+        found = summarise(probabilities[tf.newaxis])
+        return {"probabilities": found.mean, "entropy": found.entropy, "label": _label(found.mean)}
+
+    def limited(outputs: Outputs, limit: tf.Tensor) -> Outputs:
+        # What is not a number is not below the limit.
+        return {**outputs, "label": tf.where(outputs["entropy"] <= limit, outputs["label"], -1)}
+
+    sampled = lambda samples: {"probabilities": samples}
+    return Head(CLASS_OUTPUTS, tf.nn.softmax, summary, at_mean, sampled, limited)
+
+
+def _label(probabilities: tf.Tensor) -> tf.Tensor:
+    return tf.argmax(probabilities, -1, tf.int32)
+
+
+def _numbers(shift: float, scale: float) -> Head:
+    def of_sample(outputs: tf.Tensor) -> tf.Tensor:
+        mean, variance = gaussians(outputs, scale, shift)
+        return tf.stack([mean, tf.sqrt(variance)], -1)
+
+    def summary(samples: tf.Tensor) -> Outputs:
+        means, variances = samples[..., 0], tf.square(samples[..., 1])
+        mean, aleatoric, epistemic = summarise_gaussians(means, variances)
+        low, high = central_interval(means, variances)
+        parts = {"aleatoric": aleatoric, "epistemic": epistemic, "low": low, "high": high}
+        return {"mean": mean, "stddev": tf.sqrt(aleatoric + epistemic), **parts}
+
+    def limited(outputs: Outputs, limit: tf.Tensor) -> Outputs:
+        return {**outputs, "mean": tf.where(outputs["stddev"] <= limit, outputs["mean"], float("nan"))}
+
+    both = lambda samples: {"mean": samples[..., 0], "stddev": samples[..., 1]}
+    return Head(NUMBER_OUTPUTS, of_sample, summary, both, both, limited)

@@ -1,0 +1,111 @@
+"""Predictions of numbers as pictures: where they are, whether intervals hold, whether the unsure ones are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import special
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import style
+
+_MOST_INTERVALS = 80
+
+
+def regression_figures(numbers: Mapping[str, Any], labels: Any) -> dict[str, Figure]:
+    """All of them, by name."""
+    return {
+        "predicted_against_true": predicted_against_true(numbers, labels),
+        "interval_coverage": interval_coverage(numbers, labels),
+        "error_retention": error_retention(numbers, labels),
+    }
+
+
+def predicted_against_true(numbers: Mapping[str, Any], labels: Any) -> Figure:
+    """Draws each prediction against the truth, some with their central 90 % interval; a perfect one is on the diagonal.
+
+    Args:
+      numbers: "mean", "low" and "high" -> [N].
+      labels: [N].
+
+    Raises:
+      InvalidArgument: they are not of one shape [N].
+    """
+    mean, low, high = (_checked(numbers, name, labels) for name in ("mean", "low", "high"))
+    truth = np.asarray(labels)
+    figure = style.new_figure(height=4.8)
+    axes = figure.subplots()
+    few = np.linspace(0, len(truth) - 1, min(len(truth), _MOST_INTERVALS)).astype(int)
+    errors = np.maximum(np.stack([mean - low, high - mean])[:, few], 0)
+    axes.errorbar(
+        truth[few], mean[few], errors, fmt="none", ecolor=style.SKY, elinewidth=1.2, label="90 % interval", zorder=1
+    )
+    axes.scatter(truth, mean, s=12, color=style.BLUE, label="mean", zorder=2)
+    ends = [min(truth.min(), mean.min()), max(truth.max(), mean.max())]
+    axes.plot(ends, ends, color=style.INK, linestyle="--", linewidth=1.2, label="as true")
+    style.tidy(axes, "Predictions of the test set", x="true", y="predicted", grid="both")
+    style.figure_legend(figure, axes)
+    return figure
+
+
+def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
+    """Draws how many labels lie within mean +- z stddev against how many should, for all z: the diagonal is calibrated.
+
+    Args:
+      numbers: "mean" and "stddev" -> [N].
+      labels: [N].
+
+    Raises:
+      InvalidArgument: as `predicted_against_true`.
+    """
+    mean, stddev = (_checked(numbers, name, labels) for name in ("mean", "stddev"))
+    wanted = np.linspace(0.02, 0.98, 49)
+    z = np.abs(np.asarray(labels) - mean) / np.maximum(stddev, np.finfo(np.float32).tiny)
+    found = np.mean(z[:, None] <= special.ndtri(0.5 + wanted / 2), 0)
+    error = 2 * np.sqrt(wanted * (1 - wanted) / len(z))
+    figure = style.new_figure(height=4.6)
+    axes = figure.subplots()
+    axes.fill_between(wanted, wanted - error, wanted + error, color=style.GRID, linewidth=0, label="chance, ±2 sd")
+    axes.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
+    axes.plot(wanted, found, color=style.BLUE, linewidth=1.8, label="found")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    style.tidy(axes, "Coverage of the intervals", x="share that should lie inside", y="share that does", grid="both")
+    style.figure_legend(figure, axes)
+    return figure
+
+
+def error_retention(numbers: Mapping[str, Any], labels: Any) -> Figure:
+    """Draws the error of the surest predictions against the share that is kept, by the uncertainty and its parts.
+
+    Args:
+      numbers: "mean", and of "stddev", "epistemic" and "aleatoric" those that there are -> [N].
+      labels: [N].
+
+    Raises:
+      InvalidArgument: as `predicted_against_true`.
+    """
+    squares = np.square(np.asarray(labels) - _checked(numbers, "mean", labels))
+    kept = np.arange(1, len(squares) + 1) / len(squares)
+    figure = style.new_figure(height=4.2)
+    axes = figure.subplots()
+    for i, name in enumerate(name for name in ("stddev", "epistemic", "aleatoric") if name in numbers):
+        order = np.argsort(_checked(numbers, name, labels), kind="stable")
+        errors = np.sqrt(np.cumsum(squares[order]) / np.arange(1, len(squares) + 1))
+        first = max(1, len(squares) // 20)  # The mean of a few says little.
+        axes.plot(kept[first - 1 :], errors[first - 1 :], linewidth=1.8, label=f"by {name}", **style.line(i))
+    level = float(np.sqrt(squares.mean()))
+    axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.4g})")
+    axes.set_xlim(0, 1)
+    style.tidy(axes, "Error of what is kept", x="share kept, the surest first", y="root mean square error")
+    style.figure_legend(figure, axes)
+    return figure
+
+
+def _checked(numbers: Mapping[str, Any], name: str, labels: Any) -> np.ndarray:
+    values = np.asarray(numbers.get(name), np.float64)
+    if values.ndim != 1 or not len(values) or values.shape != np.shape(labels):
+        raise InvalidArgument(f"{name} has the shape {list(values.shape)}, but must be [N], as the labels.")
+    return values
