@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import SHARED_OPTIONS, Model, compose, split_options
-from tfp_bfl.algorithms.variational import TEMPERATURE
+from tfp_bfl.algorithms.variational import temperature_for
 
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", "compressor", "per_tensor"))
 
@@ -33,7 +33,7 @@ def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **option
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1, synchronous; Bui et al. 2018 (arXiv:1811.11206).
     """
-    work, process = split_options(partitioned_vi, clients.sites, options, SHARED, temperature=TEMPERATURE)
+    work, process = split_options(partitioned_vi, clients.sites, options, SHARED, temperature=temperature_for(options))
     local = clients.sites(model_fn, damping=damping, **work)
     return compose(model_fn, local, rules.distributed_weight_consolidation(), servers.replace(), **process)
 
@@ -69,7 +69,7 @@ def bayesian_admm(
     and theirs at the prior, with clients whose first round alone begins at networks of their own.
     """
     shared = tuple(name for name in SHARED if name != "weighting")
-    work, process = split_options(bayesian_admm, clients.sites, options, shared, temperature=TEMPERATURE)
+    work, process = split_options(bayesian_admm, clients.sites, options, shared, temperature=temperature_for(options))
     held: dict[str, Any] = {"step_size": step_size, "damping": damping}
     local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
     step = servers.dual(**held, product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None)

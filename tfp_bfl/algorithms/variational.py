@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 
-# At 1 networks of more weights than examples learn little (docs/uncertainty.md).
+# At 1 classifiers of more weights than examples learn little (docs/uncertainty.md); a regression, whose noise is part
+# of the model, is then too sure of it.
 TEMPERATURE = 0.05
-INFORMATIVE: dict[str, Any] = {"inference": "curvature", "temperature": TEMPERATURE}
+INFORMATIVE: dict[str, Any] = {"inference": "curvature"}
 # Where each round's prior is the last posterior, a cold client moves further than its new precision vouches for.
 AS_PUBLISHED: dict[str, Any] = {"inference": "backprop", "temperature": 1.0}
+
+
+def temperature_for(options: Mapping[str, Any]) -> float:
+    """The temperature of client work where none is given, by its likelihood."""
+    return TEMPERATURE if options.get("likelihood", "categorical") == "categorical" else 1.0
 
 
 def variational(
@@ -38,13 +45,15 @@ def variational(
       **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
         `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
         stddev_rate, temperature, likelihood, update_prior, pretrained, proximal), of which inference is "curvature"
-        and temperature 0.05 here unless they are given; with update_prior "backprop" and 1, as published.
+        and temperature 0.05 here unless they are given, 1 for another likelihood than that of classes; with
+        update_prior "backprop" and 1, as published.
 
     Raises:
       InvalidArgument: as `compose`.
     """
+    informative = {**INFORMATIVE, "temperature": temperature_for(options)}
     work, process = split_options(
-        variational, clients.variational, options, **(AS_PUBLISHED if options.get("update_prior") else INFORMATIVE)
+        variational, clients.variational, options, **(AS_PUBLISHED if options.get("update_prior") else informative)
     )
     if kl is None:
         one_shot = rules.whole_model(rule).one_shot

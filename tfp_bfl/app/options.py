@@ -50,7 +50,7 @@ class _Inferred(ManyRounds, Bounded):
         names=choices.NOISES,
     )
     temperature: Optional[Positive] = option(
-        None, "Below 1 the posterior is colder than Bayes' theorem has it; 0.05 if not given."
+        None, "Below 1 the posterior is colder than Bayes' theorem has it; 0.05 if not given, 1 for regression."
     )
 
     def rate(self) -> float:
