@@ -16,19 +16,28 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "myst_parser",
+    "myst_nb",  # and with it myst_parser
     "sphinx_click",
     "mathml",
     "docstrings",
 ]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "CHANGELOG.md", "CONTRIBUTING.md", "experiments/**.md", "benchmarks/**.md"]
+include_patterns = [
+    "docs/**",
+    "notebooks/*.ipynb",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "experiments/**.md",
+    "benchmarks/**.md",
+]
 exclude_patterns = ["docs/_*", ".venv", ".venvs", "build", "runs", "demo", "benchmarks/.peers"]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "myst-nb"}
 templates_path = [str(ROOT / "docs" / "_templates")]  # of pages and of stubs, which take other folders as its root
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # `make notebooks` runs them, and saves what they show
+nb_merge_streams = True
 
 # What stands between single backticks in docstrings is a name that may have a page here, or code.
 default_role = "py:obj"

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md run as they stand there, and are short."""
+"""The examples of the documentation run as they stand there, and are short."""
 
 import pathlib
 import re
@@ -22,7 +22,8 @@ def run(name, capsys):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_is_short_and_on_the_page(name):
     assert len((DOCS / "examples" / f"{name}.py").read_text().splitlines()) < MOST_LINES
-    assert f"```{{literalinclude}} examples/{name}.py" in (DOCS / "extending.md").read_text()
+    pages = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    assert f"```{{literalinclude}} examples/{name}.py" in pages
 
 
 def test_rule(capsys):
@@ -50,3 +51,15 @@ def test_dataset(capsys):
     np.testing.assert_allclose(train.features.mean(0), 0, atol=1e-5)
     with pytest.raises(errors.InvalidArgument, match="143"):
         train.subset(143, seed=0)
+
+
+def test_from_tfp(capsys):
+    (accuracy,) = re.findall(r"accuracy (0\.\d+), a draw of \(30, 32\) weights", run("from_tfp", capsys)[1])
+    assert float(accuracy) > 0.9
+
+
+@pytest.mark.deep(after="tests/docs/test_examples.py")
+def test_from_flower(capsys):
+    averaging, bayesian = run("from_flower", capsys)[1].splitlines()
+    assert averaging.startswith("FedAvg: accuracy 0.") and averaging.endswith("epistemic 0.0000")
+    assert float(bayesian.split()[-1]) > 0

@@ -1,6 +1,7 @@
 """Posteriors over a model's weights: structures of tensors, and what can be computed from them."""
 
 from tfp_bfl.posterior import mixtures, swag_moments
+from tfp_bfl.posterior.as_tfp import to_tfp
 from tfp_bfl.posterior.chains import effective_sample_size, hpd_level, potential_scale_reduction
 from tfp_bfl.posterior.families import floor_variance, marginals, positive_leaves, sample
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
@@ -62,5 +63,6 @@ __all__ = [
     "stack",
     "swag_moments",
     "times",
+    "to_tfp",
     "unflatten",
 ]

@@ -1,0 +1,53 @@
+"""Posteriors as distributions of TensorFlow Probability, for all that it can do with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.low_rank import LowRank, as_low_rank
+from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.posterior.samples import Samples
+
+tfd = tfp.distributions
+
+
+def to_tfp(q: LowRank | MeanField | Samples) -> Any:
+    """A posterior as a TFP distribution.
+
+        q = bfl.simulate(process, clients, rounds=20).state.weights.posterior
+        bfl.posterior.to_tfp(q).sample(5)
+
+    - `MeanField`: a `JointDistributionSequential` of a normal distribution a leaf, its events the leaves in `tf.nest`'s
+      order: sample() gives a list of tensors, log_prob takes one.
+    - `LowRank`: `MultivariateNormalDiagPlusLowRankCovariance` over all leaves, flattened and joined in that order [D].
+    - `Samples`: `Empirical` over the same [D], each draw as probable as another.
+
+    Raises:
+      InvalidArgument: it is none of them, or has no leaves.
+    """
+    if not isinstance(q, (LowRank, MeanField, Samples)):
+        raise InvalidArgument(f"q must be a LowRank, a MeanField or Samples, not {type(q).__name__}.")
+    if not tf.nest.flatten(q):
+        raise InvalidArgument("The posterior has no weights: a model of point weights alone has nothing to distribute.")
+    if isinstance(q, MeanField):
+        pairs = zip(tf.nest.flatten(q.mean), tf.nest.flatten(q.variance))
+        return tfd.JointDistributionSequential([_normal(tf.convert_to_tensor(m), v) for m, v in pairs])
+    if isinstance(q, Samples):
+        return tfd.Empirical(_joined(q.values, 1), event_ndims=1)
+    q = as_low_rank(q)
+    deviations = tf.transpose(_joined(q.deviations, 1))
+    return tfd.MultivariateNormalDiagPlusLowRankCovariance(_joined(q.mean, 0), _joined(q.diagonal, 0), deviations)
+
+
+def _normal(mean: tf.Tensor, variance: Any) -> Any:
+    return tfd.Independent(tfd.Normal(mean, tf.sqrt(variance)), mean.shape.rank)
+
+
+def _joined(structure: Any, leading: int) -> tf.Tensor:
+    """The leaves flattened but for their leading axes, and joined."""
+    leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(structure)]
+    return tf.concat([tf.reshape(leaf, [*leaf.shape[:leading], -1]) for leaf in leaves], -1)
