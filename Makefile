@@ -8,7 +8,7 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help sbom demo test test-deep test-long test-fuzz environments fuzz mutants notebooks docs lint format clean
+.PHONY: help sbom demo test test-deep test-long test-fuzz environments fuzz mutants notebooks measured docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
@@ -20,6 +20,7 @@ help:
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
 	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"
 	@echo "make notebooks  runs them, and saves them with what they show"
+	@echo "make measured  runs what the numbers and the picture of the documentation are of, and writes them"
 	@echo "make docs    the documentation site: build/docs/index.html"
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
@@ -70,6 +71,9 @@ fuzz: $(INSTALLED)
 
 notebooks: $(INSTALLED)
 	$(BIN)/python docs/execute_notebooks.py
+
+measured: $(INSTALLED)
+	$(BIN)/python docs/measure.py
 
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -c docs -b html -j 2 -q -W --keep-going . build/docs

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tfp_bfl import plots
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.plots import report, style
+from tfp_bfl.plots import sections, style
 from tfp_bfl.plots.pictures import Picture
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
@@ -78,7 +78,7 @@ def page(path, *runs, **options):
 @pytest.fixture
 def undrawn(monkeypatch):
     """For what a page says beside its figures, of which most of its time goes into drawing."""
-    monkeypatch.setattr(report, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
+    monkeypatch.setattr(sections, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
 
 
 @pytest.fixture(scope="module")

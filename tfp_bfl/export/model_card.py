@@ -48,8 +48,10 @@ _CLASSES = """## Classes
 
 - `probabilities`: the mean over S weight samples, p = (1/S) sum_s p_s.
 - `entropy`: of p, divided by log C: 0 is certain, 1 is uniform. `abstain` compares this one with its limit.
-- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), what more training data would not remove.
-- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, what more training data would remove. It is zero for one sample{zero}.
+- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), what each weight sample leaves open.
+- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, what weight samples disagree by: what more training data would remove,
+  as far as the posterior is as wide as it should be. It is zero for one sample{zero}. The two add up to
+  1 - sum_c p_c^2.
 
 ## Limits
 
@@ -82,9 +84,9 @@ _NUMBERS = """## What the uncertainty means
 - It predicts {target}, in its own units: a mixture of one Gaussian a weight sample, N(m_s, v_s).
 - `mean`: (1/S) sum_s m_s. `stddev`: of the mixture. `low`, `high`: its central 90 % interval. `abstain` compares
   `stddev` with its limit.
-- `aleatoric`: (1/S) sum_s v_s, what more training data would not remove.
-- `epistemic`: (1/S) sum_s (m_s - mean)^2, what more training data would remove. It is zero for one sample{zero}.
-  aleatoric + epistemic = stddev^2.
+- `aleatoric`: (1/S) sum_s v_s, what each weight sample leaves open.
+- `epistemic`: (1/S) sum_s (m_s - mean)^2, what weight samples disagree by: what more training data would remove, as far
+  as the posterior is as wide as it should be. It is zero for one sample{zero}. The two add up to stddev^2.
 
 ## Limits
 

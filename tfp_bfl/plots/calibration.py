@@ -12,8 +12,9 @@ from tfp_bfl.plots import style
 def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Figure:
     """Draws accuracy against confidence in bins of equal width, above a histogram of the confidences.
 
-    A calibrated model's bars end on the diagonal. The title gives the expected and the maximum calibration
-    error.
+    A calibrated model's bars end on the diagonal, most of them within the range that chance leaves open, two binomial
+    standard deviations about the confidence: wide in bins of few examples. The title gives the expected and the
+    maximum calibration error.
 
     Args:
       probabilities: [B, C], each row a distribution.
@@ -39,6 +40,11 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, ove
     lower = np.minimum(accuracy, confidence)[used]
     gap = {"facecolor": "none", "edgecolor": style.ORANGE, "hatch": "////", "linewidth": 0.8}
     top.bar(left[used], gaps, bottom=lower, label="gap to the confidence", **gap, **place)
+    # What chance leaves open: of three examples nearly everything.
+    error = 2 * np.sqrt(np.maximum(confidence * (1 - confidence), 0.25 / np.maximum(count, 1))[used] / count[used])
+    middle = (left + width / 2)[used]
+    bars = {"fmt": "none", "ecolor": style.INK, "elinewidth": 1, "capsize": 2, "label": "chance, ±2 sd"}
+    top.errorbar(middle, confidence[used], np.minimum(error, 1), **bars)
     top.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
     top.set(xlim=(0, 1), ylim=(0, 1))
     style.tidy(top, f"Calibration: ECE {ece:.3f}, MCE {mce:.3f}", y="accuracy in the bin")

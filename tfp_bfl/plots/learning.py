@@ -53,7 +53,7 @@ def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for panel, axis in zip(panels, axes):
         panel(axis, rounds)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
     figure.align_ylabels(axes)
     return figure
@@ -87,7 +87,7 @@ def learning_comparison(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figu
             # In every panel, so that the first one's legend names the runs that have no line there too.
             _line(axis, rounds, key, style.plain(name, 40), **style.line(i))
         style.tidy(axis, _COMPARED[key][0], y=_COMPARED[key][1])
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         if key == "stddev_median":
             style.logarithmic(axis)
     axes[-1].set_xlabel("round", fontsize=style.SIZE, color=style.INK)

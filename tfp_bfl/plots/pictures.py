@@ -21,11 +21,13 @@ _PAGE_WIDTH = 4.8
 
 
 class Picture(NamedTuple):
-    """A figure: its caption (the run's name or nothing), the address of the picture, and what to read aloud."""
+    """A figure: its caption (the run's name or nothing), the address of the picture, what to read aloud, and its height
+    over its width."""
 
     caption: str
     source: str
     alt: str
+    ratio: float = 0.75
 
 
 class Example(NamedTuple):
@@ -52,7 +54,8 @@ def picture(figure: Figure, caption: str = "") -> Picture:
     with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": "path"}):
         figure.savefig(data, format="svg", metadata={"Date": None})
     text = data.getvalue().decode("utf-8").replace("</style>", f"{_dark_style()}</style>", 1)
-    return Picture(caption, _uri("image/svg+xml", text.encode("utf-8")), _description(figure))
+    ratio = figure.get_figheight() / figure.get_figwidth()
+    return Picture(caption, _uri("image/svg+xml", text.encode("utf-8")), _description(figure), ratio)
 
 
 def _dark_style() -> str:

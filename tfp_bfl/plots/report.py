@@ -5,49 +5,18 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Optional, Union
+from collections.abc import Mapping, Sequence
+from typing import Optional, Union
 
 import jinja2
-import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.plots import repeats, tables
-from tfp_bfl.plots.calibration import reliability_diagram
-from tfp_bfl.plots.clients import client_labels
-from tfp_bfl.plots.examples import are_images
-from tfp_bfl.plots.learning import learning_comparison, learning_curve
-from tfp_bfl.plots.out_of_distribution import uncertainty_density
-from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
-from tfp_bfl.plots.regression import regression_figures
+from tfp_bfl.plots import tables
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults
-from tfp_bfl.plots.retention import retention_comparison, retention_curves
-
-# Runs whose table still has room in half of the page.
-_MOST_BESIDE = 3
-
-
-class _Gallery(NamedTuple):
-    caption: str
-    groups: list[tuple[str, list[Example]]]
-
-
-class _Section(NamedTuple):
-    """A heading, a line on how to read what is below it, and that: pictures, images, tables.
-
-    A wide one takes the page's whole width; a folded one is opened by a click.
-    """
-
-    heading: str
-    how: str
-    pictures: Sequence[Picture] = ()
-    galleries: Sequence[_Gallery] = ()
-    tables: Sequence[tables.Table] = ()
-    is_wide: bool = False
-    is_folded: bool = False
+from tfp_bfl.plots.sections import Section, sections
 
 
 def write_report(
@@ -99,12 +68,28 @@ def write_report(
         title=title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
         warnings=notices,
         headlines=tables.headlines(runs[0]) if single and not repeated else [],
-        sections=[*_sections(runs, out_of_distribution, figures, repeated)],
+        blocks=_blocks([*sections(runs, out_of_distribution, figures, repeated)]),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
     path.write_bytes(page.encode("utf-8", errors="replace"))
     return path
+
+
+def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
+    """Columns of sections, in turn: wide ones alone, those between them each in the shorter of two columns."""
+    blocks: list[list[list[Section]]] = []
+    beside = False
+    for section in sections:
+        if section.is_wide or section.is_folded:
+            blocks.append([[section]])
+            beside = False
+            continue
+        if not beside:
+            blocks.append([[], []])
+            beside = True
+        min(blocks[-1], key=lambda column: sum(own.height for own in column)).append(section)
+    return [[column for column in block if column] for block in blocks]
 
 
 def _template() -> jinja2.Template:
@@ -122,263 +107,3 @@ def _template() -> jinja2.Template:
 def _breakable(text: str) -> Markup:
     """A name that may go on in the next line after a mark, so that a narrow table still holds it."""
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))
-
-
-def _sections(
-    runs: Sequence[RunResults],
-    other: str,
-    drawn: Optional[Mapping[str, Figure]] = None,
-    repeated: Sequence[Repeated] = (),
-) -> Iterator[_Section]:
-    single = len(runs) == 1
-    drawn = drawn or {}
-    costs = tables.costs(runs)
-    how = "As far as the run recorded them." if single else "As far as the runs recorded them."
-    spent = (
-        [_Section("Time, memory and messages", how, tables=[costs], is_wide=len(runs) > _MOST_BESIDE)]
-        if costs.rows
-        else []
-    )
-    if repeated:
-        yield from _over_seeds(repeated)
-    if not single:
-        yield from _scores(runs, beside=bool(repeated))
-        yield from spent
-    if any(run.rounds for run in runs):
-        yield _learning(runs, drawn.get("learning_curve"))
-    if any(run.numbers is not None for run in runs):
-        yield from _regression(runs, drawn)
-        if single:
-            yield from spent
-            yield from _further(runs)
-        yield from _records(runs)
-        return
-    yield _retention(runs, drawn.get("retention_curves"))
-    yield _Section(
-        "Reliability diagram" if single else "Reliability diagrams",
-        "Bars that end on the dashed line mean that the model is right as often as it says; lower bars mean that it is "
-        "too sure of itself, higher ones that it is not sure enough.",
-        pictures=_each(
-            runs,
-            [drawn.get("reliability_diagram") or reliability_diagram(run.probabilities, run.labels) for run in runs],
-        ),
-        is_wide=not single,
-    )
-    yield from _clients(runs, drawn.get("client_labels"))
-    if single:
-        yield from spent
-        yield from _further(runs)
-    if any(run.out_of_distribution for run in runs):
-        yield _out_of_distribution(runs, other)
-    yield from _examples(runs)
-    yield from _records(runs)
-
-
-def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:
-    """A picture for each run, with its name where there are several."""
-    return [picture(figure, run.name if len(runs) > 1 else "") for run, figure in zip(runs, figures)]
-
-
-def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[_Section]:
-    """What is known of all seeds; figures and all else below are of one."""
-    keys = repeats.keys_of(repeated)
-    yield _Section(
-        "Results over seeds",
-        "On the test set: mean ± standard deviation over the seeds. Bold is better than each other one by the same "
-        "seeds: the 95 % interval of the paired difference leaves out 0. What stands below is of the first seed.",
-        tables=[repeats.scores(repeated, keys)],
-        is_wide=True,
-    )
-    if len(repeated) > 1:
-        yield _Section(
-            f"Differences to {repeated[0].name}",
-            "Paired by seed: mean and its 95 % interval, by Student's t, each by itself. Bold leaves out 0; a dash "
-            "stands where fewer than two seeds are shared.",
-            tables=[repeats.differences(repeated, keys)],
-            is_wide=True,
-        )
-
-
-def _scores(runs: Sequence[RunResults], beside: bool) -> Iterator[_Section]:
-    is_wide = len(runs) > _MOST_BESIDE
-    if not beside:
-        how = "On the test set, each of one seed: `--seeds 0..4` says what a difference is worth."
-        yield _Section("Results", how, tables=[tables.results(runs)], is_wide=is_wide)
-    differing = tables.settings(runs, differing=True)
-    how = "All other settings are the same." if differing.rows else "The runs were started with the same settings."
-    yield _Section("What differs", how, tables=[differing] if differing.rows else [], is_wide=is_wide)
-
-
-def _further(runs: Sequence[RunResults]) -> Iterator[_Section]:
-    further = tables.results(runs)
-    if further.rows:
-        yield _Section("Further results", "What else the run measured at its end.", tables=[further])
-
-
-def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> _Section:
-    first = "Accuracy should rise and the loss fall" if runs[0].numbers is None else "Error and loss should fall"
-    how = (
-        f"{first} until both level off; a spread of the posterior that falls towards "
-        "zero means that the model is becoming certain of its weights."
-    )
-    if len(runs) == 1:
-        return _Section("Learning curve", how, pictures=[picture(drawn or learning_curve(runs[0].rounds))])
-    figure = learning_comparison({run.name: run.rounds for run in runs if run.rounds})
-    return _Section("Learning curves", how, pictures=[picture(figure)])
-
-
-def _retention(runs: Sequence[RunResults], drawn: Optional[Figure]) -> _Section:
-    how = (
-        "A line that rises to the left means that the uncertainty finds the mistakes: leaving out the examples that "
-        "the model is least sure about makes the rest more accurate."
-    )
-    if len(runs) == 1:
-        figure = drawn or retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
-    else:
-        figure = retention_comparison(
-            {run.name: (run.probabilities, run.labels, run.uncertainties["entropy"]) for run in runs}
-        )
-    return _Section("Retention curves", how, pictures=[picture(figure)])
-
-
-def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iterator[_Section]:
-    """Of runs that predict numbers."""
-    figures = [
-        drawn if len(runs) == 1 and drawn else regression_figures(run.numbers, run.labels)
-        for run in runs
-        if run.numbers is not None
-    ]
-    sections = {
-        "predicted_against_true": (
-            "Predictions",
-            "Each dot is an example of the test set. The intervals should reach the dashed line nine times in ten.",
-        ),
-        "interval_coverage": (
-            "Coverage",
-            "A line on the diagonal means that intervals hold what they say; below it they are too narrow, above it "
-            "too wide. The band is what chance leaves open.",
-        ),
-        "error_retention": (
-            "Error of what is kept",
-            "A line that falls to the left means that the uncertainty finds the large errors: leaving out the examples "
-            "that the model is least sure about makes the rest more exact.",
-        ),
-    }
-    for name, (heading, how) in sections.items():
-        yield _Section(heading, how, pictures=_each(runs, [own[name] for own in figures]), is_wide=len(runs) > 1)
-
-
-def _out_of_distribution(runs: Sequence[RunResults], other: str) -> _Section:
-    quantities = {"entropy": "entropy", "epistemic": "epistemic part"}
-    compared = [run for run in runs if run.out_of_distribution]
-    pictures = []
-    for run in compared:
-        for quantity, name in quantities.items():
-            inside, outside = run.uncertainties[quantity], run.out_of_distribution[quantity]  # type: ignore[index]
-            if not (np.any(inside) or np.any(outside)):
-                continue  # A deterministic model has no epistemic part.
-            figure = uncertainty_density(
-                inside,
-                outside,
-                quantity=name,
-                name_in="test set",
-                name_out=other or "elsewhere",
-                upper=1.0 if quantity == "entropy" else None,
-            )
-            pictures.append(picture(figure, run.name if len(runs) > 1 else ""))
-    share = [
-        len(run.out_of_distribution["entropy"]) / (len(run.labels) + len(run.out_of_distribution["entropy"]))  # type: ignore[index]
-        for run in compared
-    ]
-    base = ", ".join(sorted({f"{value:.2f}" for value in share}))
-    return _Section(
-        "Out of distribution",
-        f"How unsure the model is of images from {other or 'elsewhere'}, which it was not made for: the less the two "
-        "histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of the "
-        f"test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
-        pictures=pictures,
-        tables=[tables.out_of_distribution_scores(compared, quantities)],
-        is_wide=True,
-    )
-
-
-def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[_Section]:
-    groups = _alike([run for run in runs if run.label_counts is not None])
-    if not groups:
-        return
-    pictures = [
-        picture(
-            drawn or client_labels(group[0].label_counts, group[0].class_names),  # type: ignore[arg-type]
-            _names(group) if len(groups) > 1 else "",
-        )
-        for group in groups
-    ]
-    yield _Section(
-        "Labels of the clients",
-        "Each column is a client, each row a class: the more alike the columns, the more alike the clients' data."
-        + (" All runs have the same clients." if len(groups) == 1 and len(runs) > 1 else ""),
-        pictures=pictures,
-        is_wide=len(groups) > 1,
-    )
-    found = [tables.clients(group)._replace(title=_names(group) if len(groups) > 1 else "Clients") for group in groups]
-    more = max(len(group[0].label_counts) for group in groups) - tables.MOST_CLIENTS  # type: ignore[arg-type]
-    yield _Section(
-        "Clients",
-        f"What each client holds, and {_served(runs)} on the test set with its classes in the client's shares: "
-        "an estimate of how the model serves it, not a measurement on its own examples."
-        + (f" The first {tables.MOST_CLIENTS} clients." if more > 0 else ""),
-        tables=found,
-        is_wide=len(groups) > 1 or len(runs) > _MOST_BESIDE,
-    )
-
-
-def _alike(runs: Sequence[RunResults]) -> list[list[RunResults]]:
-    """The runs in groups whose clients hold the same."""
-    groups: list[list[RunResults]] = []
-    for run in runs:
-        for group in groups:
-            if group[0].class_names == run.class_names and np.array_equal(group[0].label_counts, run.label_counts):  # type: ignore[arg-type]
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
-
-
-def _served(runs: Sequence[RunResults]) -> str:
-    return "the final model's accuracy and entropy" if len(runs) == 1 else "the accuracy of each run's final model"
-
-
-def _names(group: Sequence[RunResults]) -> str:
-    return ", ".join(run.name for run in group)
-
-
-def _examples(runs: Sequence[RunResults]) -> Iterator[_Section]:
-    shown = [run for run in runs if run.features is not None and are_images(run.features)]
-    if shown:
-        yield _Section(
-            "Surest and least sure images",
-            "Of the test set, by entropy (0 is sure, 1 knows nothing). Those with the least uncertainty should be easy "
-            "to name and those with the most hard, even for you.",
-            galleries=[_Gallery(run.name if len(runs) > 1 else "", galleries(run)) for run in shown],
-            is_wide=True,
-        )
-
-
-def _records(runs: Sequence[RunResults]) -> Iterator[_Section]:
-    """What was set and measured, in full."""
-    if len(runs) == 1:
-        settings = tables.settings(runs)
-        if settings.rows:
-            yield _Section("Configuration", "The settings of this run.", tables=[settings], is_folded=True)
-    else:
-        settings = tables.settings(runs, differing=False)
-        if settings.rows:
-            yield _Section(
-                "What the runs share", "Settings that are the same in all.", tables=[settings], is_folded=True
-            )
-    for run in runs:
-        if run.rounds:
-            heading = f"Rounds ({len(run.rounds)})" + (f" of {run.name}" if len(runs) > 1 else "")
-            how = "One row per round; a dash stands where a round was not evaluated."
-            yield _Section(heading, how, tables=[tables.rounds(run)], is_folded=True)

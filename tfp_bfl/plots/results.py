@@ -51,10 +51,15 @@ class RunResults(NamedTuple):
     numbers: Optional[Mapping[str, np.ndarray]] = None
 
 
+def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Without the training's NLL, which is of standardised labels: the test set's is another number by log(sd)."""
+    return [{name: x for name, x in row.items() if name != "nll"} for row in rounds]
+
+
 def run_figures(run: RunResults) -> dict[str, Figure]:
     """The figures of one run by name; those that its results don't suffice for are left out."""
     if run.numbers is not None:
-        learning = {"learning_curve": learning_curve(run.rounds)} if run.rounds else {}
+        learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
         return {**learning, **regression_figures(run.numbers, run.labels)}
     figures = {
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,

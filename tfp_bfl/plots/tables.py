@@ -45,7 +45,7 @@ _HEADLINES = {
     "rmse": ("RMSE", "root mean square error, in units of the label", "{:.4g}"),
     "coverage": ("90 % intervals", "hold this share of the labels; 90 % is ideal", "{:.1%}"),
     "ece": ("ECE", "mean gap of confidence and accuracy; 0 is ideal", "{:.3f}"),
-    "epistemic_share": ("Epistemic share", "part of the uncertainty that more data would remove", "{:.1%}"),
+    "epistemic_share": ("Epistemic share", "of the predictive variance: what weight samples disagree by", "{:.1%}"),
 }
 _COSTS = {
     "seconds": ("Whole run", "{:.0f} s"),
@@ -62,8 +62,11 @@ _NAMES = {
     "mae": "Mean absolute error",
     "interval_width": "Width of the 90 % intervals",
     "brier": "Brier score",
-    "aleatoric": "Aleatoric part",
-    "epistemic": "Epistemic part",
+    "entropy": "Entropy, as a share of log C",
+    "aleatoric": "Variance: aleatoric part",
+    "epistemic": "Variance: epistemic part",
+    "variance": "Variance: both parts together",
+    "permuted_rmse": "RMSE, standard deviations permuted",
     "permuted_test_nll": "NLL, standard deviations permuted",
     "permuted_ece": "ECE, standard deviations permuted",
     "permuted_accuracy": "Accuracy, standard deviations permuted",
@@ -106,9 +109,14 @@ def results(runs: Sequence[RunResults]) -> Table:
     summaries = [
         dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
     ]
+    for summary in summaries:
+        if "aleatoric" in summary and "epistemic" in summary:
+            summary["variance"] = float(summary["aleatoric"]) + float(summary["epistemic"])
     rows = []
-    for key in _keys(summaries):
+    for key in _together(_keys(summaries)):
         values = [summary.get(key) for summary in summaries]
+        if all(value is None for value in values):
+            continue  # Such as the round of a collapse that did not come.
         rows.append((name_of(key), [_cell(value) for value in values]))
     return Table("Results", _heads(runs), rows)
 
@@ -116,6 +124,13 @@ def results(runs: Sequence[RunResults]) -> Table:
 def name_of(key: str) -> str:
     """What a key of a summary is called."""
     return _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
+
+
+def _together(keys: list[str]) -> list[str]:
+    """The keys, those of parts that add up one after another."""
+    parts = [key for key in ("aleatoric", "epistemic", "variance") if key in keys]
+    place = keys.index(parts[0]) if parts else 0
+    return [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
 
 
 def _cell(value: Any) -> Cell:
@@ -139,7 +154,7 @@ def costs(runs: Sequence[RunResults]) -> Table:
     rows = []
     for key, (name, form) in _COSTS.items():
         values = [run.summary.get(key) for run in runs]
-        if any(value is not None for value in values):
+        if any(values):  # A run without workers has none of their memory.
             rows.append((name, [Cell(DASH if value is None else form.format(float(value))) for value in values]))
     return Table("Time, memory and messages", _heads(runs), rows)
 

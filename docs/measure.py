@@ -1,0 +1,235 @@
+"""The numbers and the picture of these pages: `make measured` runs what they are of, and writes them.
+
+Each block between `<!-- measured: NAME -->` and `<!-- /measured -->` is made here, of what `measured.json` holds. A
+test holds the pages against it.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import numpy as np
+
+DOCS = pathlib.Path(__file__).resolve().parent
+MEASURED = DOCS / "measured.json"
+Results = dict[str, Any]
+
+DEMO = {"engine": "local", "dataset": "digits"}
+TEMPERATURES = (1.0, 0.1, 0.05, 0.02, 0.01)
+ROUNDS = (20, 60, 120)
+LONG = {**DEMO, "rounds": max(ROUNDS), "evaluate_every": 20}
+DIABETES = {"dataset": "diabetes", "model": "mlp", "clients": 4, "partition": "iid", "rounds": 20, "engine": "local"}
+SEEDS = (0, 1, 2)
+CONSTANT = "the training labels' mean and sd, for everybody"
+PERSONAL = {"model": "mlp", "clients": 9, "rounds": 20, "batch_size": 16, "evaluate_clients": True, "engine": "local"}
+
+# What is measured: name -> the options of a run. "shuffled" labels are made here.
+RUNS: dict[str, dict[str, Any]] = {
+    "demo": DEMO,
+    "published": {**DEMO, "inference": "backprop", "kl": "client", "temperature": 1.0, "prior_stddev": 10.0},
+    "colder": {**DEMO, "temperature": 0.01},
+    "shuffled": DEMO,
+    "few": {**DEMO, "examples_per_client": 15},
+    **{
+        f"temperature {t:g}": {**DEMO, "temperature": t, "rounds": max(ROUNDS), "evaluate_every": 20}
+        for t in TEMPERATURES
+    },
+    **{f"regression {seed}": {**DIABETES, "seed": seed} for seed in SEEDS},
+    **{f"regression, cold {seed}": {**DIABETES, "temperature": 0.05, "seed": seed} for seed in SEEDS},
+    **{f"regression, long {seed}": {**DIABETES, "rounds": 60, "seed": seed} for seed in SEEDS},
+    **{f"regression, few {seed}": {**DIABETES, "examples_per_client": 8, "seed": seed} for seed in SEEDS},
+    "meta_vd": {"algorithm": "meta_vd", **PERSONAL},
+    "meta_learning": {"algorithm": "meta_learning", **PERSONAL},
+}
+
+
+def measure(names: list[str]) -> None:
+    """Runs what is named, or all, and keeps its results."""
+    import tfp_bfl as bfl
+
+    found = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, options in RUNS.items():
+            if names and not any(name.startswith(part) for part in names):
+                continue
+            own = {**options, "dataset": str(shuffled(folder))} if name == "shuffled" else options
+            run = bfl.run(pathlib.Path(folder) / name, **own)
+            rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+            kept = [row for row in rows if row["round"] in (*ROUNDS, len(rows))]
+            found[name] = {"summary": numbers(run.summary), "rounds": {str(row["round"]): numbers(row) for row in kept}}
+            if name == "demo":
+                picture(run.folder / "figures")
+            print(name, run.summary["test_nll"], flush=True)
+    constant, linear = controls(*(bfl.data.load("diabetes", split) for split in ("train", "test")))
+    found["regression, controls"] = {"constant": constant, "linear": linear}
+    MEASURED.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def numbers(row: Results) -> Results:
+    """Without what differs from machine to machine."""
+    plain = {k: v for k, v in row.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return {k: float(f"{v:.7g}") for k, v in plain.items() if not re.search("seconds|_mb$|ms_per_step", k)}
+
+
+def shuffled(folder: str) -> pathlib.Path:
+    """The digits with the labels of the training set in another order."""
+    import tfp_bfl as bfl
+
+    train, test = (bfl.data.load("digits", split) for split in ("train", "test"))
+    labels = np.random.default_rng(0).permutation(train.labels)
+    path = pathlib.Path(folder) / "digits.npz"
+    tests = {"test_features": test.features, "test_labels": test.labels}
+    np.savez(path, features=train.features, labels=labels, class_names=np.array(train.class_names), **tests)
+    return path
+
+
+def controls(train: Any, test: Any) -> tuple[Results, Results]:
+    """The training labels' mean and standard deviation for everybody, and least squares."""
+    rows = [np.column_stack([np.ones(len(s.features)), s.features]) for s in (train, test)]
+    weights = np.linalg.lstsq(rows[0], train.labels, rcond=None)[0]
+    scores = []
+    for error, stddev in (
+        (test.labels, 1.0),
+        (test.labels - rows[1] @ weights, np.std(train.labels - rows[0] @ weights)),
+    ):
+        nll = 0.5 * np.mean((error / stddev) ** 2) + np.log(stddev * test.target.stddev * np.sqrt(2 * np.pi))
+        scores.append({"rmse": float(test.target.stddev * np.sqrt(np.mean(error**2))), "test_nll": float(nll)})
+    return scores[0], scores[1]
+
+
+def picture(figures: pathlib.Path) -> None:
+    """Learning curve beside retention curves over the clients' labels."""
+    from PIL import Image
+
+    left, *right = (Image.open(figures / f"{name}.png").convert("RGB") for name in PICTURES)
+    width = right[0].width
+    tall = Image.new("RGB", (width, sum(image.height for image in right)), "white")
+    for i, image in enumerate(right):
+        tall.paste(image, (0, sum(other.height for other in right[:i])))
+    height = max(left.height, tall.height)
+    whole = Image.new("RGB", (left.width + width, height), "white")
+    whole.paste(left, (0, (height - left.height) // 2))
+    whole.paste(tall, (left.width, 0))
+    small = whole.resize((1200, round(whole.height * 1200 / whole.width)), Image.Resampling.LANCZOS)
+    small.quantize(96, dither=Image.Dither.NONE).save(DOCS / "images" / "demo.png", optimize=True)
+
+
+PICTURES = ("learning_curve", "retention_curves", "client_labels")
+
+
+def table(*rows: list[str]) -> str:
+    from tfp_bfl.files.tables import to_markdown
+
+    return to_markdown(rows)
+
+
+def spread(run: Results) -> str:
+    last = run["rounds"][max(run["rounds"], key=int)]
+    return " / ".join(f"{last[name]:.2g}" for name in ("stddev_q05", "stddev_median", "stddev_q95"))
+
+
+def scores(run: Results, *names: str) -> list[str]:
+    return [f"{run['summary'][name]:.3f}" if name in run["summary"] else "" for name in names]
+
+
+def inferences(found: Results) -> str:
+    head = ["inference", "accuracy", "NLL", "ECE", "epistemic share", "sd 5 / 50 / 95 %", "NLL, permuted"]
+    words = {
+        "published": '`backprop`, `kl="client"`, prior N(0, 100), temperature 1',
+        "demo": '`curvature`, `kl="total"`, prior by fan-in, temperature 0.05 (the default)',
+        "colder": "the same at temperature 0.01",
+    }
+    names = ("accuracy", "test_nll", "ece", "epistemic_share")
+    rows = [
+        [w, *scores(found[k], *names), spread(found[k]), *scores(found[k], "permuted_test_nll")]
+        for k, w in words.items()
+    ]
+    return table(head, *rows)
+
+
+def data_controls(found: Results) -> str:
+    head = ["data", "accuracy", "NLL", "NLL, permuted", "ECE", "aleatoric", "epistemic", "sd 5 / 50 / 95 %"]
+    words = {"demo": "as they are", "shuffled": "shuffled labels", "few": "15 examples a client"}
+    names = ("accuracy", "test_nll", "permuted_test_nll", "ece", "aleatoric", "epistemic")
+    return table(head, *([w, *scores(found[k], *names), spread(found[k])] for k, w in words.items()))
+
+
+def temperatures(found: Results) -> str:
+    rows = []
+    for number in ROUNDS:
+        at = [found[f"temperature {t:g}"]["rounds"][str(number)] for t in TEMPERATURES]
+        rows.append([str(number), *(f"{row['accuracy']:.3f}, {row['test_nll']:.3f}" for row in at)])
+    return table(["round", *(f"{t:g}" for t in TEMPERATURES)], *rows)
+
+
+def regression(found: Results) -> str:
+    def mean(name: str, key: str) -> float:
+        return float(np.mean([found[f"{name} {seed}"]["summary"][key] for seed in SEEDS]))
+
+    controls = found["regression, controls"]
+    rows = [
+        [words, f"{controls[key]['rmse']:.1f}", f"{controls[key]['test_nll']:.2f}", "", ""]
+        for key, words in {"constant": CONSTANT, "linear": "least squares"}.items()
+    ]
+    words = {
+        "regression": "variational, temperature 1 (the default of regression), 20 rounds",
+        "regression, long": "the same, 60 rounds",
+        "regression, few": "the same, 20 rounds, 8 examples a client",
+        "regression, cold": "temperature 0.05 (the default of classification), 20 rounds",
+    }
+    for name, text in words.items():
+        parts = [f"{mean(name, 'rmse'):.1f}", f"{mean(name, 'test_nll'):.2f}", f"{mean(name, 'coverage'):.1%}"]
+        rows.append([text, *parts, f"{mean(name, 'interval_width'):.0f}"])
+    return table(["", "RMSE", "NLL", "90 % intervals hold", "their width"], *rows)
+
+
+def personal(found: Results) -> str:
+    names = ("client_accuracy", "client_accuracy_least", "adapted_client_accuracy", "adapted_client_accuracy_least")
+    words = {"meta_vd": "`personal`", "meta_learning": "`maml`"}
+    rows = ([text, *scores(found[name], "accuracy", *names)] for name, text in words.items())
+    return table(["run", "`accuracy`", *(f"`{name}`" for name in names)], *rows)
+
+
+def factor(found: Results) -> str:
+    last = found["demo"]["rounds"][max(found["demo"]["rounds"], key=int)]
+    return f"{last['stddev_q95'] / last['stddev_q05']:.1f}"
+
+
+# Name -> what makes the block.
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "inferences": inferences,
+    "controls": data_controls,
+    "temperatures": temperatures,
+    "regression": regression,
+    "personal": personal,
+    "factor": factor,
+}
+MARK = re.compile(r"<!-- measured: ([a-z ]+) -->(\n?)(.*?)<!-- /measured -->", re.DOTALL)
+
+
+def pages() -> Iterator[pathlib.Path]:
+    yield DOCS.parent / "README.md"
+    yield from sorted(DOCS.glob("*.md"))
+
+
+def written(text: str, found: Results) -> str:
+    """A page with its blocks made anew."""
+    return MARK.sub(lambda m: f"<!-- measured: {m[1]} -->{m[2]}{BLOCKS[m[1]](found)}<!-- /measured -->", text)
+
+
+def main(*names: str) -> None:
+    if names != ("write",):
+        measure(list(names))
+    found = json.loads(MEASURED.read_text())
+    for page in pages():
+        page.write_text(written(page.read_text(), found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

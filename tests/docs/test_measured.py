@@ -1,0 +1,47 @@
+"""Numbers of the documentation are those that were measured, and are measured again."""
+
+import importlib.util
+import json
+import pathlib
+
+import pytest
+
+import tfp_bfl as bfl
+
+DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+_spec = importlib.util.spec_from_file_location("measure", DOCS / "measure.py")
+measure = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(measure)
+FOUND = json.loads(measure.MEASURED.read_text())
+
+
+def test_everything_is_measured():
+    assert set(FOUND) == {*measure.RUNS, "regression, controls"}
+
+
+@pytest.mark.parametrize("page", [page for page in measure.pages() if "<!-- measured:" in page.read_text()], ids=str)
+def test_pages_say_what_was_measured(page):
+    text = page.read_text()
+    assert measure.written(text, FOUND) == text, "make measured, or docs/measure.py write"
+    assert text.count("<!-- measured:") == text.count("<!-- /measured -->") == len(measure.MARK.findall(text))
+
+
+def test_every_block_is_on_a_page():
+    texts = "".join(page.read_text() for page in measure.pages())
+    assert {match[0] for match in measure.MARK.findall(texts)} == set(measure.BLOCKS)
+
+
+def test_the_controls_of_regression():
+    constant, linear = measure.controls(*(bfl.data.load("diabetes", split) for split in ("train", "test")))
+    assert constant == pytest.approx(FOUND["regression, controls"]["constant"], rel=1e-4)
+    assert linear == pytest.approx(FOUND["regression, controls"]["linear"], rel=1e-4)
+
+
+@pytest.mark.deep(after="tests/app/test_regression.py")
+@pytest.mark.parametrize("name", ["regression 0", "few", pytest.param("demo", marks=pytest.mark.long)])
+def test_a_run_still_has_the_numbers_that_were_measured(name, tmp_path):
+    """Sums in another order, on other processors, change some digits."""
+    summary = bfl.run(tmp_path / "run", **measure.RUNS[name]).summary
+    for score, value in FOUND[name]["summary"].items():
+        if score in ("accuracy", "rmse", "test_nll", "ece", "coverage"):
+            assert summary[score] == pytest.approx(value, rel=0.03, abs=0.015), score
