@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
@@ -9,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
 import jinja2
+import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
@@ -76,20 +78,23 @@ def write_report(
     return path
 
 
-def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
-    """Columns of sections, in turn: wide ones alone, those between them each in the shorter of two columns."""
+def _blocks(found: Sequence[Section]) -> list[list[list[Section]]]:
+    """Columns of sections, in turn: wide ones alone, those between them in two columns of about the same height."""
     blocks: list[list[list[Section]]] = []
-    beside = False
-    for section in sections:
-        if section.is_wide or section.is_folded:
-            blocks.append([[section]])
-            beside = False
-            continue
-        if not beside:
-            blocks.append([[], []])
-            beside = True
-        min(blocks[-1], key=lambda column: sum(own.height for own in column)).append(section)
-    return [[column for column in block if column] for block in blocks]
+    for is_alone, group in itertools.groupby(found, lambda section: section.is_wide or section.is_folded):
+        own = list(group)
+        blocks += [[[section]] for section in own] if is_alone else [_columns(own)]
+    return blocks
+
+
+def _columns(group: list[Section]) -> list[list[Section]]:
+    """The two columns, each in order, of which the longer one is as short as can be; the first section begins."""
+    heights = np.array([section.height for section in group])
+    ways = np.array([*itertools.product([0.0, 1.0], repeat=len(group) - 1)])
+    second = np.concatenate([np.zeros([len(ways), 1]), ways], 1)
+    best = second[np.argmin(np.maximum(second @ heights, (1 - second) @ heights))]
+    columns = [[section for section, where in zip(group, best) if where == i] for i in (0, 1)]
+    return [column for column in columns if column]
 
 
 def _template() -> jinja2.Template:
