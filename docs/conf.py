@@ -31,7 +31,7 @@ include_patterns = [
     "benchmarks/**.md",
 ]
 exclude_patterns = ["docs/_*", ".venv", ".venvs", "build", "runs", "demo", "benchmarks/.peers"]
-source_suffix = {".md": "markdown", ".rst": "restructuredtext", ".ipynb": "myst-nb"}
+source_suffix = dict.fromkeys((".md", ".ipynb"), "myst-nb") | {".rst": "restructuredtext"}
 templates_path = [str(ROOT / "docs" / "_templates")]  # of pages and of stubs, which take other folders as its root
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]

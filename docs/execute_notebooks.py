@@ -17,6 +17,9 @@ NOTEBOOKS = pathlib.Path(__file__).resolve().parent.parent / "notebooks"
 MOST_PIXELS = 720
 COLOURS = 96
 SECONDS = 1800
+COVERS = pathlib.Path(__file__).resolve().parent / "images" / "notebooks"
+# Which of a notebook's pictures it begins with.
+COVER = {"01": 2, "02": 3, "03": 3, "04": 0, "05": 0, "06": 0, "07": 2, "08": 1, "09": 1}
 
 
 def main(*names: str) -> None:
@@ -30,8 +33,24 @@ def main(*names: str) -> None:
             if cell.cell_type == "code":
                 cell.outputs = [small(output) for output in cell.outputs if output.get("name") != "stderr"]
         notebook.metadata.pop("widgets", None)
+        cover(path.stem, notebook)
         nbformat.write(notebook, path)
         print(f"{path.stem}: {path.stat().st_size / 1000:.0f} kB, {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def cover(name: str, notebook: nbformat.NotebookNode) -> None:
+    """Saves the picture with which a notebook begins, and begins it with that."""
+    found = [
+        output.data["image/png"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    COVERS.mkdir(parents=True, exist_ok=True)
+    (COVERS / f"{name}.png").write_bytes(base64.b64decode(found[COVER.get(name[:2], 0)]))
+    title, *rest = notebook.cells[0].source.split("\n\n")
+    image = f"![What comes of it](../docs/images/notebooks/{name}.png)"
+    notebook.cells[0].source = "\n\n".join([title, image, *(part for part in rest if not part.startswith("!["))])
 
 
 def small(output: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -78,14 +78,19 @@ def numbers(row: Results) -> Results:
 
 
 def shuffled(folder: str) -> pathlib.Path:
-    """The digits with the labels of the training set in another order."""
+    """The digits with the labels of the training set in another order, whose images are where they were."""
     import tfp_bfl as bfl
 
     train, test = (bfl.data.load("digits", split) for split in ("train", "test"))
     labels = np.random.default_rng(0).permutation(train.labels)
+    owners = np.zeros(len(labels), np.int32)
+    for client, rows in enumerate(train.partition(bfl.data.parse_partition("dirichlet:0.5", 10), seed=0).indices):
+        owners[rows] = client
     path = pathlib.Path(folder) / "digits.npz"
     tests = {"test_features": test.features, "test_labels": test.labels}
-    np.savez(path, features=train.features, labels=labels, class_names=np.array(train.class_names), **tests)
+    np.savez(
+        path, features=train.features, labels=labels, clients=owners, class_names=np.array(train.class_names), **tests
+    )
     return path
 
 
