@@ -8,7 +8,7 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help sbom demo test test-deep test-long test-fuzz environments fuzz mutants notebooks measured docs lint format clean
+.PHONY: help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
 	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
+	@echo "make wheel   a wheel in fresh environments on Python 3.9 to 3.11"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
 	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"
@@ -65,6 +66,9 @@ sbom: $(INSTALLED)
 
 environments:
 	tests/environments.sh
+
+wheel:
+	tests/wheel.sh
 
 fuzz: $(INSTALLED)
 	TFP_BFL_FUZZ_NEW=1 TFP_BFL_FUZZ_INPUTS=$(INPUTS) $(BIN)/python -m pytest -s --timeout=0 tests/fuzz

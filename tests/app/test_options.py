@@ -15,6 +15,7 @@ from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
 from tfp_bfl.clients.target import KLS
+from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import NORMALIZATIONS, VARIATIONAL
@@ -117,6 +118,7 @@ def test_names_are_those_of_the_tables():
         choices.NORMALIZATIONS: NORMALIZATIONS,
         choices.PRECISIONS: bfl.models.PRECISIONS,
         choices.EVALUATION_PRECISIONS: bfl.evaluation.PRECISIONS,
+        choices.TASKS: TASKS,
         choices.RULES: named.forms(bfl.rules.RULES),
         choices.STARTS: kernel.STARTS,
         choices.KERNELS: kernel.KERNELS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -27,7 +28,11 @@ The same command goes on with what is not done.
 """
 
 
-@click.command("sweep", cls=Grouped, epilog=SWEEP_EXAMPLES)
+class _Sweep(Grouped):
+    first = ("varied", "seeds", "output", "jobs", "listed", "dataset", "model", "algorithm", "rule", "rounds")
+
+
+@click.command("sweep", cls=_Sweep, epilog=SWEEP_EXAMPLES)
 @click.option(
     "--vary",
     "varied",
@@ -40,7 +45,8 @@ The same command goes on with what is not done.
 @click.option("--list", "listed", is_flag=True, help="Only list the runs, and which are done.")
 @click.option("--config", "config_file", metavar="FILE", help="Options of all runs from a YAML file; flags win.")
 @click.option("--progress", metavar="FORM", help="Of each run: phases, lines, json or none.  [default: phases]")
-@config_options
+@click.option("--output", metavar="FOLDER", help="Of all runs: a new one, or that of the same sweep, which goes on.")
+@functools.partial(config_options, without=("seed", "output"))
 def sweep_runs(
     varied: Sequence[str],
     seeds: str,

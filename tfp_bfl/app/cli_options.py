@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-# What matters first.
-_FIRST = ("dataset", "model", "algorithm", "rule", "rounds", "output")
-
 
 class Grouped(click.Command):
-    """A command whose help shows the options of few algorithms apart, below those of all."""
+    """A command whose help shows the options of few algorithms apart, below those of all.
+
+    Attributes:
+      first: what matters, in this order.
+    """
+
+    first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from tfp_bfl.app.options import in_words, takers
 
-        first: dict[str, Any] = dict.fromkeys(_FIRST)
+        first: dict[str, Any] = dict.fromkeys(self.first)
         groups: dict[tuple[str, ...], list[Any]] = {(): []}
         for parameter in self.get_params(ctx):
             name, record = str(parameter.name), parameter.get_help_record(ctx)
@@ -34,12 +38,14 @@ class Grouped(click.Command):
                 formatter.write_dl(records)
 
 
-def config_options(command: Any) -> Any:
-    """An option for each field of `RunConfig`; the values are checked by it, not by click."""
+def config_options(command: Any, without: Sequence[str] = ()) -> Any:
+    """An option for each field of `RunConfig` but those; the values are checked by it, not by click."""
     from tfp_bfl.app.config import RunConfig
     from tfp_bfl.app.options import default_in_words
 
     for name, field in reversed(RunConfig.model_fields.items()):
+        if name in without:
+            continue
         flag = f"--{name.replace('_', '-')}"
         if isinstance(field.default, bool):
             option = click.option(flag, name, is_flag=True, default=None, help=field.description)

@@ -27,8 +27,8 @@ class _Run(pydantic.BaseModel):
     algorithm: str = option("variational", "See `tfp-bfl list`.")
     dataset: str = option(
         "digits",
-        "digits, breast_cancer, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a folder of "
-        "images.",
+        "digits, breast_cancer, diabetes, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a "
+        "folder of images.",
     )
     label: str = option("label", "Of one's own table: the column with the labels.")
     client_column: Optional[str] = option(

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# A wheel, installed by pip in a fresh environment of each version of Python, gives a working tfp-bfl.
+#   VERSIONS="3.9" tests/wheel.sh       of some versions only
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source tests/environments.sh --functions
+
+try() {
+    local version=$1 wheel=$2 folder=$PWD/.venvs/wheel-$1
+    rm -rf "$folder"
+    "$(find_python "$version")" -m venv "$folder"
+    "$folder/bin/pip" install --quiet --disable-pip-version-check "$wheel"
+    cd "$folder"  # Where there is no source.
+    bin/tfp-bfl doctor
+    bin/tfp-bfl run --dataset digits --rounds 2 --hold-out 0.3 --output run
+    bin/tfp-bfl calibrate run model --accuracy 0.6
+    bin/tfp-bfl run --dataset diabetes --model mlp --rounds 2 --output numbers
+    bin/tfp-bfl run --dataset breast_cancer --model mlp --rounds 2 --seeds 0..1 --output seeds
+    bin/tfp-bfl runs .
+    bin/python -c "import tfp_bfl as bfl; print(bfl.export.load('model').predict(bfl.data.load('digits').features[:2])['entropy'])"
+}
+
+mkdir -p .venvs
+rm -rf .venvs/wheels
+git ls-files -z --deduplicate | xargs -0 cp --parents -t "$(mkdir -p .venvs/wheels/src && echo .venvs/wheels/src)"
+"$(find_python 3.11)" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir .venvs/wheels .venvs/wheels/src
+wheel=$(ls "$PWD"/.venvs/wheels/*.whl)
+for version in ${VERSIONS:-3.9 3.10 3.11}; do
+    SECONDS=0
+    (try "$version" "$wheel") >".venvs/wheel-$version.log" 2>&1 || { cat ".venvs/wheel-$version.log"; echo "Python $version: failed"; exit 1; }
+    echo "Python $version: $(basename "$wheel") works, after $SECONDS s"
+done
