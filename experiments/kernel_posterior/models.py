@@ -28,17 +28,18 @@ def mnist_network(num_classes: int, seed: int) -> tf.keras.Model:
 
 
 def character_network(num_classes: int, seed: int) -> tf.keras.Model:
-    """Two 3 x 3 convolutions with 32 and 64 filters, pooled, and dense layers of 128 and C, with dropout."""
+    """Two 3 x 3 convolutions with 32 and 64 filters, pooled, and dense layers of 128 and C, with dropout in training:
+    1,199,882 weights for ten classes."""
     return tf.keras.Sequential(
         [
             tf.keras.Input((28, 28, 1)),
-            *_convolution(32, 3, seed),
-            *_convolution(64, 3, seed + 1),
+            *_convolution(32, 3, seed, "valid"),
+            *_convolution(64, 3, seed + 1, "valid"),
             layers.MaxPooling2D(),
-            bfl.layers.MCDropout(0.25),
+            bfl.layers.MCDropout(0.25, at_prediction=False),
             layers.Flatten(),
             layers.Dense(128, "relu", kernel_initializer=tf.keras.initializers.GlorotUniform(seed + 2)),
-            bfl.layers.MCDropout(0.5),
+            bfl.layers.MCDropout(0.5, at_prediction=False),
             layers.Dense(num_classes, kernel_initializer=tf.keras.initializers.GlorotUniform(seed + 3)),
         ],
         name="character_network",
@@ -55,6 +56,6 @@ NETWORKS: dict[str, Callable[[int, int], tf.keras.Model]] = {
 }
 
 
-def _convolution(filters: int, size: int, seed: int) -> list[tf.keras.layers.Layer]:
+def _convolution(filters: int, size: int, seed: int, padding: str = "same") -> list[tf.keras.layers.Layer]:
     initial = tf.keras.initializers.GlorotUniform(seed)
-    return [layers.Conv2D(filters, size, padding="same", activation="relu", kernel_initializer=initial)]
+    return [layers.Conv2D(filters, size, padding=padding, activation="relu", kernel_initializer=initial)]

@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation import is_stochastic
 from tfp_bfl.layers import MCDropout, sampling
 
 
@@ -88,3 +89,11 @@ def test_shared_mode_has_one_mask_for_the_batch():
     with sampling("flipout", [3, 4]):
         own = MCDropout(0.5)(tf.ones([6, 40])).numpy()
     assert (shared == shared[0]).all() and not (own == own[0]).all()
+
+
+def test_ordinary_dropout_is_of_training_alone():
+    layer, inputs = MCDropout(0.5, at_prediction=False), tf.ones([4, 100])
+    assert np.array_equal(layer(inputs, training=False), inputs) and np.array_equal(layer(inputs), inputs)
+    assert 0.3 < np.mean(layer(inputs, training=True) == 0) < 0.7
+    model = tf.keras.Sequential([tf.keras.Input([100]), layer])
+    assert not is_stochastic(model)

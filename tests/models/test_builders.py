@@ -83,7 +83,9 @@ def test_dropout_follows_each_layer_but_the_output(name):
     for dropout in order[1::2]:
         assert dropout.rate == 0.35
         (before,) = parents(dropout)
-        assert isinstance(before, tf.keras.layers.ReLU) or before.activation is tf.keras.activations.relu
+        inside = isinstance(before, tf.keras.layers.Conv2D) and name == "resnet20"  # Before an addition.
+        relu = tf.keras.activations.relu
+        assert inside or isinstance(before, tf.keras.layers.ReLU) or before.activation is relu
 
 
 @every_kind
@@ -272,3 +274,20 @@ def test_fit_lowers_the_loss(name, kind, normalization):
     model.compile(tf.keras.optimizers.Adam(3e-3), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     losses = model.fit(images, labels, batch_size=32, epochs=6, verbose=0, shuffle=False).history["loss"]
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_dropout_leaves_what_a_block_adds_alone():
+    """Each residual sum has dropout on the side of its convolutions; on the other that after the first layer alone."""
+    model = models.resnet20("mc_dropout", (8, 8, 3))
+    sums = [layer for layer in model.layers if isinstance(layer, tf.keras.layers.Add)]
+    assert sums
+    sides = [[isinstance(x._keras_history.layer, MCDropout) for x in layer.input] for layer in sums]
+    assert all(branch for branch, _ in sides) and sum(shortcut for _, shortcut in sides) == 1
+
+
+@pytest.mark.parametrize("name", sorted(models.MODELS))
+def test_logits_may_be_dropped_too(name):
+    number = lambda **options: sum(
+        isinstance(layer, MCDropout) for layer in models.MODELS[name]("mc_dropout", (8, 8, 1), 3, **options).layers
+    )
+    assert number(output_dropout=True) == number() + 1

@@ -109,6 +109,7 @@ def shift(x, w, h, kernel, max_iterations=20, sizes=None, factors=None):
             kernels = sizes * np.exp((np.min(u**2) - u**2) / 2)
         else:
             kernels = sizes * np.maximum(1 - u**2, 0)
+        kernels = kernels / factors**2
         if kernels.sum() == 0:
             return x
         new = (kernels * w).sum() / kernels.sum()

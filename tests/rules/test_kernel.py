@@ -314,3 +314,15 @@ def test_the_rule_refuses_the_same():
     for options in ({"start": "x"}, {"scale": 0}, {"max_iterations": 0}, {"weighting": "x"}):
         with pytest.raises(InvalidArgument, match=next(iter(options))):
             rules.kernel_posterior(**options)
+
+
+def test_with_a_bandwidth_for_each_client_the_point_is_a_mode():
+    """Of sum_i exp(-u_i^2 / 2): its derivative vanishes there, as it does not where the factor 1 / h_i^2 is missing."""
+    values, sizes = np.array([0.0, 0.1, 0.4]), np.array([1.0, 3.0, 2.0])
+    options = {"kernel": "gaussian", "bandwidth": "scott", "max_iterations": 500}
+    (x,) = rules.kernel_mode(values[:, None], weights=sizes, weighting="bandwidths", **options).numpy()
+    h = reference.bandwidth_of("scott", values, "gaussian")(0.0) * (1 / sizes) / np.mean(1 / sizes)
+    u = (x - values) / h
+    assert abs(np.sum(np.exp(-(u**2) / 2) * u / h)) < 1e-3
+    without = np.sum(np.exp(-(u**2) / 2) * (values - x)) / np.sum(np.exp(-(u**2) / 2))
+    assert abs(without) > 1e-3

@@ -40,7 +40,7 @@ def variational(
 
     loss = (1 / B) sum_b -log p(y_b | x_b, w) + KL[q || prior] / n,   w ~ q
 
-    the negative ELBO per example (Blundell et al. 2015, eq. 2; Fischer et al. 2024, eq. 5). Where all clients count the
+    the negative ELBO per example (Blundell et al. 2015, eq. 2; Fischer et al. 2024, eq. 6). Where all clients count the
     prior once, n is the number of all clients' examples. A model without variational weights has no KL: its loss is the
     likelihood's (deterministic, or with Monte Carlo dropout's masks).
 

@@ -50,8 +50,8 @@ def is_stochastic(model: tf.keras.Model) -> bool:
     """Whether two weight samples of the model can differ: it has variational weights or Monte Carlo dropout, or a
     posterior beside it (`models.predictive_model`)."""
     layers = list(model._flatten_layers())
-    kinds = (MCDropout, WeightSampling)
-    return any(isinstance(layer, kinds) or getattr(layer, "variational_weights", []) for layer in layers)
+    samples = lambda layer: isinstance(layer, WeightSampling) or getattr(layer, "variational_weights", [])
+    return any(layer.at_prediction if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
 
 
 def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:

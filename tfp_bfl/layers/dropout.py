@@ -20,19 +20,21 @@ class MCDropout(tf.keras.layers.Layer):
 
     Args:
       rate: share of units that are dropped, at least 0 and below 1.
+      at_prediction: False for ordinary dropout, in training alone, whose masks are drawn as here.
 
     Raises:
       InvalidArgument: the rate is outside that.
     """
 
-    def __init__(self, rate: float = 0.2, **kwargs: Any):
+    def __init__(self, rate: float = 0.2, at_prediction: bool = True, **kwargs: Any):
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
             raise InvalidArgument(f"rate must be at least 0 and below 1, but is {rate}.")
         self.rate = rate
+        self.at_prediction = at_prediction
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        if self.rate == 0 or noise.mode() == "mean":
+    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        if self.rate == 0 or noise.mode() == "mean" or not (self.at_prediction or training):
             return inputs
         (seed,) = noise.next_seeds(1)
         # Stateless by hand: tf.nn.experimental.stateless_dropout divides and selects in twice as many ops.
@@ -45,4 +47,4 @@ class MCDropout(tf.keras.layers.Layer):
         return tf.where(keep, inputs * (1 / (1 - self.rate)), 0)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "rate": self.rate}
+        return {**super().get_config(), "rate": self.rate, "at_prediction": self.at_prediction}

@@ -54,6 +54,7 @@ class Blocks:
         called "conv2d", "conv2d_1" and so on in their order, dense layers "dense", "dense_1" and so on.
       parametrization, logit_range: of variational dropout, as `tfp_bfl.layers.DenseVariationalDropout` has them.
       kl_weight: factor of the KL in Keras' own losses (`fit`); 1 / N there, N the training examples.
+      output_dropout: kind mc_dropout drops logits too, as Fischer et al. 2024 have it.
       precision: "float32", "bfloat16_noise" or "bfloat16"; what the latter two gain: docs/speed.md.
       seed: of the initial weights.
     """
@@ -72,6 +73,7 @@ class Blocks:
         parametrization: str = "log_variance",
         logit_range: tuple[float, float] = (-17.0, 0.0),
         kl_weight: float = 1.0,
+        output_dropout: bool = False,
         precision: str = "float32",
         seed: int = 0,
     ):
@@ -82,6 +84,7 @@ class Blocks:
             raise InvalidArgument(f"dropout_rate must be at least 0 and below 1, but is {dropout_rate}.")
         self._kind = kind
         self._dropout_rate = dropout_rate
+        self._output_dropout = output_dropout
         self._normalization = normalization
         self._policy = "mixed_bfloat16" if precision == "bfloat16" else "float32"
         self._seeds = itertools.count(1_000_003 * seed)
@@ -124,7 +127,10 @@ class Blocks:
         padding: str = "same",
         add: Any = None,
     ) -> Any:
-        """Convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it."""
+        """Convolution, normalization, the residual `add` if there is one, ReLU, and dropout if the kind has it.
+
+        A block that adds drops what it adds to, before the sum: the other path would be dropped once a block.
+        """
         x = self._layer(
             "conv2d",
             filters,
@@ -134,8 +140,9 @@ class Blocks:
             use_bias=self._normalization == "none",
         )(x)
         x = self._normalize(x)
-        x = x if add is None else tf.keras.layers.Add()([x, add])
-        return self._dropout(tf.keras.layers.ReLU()(x))
+        if add is None:
+            return self._dropout(tf.keras.layers.ReLU()(x))
+        return tf.keras.layers.ReLU()(tf.keras.layers.Add()([self._dropout(x), add]))
 
     def dense(self, x: Any, units: int, activation: Any = None) -> Any:
         """Dense layer; dropout after it if the kind has it and it is not the output (which has no activation).
@@ -154,6 +161,7 @@ class Blocks:
           InvalidArgument: a layer was to be variational that there is not.
         """
         x = self.dense(x, num_classes)
+        x = self._dropout(x) if self._output_dropout else x
         for name in self._chosen:
             lookup(dict.fromkeys(["all", *self._names]), name, "layer for variational_layers")
         return x if self._policy == "float32" else tf.keras.layers.Activation("linear", dtype="float32")(x)

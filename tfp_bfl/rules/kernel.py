@@ -62,7 +62,7 @@ class KernelOptions(NamedTuple):
       max_iterations: at most.
       weighting: what else the clients' weights n_i do. "kernels": sum_i n_i w_i K(u_i) / sum_i n_i K(u_i), so that a
         client with n_i = 2 is two. "bandwidths": h_i = h (1 / n_i) / mean_j(1 / n_j), so that clients with more
-        examples have narrower kernels.
+        examples have narrower kernels: sum_i w_i K(u_i) / h_i^2 over sum_i K(u_i) / h_i^2.
     """
 
     start: str = "mean"
@@ -79,7 +79,9 @@ def kernel_mode(values: Any, *options: Any, weights: Any = None, **named_options
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h
 
     until x moves by less than 1e-6, `max_iterations` times at most. K(u) = 3/4 (1 - u^2) for `|u| < 1` (Epanechnikov),
-    or exp(-u^2 / 2) (Gaussian). As h grows the mode becomes the clients' mean: that of federated averaging.
+    or exp(-u^2 / 2) (Gaussian). As h grows the mode becomes the clients' mean: that of federated averaging. (A step by
+    K climbs the density of K's shadow, Cheng 1995: for a Gaussian that is itself; for Epanechnikov's it is the biweight
+    density, of (1 - u^2)^2, whose mode this is.)
 
     Weights on which all clients agree or whose bandwidth is zero stay at their start, and so does a point without a
     client within h, such as a mean between two groups. `kernel_modes` counts these. The order of the clients does not

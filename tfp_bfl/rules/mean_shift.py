@@ -92,9 +92,13 @@ def iterate(step: Step, start: tf.Tensor, moving: tf.Tensor, tolerance: tf.Tenso
 def by_pairs(clients: Clients, bandwidth: Bandwidth, gaussian: bool, dtype: tf.DType) -> Step:
     """The step that visits all pairs of points and clients: for any bandwidth, one a client included; sums in `dtype`.
 
-    x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h_i
+        x <- sum_i w_i K(u_i) / h_i^2 / sum_i K(u_i) / h_i^2,  u_i = (x - w_i) / h_i
+
+    Without the factor it would climb no density where bandwidths differ (Comaniciu et al. 2001).
     """
     values, weights, factors = clients
+    if factors is not None:
+        weights = weights / tf.square(factors)
 
     def of_block(start: tf.Tensor, stop: tf.Tensor, x: tf.Tensor, h: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         x, h = x[start:stop, :, tf.newaxis], h[start:stop, :, tf.newaxis]

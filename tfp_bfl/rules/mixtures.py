@@ -32,7 +32,7 @@ def _weighted_mean(total: _Sums, anchor: MeanField) -> Any:
 
 @functools.cache
 def naive_weighted_average() -> Rule:
-    """Naive weighted average (NWA; equations 10-11): the parameters are averaged.
+    """Naive weighted average (NWA; equation 10): the parameters are averaged.
 
     mean = sum_k b_k m_k,   variance = sum_k b_k s_k^2
 
@@ -52,7 +52,7 @@ def naive_weighted_average() -> Rule:
 
 @functools.cache
 def weighted_sum() -> Rule:
-    """Weighted sum (WS; equations 12-13): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
+    """Weighted sum (WS; equation 11): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k^2 s_k^2
 
@@ -72,7 +72,7 @@ def weighted_sum() -> Rule:
 
 @functools.cache
 def linear_pool() -> Rule:
-    """Linear pool (LP; equation 14): the Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
+    """Linear pool (LP; equations 12-14): the Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k (s_k^2 + m_k^2) - mean^2
 
