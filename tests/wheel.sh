@@ -9,6 +9,7 @@ try() {
     local version=$1 wheel=$2 folder=$PWD/.venvs/wheel-$1
     rm -rf "$folder"
     "$(find_python "$version")" -m venv "$folder"
+    "$folder/bin/pip" install --quiet --upgrade pip  # That of Python 3.9 and 3.10 searches for versions without an end.
     "$folder/bin/pip" install --quiet --disable-pip-version-check "$wheel"
     cd "$folder"  # Where there is no source.
     bin/tfp-bfl doctor
