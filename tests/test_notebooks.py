@@ -10,11 +10,13 @@ pytestmark = pytest.mark.deep(after="tests/docs/test_examples.py")
 
 # Minutes of chains.
 LONG = (
+    "01_flipout_in_keras",
     "02_partition_and_look",
     "04_six_rules",
     "05_uncertainty",
     "07_calibrate_hospitals",
     "08_a_chain_across_hospitals",
+    "09_one_hospital_one_model",
 )
 DRAWING = ("bfl.plots.", "plt.subplots(")
 NOTEBOOKS = sorted((pathlib.Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))

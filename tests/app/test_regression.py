@@ -116,7 +116,11 @@ def test_numbers_without_the_task_say_which_option_is_missing(table, tmp_path, c
 @pytest.mark.deep(after="tests/app/test_regression.py")
 @pytest.mark.parametrize(
     "algorithm",
-    ["partitioned_vi", "bayesian_admm", "fl_swag", "fed_opt", "fed_pa", "fed_sgld", "fed_kp", "qlsd", "dg_sgld"],
+    [
+        *("partitioned_vi", "fl_swag", "fed_pa"),
+        *(pytest.param(x, marks=pytest.mark.long) for x in ("bayesian_admm", "fed_opt", "fed_sgld", "fed_kp")),
+        *(pytest.param(x, marks=pytest.mark.long) for x in ("qlsd", "dg_sgld")),
+    ],
 )
 def test_every_other_family_regresses_too(tmp_path, algorithm):
     """Better than the mean of the training labels, whose RMSE on the test set is the control."""

@@ -12,7 +12,7 @@ import tfp_bfl as bfl
 from tests.servers.cases import state_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.config import make_config
-from tfp_bfl.plots import report
+from tfp_bfl.plots import sections
 from tfp_bfl.plots.pictures import Picture
 from tfp_bfl.posterior import product_of
 from tfp_bfl.servers import online
@@ -28,7 +28,7 @@ TEST = bfl.data.load("breast_cancer", split="test")
 def run(arguments, folder):
     """A run's folder; its page without the figures, which tests/app/test_report.py draws."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
+        patch.setattr(sections, "picture", lambda figure, caption="": Picture(caption, "data:,", "not drawn"))
         assert run_command_line([*arguments, "--output", str(folder)]) == 0
     return folder
 

@@ -58,6 +58,7 @@ def test_from_tfp(capsys):
     assert float(accuracy) > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.deep(after="tests/docs/test_examples.py")
 def test_from_flower(capsys):
     averaging, bayesian = run("from_flower", capsys)[1].splitlines()

@@ -25,7 +25,7 @@ FORMS = {
 # After so many seconds without a line one says what is still going on.
 SILENT_SECONDS = 9.0
 # What is over sooner need not be told.
-_LAZY_SECONDS = 2.0
+_LAZY_SECONDS = 6.0
 # Rounds that follow each other faster share a line.
 _ROUND_SECONDS = 1.0
 _RECENT = 10

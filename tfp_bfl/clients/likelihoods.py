@@ -34,9 +34,10 @@ def categorical() -> Likelihood:
         return tf.minimum(drawn, tf.cast(tf.shape(outputs)[1] - 1, drawn.dtype))
 
     def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        if not labels.dtype.is_integer:
+        dtype = tf.as_dtype(labels.dtype)
+        if not dtype.is_integer:
             raise InvalidArgument(
-                f"The labels are {labels.dtype.name} numbers, and the likelihood is that of classes: give likelihood "
+                f"The labels are {dtype.name} numbers, and the likelihood is that of classes: give likelihood "
                 "'heteroscedastic' or 'gaussian:STDDEV'."
             )
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
