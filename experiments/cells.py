@@ -7,11 +7,21 @@ import json
 import pathlib
 import time
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import click
 
-from tfp_bfl.app.cells import SUMMARY, Options, check_cells, forget_models, is_done, options_in, run_cells
+from tfp_bfl.app.cells import (
+    SUMMARY,
+    Options,
+    Work,
+    check_cells,
+    forget_models,
+    is_done,
+    options_in,
+    run_cells,
+    use_threads,
+)
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -19,7 +29,7 @@ def run_study(
     every: Mapping[str, Options],
     only: str,
     output: pathlib.Path,
-    work: Callable[[pathlib.Path, dict[str, Any]], None],
+    work: Work,
     told: Callable[[dict[str, Any]], str],
     *,
     listed: bool,
@@ -58,8 +68,35 @@ def run_study(
         run_cells(chosen, output, work, told, jobs=jobs, threads=threads, goes_on=goes_on)
 
 
+class Study(NamedTuple):
+    """What the command of a study was given.
+
+    Fields:
+      only: what a cell's name must hold.
+      listed: only list the cells.
+      tables_only: run nothing.
+      jobs, threads: as of `tfp_bfl.app.cells.run_cells`.
+      output: the folder of the cells' folders.
+      results: the folder of its tables.
+    """
+
+    only: str
+    listed: bool
+    tables_only: bool
+    jobs: int
+    threads: Optional[int]
+    output: pathlib.Path
+    results: pathlib.Path
+
+    def run(self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str]) -> None:
+        """`run_study` of these cells."""
+        use_threads(self.threads)
+        options = {"listed": self.listed, "tables_only": self.tables_only, "jobs": self.jobs, "threads": self.threads}
+        run_study(every, self.only, self.output, work, told, **options)
+
+
 def study_options(study: str, results: pathlib.Path) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of a study's command: only, listed, tables_only, jobs, threads, output and results.
+    """The options of a study's command, which gets them as its first argument, a `Study`.
 
     Args:
       study: its name, and that of its folder under runs.
@@ -76,7 +113,15 @@ def study_options(study: str, results: pathlib.Path) -> Callable[[Callable[..., 
         click.option("--output", type=path, default=pathlib.Path("runs") / study),
         click.option("--results", type=path, default=results),
     )
-    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> None:
+            command(Study(**{name: given.pop(name) for name in Study._fields}), **given)
+
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), wrapped)
+
+    return decorate
 
 
 def write_summary(folder: pathlib.Path, options: dict[str, Any], work: Callable[[], dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from experiments.cells import run_study, study_options
+from experiments.cells import Study, study_options
 from experiments.global_posterior.cell import run_cell
 from experiments.global_posterior.config import (
     CURVE_METHODS,
@@ -25,7 +25,7 @@ from experiments.global_posterior.config import (
     SIZES,
 )
 from experiments.global_posterior.tables import write_all
-from tfp_bfl.app.cells import read_cells, use_threads
+from tfp_bfl.app.cells import read_cells
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -60,23 +60,14 @@ def cell_name(options: Options) -> str:
 
 @click.command()
 @study_options("global_posterior", HERE / "results")
-def main(
-    only: str,
-    listed: bool,
-    tables_only: bool,
-    jobs: int,
-    threads: int | None,
-    output: pathlib.Path,
-    results: pathlib.Path,
-) -> None:
+def main(study: Study) -> None:
     """Runs the cells that are not done, and writes tables and the figure."""
-    use_threads(threads)
     every = {cell_name(options): options for options in cells()}
-    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
-    if not listed:
-        summaries = read_cells(output)
-        write_all(summaries, results)
-        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {results}")
+    study.run(every, run_cell, told)
+    if not study.listed:
+        summaries = read_cells(study.output)
+        write_all(summaries, study.results)
+        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {study.results}")
 
 
 def told(summary: dict[str, Any]) -> str:

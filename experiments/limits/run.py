@@ -15,9 +15,9 @@ import click
 import numpy as np
 
 import tfp_bfl as bfl
-from experiments.cells import run_study, study_options, write_summary
+from experiments.cells import Study, study_options, write_summary
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.app.cells import read_cells, use_threads
+from tfp_bfl.app.cells import read_cells
 
 HERE = pathlib.Path(__file__).parent
 Options = dict[str, Any]
@@ -116,21 +116,12 @@ def table(summaries: list[dict[str, Any]]) -> list[list[str]]:
 
 @click.command()
 @study_options("limits", HERE / "results")
-def main(
-    only: str,
-    listed: bool,
-    tables_only: bool,
-    jobs: int,
-    threads: int | None,
-    output: pathlib.Path,
-    results: pathlib.Path,
-) -> None:
+def main(study: Study) -> None:
     """Runs the cells that are not done, and writes the table."""
-    use_threads(threads)
     every = {cell_name(options): options for options in cells()}
-    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
-    if not listed:
-        write(table(read_cells(output)), results / "sets")
+    study.run(every, run_cell, told)
+    if not study.listed:
+        write(table(read_cells(study.output)), study.results / "sets")
 
 
 if __name__ == "__main__":

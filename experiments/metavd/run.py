@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
-from experiments.cells import run_study, study_options
+from experiments.cells import Study, study_options
 from experiments.metavd.cell import run_cell
 from experiments.metavd.config import FULL, PLAN, SIZES
-from tfp_bfl.app.cells import read_cells, use_threads
+from tfp_bfl.app.cells import read_cells
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -39,26 +39,16 @@ def cell_name(options: Options) -> str:
 @click.command()
 @click.option("--full", is_flag=True, help="The published size, which takes days, instead.")
 @study_options("metavd", HERE / "results")
-def main(
-    only: str,
-    listed: bool,
-    tables_only: bool,
-    full: bool,
-    jobs: int,
-    threads: int | None,
-    output: pathlib.Path,
-    results: pathlib.Path,
-) -> None:
+def main(study: Study, full: bool) -> None:
     """Runs the cells that are not done, and writes tables and the figure."""
     from experiments.metavd.tables import write_all
 
-    use_threads(threads)
     every = {cell_name(options): options for options in cells(FULL if full else PLAN)}
-    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
-    if not listed:
-        summaries = read_cells(output)
-        write_all(summaries, results)
-        click.echo(f"{len(summaries)} cells are done: tables in {results}")
+    study.run(every, run_cell, told)
+    if not study.listed:
+        summaries = read_cells(study.output)
+        write_all(summaries, study.results)
+        click.echo(f"{len(summaries)} cells are done: tables in {study.results}")
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import click
 
-from experiments.cells import run_study, study_options
+from experiments.cells import Study, study_options
 from experiments.qlsd import covertype, logistic, memory, network, raw, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
@@ -34,7 +34,7 @@ from experiments.qlsd.config import (
 )
 from experiments.qlsd.tables import RAW, write_all
 from tfp_bfl import errors
-from tfp_bfl.app.cells import SUMMARY, read_cells, use_threads
+from tfp_bfl.app.cells import SUMMARY, read_cells
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -119,26 +119,15 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 @click.option("--size", type=click.Choice(list(SIZES)), default="reduced", show_default=True)
 @click.option("--seeds", type=click.IntRange(min=1), help="Chains of a cell; those of the size if not given.")
 @study_options("qlsd", HERE / "results")
-def main(
-    size: str,
-    seeds: int | None,
-    only: str,
-    listed: bool,
-    tables_only: bool,
-    jobs: int,
-    threads: int | None,
-    output: pathlib.Path,
-    results: pathlib.Path,
-) -> None:
+def main(study: Study, size: str, seeds: int | None) -> None:
     """Runs the cells that are not done, and writes tables and figures."""
-    use_threads(threads)
     every = {cell_name(options): options for options in cells(size, seeds)}
-    run_study(every, only, output, run_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
-    if not listed:
-        kept = raw.read(results / RAW, every.values())
-        summaries = raw.merged(kept, read_cells(output), every, cell_name)
-        write_all(summaries, results)
-        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {results}")
+    study.run(every, run_cell, told)
+    if not study.listed:
+        kept = raw.read(study.results / RAW, every.values())
+        summaries = raw.merged(kept, read_cells(study.output), every, cell_name)
+        write_all(summaries, study.results)
+        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {study.results}")
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -17,11 +17,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.cells import run_study, study_options, write_summary
+from experiments.cells import Study, study_options, write_summary
 from experiments.robustness import config
 from experiments.robustness.attacks import attacked
 from experiments.tables import write
-from tfp_bfl.app.cells import read_cells, use_threads
+from tfp_bfl.app.cells import read_cells
 
 HERE = pathlib.Path(__file__).parent
 SCORES = ("accuracy", "test_nll", "ece", "stddev_median")
@@ -120,22 +120,16 @@ def told(summary: dict[str, Any]) -> str:
 
 @click.command()
 @study_options("robustness", HERE / "results")
-def main(
-    only: str,
-    listed: bool,
-    tables_only: bool,
-    jobs: int,
-    threads: int | None,
-    output: pathlib.Path,
-    results: pathlib.Path,
-) -> None:
+def main(study: Study) -> None:
     """Runs the cells that are not done, and writes a table of each score on each partition."""
-    use_threads(threads)
     every = {cell_name(options): options for options in cells()}
-    run_study(every, only, output, write_cell, told, listed=listed, tables_only=tables_only, jobs=jobs, threads=threads)
-    if not listed:
+    study.run(every, write_cell, told)
+    if not study.listed:
         for partition, score in itertools.product(config.PARTITIONS, SCORES):
-            write(table(read_cells(output), partition, score), results / f"{score}-{partition.replace(':', '_')}")
+            write(
+                table(read_cells(study.output), partition, score),
+                study.results / f"{score}-{partition.replace(':', '_')}",
+            )
 
 
 if __name__ == "__main__":
