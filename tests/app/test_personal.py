@@ -177,18 +177,13 @@ def test_scores_of_the_clients_are_those_of_a_program(run, program):
 
 @pytest.mark.deep(after="test_personal.py")
 def test_a_run_that_broke_off_ends_in_the_same_state(run, tmp_path, monkeypatch):
-    evaluator, folder = bfl.evaluation.evaluator, tmp_path / "broken"
+    evaluate, calls, folder = bfl.evaluation.evaluate, iter(range(1, 9)), tmp_path / "broken"
 
-    def failing(*args, **kwargs):
-        evaluate, calls = evaluator(*args, **kwargs), iter(range(1, 9))
+    def until_the_third(*args, **options):
+        assert next(calls) < 3, "this is expected"
+        return evaluate(*args, **options)
 
-        def until_the_third(model):
-            assert next(calls) < 3, "this is expected"
-            return evaluate(model)
-
-        return until_the_third
-
-    monkeypatch.setattr(bfl.evaluation, "evaluator", failing)
+    monkeypatch.setattr(bfl.evaluation, "evaluate", until_the_third)
     with pytest.raises(AssertionError, match="this is expected"):
         run_command_line([*META_VD, "--evaluate-clients", "--output", str(folder)])
     monkeypatch.undo()

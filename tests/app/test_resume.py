@@ -95,7 +95,7 @@ def test_after_an_error(whole, tmp_path, monkeypatch, where):
 
 def test_a_chain_goes_on_with_the_draws_that_it_kept(tmp_path, monkeypatch):
     """SGLD broken off in its fourth round: of the two draws that predict then, one is from before."""
-    evaluator, whole, folder = bfl.evaluation.evaluator, tmp_path / "whole", tmp_path / "broken"
+    whole, folder = tmp_path / "whole", tmp_path / "broken"
     options = "run --algorithm fed_sgld --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 4"
     options = [
         *options.split(),
@@ -109,17 +109,13 @@ def test_a_chain_goes_on_with_the_draws_that_it_kept(tmp_path, monkeypatch):
         "1e-4",
     ]
 
-    def failing(*args, **kwargs):
-        evaluate, calls = evaluator(*args, **kwargs), iter(range(1, 9))
-
-        def until_the_fourth(model):
-            assert next(calls) < 4, "this is expected"
-            return evaluate(model)
-
-        return until_the_fourth
+    def until_the_fourth(*args, **options):
+        assert next(calls) < 4, "this is expected"
+        return evaluate(*args, **options)
 
     assert run_command_line([*options, "--output", str(whole)]) == 0
-    monkeypatch.setattr(bfl.evaluation, "evaluator", failing)
+    evaluate, calls = bfl.evaluation.evaluate, iter(range(1, 9))
+    monkeypatch.setattr(bfl.evaluation, "evaluate", until_the_fourth)
     with pytest.raises(AssertionError, match="this is expected"):
         run_command_line([*options, "--output", str(folder)])
     monkeypatch.undo()

@@ -44,7 +44,8 @@ def test_a_frozen_worker_is_replaced_and_nothing_is_lost(after, caplog):
         with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
             result = simulate(runtime, epochs, on_round=freeze)
         assert not victim.is_alive
-    assert [row["restarts"] for row in result.rounds] == [0, 1, 0]
+    first, *later = (row["restarts"] for row in result.rounds)
+    assert first == 0 and sum(later) == 1  # In which of them is the machine's.
     assert_identical(result.state, wanted.state)
     assert without_times(result.rounds) == without_times(wanted.rounds)
     assert f"The worker {victim.address} has not answered for 2 s and is given up" in caplog.text
