@@ -144,6 +144,7 @@ def test_the_study_goes_on_and_refuses_another_config(tmp_path):
     assert {row["product"] for row in csv.DictReader(lines)} == {
         "FL-SWAG",
         "FL-SWAG, diagonal",
+        "FL-SWAG, diagonal, random effects",
         "FL-SWAG, diagonal without halves",
     }
     assert list((tmp_path / "small" / "figures").glob("*-floor.png"))

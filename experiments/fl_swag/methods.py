@@ -13,7 +13,7 @@ import tfp_bfl as bfl
 from experiments.fl_swag.federation import Federation
 from tfp_bfl.evaluation import Evaluation
 from tfp_bfl.models import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head
-from tfp_bfl.posterior import LowRank, MeanField, gaussian_product
+from tfp_bfl.posterior import LowRank, MeanField, gaussian_product, marginals, with_random_effects
 
 AT_ONCE = 500
 SCORED_AT_ONCE = 2500  # Each batch draws the weights anew.
@@ -136,10 +136,11 @@ def average(weights: Sequence[Any], shares: np.ndarray) -> Any:
 
 
 def products(posteriors: Sequence[LowRank], floor: float) -> Iterator[tuple[str, Any]]:
-    """The three products by name, each as a function to call."""
+    """The products by name, each as a function to call."""
     own = [floored(q, floor) for q in posteriors]
     yield "FL-SWAG", lambda: gaussian_product(own)
     yield "FL-SWAG, diagonal", lambda: gaussian_product(own, diagonal_only=True)
+    yield "FL-SWAG, diagonal, random effects", lambda: gaussian_product(with_random_effects([*map(marginals, own)]))
     yield "FL-SWAG, diagonal without halves", lambda: gaussian_product([without_halves(q) for q in own])
 
 

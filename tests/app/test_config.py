@@ -58,6 +58,7 @@ OWN = {
     "silent_rounds": 1,
     "last_layer": True,
     "diagonal_only": True,
+    "between_clients": True,
     "min_examples": 5,
     "burn_in_epochs": 1,
     "collect_every": 1,

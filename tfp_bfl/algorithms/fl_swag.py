@@ -14,6 +14,7 @@ def fl_swag(
     *,
     last_layer: bool = False,
     diagonal_only: bool = False,
+    between_clients: bool = False,
     prior: Any = None,
     min_examples: int = 10,
     max_columns: int = 20,
@@ -21,7 +22,7 @@ def fl_swag(
 ) -> federated.BayesianProcess:
     """Each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the Gaussians.
 
-    q(w) ~ prod_k N(w; mean_k, Sigma_k),   Sigma_k a diagonal plus a matrix of low rank
+    q(w) ~ prod_k N(w; mean_k, Sigma_k + tau^2 I),   Sigma_k diagonal plus low rank, tau 0 unless asked for
 
     One round with all clients is the whole method. Further rounds are its online form: every client starts from the
     server's first weights whenever it comes, and one that comes again replaces its posterior. `simulate`'s model draws
@@ -34,6 +35,9 @@ def fl_swag(
       last_layer: the posterior is over the last layer, all below is frozen. False: over all weights, for convex models:
         on LeNet it was worse than the pretrained network that it started from.
       diagonal_only: of the clients' covariances only the diagonals count.
+      between_clients: tau^2 of each tensor is what the clients' means differ by beyond their own spreads
+        (`posterior.between_clients_variance`); False for 0, as published: such a product is as narrow as if the clients
+        agreed.
       prior: a `MeanField` over the weights of the posterior, which every client's posterior holds and which shall count
         once; None for posteriors that hold none.
       min_examples: a client with fewer is refused.
@@ -50,5 +54,5 @@ def fl_swag(
     work = clients.swag(model_fn, last_layer=last_layer, max_columns=max_columns, **client_options)
     num_weights = len(clients.swag_weights(model_fn(), last_layer))
     least = max(check_count(min_examples, "min_examples"), clients.smallest_client(**client_options))
-    step = servers.online_product(num_weights, max_columns, prior, diagonal_only, frozen_moments=last_layer)
+    step = servers.online_product(num_weights, max_columns, prior, diagonal_only, between_clients, last_layer)
     return compose(model_fn, work, rules.stacked(), step, weighting="equal", min_examples=least, **process)

@@ -108,7 +108,7 @@ def revise(
     config = make_config(pathlib.Path(run) / "config.yaml", {})
     data = build.load(config)
     train, test = data.train, data.test
-    pooled = factors.pool(state) if file == SITES else online.pool(state, config.diagonal_only)
+    pooled = factors.pool(state) if file == SITES else online.pool(state, config.diagonal_only, config.between_clients)
     model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, _batch_norm_examples(config, data))
     scores = bfl.evaluation.evaluate(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed

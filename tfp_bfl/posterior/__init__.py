@@ -2,6 +2,7 @@
 
 from tfp_bfl.posterior import mixtures, swag_moments
 from tfp_bfl.posterior.as_tfp import to_tfp
+from tfp_bfl.posterior.between import between_clients_variance, with_random_effects
 from tfp_bfl.posterior.chains import effective_sample_size, hpd_level, potential_scale_reduction
 from tfp_bfl.posterior.families import floor_variance, marginals, positive_leaves, sample
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
@@ -36,6 +37,7 @@ __all__ = [
     "Spread",
     "add_client",
     "as_low_rank",
+    "between_clients_variance",
     "check_damping",
     "covariance",
     "damping_of",
@@ -65,4 +67,5 @@ __all__ = [
     "times",
     "to_tfp",
     "unflatten",
+    "with_random_effects",
 ]

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior.between import with_random_effects
 from tfp_bfl.posterior.families import marginals
 from tfp_bfl.posterior.low_rank import LowRank, NotPositiveDefinite, as_low_rank, check_same_weights
 from tfp_bfl.posterior.mean_field import MeanField
@@ -93,11 +94,12 @@ def replace_client(product: Product, name: str, posterior: LowRank | MeanField) 
     return replaced
 
 
-def pooled(product: Product, diagonal_only: bool = False) -> LowRank:
+def pooled(product: Product, diagonal_only: bool = False, between_clients: bool = False) -> LowRank:
     """The product as one Gaussian: `gaussian_product` of the clients that are there; of none, the prior.
 
     Args:
       diagonal_only: of every posterior only the variances count. Whether that has a positive precision is seen here.
+      between_clients: each is as much wider as the clients lie apart (`with_random_effects`).
 
     Raises:
       InvalidArgument: with `diagonal_only`, a precision that is not positive definite.
@@ -108,6 +110,8 @@ def pooled(product: Product, diagonal_only: bool = False) -> LowRank:
         return prior
     if diagonal_only:
         posteriors = tuple(as_low_rank(marginals(q)) for q in posteriors)
+    if between_clients:
+        posteriors = with_random_effects(posteriors)
     return pool(posteriors, prior)
 
 

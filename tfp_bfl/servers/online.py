@@ -68,15 +68,15 @@ def from_stack(clients: ClientPosterior, weights: ModelWeights, prior: MeanField
     )
 
 
-def pool(state: OnlineState, diagonal_only: bool = False) -> ModelWeights:
-    """The product of the clients' posteriors, with the rest of the server's weights.
+def pool(state: OnlineState, diagonal_only: bool = False, between_clients: bool = False) -> ModelWeights:
+    """The product of the clients' posteriors (`posterior.pooled`), with the rest of the server's weights.
 
     BatchNorm's statistics are the moments of the mixture of the clients' data (as `rules.linear_pool`).
 
     Raises:
       InvalidArgument: as `posterior.gaussian_product`.
     """
-    q = pooled(state.product, diagonal_only)
+    q = pooled(state.product, diagonal_only, between_clients)
     rest = len(state.weights.point) - len(tf.nest.flatten(q.mean))
     return ModelWeights(q, tuple(state.weights.point[:rest]), _mixture(state))
 

@@ -19,6 +19,7 @@ def online_product(
     max_columns: int,
     prior: MeanField | None = None,
     diagonal_only: bool = False,
+    between_clients: bool = False,
     frozen_moments: bool = False,
 ) -> ServerStep:
     """The product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1).
@@ -31,6 +32,7 @@ def online_product(
       num_weights: how many of the model's last point weights the posteriors are over.
       max_columns: R, rows of each client's deviations.
       prior, diagonal_only: of `posterior.gaussian_product`.
+      between_clients: of `posterior.pooled`.
       frozen_moments: clients send no statistics of BatchNorm, and the server's stay.
 
     Returns:
@@ -67,7 +69,9 @@ def online_product(
         return tf.nest.map_structure(lambda x: tf.gather(x, order), joined), weights
 
     def predictive(state: ClientPosterior, weights: ModelWeights) -> ModelWeights:
-        return online.pool(online.from_stack(state, weights, prior), diagonal_only) if len(state.client) else weights
+        if not len(state.client):
+            return weights
+        return online.pool(online.from_stack(state, weights, prior), diagonal_only, between_clients)
 
     return ServerStep(initialize, step, predictive, takes=stack_of(CLIENT_POSTERIOR), name="online_product")
 
