@@ -3,6 +3,7 @@
 #   VERSIONS="3.9" tests/wheel.sh       of some versions only
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=tests/environments.sh
 source tests/environments.sh --functions
 
 try() {
@@ -21,6 +22,10 @@ try() {
     bin/python -c "import tfp_bfl as bfl; print(bfl.export.load('model').predict(bfl.data.load('digits').features[:2])['entropy'])"
 }
 
+if [ "${1:-}" = --one ]; then
+    try "${@:2}"
+    exit
+fi
 mkdir -p .venvs
 rm -rf .venvs/wheels
 git ls-files -z --deduplicate | xargs -0 cp --parents -t "$(mkdir -p .venvs/wheels/src && echo .venvs/wheels/src)"
@@ -28,6 +33,6 @@ git ls-files -z --deduplicate | xargs -0 cp --parents -t "$(mkdir -p .venvs/whee
 wheel=$(ls "$PWD"/.venvs/wheels/*.whl)
 for version in ${VERSIONS:-3.9 3.10 3.11}; do
     SECONDS=0
-    (try "$version" "$wheel") >".venvs/wheel-$version.log" 2>&1 || { cat ".venvs/wheel-$version.log"; echo "Python $version: failed"; exit 1; }
+    "$0" --one "$version" "$wheel" >".venvs/wheel-$version.log" 2>&1 || { cat ".venvs/wheel-$version.log"; echo "Python $version: failed"; exit 1; }
     echo "Python $version: $(basename "$wheel") works, after $SECONDS s"
 done

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,7 +18,7 @@ _MAX_CLASS_NAMES = 30
 _MAX_CLIENTS_WITH_GAPS = 40
 
 # By opacity, so that on a dark page too more examples stand out more.
-_SHADES = LinearSegmentedColormap.from_list("shades", [(style.BLUE, 0.0), (style.BLUE, 1.0)])
+_SHADES = LinearSegmentedColormap.from_list("shades", [to_rgba(style.BLUE, alpha) for alpha in (0.0, 1.0)])
 
 
 def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
