@@ -19,7 +19,7 @@ try() {
     bin/tfp-bfl run --dataset diabetes --model mlp --rounds 2 --output numbers
     bin/tfp-bfl run --dataset breast_cancer --model mlp --rounds 2 --seeds 0..1 --output seeds
     bin/tfp-bfl runs .
-    bin/python -c "import tfp_bfl as bfl; print(bfl.export.load('model').predict(bfl.data.load('digits').features[:2])['entropy'])"
+    bin/python -c "import tfp_bfl as bfl; m = bfl.export.load('model'); print(m.predict(bfl.data.load('digits').features[:2])['entropy'])"
 }
 
 if [ "${1:-}" = --one ]; then
