@@ -7,8 +7,10 @@ import re
 import pytest
 import yaml
 
-from tfp_bfl.app import sweep
+from tfp_bfl.app import report, sweep
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import make_config
+from tfp_bfl.app.groups import write_tables
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (
@@ -99,6 +101,28 @@ def test_the_folder_of_a_run_is_no_folder_of_many(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("rounds: 2\n")
     assert run_command_line(["sweep", "--output", str(tmp_path)]) == 2
     assert "is the folder of one run" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
+    (tmp_path / "report.html").write_text("mine")
+    assert run_command_line(["sweep", *SMALL, "--output", str(tmp_path)]) == 2
+    assert "holds something else than a sweep" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])
+def test_data_that_are_not_there_are_told_of_before_any_run(tmp_path, capsys, dataset):
+    assert run_command_line(["run", "--dataset", dataset, "--seeds", "0..2", "--output", str(tmp_path / "new")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
+    summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
+    configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
+    monkeypatch.setattr(report, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    write_tables([tmp_path / name for name in summaries], tmp_path)
+    assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
 
 
 def test_no_runs(tmp_path, capsys):

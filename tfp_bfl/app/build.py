@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
@@ -54,6 +55,24 @@ def load(config: RunConfig) -> bfl.data.OwnData:
         return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     return bfl.data.OwnData(train, test)
+
+
+def data_key(config: RunConfig) -> tuple[Any, ...]:
+    """All that says which data a run is of."""
+    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data, config.task
+
+
+def check_data(configs: Iterable[RunConfig]) -> None:
+    """Whether the data of configurations can be read, each dataset once.
+
+    Raises:
+      InvalidArgument: as `load`.
+    """
+    for config in {data_key(config): config for config in configs}.values():
+        if bfl.data.is_own(config.dataset):
+            load(config)
+        else:
+            bfl.data.peek(config.dataset, data_dir=config.data_dir)
 
 
 def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:

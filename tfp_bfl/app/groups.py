@@ -70,7 +70,8 @@ def write_tables(folders: Sequence[pathlib.Path], output: pathlib.Path) -> None:
     for group in groups:
         for i in group.runs:
             config, summary = records[i]
-            values = [repr(_numbers(summary).get(key, "")) for key in rows[0][3:]]
+            found = _numbers(summary)
+            values = [repr(found[key]) if key in found else "" for key in rows[0][3:]]
             rows.append([folders[i].name, group.repeated.name, str(config.seed), *values])
     (output / "runs.csv").write_text(to_csv(rows), encoding="utf-8")
 

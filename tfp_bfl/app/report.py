@@ -86,7 +86,7 @@ def write(
         firsts = [group.runs[0] for group in groups]
         paths, records = [paths[i] for i in firsts], [records[i] for i in firsts]
     names = [group.repeated.name for group in groups] if repeated else _names(paths)
-    sources = {_data_of(config): build.load(config) for config, _ in records}
+    sources = {build.data_key(config): build.load(config) for config, _ in records}
     other = _other(ood, records, sources) if ood else None
     runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
     if other:
@@ -223,15 +223,10 @@ def _is_sound(record: Mapping[str, Any]) -> bool:
     return all(isinstance(x, (int, float)) for x in numbers) and isinstance(record.get("faulty_clients", {}), dict)
 
 
-def _data_of(config: RunConfig) -> tuple[Any, ...]:
-    """All that says which data a run is of."""
-    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data, config.task
-
-
 def _read_results(
     folder: pathlib.Path, name: str, config: RunConfig, summary: dict[str, Any], sources: Mapping[Any, Any]
 ) -> RunResults:
-    train, test, given, _ = sources[_data_of(config)]
+    train, test, given, _ = sources[build.data_key(config)]
     rounds = _read_json(folder / "metrics.jsonl", "file of metrics", _MOST_ROUNDS_BYTES)
     predictions = _read_predictions(folder / "predictions.npz", test)
     if not np.array_equal(predictions["labels"], truth(test)):
@@ -284,7 +279,7 @@ def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
     """The test split of the other dataset, whose examples all models must take."""
-    own = [sources[_data_of(config)].test for config, _ in records]
+    own = [sources[build.data_key(config)].test for config, _ in records]
     for source in own:
         if source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")

@@ -17,7 +17,7 @@ from tfp_bfl.app.cells import check_cells, forget_models, is_done, run_cells
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.own_model import names_code
 from tfp_bfl.data.partition_names import GIVEN
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
 
@@ -115,9 +115,11 @@ def sweep(
       progress: of each run, as in `execute`; None for its phases.
 
     Raises:
-      InvalidArgument: the folder is no sweep's, or holds a run of other options.
+      InvalidArgument: the folder is no sweep's, or holds a run of other options, or there are no such data. Nothing has
+        been written then.
       Error: runs failed.
     """
+    from tfp_bfl.app.build import check_data
     from tfp_bfl.app.groups import write_tables
     from tfp_bfl.app.report import write
 
@@ -126,19 +128,29 @@ def sweep(
         raise InvalidArgument(f"{path_name(output)} is a file: give --output a new folder, or that of a sweep.")
     if (output / "config.yaml").exists():
         raise InvalidArgument(f"{path_name(output)} is the folder of one run: give --output another for many.")
+    if output.exists() and any(output.iterdir()) and not (output / ORDER).is_file():
+        raise InvalidArgument(
+            f"{path_name(output)} holds something else than a sweep: give --output a new folder, nothing is "
+            "overwritten."
+        )
     every = {name: _given(config.told()) for name, config in cells.items()}
     check_cells(every, output, options_of_run)
+    check_data(cells.values())
     work = functools.partial(run_or_resume, progress=progress or "phases")
     output.mkdir(parents=True, exist_ok=True)
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    failure = None
     try:
         run_cells(every, output, work, _told, jobs=jobs, goes_on=True)
-    finally:
-        folders = [output / name for name in cells if is_done(output / name)]
-        if folders:
-            write_tables(folders, output)
-            (output / "report.html").unlink(missing_ok=True)
-            write(folders, output / "report.html")
+    except Error as error:
+        failure = error
+    folders = [output / name for name in cells if is_done(output / name)]
+    if folders:  # What is done is told of, whatever became of the rest.
+        write_tables(folders, output)
+        (output / "report.html").unlink(missing_ok=True)
+        write(folders, output / "report.html")
+    if failure:
+        raise failure
     return output
 
 
