@@ -8,9 +8,8 @@ from typing import Callable, NamedTuple, Union
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.models import mean_and_log_variance
 from tfp_bfl.named import Table, WithArgument, parse
-
-MOST_LOG_VARIANCE = 14.0
 
 
 class Likelihood(NamedTuple):
@@ -66,21 +65,18 @@ def gaussian(stddev: float) -> Likelihood:
 def heteroscedastic() -> Likelihood:
     """p(y | f) = N(y; f_0, exp(f_1)): two outputs, the mean and the logarithm of the variance, labels floats.
 
-    The log variance is held within +-MOST_LOG_VARIANCE, far from what standardised labels have.
+    The log variance is bounded (`models.mean_and_log_variance`).
 
     Source: Nix and Weigend 1994.
     """
 
-    def parts(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return outputs[:, 0], tf.clip_by_value(outputs[:, 1], -MOST_LOG_VARIANCE, MOST_LOG_VARIANCE)
-
     def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-        mean, log_variance = parts(outputs)
+        mean, log_variance = mean_and_log_variance(outputs)
         error = tf.cast(labels, outputs.dtype) - mean
         return 0.5 * (tf.square(error) * tf.exp(-log_variance) + log_variance + math.log(2 * math.pi))
 
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        mean, log_variance = parts(outputs)
+        mean, log_variance = mean_and_log_variance(outputs)
         return mean + tf.exp(0.5 * log_variance) * tf.random.stateless_normal(tf.shape(mean), seed)
 
     return Likelihood(nll, draw)

@@ -52,7 +52,6 @@ from tfp_bfl.evaluation.regression import (
     evaluate_regression,
     gaussians,
     mixture_nll,
-    regression_evaluator,
     summarise_gaussians,
 )
 from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference
@@ -112,7 +111,6 @@ __all__ = [
     "permuted_stddevs",
     "predict",
     "prediction_sets",
-    "regression_evaluator",
     "reliability",
     "retention_curve",
     "risk_coverage",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,10 +11,10 @@ from scipy import special
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.predictive import sampled_outputs
+from tfp_bfl.models import mean_and_log_variance
 
-# Of the interval that is told of, and of the log variance, as in training.
+# Of the interval that is told of.
 COVERAGE = 0.9
-_MOST_LOG_VARIANCE = 14.0
 # Halvings of an interval of as many standard deviations: to 1e-5 of one.
 _STEPS = 24
 
@@ -63,8 +63,8 @@ def gaussians(outputs: tf.Tensor, scale: float = 1.0, shift: float = 0.0) -> tup
     Returns:
       mean [...] and variance [...] of y.
     """
-    variance = tf.exp(tf.clip_by_value(outputs[..., 1], -_MOST_LOG_VARIANCE, _MOST_LOG_VARIANCE))
-    return shift + scale * outputs[..., 0], scale**2 * variance
+    mean, log_variance = mean_and_log_variance(tf.convert_to_tensor(outputs))
+    return shift + scale * mean, scale**2 * tf.exp(log_variance)
 
 
 def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSummary:
@@ -79,7 +79,7 @@ def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSumma
     Args:
       means, variances: [S, B].
 
-    Source: Depeweg et al. 2018 (arXiv:1710.07283), eq. 9 in variances; Kendall and Gal 2017.
+    Source: Depeweg et al. 2018 (arXiv:1710.07283), in variances; Kendall and Gal 2017.
     """
     mean = tf.reduce_mean(means, 0)
     return GaussianSummary(mean, tf.reduce_mean(variances, 0), tf.reduce_mean(tf.square(means - mean), 0))
@@ -186,8 +186,3 @@ def evaluate_regression(
     }
     numbers = {name: float(x) for name, x in metrics.items()}
     return RegressionEvaluation(numbers, mean, np.sqrt(aleatoric + epistemic), aleatoric, epistemic, low, high)
-
-
-def regression_evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
-    """The metrics of `evaluate_regression` as a function of the model alone."""
-    return lambda model: evaluate_regression(model, features, labels, **options).metrics

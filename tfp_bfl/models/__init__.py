@@ -27,6 +27,7 @@ from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
+from tfp_bfl.models.numbers import mean_and_log_variance
 from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
 from tfp_bfl.models.precision import in_bfloat16
@@ -80,6 +81,7 @@ __all__ = [
     "in_bfloat16",
     "kept_weights",
     "layout",
+    "mean_and_log_variance",
     "min_stddev",
     "predictive_model",
     "prior",
