@@ -17,7 +17,7 @@ from tfp_bfl.app.cells import (
     Work,
     check_cells,
     forget_models,
-    is_done,
+    list_cells,
     options_in,
     run_cells,
     use_threads,
@@ -62,8 +62,7 @@ def run_study(
     except InvalidArgument as error:
         raise click.UsageError(str(error)) from None
     if listed:
-        for name in chosen:
-            click.echo(f"{'done' if is_done(output / name) else '    '}  {name}")
+        list_cells(chosen, output)
     elif not tables_only:
         run_cells(chosen, output, work, told, jobs=jobs, threads=threads, goes_on=goes_on)
 

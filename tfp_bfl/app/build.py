@@ -155,29 +155,17 @@ def _check_regression(options: Options, config: RunConfig, source: bfl.data.Sour
             )
 
 
-class Scores(NamedTuple):
-    """How predictions are scored: `evaluation.evaluate`, or `evaluate_regression` in the units of the labels.
-
-    Fields:
-      evaluate: (model, features, labels) -> what it says of them.
-      metric: of the rounds, which is told first.
-    """
-
-    evaluate: Callable[..., Any]
-    metric: str
-
-
-def scores(config: RunConfig, source: bfl.data.Source) -> Scores:
-    """Those of a configuration on data like these."""
+def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
+    """(model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of the labels."""
     options: dict[str, Any] = {
         "num_samples": config.num_samples,
         "seed": config.seed,
         "precision": config.evaluation_precision,
     }
     if source.target is None:
-        return Scores(functools.partial(bfl.evaluation.evaluate, **options), "accuracy")
+        return functools.partial(bfl.evaluation.evaluate, **options)
     units: dict[str, Any] = {"scale": source.target.stddev, "shift": source.target.mean}
-    return Scores(functools.partial(bfl.evaluation.evaluate_regression, **options, **units), "rmse")
+    return functools.partial(bfl.evaluation.evaluate_regression, **options, **units)
 
 
 def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:

@@ -15,7 +15,7 @@ import pathlib
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable, Optional
 
 import click
@@ -96,6 +96,12 @@ def check_cells(
                 f"{output / name} is of other options ({key} {there.get(key)!r}, now {wanted.get(key)!r}): give "
                 "another --output, or delete that folder."
             )
+
+
+def list_cells(names: Iterable[str], output: pathlib.Path) -> None:
+    """A line a cell, and whether it is done."""
+    for name in names:
+        click.echo(f"{'done' if is_done(output / name) else '    '}  {name}")
 
 
 def run_cells(

@@ -79,7 +79,8 @@ def run_many(
     listed: bool = False,
 ) -> None:
     """Runs a sweep and prints its table."""
-    from tfp_bfl.app.sweep import echo_cells, make_cells, parse_seeds, sweep
+    from tfp_bfl.app.cells import list_cells
+    from tfp_bfl.app.sweep import make_cells, parse_seeds, sweep
 
     if progress is not None:
         choices.FORMS.check(progress)
@@ -90,7 +91,7 @@ def run_many(
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     output = given.get("output") or f"runs/seeds-{now}"
     if listed:
-        return echo_cells(cells, output)
+        return list_cells(cells, pathlib.Path(output))
     folder = sweep(cells, output, jobs=jobs, progress=progress)
     click.echo((folder / "results.md").read_text(encoding="utf-8"), nl=False)
     click.echo(f"{folder / 'report.html'} shows the {len(cells)} runs; results.csv, .md and .tex hold the table.")

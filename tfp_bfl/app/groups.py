@@ -43,9 +43,11 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grou
     differing = [name for name in names if len({text(own.get(name)) for own in firsts}) > 1]
     found = []
     for number, (runs, own) in enumerate(zip(by_key.values(), firsts), 1):
+        config = records[runs[0]][0]
+        alone = f"{config.model_name} on {config.data_name}" + (f" ({number})" if len(firsts) > 1 else "")
         parts = [f"{name}={text(own[name])}" for name in differing if name in own]
         scores = {records[i][0].seed: _numbers(records[i][1]) for i in runs}
-        found.append(Grouped(Repeated(", ".join(parts) or f"group {number}", scores), runs))
+        found.append(Grouped(Repeated(", ".join(parts) or alone, scores), runs))
     return found
 
 

@@ -80,6 +80,8 @@ def write(
     records = [read_record(path) for path in paths]
     groups = grouped(records)
     if path.suffix in FORMATS:
+        if ood:
+            raise InvalidArgument("--ood is of pages, and a table holds the runs' own scores: leave it out.")
         return _write_text(path, table_text([group.repeated for group in groups], path.suffix))
     repeated = any(len(group.runs) > 1 for group in groups)
     if repeated:  # One run stands for each.

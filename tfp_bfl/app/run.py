@@ -11,7 +11,7 @@ import resource
 import threading
 import time
 from importlib import metadata
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 from rich.console import Console
@@ -121,7 +121,7 @@ def _run(
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options, scoring = _prediction(config), build.scores(config, test)
+    options, score = _prediction(config), build.scorer(config, test)
     with owned(folder, config), _workers(engine) as runtime:
         tell.announce(_in_words(config, clients, test, engine))
         pretrained = None
@@ -139,7 +139,7 @@ def _run(
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
-                evaluate=lambda model: scoring.evaluate(model, shown.features, shown.labels).metrics,
+                evaluate=lambda model: score(model, shown.features, shown.labels).metrics,
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
                 start=pretrained and pretrained.weights,
@@ -154,7 +154,7 @@ def _run(
             )
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         tell.phase(f"predicting {test.num_examples:,} test examples")
-        final = scoring.evaluate(result.model, test.features, test.labels)
+        final = score(result.model, test.features, test.labels)
         apart = None
         if calibration:
             _, features, labels = calibration.examples(0)
@@ -164,7 +164,7 @@ def _run(
             **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
-            **_permuted(result, shown, scoring),
+            **_permuted(result, shown, score),
         }
         if shards:
             tell.phase("scores of the clients' own models")
@@ -190,14 +190,14 @@ def _run(
 
 
 def _permuted(
-    result: bfl.federated.SimulationResult, shown: bfl.data.Source, scoring: build.Scores
+    result: bfl.federated.SimulationResult, shown: bfl.data.Source, score: Callable[..., Any]
 ) -> dict[str, float]:
     """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
     last = result.rounds[-1]
     if not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
         return {}
     with bfl.evaluation.permuted_stddevs(result.model):
-        permuted = scoring.evaluate(result.model, shown.features, shown.labels).metrics
+        permuted = score(result.model, shown.features, shown.labels).metrics
     scores = {
         f"permuted_{name}": permuted[name] for name in ("accuracy", "rmse", "test_nll", "ece") if name in permuted
     }

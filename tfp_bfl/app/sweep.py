@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
-import click
 from rich.console import Console
 
 from tfp_bfl.app.cells import check_cells, forget_models, is_done, run_cells
@@ -228,9 +227,3 @@ class _Named(Console):
             super().print(json.dumps({"run": self._run, **json.loads(text)}), **options)
         else:
             super().print(f"{self._run}: {text}", **options)
-
-
-def echo_cells(cells: Mapping[str, RunConfig], output: str | pathlib.Path) -> None:
-    """A line a run, and whether it is done."""
-    for name in cells:
-        click.echo(f"{'done' if is_done(pathlib.Path(output) / name) else '    '}  {name}")
