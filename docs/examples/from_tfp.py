@@ -5,6 +5,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 
 train, test = bfl.data.load("breast_cancer"), bfl.data.load("breast_cancer", "test")
+tf.keras.utils.set_random_seed(0)
 once = 1 / train.num_examples  # Keras' loss is a mean over examples: so each counts as much as the prior has it.
 model = tf.keras.Sequential(
     [
