@@ -67,6 +67,7 @@ def test_the_model_says_what_was_found(run, calibrated):
     found = bfl.export.calibration_of(bfl.export.read_info(calibrated))
     held = held_out(run)
     assert found.number == len(held["labels"]) and found.by == "entropy" and found.at_least == 0.8
+    assert found.num_samples == 5  # of the run
     probabilities = bfl.evaluation.at_temperature(held["probabilities"], found.temperature)
     np.testing.assert_allclose(entropy(held["probabilities"]), held["entropy"], rtol=1e-3, atol=1e-5)
     right = probabilities.argmax(-1) == held["labels"]
@@ -94,7 +95,7 @@ def test_predict_goes_by_it(run, calibrated, tmp_path, capsys, limit):
     found = bfl.export.calibration_of(bfl.export.read_info(calibrated))
     plain = bfl.export.load(run / "saved_model")
     probabilities = bfl.evaluation.at_temperature(
-        plain.predict(test.features[:100])["probabilities"], found.temperature
+        plain.predict(test.features[:100], num_samples=5)["probabilities"], found.temperature
     )
     wanted = entropy(probabilities)
     np.testing.assert_allclose([float(row["entropy"]) for row in rows], wanted, rtol=1e-5)

@@ -49,6 +49,8 @@ def test_predicts_as_tensorflow_s_own_loader(tmp_path, kind):
     answer = ours.predict(PIXELS, num_samples=4, seed=1)
     for name, value in theirs.predict(PIXELS, num_samples=4, seed=1).items():
         np.testing.assert_array_equal(answer[name], value)
+    alone = export.load(tmp_path / "saved").predict(PIXELS, num_samples=4, seed=1)  # nobody holds the model
+    np.testing.assert_array_equal(alone["entropy"], answer["entropy"])
     numbers = {"num_samples": tf.constant(4), "seed": tf.constant(1)}
     signature = ours.signatures["predict_uint8"](images=tf.constant(PIXELS), **numbers)
     assert set(signature) == set(OUTPUTS["predict"]) == set(answer)

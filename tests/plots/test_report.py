@@ -195,6 +195,10 @@ def test_over_seeds_bold_is_what_they_all_say(undrawn, tmp_path):
     assert table(read, "Accuracy")[:3] == ["Accuracy", "0.8000 ± 0.1000", "0.9000 ± 0.0990"]
     assert "<strong>0.9000 ± 0.0990</strong>" in text and "<strong>+0.1000 [+0.0975, +0.1025]</strong>" in text
     assert text.count("<strong>") == 2 and "Results" not in headings(read)
+    # On other data a difference would say nothing.
+    apart = [one._replace(data="wine"), two._replace(data="digits")]
+    text = plots.write_report(tmp_path / "a.html", [run("one"), run("two")], repeated=apart).read_text()
+    assert "0.9000 ± 0.0990" in text and "<strong>" not in text
 
 
 def test_clients_are_served_by_their_classes(undrawn, tmp_path):

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
+from tfp_bfl.app.config import make_config
 from tfp_bfl.app.report import HELD_OUT, read_predictions
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
@@ -60,6 +61,7 @@ def calibrate(
             "--hold-out 0.1."
         )
     info = bfl.export.read_info(model)
+    config = make_config(folder / "config.yaml", {})
     held = read_predictions(folder / HELD_OUT, _MOST_EXAMPLES, (info.model or {})["num_classes"])
     for path in (output, *([figure] if figure else [])):
         if os.path.lexists(path):
@@ -74,6 +76,7 @@ def calibrate(
     )
     calibration = bfl.export.Calibration(
         number=len(held["labels"]),
+        num_samples=config.num_samples,
         temperature=temperature,
         by=by,
         limit=found.limit,

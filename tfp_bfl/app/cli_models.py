@@ -37,9 +37,12 @@ Examples:
   tfp-bfl predict model new_patients.csv
 """
 
-_num_samples = click.option(
-    "--num-samples", type=int, metavar="NUMBER", help="Weight samples of a prediction.  [default: 20]"
-)
+
+def _num_samples(default: str) -> Any:
+    words = f"Weight samples of a prediction.  [default: {default}]"
+    return click.option("--num-samples", type=int, metavar="NUMBER", help=words)
+
+
 _seed = click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Of the samples.  [default: 0]"
 )
@@ -55,7 +58,7 @@ _seed = click.option(
     metavar="NUMBER",
     help="The own model of a client, of a run of meta_vd; if not given the one for all.",
 )
-@_num_samples
+@_num_samples("20")
 @_seed
 def export_model(run: str, path: str, tflite: bool, client: Optional[int], **drawn: Any) -> None:
     """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
@@ -83,7 +86,7 @@ def export_model(run: str, path: str, tflite: bool, client: Optional[int], **dra
 @click.command("predict", epilog=PREDICT_EXAMPLES)
 @click.argument("model", metavar="SAVEDMODEL")
 @click.argument("images", metavar="IMAGES...", nargs=-1, required=True)
-@_num_samples
+@_num_samples("20; of a calibrated model as many as its limits are for")
 @_seed
 @click.option(
     "--max-uncertainty",

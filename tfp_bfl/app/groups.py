@@ -18,6 +18,11 @@ from tfp_bfl.plots.tables import Table, text
 _ASIDE = ("seed", "data_dir", "tensorboard", "checkpoint_every", "keep_checkpoints", "evaluate_every")
 
 
+def score(summary: Mapping[str, Any]) -> str:
+    """The accuracy in a summary, or of a model of numbers the RMSE."""
+    return f"accuracy {summary['accuracy']:.4f}" if "accuracy" in summary else f"RMSE {summary['rmse']:.4g}"
+
+
 class Grouped(NamedTuple):
     """A group, and which of the runs are in it."""
 
@@ -47,7 +52,7 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grou
         alone = f"{config.model_name} on {config.data_name}" + (f" ({number})" if len(firsts) > 1 else "")
         parts = [f"{name}={text(own[name])}" for name in differing if name in own]
         scores = {records[i][0].seed: _numbers(records[i][1]) for i in runs}
-        found.append(Grouped(Repeated(", ".join(parts) or alone, scores), runs))
+        found.append(Grouped(Repeated(", ".join(parts) or alone, scores, config.data_name), runs))
     return found
 
 

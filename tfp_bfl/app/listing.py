@@ -9,6 +9,7 @@ from typing import Any
 
 from tfp_bfl.app.cells import is_done
 from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.groups import score
 from tfp_bfl.app.sweep import find_runs
 from tfp_bfl.errors import InvalidArgument
 
@@ -58,7 +59,6 @@ def _is_held(run: pathlib.Path) -> bool:
 def _scores(run: pathlib.Path) -> tuple[str, ...]:
     try:
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        score = f"accuracy {summary['accuracy']:.4f}" if "accuracy" in summary else f"RMSE {summary['rmse']:.4f}"
-        return score, f"{summary['test_nll']:.4f}", f"{summary['seconds']:.0f}"
+        return score(summary), f"{summary['test_nll']:.4f}", f"{summary['seconds']:.0f}"
     except (OSError, ValueError, TypeError, KeyError):
         return "", "", ""

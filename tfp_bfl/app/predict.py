@@ -20,6 +20,7 @@ from rich.text import Text
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.calibrate import entropy
 from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.export.signatures import NUM_SAMPLES
 from tfp_bfl.files import name as name_of
 
 # Images at once; the samples are the same for all.
@@ -78,7 +79,7 @@ AnyRow = Union[Row, NumberRow]
 def predict(
     model: Union[str, os.PathLike],
     images: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
-    num_samples: int = 20,
+    num_samples: Optional[int] = None,
     seed: int = 0,
     max_uncertainty: Optional[float] = None,
 ) -> tuple[list[AnyRow], tuple[tuple[str, str], ...]]:
@@ -88,7 +89,7 @@ def predict(
       model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
       images: as `tfp_bfl.data.read_images` takes them; they are not resized. For a model of a table's rows .csv or
         .parquet files with the columns that it was trained on.
-      num_samples: S, at most 10,000.
+      num_samples: S, at most 10,000; None for as many as a calibrated model's limits are for, and 20 of another.
       seed: of the samples.
       max_uncertainty: an image with a larger entropy gets abstain = True; None for the limit of a calibrated model, and
         none for another. Of a model of numbers a standard deviation, of any size.
@@ -100,7 +101,7 @@ def predict(
       InvalidArgument: the model or none of the images can be read, the model does not take images, or a number is not
         what it must be.
     """
-    if check_count(num_samples, "num_samples") > MOST_SAMPLES:
+    if num_samples is not None and check_count(num_samples, "num_samples") > MOST_SAMPLES:
         raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
     folder = bfl.export.find(model)
     info = bfl.export.read_info(folder)
@@ -112,13 +113,14 @@ def predict(
         )
     facts: Any = info.model
     shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
+    number = num_samples or (calibration.num_samples if calibration else NUM_SAMPLES)
     loaded = bfl.export.load(folder)
     found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(found.names), BATCH_SIZE):
         part = slice(start, start + BATCH_SIZE)
-        answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=num_samples, seed=seed)
+        answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=number, seed=seed)
         values = {name: value.numpy() for name, value in answer.items()}
         if regresses:
             rows += _as_numbers(found.names[part], values, max_uncertainty)

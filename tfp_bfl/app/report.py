@@ -15,7 +15,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, make_config
-from tfp_bfl.app.groups import grouped, table_text
+from tfp_bfl.app.groups import grouped, score, table_text
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.files.tables import FORMATS
@@ -134,13 +134,13 @@ def method(config: RunConfig) -> str:
 
 def in_a_line(summary: Mapping[str, Any]) -> str:
     """What a run's model scores."""
-    first = (
-        f"accuracy {summary['accuracy']:.4f}  NLL {summary['test_nll']:.4f}  ECE {summary['ece']:.4f}"
-        if "accuracy" in summary
-        else f"RMSE {summary['rmse']:.4g}  NLL {summary['test_nll']:.4f}  {bfl.evaluation.COVERAGE:.0%} intervals hold "
-        f"{summary['coverage']:.1%}"
+    last = (
+        f"ECE {summary['ece']:.4f}"
+        if "ece" in summary
+        else f"{bfl.evaluation.COVERAGE:.0%} intervals hold {summary['coverage']:.1%}"
     )
-    return f"{first}  epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+    share = f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tfp_bfl.app.cells import check_cells, forget_models, is_done, run_cells
 from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.groups import score
 from tfp_bfl.app.own_model import names_code
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
@@ -210,8 +211,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(summary: Mapping[str, Any]) -> str:
-    score = "accuracy" if "accuracy" in summary else "rmse"
-    return f"{score} {summary[score]:.4f}  NLL {summary['test_nll']:.4f}  ({summary['seconds']:.0f} s)"
+    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  ({summary['seconds']:.0f} s)"
 
 
 class _Named(Console):

@@ -123,6 +123,7 @@ class Calibration(NamedTuple):
 
     Fields:
       number: of held-out examples.
+      num_samples: weight samples of their predictions, and so of those that the limits are for.
       temperature: of the probabilities (`evaluation.at_temperature`).
       by: "entropy", of the probabilities at that temperature, or "epistemic".
       limit: above which the model abstains.
@@ -135,6 +136,7 @@ class Calibration(NamedTuple):
     """
 
     number: int
+    num_samples: int
     temperature: float
     by: str
     limit: float

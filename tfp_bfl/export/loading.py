@@ -102,6 +102,9 @@ def _load(folder: pathlib.Path) -> Any:
     except Exception:
         raise InvalidArgument("TensorFlow can't read it") from None
     _check_loaded(loaded, info, outputs)
+    # A function alone does not keep the variables that it reads: load(path).predict(images) would have lost them.
+    for function in (loaded.draw, *loaded.signatures.values(), *(getattr(loaded, name) for name in INPUTS)):
+        function.model = loaded
     return loaded
 
 

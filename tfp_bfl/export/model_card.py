@@ -165,7 +165,8 @@ def _calibration(info: Info) -> str:
         else (f", and on new ones like them at least {found.at_least:g} with confidence {found.confidence:g}")
     )
     return (
-        f"By {found.number:,} held-out examples, on which nobody trained. `tfp-bfl predict` goes by it.\n\n"
+        f"By {found.number:,} held-out examples, on which nobody trained, with {found.num_samples} weight samples. "
+        "`tfp-bfl predict` goes by it; the functions below do not: they give probabilities at temperature 1.\n\n"
         f"- Temperature {found.temperature:.3g}: probabilities are softmax(log p / T).\n"
         f"- Abstain where the {found.by} is above {found.limit:.4g}: {found.coverage:.1%} of the held-out examples are "
         f"below, and {found.accuracy:.4f} of those are right{sure}.\n"

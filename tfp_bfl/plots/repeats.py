@@ -16,10 +16,12 @@ class Repeated(NamedTuple):
     Fields:
       name: what distinguishes them from others.
       scores: seed -> key of the summary -> number.
+      data: on which examples; those on others are not compared.
     """
 
     name: str
     scores: Mapping[int, Mapping[str, float]]
+    data: str = ""
 
     def values(self, key: str, seeds: Optional[Sequence[int]] = None) -> list[float]:
         """A score of these seeds, or of all that have it."""
@@ -51,7 +53,10 @@ def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
 
 
 def compare(group: Repeated, other: Repeated, key: str) -> Optional[Difference]:
-    """The paired difference of a score over the seeds that both have; None where those are fewer than two."""
+    """The paired difference of a score over the seeds that both have; None where those are fewer than two, or on other
+    data."""
+    if group.data != other.data:
+        return None
     seeds = [seed for seed in group.seeds(key) if seed in other.seeds(key)]
     return paired_difference(group.values(key, seeds), other.values(key, seeds)) if len(seeds) > 1 else None
 
