@@ -6,6 +6,7 @@ test holds the pages against it.
 
 from __future__ import annotations
 
+import csv
 import json
 import pathlib
 import re
@@ -18,6 +19,7 @@ import numpy as np
 
 DOCS = pathlib.Path(__file__).resolve().parent
 MEASURED = DOCS / "measured.json"
+STUDY = DOCS.parent / "experiments" / "limits" / "results"
 Results = dict[str, Any]
 
 DEMO = {"engine": "local", "dataset": "digits"}
@@ -27,6 +29,19 @@ LONG = {**DEMO, "rounds": max(ROUNDS), "evaluate_every": 20}
 DIABETES = {"dataset": "diabetes", "model": "mlp", "clients": 4, "partition": "iid", "rounds": 20, "engine": "local"}
 SEEDS = (0, 1, 2)
 CONSTANT = "the training labels' mean and sd, for everybody"
+AVERAGING: dict[str, dict[str, Any]] = {
+    "`fed_opt` (federated averaging)": {"algorithm": "fed_opt"},
+    "with adam, rate 0.01": {"algorithm": "fed_opt", "server_optimizer": "adam"},
+    "with yogi, rate 0.03": {"algorithm": "fed_opt", "server_optimizer": "yogi"},
+    "with adagrad, rate 0.1": {"algorithm": "fed_opt", "server_optimizer": "adagrad"},
+    "`fed_prox`": {"algorithm": "fed_prox"},
+    "`fed_ag`": {"algorithm": "fed_ag"},
+    "`fed_be`": {"algorithm": "fed_be"},
+    "`fed_pa`": {"algorithm": "fed_pa"},
+    "`fed_sgld`": {"algorithm": "fed_sgld"},
+    "`fed_kp`": {"algorithm": "fed_kp"},
+    "`fed_kp`, from the clients": {"algorithm": "fed_kp", "kernel_start": "clients"},
+}
 PERSONAL = {"model": "mlp", "clients": 9, "rounds": 20, "batch_size": 16, "evaluate_clients": True, "engine": "local"}
 
 # What is measured: name -> the options of a run. "shuffled" labels are made here.
@@ -44,6 +59,8 @@ RUNS: dict[str, dict[str, Any]] = {
     **{f"regression, cold {seed}": {**DIABETES, "temperature": 0.05, "seed": seed} for seed in SEEDS},
     **{f"regression, long {seed}": {**DIABETES, "rounds": 60, "seed": seed} for seed in SEEDS},
     **{f"regression, few {seed}": {**DIABETES, "examples_per_client": 8, "seed": seed} for seed in SEEDS},
+    **{f"regression, shuffled {seed}": {**DIABETES, "task": "regression", "seed": seed} for seed in SEEDS},
+    **{f"{name} {seed}": {**DEMO, **own, "seed": seed} for name, own in AVERAGING.items() for seed in SEEDS},
     "meta_vd": {"algorithm": "meta_vd", **PERSONAL},
     "meta_learning": {"algorithm": "meta_learning", **PERSONAL},
 }
@@ -58,10 +75,11 @@ def measure(names: list[str]) -> None:
         for name, options in RUNS.items():
             if names and not any(name.startswith(part) for part in names):
                 continue
-            own = {**options, "dataset": str(shuffled(folder))} if name == "shuffled" else options
+            own = {**options, "dataset": str(shuffled(folder, options["dataset"]))} if "shuffled" in name else options
             run = bfl.run(pathlib.Path(folder) / name, **own)
             rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-            kept = [row for row in rows if row["round"] in (*ROUNDS, len(rows))]
+            # Of what is repeated over seeds the pages have the end alone.
+            kept = [row for row in rows if row["round"] in (*ROUNDS, len(rows)) and "seed" not in options]
             found[name] = {"summary": numbers(run.summary), "rounds": {str(row["round"]): numbers(row) for row in kept}}
             if name == "demo":
                 picture(run.folder / "figures")
@@ -77,20 +95,20 @@ def numbers(row: Results) -> Results:
     return {k: float(f"{v:.7g}") for k, v in plain.items() if not re.search("seconds|_mb$|ms_per_step", k)}
 
 
-def shuffled(folder: str) -> pathlib.Path:
-    """The digits with the labels of the training set in another order, whose images are where they were."""
+def shuffled(folder: str, dataset: str) -> pathlib.Path:
+    """A dataset with the labels of the training set in another order; digits are where they were."""
     import tfp_bfl as bfl
 
-    train, test = (bfl.data.load("digits", split) for split in ("train", "test"))
-    labels = np.random.default_rng(0).permutation(train.labels)
-    owners = np.zeros(len(labels), np.int32)
-    for client, rows in enumerate(train.partition(bfl.data.parse_partition("dirichlet:0.5", 10), seed=0).indices):
-        owners[rows] = client
-    path = pathlib.Path(folder) / "digits.npz"
-    tests = {"test_features": test.features, "test_labels": test.labels}
-    np.savez(
-        path, features=train.features, labels=labels, clients=owners, class_names=np.array(train.class_names), **tests
-    )
+    train, test = (bfl.data.load(dataset, split) for split in ("train", "test"))
+    scale, shift = (train.target.stddev, train.target.mean) if train.target else (1, 0)
+    told = {"features": train.features, "labels": shift + scale * np.random.default_rng(0).permutation(train.labels)}
+    if train.target is None:
+        owners = np.zeros(train.num_examples, np.int32)
+        for client, rows in enumerate(train.partition(bfl.data.parse_partition("dirichlet:0.5", 10), seed=0).indices):
+            owners[rows] = client
+        told |= {"clients": owners, "class_names": np.array(train.class_names)}
+    path = pathlib.Path(folder) / f"{dataset}.npz"
+    np.savez(path, **told, test_features=test.features, test_labels=shift + scale * test.labels)
     return path
 
 
@@ -173,9 +191,35 @@ def temperatures(found: Results) -> str:
     return table(["round", *(f"{t:g}" for t in TEMPERATURES)], *rows)
 
 
+def over_seeds(found: Results, name: str, key: str) -> np.ndarray:
+    return np.array([found[f"{name} {seed}"]["summary"][key] for seed in SEEDS])
+
+
+def averaging(found: Results) -> str:
+    def told(name: str, key: str) -> str:
+        values = over_seeds(found, name, key)
+        return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
+
+    rows = ([name, *(told(name, key) for key in ("accuracy", "test_nll", "ece"))] for name in AVERAGING)
+    return table(["", "accuracy", "NLL", "ECE"], *rows)
+
+
+def promises(_: Results) -> str:
+    return (STUDY / "promise.md").read_text()
+
+
+def unseen(_: Results) -> str:
+    with open(STUDY / "sets.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = ("coverage, unseen clients", "of the worst unseen client", "accuracy, unseen clients")
+    return table(
+        ["partition", *names], *([row[name].replace("+-", "±") for name in ("partition", *names)] for row in rows)
+    )
+
+
 def regression(found: Results) -> str:
     def mean(name: str, key: str) -> float:
-        return float(np.mean([found[f"{name} {seed}"]["summary"][key] for seed in SEEDS]))
+        return float(over_seeds(found, name, key).mean())
 
     controls = found["regression, controls"]
     rows = [
@@ -186,6 +230,7 @@ def regression(found: Results) -> str:
         "regression": "variational, temperature 1 (the default of regression), 20 rounds",
         "regression, long": "the same, 60 rounds",
         "regression, few": "the same, 20 rounds, 8 examples a client",
+        "regression, shuffled": "the same, 20 rounds, shuffled labels",
         "regression, cold": "temperature 0.05 (the default of classification), 20 rounds",
     }
     for name, text in words.items():
@@ -213,6 +258,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "temperatures": temperatures,
     "regression": regression,
     "personal": personal,
+    "averaging": averaging,
+    "promises": promises,
+    "unseen clients": unseen,
     "factor": factor,
 }
 MARK = re.compile(r"<!-- measured: ([a-z ]+) -->(\n?)(.*?)<!-- /measured -->", re.DOTALL)

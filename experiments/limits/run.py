@@ -16,6 +16,7 @@ import numpy as np
 
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
+from experiments.limits import promise
 from experiments.tables import mean_and_sd, write
 from tfp_bfl.app.cells import read_cells
 
@@ -122,6 +123,7 @@ def main(study: Study) -> None:
     study.run(every, run_cell, told)
     if not study.listed:
         write(table(read_cells(study.output)), study.results / "sets")
+        write(promise.table(), study.results / "promise")
 
 
 if __name__ == "__main__":

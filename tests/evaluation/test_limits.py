@@ -4,24 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.limits.promise import ACCURACY, drawn, entropy, promises
 from tfp_bfl import evaluation
 from tfp_bfl.errors import InvalidArgument
 
 RNG = np.random.default_rng(0)
-
-
-def drawn(number, seed=0, sharpness=4.0, classes=3):
-    """Labels drawn from probabilities that are known."""
-    rng = np.random.default_rng(seed)
-    logits = sharpness * rng.normal(size=(number, classes))
-    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-    probabilities /= probabilities.sum(-1, keepdims=True)
-    labels = (rng.uniform(size=(number, 1)) > probabilities.cumsum(-1)).sum(-1).clip(0, classes - 1)
-    return probabilities.astype(np.float32), labels
-
-
-def entropy(probabilities):
-    return -(probabilities * np.log(np.maximum(probabilities, 1e-30))).sum(-1)
 
 
 def test_risk_and_coverage_by_hand():
@@ -69,15 +56,7 @@ def test_without_a_confidence_it_is_the_largest_limit_that_is_accurate_enough_on
 @pytest.mark.statistical
 def test_new_examples_below_the_limit_are_as_accurate_as_it_says():
     """The promise holds in at least 90 % of 300 draws: fewer than 255 of them kept is an event of 0.4 % at most."""
-    truth, truth_labels = drawn(100_000, seed=1)
-    u, right = entropy(truth), truth.argmax(-1) == truth_labels
-    kept_it = without = 0
-    for seed in range(300):
-        probabilities, labels = drawn(400, seed=seed + 10)
-        given = probabilities, labels, entropy(probabilities)
-        safe, plain = (evaluation.abstention_limit(*given, accuracy=0.9, confidence=c) for c in (0.9, 0))
-        kept_it += right[u <= safe.limit].mean() >= 0.9
-        without += right[u <= plain.limit].mean() >= 0.9
+    kept_it, without = (np.array(list(promises()))[..., 1] >= ACCURACY).sum(0)
     assert kept_it >= 255 > without > 30
 
 
