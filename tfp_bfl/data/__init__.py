@@ -13,6 +13,7 @@ from tfp_bfl.data.cohorts import answering, cohort
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.own import TABLES, OwnData, is_own, names_clients, read_own, read_rows
+from tfp_bfl.data.parties import Parties, Schema, agree, describe, fitted
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
@@ -26,12 +27,17 @@ __all__ = [
     "Column",
     "Images",
     "OwnData",
+    "Parties",
     "Partition",
+    "Schema",
     "Source",
+    "agree",
     "answering",
     "cohort",
     "crop_and_flip",
+    "describe",
     "dirichlet",
+    "fitted",
     "iid",
     "is_own",
     "label_skew",

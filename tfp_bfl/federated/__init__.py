@@ -13,6 +13,7 @@ from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import collapse_warning
+from tfp_bfl.federated.parties import Party, PartyEngine, Transport, simulate_parties
 from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
@@ -39,12 +40,15 @@ __all__ = [
     "Chains",
     "Checkpoints",
     "ClientScores",
+    "Party",
+    "PartyEngine",
     "Pretrained",
     "Round",
     "Runtime",
     "ServerState",
     "SimulationResult",
     "Thinning",
+    "Transport",
     "build_process",
     "check_clients",
     "check_engine",
@@ -61,6 +65,7 @@ __all__ = [
     "share_cores",
     "simulate",
     "simulate_chains",
+    "simulate_parties",
     "summarise_clients",
 ]
 

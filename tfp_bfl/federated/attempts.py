@@ -6,13 +6,13 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import Clients, answering, cohort
+from tfp_bfl.data import Clients, Parties, answering, cohort
 from tfp_bfl.errors import ComputationError, Diverged, Error, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import FAULTS, within
@@ -97,13 +97,13 @@ class Attempts:
       warnings: sentences on clients who look wrong and are not left out.
     """
 
-    def __init__(self, process: BayesianProcess, engine: Engine, clients: Clients, sampling: Sampling):
+    def __init__(self, process: BayesianProcess, engine: Engine, clients: Union[Clients, Parties], sampling: Sampling):
         self._process = process
         self._engine = engine
         self._clients = clients
         self._sampling = sampling
         self.warnings: dict[int, str] = {}
-        self._shards: tuple[Any, list[tf.data.Dataset]] = (None, [])
+        self._shards: tuple[Any, Sequence[Any]] = (None, [])
         self._restarts = 0
 
     def run(self, state: ServerState) -> Outcome:
@@ -152,6 +152,7 @@ class Attempts:
             left_out = outcome.far
             if not left_out:
                 return outcome
+            left_out = {**outcome.left_out, **left_out}
         except ComputationError as error:
             if isinstance(error, _Spoilt) and not self._some_do_not_spoil(state, present):
                 raise Diverged(str(error), state) from None
@@ -162,7 +163,8 @@ class Attempts:
         if not left:
             return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, left_out)
         try:
-            return self._next(state, left)._replace(left_out=left_out)
+            outcome = self._next(state, left)
+            return outcome._replace(left_out={**outcome.left_out, **left_out})
         except _Spoilt as spoilt:
             raise Diverged(str(spoilt), state) from None
 
@@ -218,7 +220,7 @@ class Attempts:
         while True:
             try:
                 output = self._engine.next(state, self._datasets(present))
-                return Outcome(output.state, output.metrics)
+                return Outcome(output.state, output.metrics, getattr(output, "left_out", {}))
             except WorkerError as error:
                 started = self._engine.replace_dead_workers() if self._restarts < self._sampling.max_restarts else 0
                 if not started:
@@ -239,7 +241,7 @@ class Attempts:
                 found.update(self._find_raising(state, half, _reason(error)))
         return found
 
-    def _datasets(self, present: Sequence[int]) -> list[tf.data.Dataset]:
+    def _datasets(self, present: Sequence[int]) -> Sequence[Any]:
         """The clients' data; those of the last call stay, so that workers know them."""
         key = tuple(int(k) for k in present)
         if self._shards[0] != key:

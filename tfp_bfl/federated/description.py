@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Union
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Rule, ServerStep
-from tfp_bfl.data import Clients
+from tfp_bfl.data import Clients, Parties
 
 
 def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
@@ -91,8 +91,10 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
             yield own, cell.cell_contents
 
 
-def describe_clients(clients: Clients) -> str:
-    """Who holds what, by the indices of their examples and the labels of these."""
+def describe_clients(clients: Union[Clients, Parties]) -> str:
+    """Who holds what, by the indices of their examples and the labels of these; of parties by their names and sizes."""
+    if isinstance(clients, Parties):
+        return clients.description
     source = clients.source
     digest = _digest([part.tolist() for part in clients.indices], source.labels.tolist(), list(source.features.shape))
     return f"{clients.num_clients} of {source.name}/{source.split} ({digest})"

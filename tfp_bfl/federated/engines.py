@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
 
-import tensorflow as tf
-
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.federated import tff
@@ -29,8 +27,11 @@ class Engine(Protocol):
     def initialize(self) -> ServerState:
         """The state before the first round, of arrays."""
 
-    def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Any:
+    def next(self, state: ServerState, datasets: Sequence[Any]) -> Any:
         """The `state` after one more round over the datasets' clients, and its `metrics`, of arrays.
+
+        The datasets are what the clients' `shards` gave. Also `left_out`, of an engine that knows clients by number:
+        those who did not answer or whose answer is none, with the reason.
 
         Raises:
           ComputationError: an operation of a client's work raised; another round may do without that client.
@@ -56,8 +57,9 @@ def _tff(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engin
         yield engine
 
 
+MakeEngine = Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]
 # A new engine is one more entry here.
-ENGINES: dict[str, Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]] = {
+ENGINES: dict[str, MakeEngine] = {
     "tff": _tff,
     "local": _local,
 }

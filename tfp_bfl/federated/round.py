@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep
+from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
-from tfp_bfl.models import Federation, ModelWeights, ServerMessage, root_mean_square_change
+from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage, root_mean_square_change
 from tfp_bfl.posterior import MeanField, floor_variance, spread
 
 Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
@@ -71,14 +71,33 @@ class Contribution(NamedTuple):
 Contribute = Callable[[Broadcast, ClientExamples], Contribution]
 
 
+class Take(Protocol):
+    """Makes a contribution of what a client's work returns; what is wrong with it is found here, not by the client."""
+
+    def __call__(
+        self, message: ServerMessage, result: ClientResult, client: Any, given: Any, known: Any = True
+    ) -> Contribution:
+        """The contribution, all zeros of a client with a fault.
+
+        Args:
+          message: that the client was sent.
+          result: of its work.
+          client: its number.
+          given: how many examples it has.
+          known: whether it has a row where clients keep something.
+        """
+
+
 class Round(NamedTuple):
-    """The four moments of a round, as pure functions of structures of tensors, and how it begins.
+    """The moments of a round, as pure functions of structures of tensors, and how it begins.
 
     Fields:
       initialize: () -> the state before the first round.
       broadcast: state -> what all clients are sent.
-      build_client: makes a client's variables in the present graph, and returns the function of the broadcast and the
-        client's examples.
+      build_work: makes a client's variables in the present graph, and returns its work, the function of the message,
+        its examples and a key [2] for its noise.
+      take: makes a contribution of what that returns: at the server, where clients are parties of their own.
+      build_client: both together, where clients are simulated: the function of the broadcast and the examples.
       merge: (statistics, statistics) -> statistics: commutative and associative; all zeros change nothing.
       add: (contribution, contribution) -> contribution: the statistics merged, all else side by side.
       conclude: (state, the contributions' sum) -> the next state and the round's metrics.
@@ -88,6 +107,8 @@ class Round(NamedTuple):
 
     initialize: Callable[[], ServerState]
     broadcast: Callable[[ServerState], Broadcast]
+    build_work: Callable[[], Work]
+    take: Take
     build_client: Callable[[], Contribute]
     merge: Callable[[Any, Any], Any]
     add: Callable[[Contribution, Contribution], Contribution]
@@ -127,24 +148,28 @@ def make_round(
         told = server_step.tell(state.step, state.weights)
         return Broadcast(state.seed, ServerMessage(state.weights, state.round, told, state.memory, state.federation))
 
+    def take(message: ServerMessage, result: ClientResult, client: Any, given: Any, known: Any = True) -> Contribution:
+        anchor = message.weights
+        importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
+        fault = find_fault(result, anchor, importance, limits, given, known)
+        importance = tf.minimum(importance, message.federation.most_weight)
+        statistics = rule.summarise(result.weights, anchor, importance)
+        statistics = tf.nest.map_structure(lambda x: tf.where(is_sound(fault), x, tf.zeros_like(x)), statistics)
+        counts = dict(result.counts)
+        change = root_mean_square_change(result.weights, anchor)
+        report = Report(client, fault, result.num_examples, importance, change, *result.metrics, counts)
+        alone = lambda structure: tf.nest.map_structure(lambda x: x[tf.newaxis], structure)
+        return Contribution(statistics, alone(result.memory), alone(report))
+
     def build_client() -> Contribute:
         work = client_work()
 
         def contribute(sent: Broadcast, examples: ClientExamples) -> Contribution:
-            message, anchor = sent.message, sent.message.weights
+            message = sent.message
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has neither examples nor number.
             row, known = find_row(message.memory, client)
             result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client))
-            importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
-            fault = find_fault(result, anchor, importance, limits, tf.shape(examples.labels)[0], known)
-            importance = tf.minimum(importance, message.federation.most_weight)
-            statistics = rule.summarise(result.weights, anchor, importance)
-            statistics = tf.nest.map_structure(lambda x: tf.where(is_sound(fault), x, tf.zeros_like(x)), statistics)
-            counts = dict(result.counts)
-            change = root_mean_square_change(result.weights, anchor)
-            report = Report(client, fault, result.num_examples, importance, change, *result.metrics, counts)
-            alone = lambda structure: tf.nest.map_structure(lambda x: x[tf.newaxis], structure)
-            return Contribution(statistics, alone(result.memory), alone(report))
+            return take(message, result, client, tf.shape(examples.labels)[0], known)
 
         return contribute
 
@@ -168,7 +193,9 @@ def make_round(
         metrics.update(reported)
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation), metrics
 
-    return Round(initialize, broadcast, build_client, rule.merge, add, conclude, element_spec, seed)
+    return Round(
+        initialize, broadcast, client_work.build, take, build_client, rule.merge, add, conclude, element_spec, seed
+    )
 
 
 def summed(contribute: Contribute, add: Callable[..., Contribution], spec: ClientExamples) -> Callable[..., Any]:

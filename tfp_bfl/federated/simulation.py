@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import Clients, answering, cohort
+from tfp_bfl.data import Clients, Parties, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.description import describe_clients
 from tfp_bfl.federated.draws import Draws, Thinning
-from tfp_bfl.federated.engines import ENGINES, check_engine
+from tfp_bfl.federated.engines import ENGINES, MakeEngine, check_engine
 from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.models import ModelWeights, predictive_model
@@ -54,7 +54,7 @@ class SimulationResult(NamedTuple):
 
 def simulate(
     process: BayesianProcess,
-    clients: Clients,
+    clients: Union[Clients, Parties],
     rounds: int,
     cohort_size: Optional[int] = None,
     seed: Optional[int] = None,
@@ -66,7 +66,7 @@ def simulate(
     stop: Optional[Callable[[dict[str, Any]], bool]] = None,
     runtime: Optional[Runtime] = None,
     *,
-    engine: Optional[str] = None,
+    engine: Union[str, MakeEngine, None] = None,
     draws: Optional[Thinning] = None,
     checkpoint_every: int = 1,
     keep_checkpoints: int = 3,
@@ -98,7 +98,8 @@ def simulate(
       runtime: what `federated.local_workers` or `remote_workers` gave, for the engine tff; None starts a worker here
         and stops it.
       engine: "tff" or "local": TFF's workers or this process; None for tff where TensorFlow Federated is installed.
-        Both give the same numbers to the rounding of sums, and either goes on with the other's checkpoints.
+        Both give the same numbers to the rounding of sums, and either goes on with the other's checkpoints. Or what
+        makes another engine: (process, runtime) -> a context with an `engines.Engine`.
       draws: of a chain, whose rounds are samples of a posterior: which to keep; None for the process's own choice.
         They predict together, and with `checkpoint_dir` each is written there once.
       checkpoint_every: rounds between checkpoints; the last round is always saved, also if the next one fails.
@@ -134,6 +135,10 @@ def simulate(
         check_count(count, name, least=0)
     seed = int(process.round.seed if seed is None else seed)
     check_clients(process, clients, cohort_size)
+    if evaluate_cohort and isinstance(clients, Parties):
+        raise InvalidArgument(
+            "evaluate_cohort is of clients whose data are here, and parties keep theirs: leave it out."
+        )
     answering(cohort(clients.num_clients, cohort_size, 0, seed, popularity=popularity), dropout, 0, seed)
     if not 0 <= seed < 2**31:
         raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
@@ -142,7 +147,8 @@ def simulate(
             f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
             "fewer of burn-in."
         )
-    engine = check_engine("tff" if engine is None and runtime is not None else engine)
+    if engine is None or isinstance(engine, str):
+        engine = check_engine("tff" if engine is None and runtime is not None else engine)
     checkpoints = None
     if checkpoint_dir:
         sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}" + (
@@ -156,7 +162,7 @@ def simulate(
         logger.warning(warning)
     draws = draws or process.thinning
     kept = draws and Draws(draws, checkpoint_dir and pathlib.Path(checkpoint_dir) / "draws")
-    with ENGINES[engine](process, runtime) as running:
+    with (ENGINES[engine] if isinstance(engine, str) else engine)(process, runtime) as running:
         state = running.initialize()._replace(seed=np.int32(seed))
         if start is not None:
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, start))
@@ -231,9 +237,11 @@ def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Dra
     return kept.predictive(weights) if kept else weights
 
 
-def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optional[int] = None) -> None:
+def check_clients(
+    process: BayesianProcess, clients: Union[Clients, Parties], cohort_size: Optional[int] = None
+) -> None:
     """Raises InvalidArgument for clients that `simulate` would refuse: too few, or with data too few or unfit."""
-    if not isinstance(clients, Clients):
+    if not isinstance(clients, (Clients, Parties)):
         raise InvalidArgument(
             f"clients must be Clients, such as Source.partition(...) gives, not {type(clients).__name__}: a process's "
             "own next takes datasets."
@@ -271,7 +279,7 @@ def check_clients(process: BayesianProcess, clients: Clients, cohort_size: Optio
         )
 
 
-def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Clients, outcome: Outcome) -> dict[str, float]:
+def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Any, outcome: Outcome) -> dict[str, float]:
     present = np.asarray(outcome.metrics["clients"]["client"]).tolist()
     parts = [clients.examples(k) for k in present]
     features, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("features", "labels"))

@@ -1,0 +1,216 @@
+"""Data that stay where they are: what parties tell of theirs, what all agree on, and clients without examples."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.data.clients import ClientExamples
+from tfp_bfl.data.sources import Column, Source
+from tfp_bfl.errors import InvalidArgument, shown
+
+_LARGEST = 2**31 - 1
+
+
+class Schema(NamedTuple):
+    """What examples look like, without any of them: as far as a model must know it.
+
+    Fields:
+      name: of the data.
+      element_shape: of one example's features.
+      is_image: whether they are bytes, [height, width, channels]; else float32.
+      class_names: C names; () where numbers are regressed on.
+      columns: of a table, by whose means and standard deviations all parties standardise theirs.
+      target: of what is regressed on; None for classes.
+    """
+
+    name: str
+    element_shape: tuple[int, ...]
+    is_image: bool
+    class_names: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    target: Optional[Column] = None
+
+    @property
+    def num_classes(self) -> int:
+        """C; 0 where numbers are regressed on."""
+        return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """What a model gives for an example, as of `Source`."""
+        return self.num_classes if self.target is None else 2
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """The type of the elements of a client's datasets, as of `Source`."""
+        import tensorflow as tf
+
+        features = tf.TensorSpec([None, *self.element_shape], tf.uint8 if self.is_image else tf.float32)
+        labels = tf.TensorSpec([None], tf.int32 if self.target is None else tf.float32)
+        return ClientExamples(tf.TensorSpec([None], tf.int32), features, labels)
+
+
+def describe(source: Source) -> dict[str, Any]:
+    """What a party tells of its data, as JSON: sums over its examples, and no example.
+
+    They are the number of its examples, their shape, the names of its classes, and of a table the columns' names,
+    means and standard deviations.
+    """
+    return {
+        "num_examples": source.num_examples,
+        "element_shape": list(source.element_shape),
+        "is_image": source.features.dtype == np.uint8,
+        "class_names": list(source.class_names),
+        "columns": [list(column) for column in source.columns],
+        "target": list(source.target) if source.target else None,
+    }
+
+
+def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
+    """The schema of all parties' data: classes of any, columns by the mean and variance of all rows together.
+
+    With n_k rows, means m_k and standard deviations s_k,
+
+    m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + m_k^2) / N - m^2
+
+    Args:
+      name: of the data.
+      told: party -> what `describe` gave.
+
+    Raises:
+      InvalidArgument: a party's is no such description, or data differ in shape, columns or kind.
+    """
+    for party, own in told.items():
+        _check(party, own)
+    (first, one), *others = told.items()
+    for party, own in others:
+        for key in ("element_shape", "is_image"):
+            if own[key] != one[key]:
+                raise InvalidArgument(
+                    f"The data of {party} and {first} differ: {key} is {own[key]} and {one[key]}. All parties must "
+                    "have the same."
+                )
+        if [c[0] for c in own["columns"]] != [c[0] for c in one["columns"]]:
+            raise InvalidArgument(f"The tables of {party} and {first} have other columns: name and order them alike.")
+        if (own["target"] is None) != (one["target"] is None):
+            raise InvalidArgument(f"{party} and {first} differ in what is learnt: classes, or a number.")
+    sizes = [own["num_examples"] for own in told.values()]
+    columns = zip(*(own["columns"] for own in told.values()))
+    target = None if one["target"] is None else _pooled(sizes, [own["target"] for own in told.values()])
+    classes = sorted({c for own in told.values() for c in own["class_names"]}, key=_by_number)
+    if target is None and len(classes) < 2:
+        raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
+    shape = tuple(one["element_shape"])
+    pooled = tuple(_pooled(sizes, column) for column in columns)
+    return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target)
+
+
+def fitted(source: Source, schema: Schema) -> Source:
+    """A party's examples as the schema has them: its standardisation, its classes' numbers.
+
+    Raises:
+      InvalidArgument: they are of another form.
+    """
+    names = [column.name for column in source.columns]
+    if source.element_shape != schema.element_shape or names != [column.name for column in schema.columns]:
+        raise InvalidArgument(
+            f"The data have examples {list(source.element_shape)} {names or ''}, but the federation's are "
+            f"{list(schema.element_shape)} {[column.name for column in schema.columns] or ''}."
+        )
+    features, labels, unknown = source.features, source.labels, set(source.class_names) - set(schema.class_names)
+    if unknown:
+        raise InvalidArgument(f"The data have the class {shown(min(unknown))}, which the federation does not know.")
+    if source.columns:
+        features = _moved(features, source.columns, schema.columns)
+    if (source.target is None) != (schema.target is None):
+        raise InvalidArgument("The data have classes where the federation learns a number, or a number for classes.")
+    if source.target is None:
+        labels = np.array([schema.class_names.index(name) for name in source.class_names], np.int32)[labels]
+    else:
+        labels = _moved(labels[:, np.newaxis], [source.target], [schema.target])[:, 0]
+    return Source(source.name, source.split, features, labels, schema.class_names, schema.columns, schema.target)
+
+
+class Parties(NamedTuple):
+    """Clients whose examples are elsewhere: `simulate` takes them with the engine that reaches them.
+
+    Fields:
+      source: what their data look like.
+      names: of each, by its number.
+      sizes: how many examples each has, int64 [K].
+    """
+
+    source: Schema
+    names: tuple[str, ...]
+    sizes: np.ndarray
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.names)
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """As of `Clients`."""
+        return self.source.element_spec
+
+    def shards(self, numbers: Sequence[int], count: int) -> list[int]:
+        """What their engine knows them by: their numbers."""
+        del count
+        return [int(number) for number in numbers]
+
+    @property
+    def description(self) -> str:
+        """Who they are and how much they have, as a checkpoint says it."""
+        digest = hashlib.sha256(json.dumps([self.names, self.sizes.tolist()]).encode()).hexdigest()[:8]
+        return f"{self.num_clients} parties of {self.source.name} ({digest})"
+
+
+def _check(party: str, own: Any) -> None:
+    whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
+    text = lambda x: isinstance(x, str) and x.isprintable()
+    fine = lambda c: (
+        isinstance(c, (list, tuple))
+        and len(c) == 3
+        and text(c[0])
+        and all(isinstance(x, (int, float)) and np.isfinite(x) for x in c[1:])
+        and c[2] > 0
+    )
+    well = (
+        isinstance(own, Mapping)
+        and whole(own.get("num_examples"))
+        and isinstance(own.get("element_shape"), list)
+        and all(map(whole, own["element_shape"]))
+        and isinstance(own.get("is_image"), bool)
+        and isinstance(own.get("class_names"), list)
+        and all(map(text, own["class_names"]))
+        and isinstance(own.get("columns"), list)
+        and all(map(fine, own["columns"]))
+        and (own.get("target") is None or fine(own["target"]))
+    )
+    if not well:
+        raise InvalidArgument(f"What {party} tells of its data is not of the form that data.describe gives.")
+
+
+def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
+    weights = np.array(sizes, np.float64) / sum(sizes)
+    means, stddevs = (np.array([column[i] for column in columns], np.float64) for i in (1, 2))
+    mean = float(weights @ means)
+    variance = float(weights @ (stddevs**2 + (means - mean) ** 2))
+    return Column(str(columns[0][0]), mean, variance**0.5 if variance > 0 else 1.0)
+
+
+def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Any]) -> np.ndarray:
+    """Standardised numbers [N, D] by other means and standard deviations."""
+    scale = np.array([a.stddev / b.stddev for a, b in zip(old, new)])
+    shift = np.array([(a.mean - b.mean) / b.stddev for a, b in zip(old, new)])
+    return (values * scale + shift).astype(np.float32)
+
+
+def _by_number(text: str) -> tuple[Any, ...]:
+    return (0, int(text), "") if text.isdigit() else (1, 0, text)

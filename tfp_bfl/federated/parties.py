@@ -1,0 +1,285 @@
+"""Clients that are parties of their own: what one does with a message, and the server's engine that asks them.
+
+    server: state -> message            -> to all parties of a round
+    party:  message, own examples, own memory, key of its own secret -> result
+    server: every check, take, add in the order of the parties' numbers, conclude
+
+Whoever carries the arrays between them is a `Transport`; nothing but arrays is carried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, Optional, Protocol, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import Memory, Metrics, ServerState
+from tfp_bfl.data import ClientExamples, Parties, Source
+from tfp_bfl.errors import Error, InvalidArgument, check_count
+from tfp_bfl.federated.arrays import from_arrays, to_arrays
+from tfp_bfl.federated.memory import find_row, no_rows
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.round import Contribution, summed_spec, types_of
+from tfp_bfl.federated.simulation import SimulationResult, simulate
+
+Arrays = Mapping[str, np.ndarray]
+# What a party answers: arrays, or why it has none.
+Answer = Union[Arrays, str]
+NO_ANSWER = "it did not answer in time"
+
+
+class Transport(Protocol):
+    """Carries a message to parties, and their answers back."""
+
+    def ask(self, numbers: Sequence[int], message: Arrays) -> Iterator[tuple[int, Answer]]:
+        """The answers of the parties with these numbers as they come, until all have come or time is up.
+
+        An answer's number is that of whom the transport has authenticated.
+        """
+
+
+class Output(NamedTuple):
+    """What a round gives; `left_out` are parties without a sound answer, with the reason."""
+
+    state: ServerState
+    metrics: Metrics
+    left_out: Mapping[int, str] = MappingProxyType({})
+
+
+def at_server(process: BayesianProcess) -> BayesianProcess:
+    """The process as a server of parties runs it: of what a party keeps it knows in which round that was made.
+
+    What the party itself keeps (`ClientWork.memory`) stays with the party.
+    """
+    if process.client_work.memory is None:
+        return process
+    served, version = copy.copy(process), tf.zeros([], tf.int32)
+    served.client_work = process.client_work._replace(memory=lambda weights, share: version, personal=None)
+    initialize = process.round.initialize
+    served.round = process.round._replace(initialize=lambda: initialize()._replace(memory=no_rows(version)))
+    served.state_spec = tf.nest.flatten(types_of(served.round.initialize))
+    return served
+
+
+class Party:
+    """One party of a federation: its examples, its secret and its memory, none of which it sends.
+
+    Attributes:
+      number: by which the server knows it.
+    """
+
+    def __init__(
+        self,
+        process: BayesianProcess,
+        source: Source,
+        number: int,
+        secret: bytes,
+        run: str = "",
+        memory: Union[MutableMapping[int, Any], None] = None,
+    ):
+        """Args are as follows.
+
+        process: of the run, built here.
+        source: its examples.
+        number: by which the server knows it.
+        secret: of which all of its noise is a function, and which nobody else has.
+        run: a name of the run, so that two runs have other noise.
+        memory: where what it keeps is put, by the number of rounds done; None for a dictionary.
+        """
+        self.number = number
+        self._secret, self._run = secret, run
+        self._versions: MutableMapping[int, Any] = {} if memory is None else memory
+        self._first = process.client_work.memory
+        self._examples = ClientExamples(
+            tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
+        )
+        self._spec, row = _message_specs(process)
+        work = tf.function(process.round.build_work(), autograph=False)
+        types = self._spec._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32)
+        self._work = work.get_concrete_function(*types)
+
+    def answer(self, message: Arrays) -> dict[str, np.ndarray]:
+        """What it sends back: its work's result, without what it keeps.
+
+        Raises:
+          InvalidArgument: the message is not one of this run, or of a round whose memory is gone.
+        """
+        received = from_arrays(message, self._spec)
+        done = int(received.round)
+        row = self._memory(received)
+        given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
+        result = self._work(given, self._examples, self._key(done))
+        if self._first is not None:
+            self._versions[done + 1] = tf.nest.map_structure(np.asarray, result.memory)
+        return to_arrays(result._replace(memory=()))
+
+    def _memory(self, message: Any) -> Any:
+        if self._first is None:
+            return ()
+        version = int(find_row(message.memory, tf.constant(self.number))[0])
+        if version == 0 and 0 not in self._versions:
+            held, every = len(self._examples.labels), int(message.federation.num_examples)
+            share = np.float32(held / max(every, held)) if int(message.round) == 0 else np.float32(0)
+            weights = tf.nest.map_structure(tf.constant, message.weights)
+            self._versions[0] = tf.nest.map_structure(np.asarray, self._first(weights, share))
+        if version not in self._versions:
+            raise InvalidArgument(f"What this party kept of round {version} is gone: begin the run anew.")
+        return self._versions[version]
+
+    def _key(self, done: int) -> np.ndarray:
+        digest = hmac.new(self._secret, f"{self._run}/{done}".encode(), hashlib.sha256).digest()
+        return np.frombuffer(digest[:8], np.int32)
+
+
+class PartyEngine:
+    """Runs rounds over parties; every check of what they send is made here.
+
+    Contributions are added in the order of the parties' numbers, each as soon as those before it are there: the sums
+    have the same bits whoever is first.
+
+    Attributes:
+      concurrent_calls: 1.
+    """
+
+    concurrent_calls = 1
+
+    def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
+        """Args are as follows.
+
+        process: `at_server`.
+        result: the type of what a party answers (`result_spec`).
+        parties: with whom.
+        transport: that reaches them.
+        quorum: the fewest sound answers of a round with which the run goes on.
+        """
+        self._round, self._spec = process.round, result
+        self._parties, self._transport, self._quorum = parties, transport, quorum
+        traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
+        self._broadcast, self._conclude = traced(process.round.broadcast), traced(process.round.conclude)
+        message, scalar = (
+            types_of(process.round.broadcast, types_of(process.round.initialize)).message,
+            tf.TensorSpec([], tf.int32),
+        )
+        self._take = tf.function(self._taken, autograph=False).get_concrete_function(message, result, scalar, scalar)
+        some = summed_spec(types_of(self._taken, message, result, scalar, scalar), process.round.add)
+        self._add = tf.function(process.round.add, input_signature=[some, some], autograph=False)
+
+    def initialize(self) -> ServerState:
+        """The state before the first round."""
+        return _as_arrays(self._round.initialize())
+
+    def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
+        """The round after the state's, over the parties with these numbers.
+
+        Raises:
+          Error: fewer than the quorum gave a sound answer.
+        """
+        state = tf.nest.map_structure(tf.convert_to_tensor, state)
+        message = self._broadcast(state).message
+        silent, refused, waiting = set(numbers), {}, sorted(numbers)
+        came: dict[int, Optional[Contribution]] = {}
+        total: Optional[Contribution] = None
+
+        def add(until_silence: bool) -> None:
+            nonlocal total
+            while waiting and (waiting[0] in came or not until_silence):
+                one = came.pop(waiting.pop(0), None)
+                total = total if one is None else one if total is None else self._add(total, one)
+
+        for number, answer in self._transport.ask(numbers, to_arrays(message)):
+            if number not in silent:
+                continue  # Nobody asked it, or it has answered before.
+            silent.remove(number)
+            try:
+                came[number] = self._contribution(message, answer, number)
+            except InvalidArgument as error:
+                came[number], refused[number] = None, str(error)
+            add(until_silence=True)
+        add(until_silence=False)
+        left_out = {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
+        metrics: Metrics = {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}
+        after = state
+        if total is not None:
+            after, metrics = self._conclude(state, total)
+        output = Output(_as_arrays(after), _as_arrays(metrics), left_out)
+        sound, done = int(np.count_nonzero(output.metrics["clients"]["fault"] == 0)), int(state.round)
+        if sound < self._quorum:
+            raise Error(
+                f"{sound} of {len(numbers)} parties gave a sound answer in round {done + 1}, but the quorum is "
+                f"{self._quorum}{self._reasons(left_out)}. The rounds before are kept."
+            )
+        return output
+
+    def replace_dead_workers(self) -> int:
+        """0: parties are not started from here."""
+        return 0
+
+    def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
+        if isinstance(answer, str):
+            raise InvalidArgument(answer)
+        result = tf.nest.map_structure(tf.constant, from_arrays(answer, self._spec))
+        size = self._parties.sizes[number]
+        return self._take(message, result, tf.constant(number, tf.int32), tf.constant(size, tf.int32))
+
+    def _taken(self, message: Any, result: Any, number: tf.Tensor, size: tf.Tensor) -> Contribution:
+        _, known = find_row(message.memory, number)
+        kept = () if message.memory == () else message.round + 1
+        return self._round.take(message, result._replace(memory=kept), number, size, known)
+
+    def _reasons(self, left_out: Mapping[int, str]) -> str:
+        told = "; ".join(f"{self._parties.names[number]}: {reason}" for number, reason in left_out.items())
+        return f" ({told})" if told else ""
+
+
+def simulate_parties(
+    process: BayesianProcess, parties: Parties, transport: Transport, rounds: int, quorum: int = 1, **options: Any
+) -> SimulationResult:
+    """Runs a process over parties, as `simulate` runs it over clients whose data are here.
+
+    Args:
+      process: of `tfp_bfl.algorithms`.
+      parties: who takes part.
+      transport: that reaches them.
+      rounds: how many in all.
+      quorum: the fewest sound answers of a round with which the run goes on.
+      **options: of `simulate`.
+
+    Raises:
+      Error: a round had fewer sound answers than the quorum; all else that `simulate` raises.
+    """
+    check_count(quorum, "quorum")
+    if quorum > parties.num_clients:
+        raise InvalidArgument(f"The quorum is {quorum}, but there are {parties.num_clients} parties.")
+    result = result_spec(process)
+    engine = lambda process, runtime: contextlib.nullcontext(PartyEngine(process, result, parties, transport, quorum))
+    return simulate(at_server(process), parties, rounds, engine=engine, **options)
+
+
+def result_spec(process: BayesianProcess) -> Any:
+    """The type of what a party of this process answers, without what it keeps."""
+    message, row = _message_specs(process)
+    work = tf.function(process.round.build_work(), autograph=False)
+    found = types_of(work, message._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32))
+    return found._replace(memory=())
+
+
+def _message_specs(process: BayesianProcess) -> tuple[Any, Any]:
+    """The type of a message as it is sent, and of what a party keeps."""
+    message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
+    first, numbers = process.client_work.memory, tf.TensorSpec([None], tf.int32)
+    if first is None:
+        return message, ()
+    row = types_of(first, message.weights, tf.TensorSpec([], tf.float32))
+    return message._replace(memory=Memory(numbers, numbers)), row
+
+
+def _as_arrays(structure: Any) -> Any:
+    return tf.nest.map_structure(np.asarray, structure)
