@@ -57,10 +57,12 @@ from tfp_bfl.evaluation.regression import (
 from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference
 from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
 from tfp_bfl.evaluation.rounds import rounds_to, running_mean
+from tfp_bfl.evaluation.sums import SUMS, add_sums, as_examples, check_sums, from_sums, risk_coverage_of, score_sums
 
 __all__ = [
     "COVERAGE",
     "PRECISIONS",
+    "SUMS",
     "ConfidenceCurve",
     "Difference",
     "Evaluation",
@@ -78,13 +80,16 @@ __all__ = [
     "Uncertainty",
     "abstention_limit",
     "accuracy",
+    "add_sums",
     "agreement",
     "area_under_retention_curve",
     "area_under_risk_coverage",
+    "as_examples",
     "at_temperature",
     "brier_score",
     "central_interval",
     "check_num_samples",
+    "check_sums",
     "confidence_curve",
     "conformal_limit",
     "decompose",
@@ -96,6 +101,7 @@ __all__ = [
     "evaluator",
     "expected_calibration_error",
     "fit_temperature",
+    "from_sums",
     "gaussians",
     "is_stochastic",
     "macro_precision",
@@ -114,11 +120,13 @@ __all__ = [
     "reliability",
     "retention_curve",
     "risk_coverage",
+    "risk_coverage_of",
     "rounds_to",
     "running_mean",
     "sample_probabilities",
     "sample_seeds",
     "scalars",
+    "score_sums",
     "summarise",
     "summarise_gaussians",
     "total_variation",

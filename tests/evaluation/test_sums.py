@@ -1,0 +1,73 @@
+"""Scores from sums over parties are those of all examples in one place."""
+
+import numpy as np
+import pytest
+
+from tfp_bfl import evaluation
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation import SUMS, Evaluation, add_sums, as_examples, check_sums, from_sums, score_sums
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 3, 300)
+LOGITS = 2 * RNG.normal(size=(5, 300, 3)) + 2 * np.eye(3)[LABELS]
+SAMPLES = (np.exp(LOGITS) / np.exp(LOGITS).sum(-1, keepdims=True)).astype(np.float32)
+PARTS = np.split(np.arange(300), [50, 51, 180])
+
+
+def scored(rows):
+    summary = evaluation.summarise(SAMPLES[:, rows])
+    mean, entropy, aleatoric, epistemic = (x.numpy() for x in summary)
+    return Evaluation({}, mean, entropy, aleatoric, epistemic)
+
+
+WHOLE = scored(np.arange(300))
+TOTAL = add_sums([score_sums(scored(rows), LABELS[rows]) for rows in PARTS])
+
+
+def test_the_scores_are_the_central_ones():
+    p = WHOLE.probabilities
+    wanted = {
+        "accuracy": evaluation.accuracy(p, LABELS),
+        "test_nll": evaluation.negative_log_likelihood(p, LABELS),
+        "brier": evaluation.brier_score(p, LABELS),
+        "ece": evaluation.expected_calibration_error(p, LABELS),
+        **{name: getattr(WHOLE, name).mean() for name in ("entropy", "aleatoric", "epistemic")},
+    }
+    assert from_sums(TOTAL) == pytest.approx({name: float(x) for name, x in wanted.items()}, rel=1e-5)
+    assert from_sums(add_sums([])) == {}
+
+
+def test_limits_are_the_central_ones_to_the_width_of_a_bin():
+    ours, central = (
+        evaluation.risk_coverage_of(TOTAL),
+        evaluation.risk_coverage(WHOLE.probabilities, LABELS, WHOLE.entropy),
+    )
+    for limit, coverage, risk in zip(*ours):
+        at = np.searchsorted(central.limit, limit + 1e-6, side="right") - 1
+        assert (coverage, risk) == pytest.approx((central.coverage[at], central.risk[at]))
+    areas = [evaluation.area_under_risk_coverage(curve) for curve in (ours, central)]
+    assert areas[0] == pytest.approx(areas[1], abs=0.01)
+    found = evaluation.abstention_limit(*as_examples(TOTAL), coverage=0.5)
+    wanted = evaluation.abstention_limit(WHOLE.probabilities, LABELS, WHOLE.entropy, coverage=0.5)
+    assert found.limit == pytest.approx(wanted.limit, abs=2 / 200) and found.coverage >= 0.5
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"count": 0.0},
+        {"count": 1e6},
+        {"correct": 400.0},
+        {"nll": -1.0},
+        {"brier": 1e4},
+        {"entropy": 301.0},
+        {"bin_count": np.zeros(15)},
+        {"kept_correct": np.full(200, 9.0)},
+    ],
+    ids=str,
+)
+def test_sums_that_no_party_can_have(lie):
+    check_sums(TOTAL, 300)
+    assert {name: x.shape for name, x in TOTAL.items()} == {name: tuple(spec.shape) for name, spec in SUMS.items()}
+    with pytest.raises(InvalidArgument, match="not sums over 1 to 300 examples"):
+        check_sums({**TOTAL, **{name: np.asarray(x) for name, x in lie.items()}}, 300)

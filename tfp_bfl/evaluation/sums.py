@@ -1,0 +1,107 @@
+"""Scores from sums: what parties add up without showing an example, and what follows from the total."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.evaluation.calibration import reliability
+from tfp_bfl.evaluation.limits import RiskCoverage, risk_coverage
+from tfp_bfl.evaluation.metrics import brier_score, negative_log_likelihood
+from tfp_bfl.evaluation.predictive import Evaluation
+
+BINS, ENTROPY_BINS = 15, 200
+_MEANS = ("correct", "nll", "brier", "entropy", "aleatoric", "epistemic")
+# What the sums are: name -> type.
+_SHAPES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("count", *_MEANS), ()),
+    **dict.fromkeys(("bin_count", "bin_confidence", "bin_correct"), (BINS,)),
+    **dict.fromkeys(("kept_count", "kept_correct"), (ENTROPY_BINS,)),
+}
+SUMS = {name: tf.TensorSpec(shape, tf.float64) for name, shape in _SHAPES.items()}
+Sums = dict[str, np.ndarray]
+
+
+def score_sums(found: Evaluation, labels: Any) -> Sums:
+    """The sums over N examples from which `from_sums` makes the scores of any number of parties together, float64.
+
+    They are the number of examples and of right predictions; the sums of negative log likelihoods, Brier scores,
+    entropies and traces; of each bin of `reliability` count, confidences and right ones; and of `ENTROPY_BINS` equal
+    bins of the entropy how many examples and how many right ones.
+    """
+    number, labels = len(found.probabilities), np.asarray(labels)
+    right = found.probabilities.argmax(-1) == labels
+    bins = reliability(found.probabilities, labels, BINS)
+    count = bins.count.numpy().astype(np.float64)
+    whole = lambda mean: np.where(count > 0, np.nan_to_num(np.asarray(mean, np.float64)) * count, 0.0)
+    place = np.clip(np.ceil(found.entropy * ENTROPY_BINS).astype(int) - 1, 0, ENTROPY_BINS - 1)
+    sums: dict[str, Any] = {
+        "count": number,
+        "correct": right.sum(),
+        "nll": number * float(negative_log_likelihood(found.probabilities, labels)),
+        "brier": number * float(brier_score(found.probabilities, labels)),
+        **{name: getattr(found, name).astype(np.float64).sum() for name in ("entropy", "aleatoric", "epistemic")},
+        **{"bin_count": count, "bin_confidence": whole(bins.confidence), "bin_correct": whole(bins.accuracy)},
+        "kept_count": np.bincount(place, minlength=ENTROPY_BINS),
+        "kept_correct": np.bincount(place, right, ENTROPY_BINS),
+    }
+    return {name: np.asarray(x, np.float64) for name, x in sums.items()}
+
+
+def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
+    """The sums of all parties together."""
+    return {name: np.sum([part[name] for part in parts], 0) for name in SUMS}
+
+
+def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
+    """Raises InvalidArgument for sums that no party of at most so many examples can have."""
+    count = sums["count"]
+    shares = [sums[name] for name in ("correct", "entropy")] + [sums["brier"] / 2]
+    counts = [sums["bin_count"].sum(), sums["kept_count"].sum()]
+    parts = [sums[f"{name}_correct"] <= sums[f"{name}_count"] + 1e-6 for name in ("bin", "kept")]
+    if not (
+        0 < count <= most
+        and all((sums[name] >= 0).all() for name in SUMS)
+        and all(x <= count * (1 + 1e-4) + 1e-6 for x in shares)
+        and all(abs(x - count) < 1e-3 for x in counts)
+        and all(part.all() for part in parts)
+    ):
+        raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
+
+
+def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
+
+    accuracy, test_nll, brier, ece, entropy, aleatoric and epistemic are those of the examples in one place, to
+    rounding.
+    """
+    count = float(total["count"])
+    if not count:
+        return {}
+    means = {name: float(total[name]) / count for name in _MEANS}
+    gaps = np.abs(total["bin_correct"] - total["bin_confidence"])
+    names = {"correct": "accuracy", "nll": "test_nll"}
+    return {**{names.get(name, name): x for name, x in means.items()}, "ece": float(gaps.sum() / count)}
+
+
+def risk_coverage_of(total: Mapping[str, np.ndarray]) -> RiskCoverage:
+    """`risk_coverage` by the entropy, at the edges of its bins: each limit is at most 1 / `ENTROPY_BINS` too large."""
+    probabilities, labels, edges = as_examples(total)
+    return risk_coverage(probabilities, labels, edges)
+
+
+def as_examples(total: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Made-up examples with as many mistakes in each bin of the entropy, such as `abstention_limit` takes.
+
+    Returns:
+      Probabilities [N, 2], labels [N], and uncertainties [N], the upper edges of their bins.
+    """
+    count, right = (np.rint(total[f"kept_{name}"]).astype(int) for name in ("count", "correct"))
+    edges = np.arange(1, ENTROPY_BINS + 1) / ENTROPY_BINS
+    labels = np.concatenate([np.repeat([0, 1], [r, n - r]) for n, r in zip(count, right)])
+    probabilities = np.tile(np.array([[1.0, 0.0]], np.float32), (len(labels), 1))
+    return probabilities, labels, np.repeat(edges, count)
