@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.contracts import ServerState
+from tfp_bfl.federated.arrays import from_arrays, to_arrays
 from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
@@ -57,6 +58,7 @@ __all__ = [
     "default_engine",
     "evaluate_clients",
     "fit_newcomers",
+    "from_arrays",
     "local_workers",
     "pretrain",
     "remote_workers",
@@ -67,6 +69,7 @@ __all__ = [
     "simulate_chains",
     "simulate_parties",
     "summarise_clients",
+    "to_arrays",
 ]
 
 

@@ -83,7 +83,7 @@ class Party:
         number: int,
         secret: bytes,
         run: str = "",
-        memory: Union[MutableMapping[int, Any], None] = None,
+        memory: Optional[MutableMapping[int, dict[str, np.ndarray]]] = None,
     ):
         """Args are as follows.
 
@@ -92,18 +92,18 @@ class Party:
         number: by which the server knows it.
         secret: of which all of its noise is a function, and which nobody else has.
         run: a name of the run, so that two runs have other noise.
-        memory: where what it keeps is put, by the number of rounds done; None for a dictionary.
+        memory: where what it keeps is put, as named arrays, by the number of rounds done; None for a dictionary.
         """
         self.number = number
         self._secret, self._run = secret, run
-        self._versions: MutableMapping[int, Any] = {} if memory is None else memory
+        self._versions = {} if memory is None else memory
         self._first = process.client_work.memory
         self._examples = ClientExamples(
             tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
         )
-        self._spec, row = _message_specs(process)
+        self._spec, self._row = _message_specs(process)
         work = tf.function(process.round.build_work(), autograph=False)
-        types = self._spec._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32)
+        types = self._spec._replace(memory=self._row), process.element_spec, tf.TensorSpec([2], tf.int32)
         self._work = work.get_concrete_function(*types)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
@@ -118,7 +118,7 @@ class Party:
         given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
         result = self._work(given, self._examples, self._key(done))
         if self._first is not None:
-            self._versions[done + 1] = tf.nest.map_structure(np.asarray, result.memory)
+            self._versions[done + 1] = to_arrays(result.memory)
         return to_arrays(result._replace(memory=()))
 
     def _memory(self, message: Any) -> Any:
@@ -129,10 +129,10 @@ class Party:
             held, every = len(self._examples.labels), int(message.federation.num_examples)
             share = np.float32(held / max(every, held)) if int(message.round) == 0 else np.float32(0)
             weights = tf.nest.map_structure(tf.constant, message.weights)
-            self._versions[0] = tf.nest.map_structure(np.asarray, self._first(weights, share))
+            self._versions[0] = to_arrays(self._first(weights, share))
         if version not in self._versions:
             raise InvalidArgument(f"What this party kept of round {version} is gone: begin the run anew.")
-        return self._versions[version]
+        return from_arrays(self._versions[version], self._row)
 
     def _key(self, done: int) -> np.ndarray:
         digest = hmac.new(self._secret, f"{self._run}/{done}".encode(), hashlib.sha256).digest()

@@ -33,17 +33,32 @@ def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> d
     Raises:
       InvalidArgument: it can't be read, is larger, or is no such file.
     """
-    content = read_regular(path, what, most)
+    return arrays_of(read_regular(path, what, most), f"{what} {name(path)}", most, compressed)
+
+
+def to_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The content of a file as `write_arrays` writes it."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    return content.getvalue()
+
+
+def arrays_of(content: bytes, what: str, most: int, compressed: bool = False) -> dict[str, np.ndarray]:
+    """The arrays in a file's content, as `read_arrays` reads them.
+
+    Raises:
+      InvalidArgument: it is larger than `most` bytes, or no such content.
+    """
     try:
+        if len(content) > most:
+            raise InvalidArgument(f"The {what} is too large: it may have at most {most} bytes.")
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             methods = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} if compressed else {zipfile.ZIP_STORED}
             if any(entry.compress_type not in methods for entry in archive.infolist()):
                 raise ValueError
             # Of a member zipfile unpacks no more than this.
             if sum(entry.file_size for entry in archive.infolist()) > most:
-                raise InvalidArgument(
-                    f"The {what} {name(path)} is too large: unpacked it may have at most {most} bytes."
-                )
+                raise InvalidArgument(f"The {what} is too large: unpacked it may have at most {most} bytes.")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             found = {key: arrays[key] for key in arrays.files}
         if not all(isinstance(x, np.ndarray) for x in found.values()):
@@ -53,4 +68,4 @@ def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> d
         raise
     # NumPy and zipfile raise errors of many types for broken files.
     except Exception:
-        raise InvalidArgument(f"The {what} {name(path)} is not a file of arrays, or is damaged.") from None
+        raise InvalidArgument(f"The {what} is not a file of arrays, or is damaged.") from None
