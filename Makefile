@@ -8,7 +8,7 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
+.PHONY: deployment test-deployment help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
@@ -16,6 +16,8 @@ help:
 	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
 	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
+	@echo "make deployment  an environment of a server or a party, with NVIDIA FLARE, in .venvs/deployment"
+	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
 	@echo "make wheel   a wheel in fresh environments on Python 3.9 to 3.11"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
@@ -66,6 +68,20 @@ sbom: $(INSTALLED)
 
 environments:
 	tests/environments.sh
+
+DEPLOYMENT := .venvs/deployment
+
+deployment: $(DEPLOYMENT)/.installed
+
+$(DEPLOYMENT)/.installed: requirements-deployment.lock setup.cfg pyproject.toml
+	@rm -rf $(DEPLOYMENT)
+	$(PYTHON) -m venv $(DEPLOYMENT)
+	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-deployment.lock
+	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-deployment: deployment
+	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/app/test_flare.py
 
 wheel:
 	tests/wheel.sh

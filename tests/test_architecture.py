@@ -61,10 +61,10 @@ MAY_IMPORT = {
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.config", "tfp_bfl.data")
 FOR_EVERYONE = {"errors", "files", "named"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.federated.tff"
-ENGINES = ("engines.py", "local.py", "tff/engine.py", "tff/process.py")
+ENGINES = ("local.py", "parties.py", "tff/engine.py", "tff/process.py")
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
-CARRYING |= {"variable_creator_scope"}
+CARRYING |= {"variable_creator_scope", "TensorSpec", "constant", "fill", "float32", "int32", "zeros"}
 MAX_LINES_OF_A_FILE = 400
 MAX_LINES_OF_A_RECIPE = 40
 
@@ -197,6 +197,13 @@ def test_tensorflow_federated_is_imported_in_one_package():
     others = [p for p, name in names if name not in by_name and not f"{name}.".startswith(f"{ONLY_IMPORTER_OF_TFF}.")]
     found = {str(p): imports_of_tff(p.read_text(), package_of(p)) for p in others}
     assert others and {path: names for path, names in found.items() if names} == {}
+
+
+def test_nvidia_flare_is_imported_in_one_package():
+    importers = {
+        module_name(p) for p in FILES if any(x.startswith("nvflare") for x in imports(p.read_text(), package_of(p)))
+    }
+    assert importers and all(name.startswith("tfp_bfl.app.deployment.") for name in importers)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
@@ -27,7 +27,9 @@ _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
 
 
-def model_fn(config: RunConfig, source: bfl.data.Source, function: Any = None) -> Callable[[], tf.keras.Model]:
+def model_fn(
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: Any = None
+) -> Callable[[], tf.keras.Model]:
     """Builds the Keras model of a configuration for the examples of `source`; `function`, if given, in its place."""
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if function is not None or own_model.names_code(config.model):
@@ -142,7 +144,7 @@ def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.C
     return Shares(clients, server, held_out, unlabelled, calibration)
 
 
-def _check_regression(options: Options, config: RunConfig, source: bfl.data.Source) -> None:
+def _check_regression(options: Options, config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema]) -> None:
     if not options.regression:
         raise InvalidArgument(
             f"{config.algorithm} is of classification, and {source.name} has numbers for labels: choose another "
@@ -195,13 +197,16 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
 
 
 def process(
-    config: RunConfig, source: bfl.data.Source, unlabelled: Callable[[], Any], function: Any = None
+    config: RunConfig,
+    source: Union[bfl.data.Source, bfl.data.Schema],
+    unlabelled: Callable[[], Any],
+    function: Any = None,
 ) -> bfl.federated.BayesianProcess:
     """The federated process of a configuration.
 
     Args:
       config: of the run.
-      source: one example or more of the training data.
+      source: one example or more of the training data, or what they look like.
       unlabelled: gives those of `Shares`, if they are asked for.
       function: builds the model in the place of the configuration's; None for that.
 
@@ -225,7 +230,7 @@ def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None
 def _recipe(
     options: Options,
     config: RunConfig,
-    source: bfl.data.Source,
+    source: Union[bfl.data.Source, bfl.data.Schema],
     unlabelled: Callable[[], Any] = lambda: None,
     function: Any = None,
 ) -> bfl.federated.BayesianProcess:

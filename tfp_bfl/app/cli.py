@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 
 from tfp_bfl import __version__
 from tfp_bfl.app import choices
+from tfp_bfl.app.cli_deploy import deploy
 from tfp_bfl.app.cli_many import list_runs, run_many, sweep_runs
 from tfp_bfl.app.cli_models import calibrate_model, export_model, predict_images
 from tfp_bfl.app.cli_options import Grouped, config_options
@@ -48,6 +49,7 @@ Examples:
   tfp-bfl calibrate my_run my_model  a limit by which it may abstain
   tfp-bfl predict my_run scans/      what the run's model says of images
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
+  tfp-bfl deploy demo                a federation of three real parties
   eval "$(tfp-bfl completion bash)"  complete by Tab
 
 \b
@@ -120,6 +122,7 @@ cli.add_command(export_model)
 cli.add_command(predict_images)
 cli.add_command(sweep_runs)
 cli.add_command(list_runs)
+cli.add_command(deploy)
 
 
 # What other programs call an option or a command.

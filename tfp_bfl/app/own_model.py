@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import pathlib
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from tfp_bfl import data
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -44,7 +44,9 @@ def load(model: str) -> Callable[..., Any]:
     return function
 
 
-def model_fn(function: Callable[..., Any], source: data.Source, options: dict[str, Any]) -> Callable[[], Any]:
+def model_fn(
+    function: Callable[..., Any], source: Union[data.Source, data.Schema], options: dict[str, Any]
+) -> Callable[[], Any]:
     """Builds a model by a user's function, which gets those of the options that it takes.
 
     Args:

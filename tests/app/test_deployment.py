@@ -1,0 +1,178 @@
+"""A federation of parties with files of their own, whose messages are carried as bytes: without NVIDIA FLARE."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tfp_bfl as bfl
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.deployment import kits
+from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.app.deployment.job import make_job
+from tfp_bfl.app.deployment.server import BEGIN, DESCRIBE, ROUND, SCORE, Refusal, serve
+from tfp_bfl.app.deployment.site import FILE, SECRET, Site, check, read_file
+from tfp_bfl.app.deployment.submit import write_job
+from tfp_bfl.app.progress import reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import arrays_of, to_bytes
+
+pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
+
+OPTIONS = {"model": "mlp", "rounds": 2, "local_epochs": 2}
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    for name in HOSPITALS:
+        (tmp_path / name / "local").mkdir(parents=True)
+    write_hospitals(tmp_path)
+    return tmp_path
+
+
+class Channel:
+    """Sites in this process; `lies` are replies in the place of a party's."""
+
+    def __init__(self, folder, lies=None):
+        self.sites = {name: Site(folder / name / "local") for name in HOSPITALS}
+        self.lies = lies or {}
+        self.sent = []
+
+    @property
+    def names(self):
+        return list(self.sites)
+
+    def ask(self, task, what):
+        for name, content in what.items():
+            self.sent.append((task, name, content))
+            try:
+                yield name, self.lies.get((task, name)) or self.reply(task, self.sites[name], content)
+            except InvalidArgument as error:
+                yield name, Refusal(str(error))
+
+    def reply(self, task, site, content):
+        if task == DESCRIBE:
+            return site.describe().encode()
+        if task == BEGIN:
+            site.begin(content.decode())
+            return b""
+        return to_bytes({ROUND: site.answer, SCORE: site.score}[task](arrays_of(content, "message", 2**30)))
+
+
+def run(folder, channel, name="first", options=OPTIONS, quorum=2):
+    with reporter(Console(quiet=True), "none", 2) as tell:
+        return serve(options, name, folder / "runs" / name, channel, quorum, tell)
+
+
+def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
+    channel = Channel(hospitals)
+    done = run(hospitals, channel)
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["num_clients"] == 3 and len((done / "metrics.jsonl").read_text().splitlines()) == 2
+    assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
+    # What they score together is what the exported model scores on all of their test data.
+    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in HOSPITALS]
+    loaded = bfl.export.load(done / "saved_model")
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    answer = loaded.predict(np.concatenate(raw).astype(np.float32))
+    labels = np.concatenate([t.labels for t in tests])
+    assert np.mean(answer["label"] == labels) == pytest.approx(summary["accuracy"], abs=0.011)
+    assert bfl.export.read_info(done / "saved_model").class_names == ["benign", "malignant"]
+    # No example, no secret and no seed is in anything that was sent to a party.
+    secrets = [(hospitals / n / "local" / SECRET).read_bytes() for n in HOSPITALS]
+    assert not any(secret in content for secret in secrets for _, _, content in channel.sent)
+    assert oct((hospitals / "north" / "local" / SECRET).stat().st_mode)[-3:] == "600"
+    with pytest.raises(InvalidArgument, match="run first is complete"):
+        run(hospitals, Channel(hospitals))
+
+
+def test_lies_about_data_and_scores_are_left_out(hospitals):
+    lies = {(DESCRIBE, "west"): b'{"num_examples": -3}', (SCORE, "south"): to_bytes({"count": np.float64(3)})}
+    with pytest.raises(InvalidArgument, match="west tells of its data is not of the form"):
+        run(hospitals, Channel(hospitals, lies))
+    lies[DESCRIBE, "west"] = b"no JSON"
+    done = run(hospitals, Channel(hospitals, lies), name="second", options={**OPTIONS, "rounds": 1})
+    assert set(json.loads((done / "summary.json").read_text())["parties"]) == {"north"}
+
+
+def test_a_party_says_no_by_its_own_file(hospitals):
+    (hospitals / "west" / "local" / FILE).write_text(
+        "data: patients.csv\nlabel: diagnosis\nalgorithms: [fl_swag]\nmax_rounds: 1\n"
+    )
+    with pytest.raises(Error, match=r"2 parties take part, but the quorum is 3 \(west: Its file allows algorithm"):
+        run(hospitals, Channel(hospitals), quorum=3)
+    site = Site(hospitals / "north" / "local")
+    with pytest.raises(InvalidArgument, match="takes part in no run"):
+        site.answer({})
+    job = {"options": OPTIONS, "number": 0, "parties": 3, "run": "../../escape", "schema": {}}
+    for change, message in {
+        "run": ({}, "run's name is"),
+        "options": ({"run": "a", "options": {"model": "evil.py:build"}}, "run no code"),
+        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "own file says what data"),
+        "schema": ({"run": "a"}, "not of the form"),
+    }.values():
+        with pytest.raises(InvalidArgument, match=message):
+            site.begin(json.dumps({**job, **change}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label: x\n", "data of .*party.yaml: field required"),
+        ("data: none.csv\n", "none.csv"),
+        ("data: patients.csv\nlabel: diagnosis\nscript: x\n", "script of"),
+        ("data: patients.csv\nlabel: other\n", "other"),
+    ],
+)
+def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, message):
+    (hospitals / "north" / "local" / FILE).write_text(text)
+    with pytest.raises(InvalidArgument, match=message):
+        Site(hospitals / "north" / "local")
+
+
+def test_check_says_what_a_party_has(hospitals):
+    assert read_file(hospitals / "north" / "local").data.endswith("north/local/patients.csv")
+    assert "examples [30] to train on, 2 classes" in check(hospitals / "north" / "local")
+
+
+def test_a_job_is_json_that_names_two_classes(tmp_path):
+    folder = write_job(tmp_path, "first", OPTIONS, quorum=2, deadline=60)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
+    client = json.loads((folder / "app/config/config_fed_client.json").read_text())
+    assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.app.deployment.flare.Site"]
+    for options, message in {
+        "data": ({"partition": "iid"}, "partition is of data in one place"),
+        "code": ({"model": "m.py:f"}, "no code"),
+        "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
+        "name": ({"ruel": "x"}, "ruel"),
+    }.values():
+        with pytest.raises(InvalidArgument, match=message):
+            make_job(options, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["init", "kits", "--host", "a b", "--party", "north"], "no host"),
+        (["init", "kits", "--host", "h", "--party", "North!"], "no name of a party"),
+        (["init", "kits", "--host", "h", "--party", "a", "--party", "a"], "each party once"),
+        (["start", "kits"], "no folder that tfp-bfl deploy init wrote"),
+        (["check", "kits"], "no folder that tfp-bfl deploy init wrote"),
+        (["run", "kits", "--name", "a", "--output", "o"], "no folder that tfp-bfl deploy init wrote"),
+    ],
+)
+def test_bad_commands_are_one_sentence_and_write_nothing(tmp_path, monkeypatch, capsys, command, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kits, "check_installed", lambda: None)
+    monkeypatch.setattr("tfp_bfl.app.deployment.submit.check_installed", lambda: None)
+    assert run_command_line(["deploy", *command]) == 2
+    assert message in capsys.readouterr().err and not os.listdir(tmp_path)
+
+
+def test_without_flare_it_says_how_to_install_it(tmp_path, capsys):
+    pytest.importorskip("tensorflow_federated")  # beside which FLARE can't be
+    assert run_command_line(["deploy", "demo", "--output", str(tmp_path / "demo")]) == 1
+    assert "pip install 'tfp_bfl[deployment]'" in capsys.readouterr().err

@@ -1,0 +1,160 @@
+"""A federation of processes that NVIDIA FLARE connects, with certificates: `make test-deployment`."""
+
+import json
+import pathlib
+import shutil
+import signal
+import socket
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+pytest.importorskip("nvflare")
+
+import tfp_bfl as bfl
+from tests.app.test_deployment import Channel, run
+from tfp_bfl.app.deployment.demo import HOSPITALS, running, write_hospitals
+from tfp_bfl.app.deployment.kits import SERVER, make_kits
+from tfp_bfl.app.deployment.submit import RUNS, submit, write_job
+from tfp_bfl.errors import Error
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
+# What each party keeps at home goes through kills and restarts, too.
+OPTIONS = {"model": "mlp", "algorithm": "partitioned_vi", "rounds": 6, "evaluate_every": 6}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Folders of everybody, all started, and their processes by name."""
+    kits = tmp_path_factory.mktemp("federation") / "kits"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    make_kits(kits, "localhost", port, HOSPITALS)
+    write_hospitals(kits)
+    with running([kits / name for name in (SERVER, *HOSPITALS)], port) as processes:
+        yield kits, dict(zip((SERVER, *HOSPITALS), processes))
+
+
+def submitted(kits, name, told=None, **options):
+    folder = kits.parent / f"result of {name}"
+    lines = [] if told is None else told
+    return submit(
+        kits / "admin", name, {**OPTIONS, **options}, folder, quorum=2, deadline=30, tell=lines.append, timeout=120
+    )
+
+
+def weights(folder):
+    return [x.numpy() for x in bfl.export.load(folder / "saved_model").weights]
+
+
+@pytest.fixture(scope="module")
+def reference(federation, tmp_path_factory):
+    """name -> the weights of the same run in this process, of the same data and secrets."""
+    kits, _ = federation
+
+    def of(name):
+        here = tmp_path_factory.mktemp("reference")
+        for hospital in HOSPITALS:
+            shutil.copytree(
+                kits / hospital / "local", here / hospital / "local", ignore=shutil.ignore_patterns("memory")
+            )
+        return weights(run(here, Channel(here), name, OPTIONS))
+
+    return of
+
+
+def test_it_comes_to_the_bits_of_one_process(federation, reference):
+    kits, _ = federation
+    done = submitted(kits, "whole")
+    for ours, theirs in zip(weights(done), reference("whole")):
+        np.testing.assert_array_equal(ours, theirs)
+    assert set(json.loads((done / "summary.json").read_text())["parties"]) == set(HOSPITALS)
+
+
+def job_process_of(kit):
+    wanted = [str(kit), "worker_process"]
+    return next(
+        p for p in psutil.process_iter(["cmdline"]) if all(x in " ".join(p.info["cmdline"] or []) for x in wanted)
+    )
+
+
+def while_it_runs(kits, name, rounds, act):
+    """Submits a run, and does something after some of its rounds."""
+    told, found = [], []
+    thread = threading.Thread(target=lambda: found.append(submitted(kits, name, told)))
+    thread.start()
+    lines = kits / SERVER / RUNS / name / "metrics.jsonl"
+    end = time.monotonic() + 300
+    while not (lines.exists() and len(lines.read_text().splitlines()) >= rounds) and time.monotonic() < end:
+        time.sleep(0.2)
+    act()
+    thread.join(600)
+    assert found, told
+    return found[0], told
+
+
+def test_a_party_that_is_killed_is_there_again_and_the_run_ends_with_the_same_bits(federation, reference):
+    kits, _ = federation
+    done, told = while_it_runs(kits, "killed", 2, lambda: job_process_of(kits / "west").send_signal(signal.SIGKILL))
+    assert any("goes on from its last checkpoint" in line for line in told)
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["num_faulty"] for row in rows] == [0] * 6
+    for ours, theirs in zip(weights(done), reference("killed")):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def ended(kits, job):
+    """What comes of a job that is not ours."""
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    session = new_secure_session("admin@federation.local", str(kits / "admin"), timeout=60)
+    try:
+        try:
+            number = session.submit_job(str(job))
+        except Exception as error:
+            return str(error)
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            status = str(session.get_job_meta(number).get("status"))
+            if status.startswith("FINISHED"):
+                return status
+            time.sleep(1)
+        return "RUNNING"
+    finally:
+        session.close()
+
+
+def test_a_class_that_is_not_on_a_partys_list_does_not_run(federation, tmp_path):
+    kits, _ = federation
+    job = write_job(tmp_path, "foreign", OPTIONS, 1, 30)
+    path = job / "app" / "config" / "config_fed_client.json"
+    path.write_text(
+        path.read_text().replace("tfp_bfl.app.deployment.flare.Site", "nvflare.app_common.np.np_trainer.NPTrainer")
+    )
+    assert ended(kits, job) != "FINISHED:COMPLETED"
+    logs = "".join((kits / name / "process.log").read_text(errors="replace") for name in HOSPITALS)
+    assert "NPTrainer" in logs and "not" in logs
+
+
+def test_a_job_with_code_in_it_is_refused(federation, tmp_path):
+    kits, _ = federation
+    job = write_job(tmp_path, "code", OPTIONS, 1, 30)
+    (job / "app" / "custom").mkdir()
+    marker = tmp_path / "it ran"
+    (job / "app" / "custom" / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    assert ended(kits, job) != "FINISHED:COMPLETED" and not marker.exists()
+
+
+def test_a_foreign_certificate_gets_nowhere(federation, tmp_path):
+    kits, _ = federation
+    port = json.loads((kits / "admin" / "startup" / "fed_admin.json").read_text())["admin"]["port"]
+    make_kits(tmp_path / "others", "localhost", port, ["north"])
+    with pytest.raises(Error, match=r"The server at localhost:\d+ can't be reached"):
+        submit(
+            tmp_path / "others" / "admin", "no", OPTIONS, tmp_path / "no", quorum=1, deadline=5, tell=print, timeout=15
+        )
+    assert not pathlib.Path(kits / SERVER / RUNS / "no").exists()

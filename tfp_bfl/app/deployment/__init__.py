@@ -1,0 +1,1 @@
+"""Federations of real parties: what each does, and NVIDIA FLARE, which carries their messages."""

@@ -1,0 +1,184 @@
+"""NVIDIA FLARE's carriers: `Server` at the server, `Site` at each party. They hold no arithmetic and run no code sent.
+
+A job is JSON that names these two classes; what a message holds are bytes that this library wrote and checks.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import queue
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from rich.console import Console
+
+from tfp_bfl.app.deployment.server import BEGIN, DESCRIBE, FAILURE, ROUND, SCORE, TASKS, Refusal, Reply, serve
+from tfp_bfl.app.deployment.site import Site as Answers
+from tfp_bfl.app.progress import reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import arrays_of, to_bytes
+
+MOST_BYTES = 2**32
+_CONTENT, _REFUSED = "content", "refused"
+_POLL = 0.2
+
+
+class _Aborted(Error):
+    """The administrator, or FLARE because a process died, ended the job."""
+
+
+class Server(Controller):
+    """Runs a federation in the server's process of a job, whose arguments are what a user submitted."""
+
+    def __init__(self, name: str, options: dict[str, Any], folder: str, quorum: int, deadline: float):
+        """Args are as follows.
+
+        name: of the run.
+        options: of the run.
+        folder: where runs are kept, from the server's own folder.
+        quorum: the fewest parties that must answer.
+        deadline: seconds that a party has for an answer.
+        """
+        super().__init__()
+        self._arguments = name, options, folder, quorum, deadline
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is to be prepared."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is to be cleared."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """The run, from its first question to its folder."""
+        name, options, folder, quorum, deadline = self._arguments
+        workspace = fl_ctx.get_engine().get_workspace()
+        here = pathlib.Path(workspace.get_root_dir()) / folder / name
+        channel = _Channel(self, fl_ctx, abort_signal, deadline)
+        result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
+        try:
+            with reporter(Console(force_terminal=False, width=200), "lines", int(options.get("rounds", 0))) as tell:
+                done = serve(options, name, here, channel, quorum, tell)
+            # What the administrator fetches: the run without its checkpoints.
+            shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
+        except _Aborted:
+            self.log_warning(fl_ctx, "The job was aborted; the run's last checkpoint is kept.")
+        except Error as error:
+            result.mkdir(parents=True, exist_ok=True)
+            (result / FAILURE).write_text(str(error), encoding="utf-8")
+            self.system_panic(str(error), fl_ctx)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that came too late is not looked at."""
+        self.log_warning(fl_ctx, f"{client.name} answered {task_name} too late.")
+
+
+class _Channel:
+    """`server.Channel` by FLARE's tasks."""
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, deadline: float):
+        self._controller, self._fl_ctx, self._abort, self._deadline = controller, fl_ctx, abort, deadline
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the parties that the job was deployed to."""
+        return [client.name for client in self._fl_ctx.get_engine().get_clients()]
+
+    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
+        """As of `server.Channel`; a party that is not connected refuses."""
+        there = set(self.names)
+        asked = [name for name in what if name in there]
+        yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
+        came: queue.SimpleQueue[tuple[str, Reply]] = queue.SimpleQueue()
+        tasks = []
+        for content in dict.fromkeys(what[name] for name in asked):
+            shareable = Shareable()
+            shareable[_CONTENT] = content
+            one = Task(
+                task,
+                shareable,
+                timeout=int(self._deadline),
+                result_received_cb=functools.partial(_received, came.put),
+            )
+            targets = [name for name in asked if what[name] == content]
+            self._controller.broadcast(one, self._fl_ctx, targets, min_responses=len(targets))
+            tasks.append(one)
+        waiting = set(asked)
+        while waiting:
+            if self._abort.triggered:
+                raise _Aborted("The job was aborted.")
+            try:
+                name, reply = came.get(timeout=_POLL)
+            except queue.Empty:
+                if all(one.completion_status is not None for one in tasks) and came.empty():
+                    return
+                continue
+            waiting.discard(name)
+            yield name, reply
+
+
+def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
+    result = client_task.result
+    name = client_task.client.name
+    if result.get_return_code() != ReturnCode.OK:
+        put((name, Refusal(f"it failed ({result.get_return_code()})")))
+    elif result.get(_REFUSED) is not None:
+        put((name, Refusal(str(result[_REFUSED])[:500])))
+    else:
+        content = result.get(_CONTENT)
+        put((name, content if isinstance(content, bytes) else Refusal("its answer is no bytes")))
+    client_task.result = None  # FLARE keeps tasks for a while, and answers need not stay in memory.
+
+
+class Site(Executor):
+    """Answers the server's tasks at a party, by the file in the party's own folder `local`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: Any = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Reads the party's file and data when a job starts; what is wrong with them is told when it is asked."""
+        if event_type == EventType.START_RUN:
+            folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
+            try:
+                self._answers = Answers(folder)
+            except InvalidArgument as error:
+                self._answers = str(error)
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """The answer to a task, or why there is none."""
+        started, reply = time.perf_counter(), Shareable()
+        try:
+            if isinstance(self._answers, str):
+                raise InvalidArgument(self._answers)
+            reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
+        except InvalidArgument as error:
+            self.log_error(fl_ctx, f"{task_name} refused: {error}")
+            reply[_REFUSED] = str(error)
+        self.log_info(fl_ctx, f"{task_name} took {time.perf_counter() - started:.2f} s")
+        return reply
+
+    def _answer(self, task: str, content: Any) -> bytes:
+        if not isinstance(content, bytes) or task not in TASKS:
+            raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
+        if task == DESCRIBE:
+            return self._answers.describe().encode()
+        if task == BEGIN:
+            self._answers.begin(content.decode())
+            return b""
+        act = {ROUND: self._answers.answer, SCORE: self._answers.score}[task]
+        return to_bytes(act(arrays_of(content, "message", MOST_BYTES)))

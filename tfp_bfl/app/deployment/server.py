@@ -1,0 +1,205 @@
+"""The server's side of a federation: who takes part, the rounds, scores from sums, and the run's folder."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Union
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app import build
+from tfp_bfl.app.config import RunConfig
+from tfp_bfl.app.deployment.job import check_name, make_job, to_json
+from tfp_bfl.app.progress import Reporter
+from tfp_bfl.app.run_folder import owned, recorder
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import arrays_of, to_bytes
+
+DESCRIBE, BEGIN, ROUND, SCORE = TASKS = ("describe", "begin", "round", "score")
+PARTIES = "parties.json"
+# In a result's folder, why there is no more of it.
+FAILURE = "failure.txt"
+MOST_BYTES = 2**32
+
+
+class Refusal(str):
+    """Why a party does not do what it is asked."""
+
+
+Reply = Union[bytes, Refusal]
+
+
+class Channel(Protocol):
+    """Reaches parties by name."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of those who can be reached."""
+
+    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
+        """The replies of parties, each by its authenticated name, as they come, until all have or time is up."""
+
+
+def serve(
+    options: Mapping[str, Any], name: str, folder: pathlib.Path, channel: Channel, quorum: int, tell: Reporter
+) -> pathlib.Path:
+    """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
+
+    The folder holds what a run's does: config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json; and
+    parties.json: who takes part, what their data look like, and in the end what each scored.
+
+    Args:
+      options: of `tfp-bfl run`, but those of data.
+      name: of the run; the same name goes on with it.
+      folder: new, or of the same run.
+      channel: that reaches the parties.
+      quorum: the fewest parties that must take part, and give a sound answer in each round.
+      tell: what is told of progress.
+
+    Raises:
+      InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
+      Error: fewer parties than the quorum.
+    """
+    check_name(name)
+    if (folder / "summary.json").exists():
+        raise InvalidArgument(f"The run {name} is complete: give another one another name.")
+    tell.phase("asking the parties what data they have")
+    told = _told(folder, channel, quorum)
+    names = tuple(sorted(told))
+    schema = bfl.data.agree(name, told)
+    config = make_job(options, len(names))
+    sizes = np.array([told[party]["num_examples"] for party in names], np.int64)
+    parties = bfl.data.Parties(schema, names, sizes)
+    process = build.process(config, schema, lambda: None)
+    bfl.federated.check_clients(process, parties)
+    with owned(folder, config):
+        (folder / PARTIES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
+        _begin(channel, names, job, quorum)
+        tell.announce(
+            f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
+        )
+        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names})
+        with recorder(folder, config, tell, None) as on_round:
+            result = bfl.federated.simulate_parties(
+                process,
+                parties,
+                _Carrier(channel, names),
+                config.rounds,
+                quorum,
+                cohort_size=config.cohort_size,
+                seed=config.seed,
+                checkpoint_dir=folder / "checkpoints",
+                evaluate=scores.of if not schema.target else None,
+                evaluate_every=config.evaluate_every,
+                on_round=on_round,
+                checkpoint_every=config.checkpoint_every,
+                keep_checkpoints=config.keep_checkpoints,
+                max_retries=config.max_retries,
+            )
+        _write(folder, config, schema, parties, result, scores.last)
+    return folder
+
+
+class _Carrier:
+    """`federated.Transport` by a channel: rounds' messages as bytes."""
+
+    def __init__(self, channel: Channel, names: Sequence[str]):
+        self._channel, self._names = channel, names
+
+    def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
+        content = to_bytes(message)
+        for party, reply in self._channel.ask(ROUND, {self._names[number]: content for number in numbers}):
+            yield self._names.index(party), _arrays(reply)
+
+
+class _Scores:
+    """Scores of a model on what the parties hold out, from sums.
+
+    Attributes:
+      last: party -> its sums, of the last model scored.
+    """
+
+    def __init__(self, channel: Channel, sizes: Mapping[str, int]):
+        self._channel, self._sizes = channel, sizes
+        self.last: dict[str, dict[str, np.ndarray]] = {}
+
+    def of(self, model: Any) -> dict[str, float]:
+        """The scores over all parties that answered; none if nobody did."""
+        content = to_bytes(bfl.federated.to_arrays(bfl.models.get_weights(model)))
+        found = {}
+        for party, reply in self._channel.ask(SCORE, dict.fromkeys(self._sizes, content)):
+            try:
+                arrays = _arrays(reply)
+                if isinstance(arrays, str):
+                    continue
+                sums = bfl.federated.from_arrays(arrays, bfl.evaluation.SUMS)
+                bfl.evaluation.check_sums(sums, self._sizes[party])
+                found[party] = sums
+            except InvalidArgument:
+                continue
+        self.last = dict(sorted(found.items()))
+        return bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values()))) if found else {}
+
+
+def _arrays(reply: Reply) -> Any:
+    if isinstance(reply, Refusal):
+        return str(reply)
+    try:
+        return arrays_of(reply, "answer", MOST_BYTES)
+    except InvalidArgument as error:
+        return str(error)
+
+
+def _told(folder: pathlib.Path, channel: Channel, quorum: int) -> dict[str, Any]:
+    """Who takes part, and what they have: of a run that broke off who took part in it."""
+    if (folder / PARTIES).exists():
+        return json.loads((folder / PARTIES).read_text(encoding="utf-8"))
+    told, refused = {}, {}
+    for party, reply in channel.ask(DESCRIBE, dict.fromkeys(channel.names, b"")):
+        try:
+            if isinstance(reply, Refusal):
+                raise InvalidArgument(reply)
+            told[party] = json.loads(reply)
+        except ValueError as error:
+            refused[party] = str(error)
+    _enough(len(told), quorum, refused)
+    return told
+
+
+def _begin(channel: Channel, names: Sequence[str], job: Mapping[str, Any], quorum: int) -> None:
+    what = {party: json.dumps({**job, "number": number}).encode() for number, party in enumerate(names)}
+    replies = dict(channel.ask(BEGIN, what))
+    refused = {party: str(reply) for party, reply in replies.items() if isinstance(reply, Refusal)}
+    _enough(len(replies) - len(refused), quorum, refused)
+
+
+def _enough(number: int, quorum: int, refused: Mapping[str, str]) -> None:
+    if number < quorum:
+        reasons = "; ".join(f"{party}: {reason}" for party, reason in refused.items())
+        raise Error(f"{number} parties take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
+
+
+def _write(
+    folder: pathlib.Path,
+    config: RunConfig,
+    schema: bfl.data.Schema,
+    parties: bfl.data.Parties,
+    result: bfl.federated.SimulationResult,
+    scores: Mapping[str, Any],
+) -> None:
+    last = result.rounds[-1]
+    metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    of_parties = {party: bfl.evaluation.from_sums(sums) for party, sums in scores.items()}
+    data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
+    data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
+    data.update({"target": list(schema.target)} if schema.target else {})
+    info = bfl.export.Info(list(schema.class_names) or None, config.told(), metrics, data)
+    bfl.export.save(result.model, folder / "saved_model", info)
+    summary = {**metrics, "parties": of_parties, "warnings": list(result.warnings)}
+    draft = folder / "summary.json.draft"
+    draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    draft.replace(folder / "summary.json")

@@ -1,0 +1,205 @@
+"""A party's side of a federation: its own file, and its answers to what a server asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator, MutableMapping
+from typing import Optional, Union
+
+import numpy as np
+import pydantic
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app import build
+from tfp_bfl.app.config import RunConfig, read_yaml
+from tfp_bfl.app.deployment.job import check_name, from_json, make_job
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files.arrays import read_arrays, write_arrays
+
+FILE, SECRET = "party.yaml", "secret"
+_SECRET_BYTES = 32
+_MOST_BYTES = 2**33
+
+
+class PartyFile(pydantic.BaseModel):
+    """What a party says for itself; nobody else reads it.
+
+    Attributes:
+      data: of its own (`data.read_own`): a table, an archive or a folder of images.
+      label: the column of the labels.
+      test_data: to score models on; a fifth of the data if not given.
+      task: classification or regression.
+      algorithms: those that it takes part in; none means all.
+      models: those that it trains; none means all.
+      max_rounds: of a run.
+      min_parties: it takes part in no run of fewer.
+      share_scores: whether it sends sums of a model's scores on its test data.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    data: str
+    label: str = "label"
+    test_data: Optional[str] = None
+    task: str = "classification"
+    algorithms: list[str] = []
+    models: list[str] = []
+    max_rounds: int = pydantic.Field(1000, ge=1)
+    min_parties: int = pydantic.Field(2, ge=1)
+    share_scores: bool = True
+
+
+def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
+    """The party's file in a folder, whose paths are from there.
+
+    Raises:
+      InvalidArgument: there is none, or it says something else than it may.
+    """
+    path = pathlib.Path(folder) / FILE
+    try:
+        found = PartyFile(**read_yaml(path))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(f"{where} of {path_name(path)}: {first['msg'][0].lower()}{first['msg'][1:]}.") from None
+    here = lambda x: x and str(pathlib.Path(folder) / x)
+    return found.model_copy(update={"data": here(found.data), "test_data": here(found.test_data)})
+
+
+def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
+    """The party's secret, made when it is first asked for, which only its owner may read."""
+    path = pathlib.Path(folder) / SECRET
+    try:
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_SECRET_BYTES))
+    except FileExistsError:
+        pass
+    found = path.read_bytes()
+    if len(found) != _SECRET_BYTES:
+        raise InvalidArgument(f"{path_name(path)} has {len(found)} bytes, but must have {_SECRET_BYTES}: remove it.")
+    return found
+
+
+class Site:
+    """Answers what a server asks, by the party's own file; what that forbids is refused with a sentence."""
+
+    def __init__(self, folder: Union[str, os.PathLike[str]]):
+        """The party's folder; its file and data are read at once.
+
+        Raises:
+          InvalidArgument: the file or the data can't be read.
+        """
+        self._folder = pathlib.Path(folder)
+        self._file = read_file(folder)
+        own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
+        self._train, self._test = own.train, own.test
+        self._party: Optional[bfl.federated.Party] = None
+
+    def describe(self) -> str:
+        """What its data look like, as JSON: no example."""
+        return json.dumps({**bfl.data.describe(self._train), "num_test": self._test.num_examples})
+
+    def begin(self, told: str) -> None:
+        """Takes part in a run, of which the server says options, schema, name, and the party's number.
+
+        Raises:
+          InvalidArgument: its file forbids that, or what is told is not of the form that it must have.
+        """
+        try:
+            job = json.loads(told)
+            options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
+            rules = dict(options)
+        except (KeyError, TypeError, ValueError):
+            raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
+        config = make_job(rules, parties)
+        check_name(run)
+        self._check(config, parties)
+        schema = from_json(job["schema"])
+        self._config = config
+        self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
+        self._process = build.process(config, schema, lambda: None)
+        memory = _Versions(self._folder / "memory" / run)
+        self._party = bfl.federated.Party(
+            self._process, self._source, number, secret_of(self._folder), run, memory=memory
+        )
+
+    def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Its work in a round."""
+        return self._begun().answer(message)
+
+    def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Sums of a model's scores on its own test data (`evaluation.score_sums`).
+
+        Raises:
+          InvalidArgument: it shares none, or the weights are none of this run's model.
+        """
+        self._begun()
+        if not self._file.share_scores:
+            raise InvalidArgument("It does not share scores.")
+        first = self._process.predictive_weights(tf.nest.map_structure(np.asarray, self._process.round.initialize()))
+        spec = tf.nest.map_structure(lambda x: tf.TensorSpec(np.shape(x), np.asarray(x).dtype), first)
+        found = bfl.federated.from_arrays(weights, spec)
+        model = bfl.models.predictive_model(self._process.model_fn(), found)
+        samples, seed = self._config.num_samples, self._config.seed
+        scores = bfl.evaluation.evaluate(model, self._held.features, self._held.labels, samples, seed)
+        return bfl.evaluation.score_sums(scores, self._held.labels)
+
+    def _begun(self) -> bfl.federated.Party:
+        if self._party is None:
+            raise InvalidArgument("It takes part in no run.")
+        return self._party
+
+    def _check(self, config: RunConfig, parties: int) -> None:
+        for name, allowed in {"algorithm": self._file.algorithms, "model": self._file.models}.items():
+            if allowed and getattr(config, name) not in allowed:
+                raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {getattr(config, name)}.")
+        if config.rounds > self._file.max_rounds:
+            raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
+        if parties < self._file.min_parties:
+            raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} parties.")
+
+
+class _Versions(MutableMapping[int, dict[str, np.ndarray]]):
+    """What a party keeps over rounds, a file for each round in which it did."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    def _path(self, version: int) -> pathlib.Path:
+        return self._folder / f"{version:06d}.npz"
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self._path(version).exists()
+
+    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
+        return read_arrays(self._path(version), "memory", _MOST_BYTES)
+
+    def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_arrays(self._path(version), arrays)
+
+    def __delitem__(self, version: int) -> None:
+        self._path(version).unlink()
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(path.stem) for path in sorted(self._folder.glob("*.npz")))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def check(folder: Union[str, os.PathLike[str]]) -> str:
+    """Reads a party's file and data, and says in a sentence what it has.
+
+    Raises:
+      InvalidArgument: either can't be read.
+    """
+    site = Site(folder)
+    told = json.loads(site.describe())
+    kinds = f"{len(told['class_names'])} classes" if told["class_names"] else f"the number {shown(told['target'][0])}"
+    return f"{told['num_examples']:,} examples {told['element_shape']} to train on, {kinds}: as {FILE} says."
