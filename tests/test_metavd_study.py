@@ -91,6 +91,9 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     assert pruned["upload_bytes"] == kept - 8 * 32 * pruned["sparsity"] + 32 / 8
     seen = summaries[0]["scores"]["known, matched"]["clients"], summaries[0]["scores"]["unseen, matched"]["clients"]
     assert [client["client"] for client in (*seen[0], *seen[1])] == list(range(12))
+    # What the raw numbers tell of stays in the tables when its folder is gone.
+    tables.write_all(summaries[:1], tmp_path / "results")
+    assert (tmp_path / "results" / "parts-fashion_mnist.csv").read_text() == of_parts
     every[0]["rounds"] = 3
     assert call().exit_code == 2
 

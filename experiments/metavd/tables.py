@@ -61,9 +61,25 @@ def rows_of(summaries: Iterable[Summary]) -> list[Row]:
     return rows
 
 
+def read_raw(path: pathlib.Path) -> list[Row]:
+    """The rows that `write_raw` wrote; none where there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        rows = [{name: x for name, x in row.items() if x != ""} for row in csv.DictReader(file)]
+    kinds = {"size": str, "method": str, "cohort": int, "seed": int}
+    return [{name: kinds.get(name, float)(x) for name, x in row.items()} for row in rows]
+
+
 def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
-    """Writes every table of which there is something, the raw numbers and the figure."""
-    rows = rows_of(summaries)
+    """Writes every table of which there is something, the raw numbers and the figure.
+
+    Cells that are told of in the folder's raw numbers alone, their own folders being gone, are in the tables too.
+    """
+    found = rows_of(summaries)
+    known = {tuple(row[key] for key in IDENTITY) for row in found}
+    old = [row for row in read_raw(folder / "raw.csv") if tuple(row[key] for key in IDENTITY) not in known]
+    rows = sorted([*old, *found], key=lambda row: (row["size"], row["method"], *(float(row[k]) for k in IDENTITY[2:])))
     write_raw(rows, folder / "raw.csv")
     write_failures(summaries, folder / "failures")
     for size in dict.fromkeys(row["size"] for row in rows):
@@ -183,7 +199,8 @@ def write_clients(summaries: list[Summary], path: pathlib.Path) -> None:
                 own = {key: client[key] for key in ("client", "num_examples")}
                 scores = {f"{when}_{n}": round(x, 4) for when in ("before", "after") for n, x in client[when].items()}
                 rows.append({**start, **own, **scores})
-    write_raw(rows, path)
+    if rows:
+        write_raw(rows, path)
 
 
 def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:

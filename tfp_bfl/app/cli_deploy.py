@@ -9,6 +9,7 @@ from typing import Any, Optional
 import click
 
 from tfp_bfl.app.cli_options import Grouped, config_options
+from tfp_bfl.app.config import OF_ONE_PLACE
 from tfp_bfl.errors import InvalidArgument
 
 DEPLOY_EXAMPLES = """
@@ -24,12 +25,6 @@ Examples:
 NVIDIA FLARE carries the messages: pip install 'tfp_bfl[deployment]', in an
 environment without TensorFlow Federated.
 """
-# What parties' own files say, or what is no matter of a federation (`deployment.job.OF_DATA`).
-_WITHOUT = (
-    *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
-    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients"),
-    *("engine", "tensorboard", "output"),
-)
 
 
 @click.group("deploy", epilog=DEPLOY_EXAMPLES)
@@ -87,7 +82,7 @@ class _Run(Grouped):
     "--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds that a party has."
 )
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
-@functools.partial(config_options, without=_WITHOUT)
+@functools.partial(config_options, without=OF_ONE_PLACE)
 def run(
     kit: str, name: str, output: str, quorum: int, deadline: float, config_file: Optional[str], **given: Any
 ) -> None:

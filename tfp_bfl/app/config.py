@@ -19,6 +19,12 @@ from tfp_bfl.files import read_regular
 # A full record of a run has 1.5 kB.
 MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
+# Options of a run whose data are in one place: of a federation of real parties each party's own file says what it has.
+OF_ONE_PLACE = (
+    *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
+    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients"),
+    *("engine", "tensorboard", "output"),
+)
 
 
 class _Run(pydantic.BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -10,16 +11,17 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.clients import ClientExamples
-from tfp_bfl.data.sources import Column, Source
+from tfp_bfl.data.sources import Column, Learnt, Source
 from tfp_bfl.errors import InvalidArgument, shown
 
 _LARGEST = 2**31 - 1
 
 
-class Schema(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Schema(Learnt):
     """What examples look like, without any of them: as far as a model must know it.
 
-    Fields:
+    Attributes:
       name: of the data.
       element_shape: of one example's features.
       is_image: whether they are bytes, [height, width, channels]; else float32.
@@ -34,16 +36,6 @@ class Schema(NamedTuple):
     class_names: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
     target: Optional[Column] = None
-
-    @property
-    def num_classes(self) -> int:
-        """C; 0 where numbers are regressed on."""
-        return len(self.class_names)
-
-    @property
-    def num_outputs(self) -> int:
-        """What a model gives for an example, as of `Source`."""
-        return self.num_classes if self.target is None else 2
 
     @property
     def element_spec(self) -> ClientExamples:

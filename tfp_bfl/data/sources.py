@@ -40,8 +40,30 @@ class Column(NamedTuple):
     stddev: float
 
 
+class Learnt:
+    """What is learnt of examples, whoever has them.
+
+    Attributes:
+      class_names: C names; () where numbers are regressed on.
+      target: what is regressed on; None for classes.
+    """
+
+    class_names: tuple[str, ...]
+    target: Optional[Column]
+
+    @property
+    def num_classes(self) -> int:
+        """C; 0 where numbers are regressed on."""
+        return len(self.class_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """What a model gives for an example: C logits, or the mean and the log variance of a number."""
+        return self.num_classes if self.target is None else 2
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source:
+class Source(Learnt):
     """One split of a labelled dataset, in memory.
 
     What it is given is cast where that loses nothing, and checked (`tfp_bfl.data.checks`): float64 to float32, bytes
@@ -88,16 +110,6 @@ class Source:
     def num_examples(self) -> int:
         """N."""
         return len(self.labels)
-
-    @property
-    def num_classes(self) -> int:
-        """C; 0 where numbers are regressed on."""
-        return len(self.class_names)
-
-    @property
-    def num_outputs(self) -> int:
-        """What a model gives for an example: C logits, or the mean and the log variance of a number."""
-        return self.num_classes if self.target is None else 2
 
     @property
     def strata(self) -> np.ndarray:

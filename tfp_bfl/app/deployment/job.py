@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import own_model
-from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.config import OF_ONE_PLACE, RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument, shown
 
-# Options of a run on data that are in one place: what a party has, its own file says.
-OF_DATA = (
-    *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
-    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients"),
-    *("engine", "tensorboard", "output"),
-)
 _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
@@ -38,7 +33,7 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
       InvalidArgument: an option is of data in one place or names code, is unknown, or does not fit the others.
     """
     for name in options:
-        if name in OF_DATA:
+        if name in OF_ONE_PLACE:
             raise InvalidArgument(
                 f"{name} is of data in one place: here each party's own file says what data it has. Leave it out."
             )
@@ -55,7 +50,7 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
 
 def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
     """A schema as JSON."""
-    told = schema._asdict()
+    told = dataclasses.asdict(schema)
     return {**told, "columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
 
 
