@@ -179,7 +179,7 @@ def test_server_optimizers_have_rates_of_their_own(options_of):
 
 def test_the_servers_unlabelled_examples_are_nobodys():
     config = config_of("fed_be", unlabelled_share=0.3, pretrain_share=0.2)
-    clients, server, held_out, unlabelled, _ = build.shares(config, SOURCE)
+    clients, server, held_out, unlabelled, _, _ = build.shares(config, SOURCE)
     size = SOURCE.num_examples
     assert len(unlabelled) == pytest.approx(0.3 * size, abs=1)
     assert server.sizes.sum() + held_out.sizes.sum() == pytest.approx(0.2 * size, abs=1)

@@ -99,6 +99,7 @@ OWN = {
     "kl_reduction": "mean",
     "kl_weight": 0.5,
     "evaluate_clients": True,
+    "unseen_clients": 2,
     "variances": "free_variances",
     "embedding_size": 3,
     "variance_range": "clamped",

@@ -107,8 +107,10 @@ def test_a_party_says_no_by_its_own_file(hospitals):
     with pytest.raises(InvalidArgument, match="takes part in no run"):
         site.answer({})
     job = {"options": OPTIONS, "number": 0, "parties": 3, "run": "../../escape", "schema": {}}
+    job["version"] = bfl.__version__
     for change, message in {
         "run": ({}, "run's name is"),
+        "version": ({"version": "99.1"}, "The server has tfp_bfl 99.1, and it .*: install the same"),
         "options": ({"run": "a", "options": {"model": "evil.py:build"}}, "run no code"),
         "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "own file says what data"),
         "schema": ({"run": "a"}, "not of the form"),

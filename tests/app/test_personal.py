@@ -281,3 +281,23 @@ def test_augmented_images_and_tables_that_are_none(tmp_path, capsys):
     capsys.readouterr()
     assert run_command_line([*TINY, "--augmentation", "crop_and_flip:2", "--output", str(tmp_path / "table")]) == 2
     assert "crop_and_flip is of images" in capsys.readouterr().err
+
+
+def test_clients_who_are_never_in_training_are_scored_apart(tmp_path, capsys):
+    options = ["--algorithm", "meta_vd", "--dataset", "breast_cancer", "--model", "mlp", "--clients", "3"]
+    options += ["--unseen-clients", "2", "--evaluate-clients", "--rounds", "1", "--num-samples", "2"]
+    assert run_command_line(["run", *options, "--engine", "local", "--output", str(tmp_path / "run")]) == 0
+    written, summary = (
+        lines(tmp_path / "run" / "clients.jsonl"),
+        json.loads((tmp_path / "run/summary.json").read_text()),
+    )
+    assert [row["client"] for row in written] == [0, 1, 2, 3, 4]
+    for whose, rows in {"client": written[:3], "unseen_client": written[3:]}.items():
+        accuracies = [row["before"]["accuracy"] for row in rows]
+        assert summary[f"{whose}_accuracy"] == pytest.approx(np.mean(accuracies))
+        assert summary[f"{whose}_accuracy_least"] == pytest.approx(min(accuracies))
+        assert f"adapted_{whose}_accuracy" in summary
+    rounds = lines(tmp_path / "run" / "metrics.jsonl")
+    held = sum(row["num_examples"] for row in written)
+    assert held == bfl.data.load("breast_cancer").num_examples > rounds[0]["num_examples"]
+    assert rounds[0]["num_clients"] == 3

@@ -85,7 +85,7 @@ def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
     """
     if config.partition != GIVEN or data.clients is None:
         return config
-    number = data.clients.num_clients
+    number = data.clients.num_clients - config.unseen_clients
     if "clients" in config.model_fields_set and config.clients != number:
         raise InvalidArgument(
             f"clients is {config.clients}, but {data.train.name} names {number}: leave it out, or give another "
@@ -104,6 +104,7 @@ class Shares(NamedTuple):
       held_out: on which it sees when to stop, one client; None without pre-training.
       unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
       calibration: on which nobody trains, one client; None if there is none.
+      unseen: clients who are never in training; None without any.
     """
 
     clients: bfl.data.Clients
@@ -111,6 +112,7 @@ class Shares(NamedTuple):
     held_out: Optional[bfl.data.Clients] = None
     unlabelled: Any = None
     calibration: Optional[bfl.data.Clients] = None
+    unseen: Optional[bfl.data.Clients] = None
 
 
 def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
@@ -122,10 +124,13 @@ def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.C
     if config.partition == GIVEN and given is not None:
         clients = given
     else:
-        clients = train.partition(bfl.data.parse_partition(config.partition, config.clients), seed=config.seed)
+        number = config.clients + config.unseen_clients
+        clients = train.partition(bfl.data.parse_partition(config.partition, number), seed=config.seed)
     if config.examples_per_client:
         clients = clients.limit(config.examples_per_client, seed=config.seed)
-    server = held_out = unlabelled = calibration = None
+    server = held_out = unlabelled = calibration = unseen = None
+    if config.unseen_clients:
+        clients, unseen = clients.split(clients.num_clients - config.unseen_clients)
     left = 1.0  # Each of these is a share of all the data.
 
     def take(share: float) -> bfl.data.Clients:
@@ -141,7 +146,7 @@ def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.C
         unlabelled = take(config.unlabelled_share).examples(0).features
     if config.hold_out:
         calibration = take(config.hold_out)
-    return Shares(clients, server, held_out, unlabelled, calibration)
+    return Shares(clients, server, held_out, unlabelled, calibration, unseen)
 
 
 def _check_regression(options: Options, config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema]) -> None:

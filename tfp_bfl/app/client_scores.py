@@ -14,6 +14,11 @@ NAME = "clients.jsonl"
 EXAMPLES = 64
 
 
+def everybody(clients: bfl.data.Clients, unseen: Optional[bfl.data.Clients]) -> bfl.data.Clients:
+    """Those in training, and after them those who never are."""
+    return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
+
+
 def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[bfl.data.Clients]:
     """The test data, each class shared out as the clients hold it in training; None where nobody asked for scores.
 
@@ -45,13 +50,15 @@ def score(
     )
 
 
-def summarise(scores: list[bfl.federated.ClientScores]) -> dict[str, float]:
-    """The clients' mean accuracy and the least one, before and after the step."""
-    before, after = (bfl.federated.summarise_clients(scores, adapted=adapted) for adapted in (False, True))
-    return {
-        **{"client_accuracy": before["uniform"], "client_accuracy_least": before["least"]},
-        **{"adapted_client_accuracy": after["uniform"], "adapted_client_accuracy_least": after["least"]},
-    }
+def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
+    """The clients' mean accuracy and the least one, before and after the step; of those from `number` on apart."""
+    found = {}
+    for whose, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
+        for when, adapted in {"": False, "adapted_": True}.items() if part else ():
+            of_all = bfl.federated.summarise_clients(part, adapted=adapted)
+            found[f"{when}{whose}_accuracy"] = of_all["uniform"]
+            found[f"{when}{whose}_accuracy_least"] = of_all["least"]
+    return found
 
 
 def write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores]) -> None:

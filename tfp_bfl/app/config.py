@@ -22,7 +22,7 @@ MOST_LETTERS = 4096
 # Options of a run whose data are in one place: of a federation of real parties each party's own file says what it has.
 OF_ONE_PLACE = (
     *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
-    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients"),
+    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output"),
 )
 

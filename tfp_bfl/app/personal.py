@@ -12,6 +12,7 @@ from tfp_bfl.app.fields import (
     Bounded,
     Compressed,
     Count,
+    CountOrZero,
     Defended,
     ManyRounds,
     Pooled,
@@ -31,6 +32,9 @@ class _Personal(ManyRounds):
         False,
         "At the end score each client's own model on its share of the test set, before and after a step of adaptation.",
         argument=None,
+    )
+    unseen_clients: CountOrZero = option(
+        0, "Besides `clients`, those who are never in training: `evaluate_clients` scores them apart.", argument=None
     )
 
 

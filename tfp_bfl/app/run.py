@@ -112,11 +112,12 @@ def _run(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
         process = build.process(config, sample, lambda: read.result()[2].unlabelled, function)
-        train, test, (clients, server, held_out, _, calibration) = read.result()
+        train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
     bfl.federated.check_clients(process, clients)
     if config.kind != "deterministic":
         bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_outputs)
-    shards = client_scores.shards(config, test, clients)
+    every = client_scores.everybody(clients, unseen)
+    shards = client_scores.shards(config, test, every)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
@@ -168,9 +169,9 @@ def _run(
         }
         if shards:
             tell.phase("scores of the clients' own models")
-            of_clients = client_scores.score(config, process, result, clients, shards, **options)
+            of_clients = client_scores.score(config, process, result, every, shards, **options)
             client_scores.write(folder, of_clients)
-            scores.update(client_scores.summarise(of_clients))
+            scores.update(client_scores.summarise(of_clients, clients.num_clients))
         summary = {
             **scores,
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),

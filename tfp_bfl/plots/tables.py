@@ -76,6 +76,10 @@ _NAMES = {
     "client_accuracy_least": "Accuracy of the clients' own models, least",
     "adapted_client_accuracy": "The same after a step of adaptation, mean",
     "adapted_client_accuracy_least": "The same after a step of adaptation, least",
+    "unseen_client_accuracy": "Accuracy for clients never in training, mean",
+    "unseen_client_accuracy_least": "Accuracy for clients never in training, least",
+    "adapted_unseen_client_accuracy": "The same after a step of adaptation, mean",
+    "adapted_unseen_client_accuracy_least": "The same after a step of adaptation, least",
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.
@@ -90,7 +94,12 @@ BETTER = {
     "macro_recall": 1,
     "macro_precision": 1,
 }
-BETTER |= {f"{adapted}client_accuracy{least}": 1 for adapted in ("", "adapted_") for least in ("", "_least")}
+BETTER |= {
+    f"{adapted}{whose}_accuracy{least}": 1
+    for whose in ("client", "unseen_client")
+    for adapted in ("", "adapted_")
+    for least in ("", "_least")
+}
 
 
 def headlines(run: RunResults) -> list[Headline]:

@@ -78,6 +78,7 @@ def serve(
     with owned(folder, config):
         (folder / PARTIES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
+        job["version"] = bfl.__version__
         _begin(channel, names, job, quorum)
         tell.announce(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"

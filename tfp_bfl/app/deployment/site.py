@@ -113,9 +113,11 @@ class Site:
         try:
             job = json.loads(told)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
-            rules = dict(options)
+            rules, version = dict(options), str(job["version"])
         except (KeyError, TypeError, ValueError):
             raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
+        if version != bfl.__version__:
+            raise InvalidArgument(f"The server has tfp_bfl {version}, and it {bfl.__version__}: install the same.")
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties)
