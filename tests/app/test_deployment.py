@@ -79,7 +79,9 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     answer = loaded.predict(np.concatenate(raw).astype(np.float32))
     labels = np.concatenate([t.labels for t in tests])
     assert np.mean(answer["label"] == labels) == pytest.approx(summary["accuracy"], abs=0.011)
-    assert bfl.export.read_info(done / "saved_model").class_names == ["benign", "malignant"]
+    info = bfl.export.read_info(done / "saved_model")
+    assert info.class_names == ["benign", "malignant"] and info.data["parties"] == sorted(HOSPITALS)
+    assert info.configuration["rounds"] == 2 and "dataset" not in info.configuration
     # No example, no secret and no seed is in anything that was sent to a party.
     secrets = [(hospitals / n / "local" / SECRET).read_bytes() for n in HOSPITALS]
     assert not any(secret in content for secret in secrets for _, _, content in channel.sent)

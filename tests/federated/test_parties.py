@@ -34,6 +34,10 @@ PROCESSES = {
 }
 
 
+FAST = ("variational", "partitioned_vi", "fed_opt")
+LATER = (pytest.mark.long, pytest.mark.deep(after="tests/federated/test_parties.py"))
+
+
 class Known(Party):
     """Whose noise is that of a simulation, so that the two can be compared."""
 
@@ -71,7 +75,7 @@ def largest_difference(a, b):
 
 
 @pytest.mark.cpu_seconds(60)
-@pytest.mark.parametrize("name", PROCESSES)
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=LATER) for name in PROCESSES if name not in FAST)])
 def test_parties_come_to_what_a_simulation_does(name):
     make = PROCESSES[name]
     found = simulate_parties(make(), PARTIES, Here(parties_of(make)), rounds=3, seed=SEED)
@@ -117,6 +121,17 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_bits(tmp_path):
         versions[3] = {name: np.zeros_like(x) for name, x in versions[2].items()}
     found = simulate_parties(make(), PARTIES, Here(again()), rounds=3, **options)
     assert largest_difference(found.state.weights, whole.state.weights) == 0
+
+
+def test_a_run_begun_anew_does_not_go_on_from_what_another_of_its_name_left():
+    make = PROCESSES["partitioned_vi"]
+    left = [{} for _ in SIZES]
+    old = [Known(make(), s, k, b"", memory=left[k]) for k, s in enumerate(sources())]
+    first = simulate_parties(make(), PARTIES, Here(old), rounds=1, seed=SEED)
+    for versions in left:
+        versions[0] = {name: x + 1 for name, x in versions[0].items()}
+    again = simulate_parties(make(), PARTIES, Here(old), rounds=1, seed=SEED)
+    assert largest_difference(first.state.weights, again.state.weights) == 0
 
 
 class BreaksOff(Here):

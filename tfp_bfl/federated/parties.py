@@ -125,7 +125,8 @@ class Party:
         if self._first is None:
             return ()
         version = int(find_row(message.memory, tf.constant(self.number))[0])
-        if version == 0 and 0 not in self._versions:
+        # In the first round what there is may be of another run of that name.
+        if version == 0 and (int(message.round) == 0 or 0 not in self._versions):
             held, every = len(self._examples.labels), int(message.federation.num_examples)
             share = np.float32(held / max(every, held)) if int(message.round) == 0 else np.float32(0)
             weights = tf.nest.map_structure(tf.constant, message.weights)

@@ -11,7 +11,7 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
-from tfp_bfl.app.config import RunConfig
+from tfp_bfl.app.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.app.deployment.job import check_name, make_job, to_json
 from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.run_folder import owned, recorder
@@ -198,7 +198,8 @@ def _write(
     data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
     data.update({"target": list(schema.target)} if schema.target else {})
-    info = bfl.export.Info(list(schema.class_names) or None, config.told(), metrics, data)
+    told = {option: x for option, x in config.told().items() if option not in OF_ONE_PLACE}
+    info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
     summary = {**metrics, "parties": of_parties, "warnings": list(result.warnings)}
     draft = folder / "summary.json.draft"
