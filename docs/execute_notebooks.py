@@ -31,7 +31,8 @@ def main(*names: str) -> None:
         for cell in notebook.cells:
             cell.metadata = {}
             if cell.cell_type == "code":
-                cell.outputs = [small(output) for output in cell.outputs if output.get("name") != "stderr"]
+                shown = (small(output) for output in cell.outputs if output.get("name") != "stderr")
+                cell.outputs = [output for output in shown if output.get("text") != ""]
         notebook.metadata.pop("widgets", None)
         cover(path.stem, notebook)
         nbformat.write(notebook, path)
@@ -57,6 +58,9 @@ def small(output: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """An output whose pictures have few pixels and colours, without what says when it was made."""
     if "metadata" in output:  # A stream has none.
         output.metadata = {}
+    if "text" in output:  # What TensorFlow says of folders of this machine is of no use to a reader.
+        lines = output.text.splitlines(keepends=True)
+        output.text = "".join(line for line in lines if not line.startswith("INFO:tensorflow:"))
     data = output.get("data", {})
     if "image/png" in data:
         image = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).convert("RGB")
