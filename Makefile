@@ -108,4 +108,4 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venvs demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venvs demo federation_demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
