@@ -27,9 +27,12 @@ environment without TensorFlow Federated.
 """
 
 
-@click.group("deploy", epilog=DEPLOY_EXAMPLES)
-def deploy() -> None:
+@click.group("deploy", epilog=DEPLOY_EXAMPLES, invoke_without_command=True)
+@click.pass_context
+def deploy(context: click.Context) -> None:
     """Federations of real parties: each with hosts, data and a key of its own."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @deploy.command("init")
