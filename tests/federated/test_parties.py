@@ -12,7 +12,7 @@ from tfp_bfl.federated.parties import NO_ANSWER, result_spec
 from tfp_bfl.federated.round import fold
 
 SEED, SIZES = 7, (40, 30, 20)
-TRAIN = bfl.data.load("wine") if "wine" in bfl.data.list_sources() else bfl.data.load("breast_cancer")
+TRAIN = bfl.data.load("breast_cancer")
 CLIENTS = bfl.data.Clients(TRAIN, np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1]))
 SCHEMA = bfl.data.Schema(TRAIN.name, TRAIN.element_shape, False, TRAIN.class_names)
 PARTIES = bfl.data.Parties(SCHEMA, ("north", "south", "west"), CLIENTS.sizes)
@@ -210,8 +210,10 @@ def test_too_few_parties_end_the_run(honest):
     parties, process, _ = honest
     with pytest.raises(Error, match=r"1 of 3 .* quorum is 2 \(south: it did not answer in time; west: it did"):
         simulate_parties(process, PARTIES, Here(parties, silent=[1, 2]), rounds=1, quorum=2)
-    with pytest.raises(InvalidArgument, match="quorum is 4, but there are 3 parties"):
+    with pytest.raises(InvalidArgument, match="quorum is 4, but there are 3 parties in a round"):
         simulate_parties(process, PARTIES, Here(parties), rounds=1, quorum=4)
+    with pytest.raises(InvalidArgument, match="quorum is 3, but there are 2 parties in a round"):
+        simulate_parties(process, PARTIES, Here(parties), rounds=1, quorum=3, cohort_size=2)
     with pytest.raises(InvalidArgument, match="parties keep theirs"):
         simulate_parties(process, PARTIES, Here(parties), rounds=1, evaluate_cohort=lambda *args: {})
 

@@ -130,7 +130,7 @@ def read_own(
     owners = parts[0].owners
     if owners is None:
         return OwnData(first, second)
-    names = sorted(set(owners.tolist()), key=_natural)
+    names = sorted(set(owners.tolist()), key=natural)
     return OwnData(first, second, Clients(first, [np.flatnonzero(owners == x) for x in names]), tuple(names))
 
 
@@ -355,6 +355,6 @@ def _as_text(labels: np.ndarray) -> np.ndarray:
     return np.array([str(x) for x in (array.astype(np.int64) if whole else array).tolist()])
 
 
-def _natural(text: str) -> tuple[Any, ...]:
+def natural(text: str) -> tuple[Any, ...]:
     """Numbers in names by size."""
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)

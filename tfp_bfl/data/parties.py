@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.data.clients import ClientExamples
+from tfp_bfl.data.own import natural
 from tfp_bfl.data.sources import Column, Learnt, Source
 from tfp_bfl.errors import InvalidArgument, shown
 
@@ -37,15 +38,6 @@ class Schema(Learnt):
     columns: tuple[Column, ...] = ()
     target: Optional[Column] = None
 
-    @property
-    def element_spec(self) -> ClientExamples:
-        """The type of the elements of a client's datasets, as of `Source`."""
-        import tensorflow as tf
-
-        features = tf.TensorSpec([None, *self.element_shape], tf.uint8 if self.is_image else tf.float32)
-        labels = tf.TensorSpec([None], tf.int32 if self.target is None else tf.float32)
-        return ClientExamples(tf.TensorSpec([None], tf.int32), features, labels)
-
 
 def describe(source: Source) -> dict[str, Any]:
     """What a party tells of its data, as JSON: sums over its examples, and no example.
@@ -56,7 +48,7 @@ def describe(source: Source) -> dict[str, Any]:
     return {
         "num_examples": source.num_examples,
         "element_shape": list(source.element_shape),
-        "is_image": source.features.dtype == np.uint8,
+        "is_image": source.is_image,
         "class_names": list(source.class_names),
         "columns": [list(column) for column in source.columns],
         "target": list(source.target) if source.target else None,
@@ -94,7 +86,7 @@ def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
     sizes = [own["num_examples"] for own in told.values()]
     columns = zip(*(own["columns"] for own in told.values()))
     target = None if one["target"] is None else _pooled(sizes, [own["target"] for own in told.values()])
-    classes = sorted({c for own in told.values() for c in own["class_names"]}, key=_by_number)
+    classes = sorted({c for own in told.values() for c in own["class_names"]}, key=natural)
     if target is None and len(classes) < 2:
         raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
     shape = tuple(one["element_shape"])
@@ -176,6 +168,7 @@ def _check(party: str, own: Any) -> None:
     well = (
         isinstance(own, Mapping)
         and whole(own.get("num_examples"))
+        and whole(own.get("num_test", 1))
         and isinstance(own.get("element_shape"), list)
         and all(map(whole, own["element_shape"]))
         and isinstance(own.get("is_image"), bool)
@@ -202,7 +195,3 @@ def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Any]) -> np.
     scale = np.array([a.stddev / b.stddev for a, b in zip(old, new)])
     shift = np.array([(a.mean - b.mean) / b.stddev for a, b in zip(old, new)])
     return (values * scale + shift).astype(np.float32)
-
-
-def _by_number(text: str) -> tuple[Any, ...]:
-    return (0, int(text), "") if text.isdigit() else (1, 0, text)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -46,10 +46,14 @@ class Learnt:
     Attributes:
       class_names: C names; () where numbers are regressed on.
       target: what is regressed on; None for classes.
+      element_shape: of one example's features.
+      is_image: whether they are bytes, [height, width, channels]; else float32.
     """
 
     class_names: tuple[str, ...]
     target: Optional[Column]
+    element_shape: Any
+    is_image: Any
 
     @property
     def num_classes(self) -> int:
@@ -60,6 +64,16 @@ class Learnt:
     def num_outputs(self) -> int:
         """What a model gives for an example: C logits, or the mean and the log variance of a number."""
         return self.num_classes if self.target is None else 2
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """The type of the elements of their clients' datasets, each one client; n is None: the same for all."""
+        import tensorflow as tf
+
+        number = tf.TensorSpec((None,), tf.int32)
+        features = tf.TensorSpec((None, *self.element_shape), tf.uint8 if self.is_image else tf.float32)
+        labels = number if self.target is None else tf.TensorSpec((None,), tf.float32)
+        return ClientExamples(client=number, features=features, labels=labels)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,14 +139,9 @@ class Source(Learnt):
         return tuple(self.features.shape[1:])
 
     @property
-    def element_spec(self) -> ClientExamples:
-        """The type of the elements of its clients' datasets, each one client; n is None: the same for all."""
-        import tensorflow as tf
-
-        number = tf.TensorSpec((None,), tf.int32)
-        features = tf.TensorSpec((None, *self.element_shape), tf.as_dtype(self.features.dtype))
-        labels = number if self.target is None else tf.TensorSpec((None,), tf.float32)
-        return ClientExamples(client=number, features=features, labels=labels)
+    def is_image(self) -> bool:
+        """Whether the features are bytes."""
+        return self.features.dtype == np.uint8
 
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Splits the examples over clients.

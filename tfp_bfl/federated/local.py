@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
@@ -18,10 +19,15 @@ from tfp_bfl.federated.threads import start
 
 
 class Output(NamedTuple):
-    """What a round gives, as a `tff.learning.templates.LearningProcessOutput` does."""
+    """What a round gives, as a `tff.learning.templates.LearningProcessOutput` does.
+
+    Fields:
+      left_out: clients without a sound answer, with the reason, where the engine knows clients by number.
+    """
 
     state: ServerState
     metrics: Metrics
+    left_out: Mapping[int, str] = MappingProxyType({})
 
 
 class LocalEngine:
@@ -41,7 +47,7 @@ class LocalEngine:
 
     def initialize(self) -> ServerState:
         """The state before the first round."""
-        return _as_arrays(self._round.initialize())
+        return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Output:
         """The round after the state's, over all clients of the datasets.
@@ -61,7 +67,7 @@ class LocalEngine:
                 for i, lane in enumerate(self._lanes[:number])
             ]
             total = functools.reduce(self._add, [part.result() for part in parts])
-            output = Output(*_as_arrays(self._conclude(state, total)))
+            output = Output(*as_arrays(self._conclude(state, total)))
         except tf.errors.OpError as error:
             raise ComputationError(f"A computation failed: {_reason(error.message)}") from error
         _check_once(output.metrics["clients"]["client"])
@@ -119,7 +125,8 @@ def _check_once(clients: np.ndarray) -> None:
         )
 
 
-def _as_arrays(structure: Any) -> Any:
+def as_arrays(structure: Any) -> Any:
+    """The structure with NumPy's arrays as leaves."""
     return tf.nest.map_structure(np.asarray, structure)
 
 

@@ -14,9 +14,8 @@ import copy
 import functools
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +24,7 @@ from tfp_bfl.contracts import Memory, Metrics, ServerState
 from tfp_bfl.data import ClientExamples, Parties, Source
 from tfp_bfl.errors import Error, InvalidArgument, check_count
 from tfp_bfl.federated.arrays import from_arrays, to_arrays
+from tfp_bfl.federated.local import Output, as_arrays
 from tfp_bfl.federated.memory import find_row, no_rows
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, summed_spec, types_of
@@ -36,6 +36,19 @@ Answer = Union[Arrays, str]
 NO_ANSWER = "it did not answer in time"
 
 
+class Versions(Protocol):
+    """Where a party puts what it keeps, as named arrays, by the number of rounds done: such as a dictionary."""
+
+    def __contains__(self, version: object, /) -> bool:
+        """Whether there is something of that round."""
+
+    def __getitem__(self, version: int, /) -> dict[str, np.ndarray]:
+        """What there is of that round."""
+
+    def __setitem__(self, version: int, arrays: dict[str, np.ndarray], /) -> None:
+        """Puts it there."""
+
+
 class Transport(Protocol):
     """Carries a message to parties, and their answers back."""
 
@@ -44,14 +57,6 @@ class Transport(Protocol):
 
         An answer's number is that of whom the transport has authenticated.
         """
-
-
-class Output(NamedTuple):
-    """What a round gives; `left_out` are parties without a sound answer, with the reason."""
-
-    state: ServerState
-    metrics: Metrics
-    left_out: Mapping[int, str] = MappingProxyType({})
 
 
 def at_server(process: BayesianProcess) -> BayesianProcess:
@@ -72,8 +77,13 @@ def at_server(process: BayesianProcess) -> BayesianProcess:
 class Party:
     """One party of a federation: its examples, its secret and its memory, none of which it sends.
 
-    Attributes:
+    Args:
+      process: of the run, built here.
+      source: its examples.
       number: by which the server knows it.
+      secret: of which all of its noise is a function, and which nobody else has.
+      run: a name of the run, so that two runs have other noise.
+      memory: where what it keeps is put; None for a dictionary.
     """
 
     def __init__(
@@ -83,20 +93,11 @@ class Party:
         number: int,
         secret: bytes,
         run: str = "",
-        memory: Optional[MutableMapping[int, dict[str, np.ndarray]]] = None,
+        memory: Optional[Versions] = None,
     ):
-        """Args are as follows.
-
-        process: of the run, built here.
-        source: its examples.
-        number: by which the server knows it.
-        secret: of which all of its noise is a function, and which nobody else has.
-        run: a name of the run, so that two runs have other noise.
-        memory: where what it keeps is put, as named arrays, by the number of rounds done; None for a dictionary.
-        """
         self.number = number
         self._secret, self._run = secret, run
-        self._versions = {} if memory is None else memory
+        self._versions: Versions = {} if memory is None else memory
         self._first = process.client_work.memory
         self._examples = ClientExamples(
             tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
@@ -146,36 +147,29 @@ class PartyEngine:
     Contributions are added in the order of the parties' numbers, each as soon as those before it are there: the sums
     have the same bits whoever is first.
 
-    Attributes:
-      concurrent_calls: 1.
+    Args:
+      process: `at_server`.
+      result: the type of what a party answers (`result_spec`).
+      parties: with whom.
+      transport: that reaches them.
+      quorum: the fewest sound answers of a round with which the run goes on.
     """
 
     concurrent_calls = 1
 
     def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
-        """Args are as follows.
-
-        process: `at_server`.
-        result: the type of what a party answers (`result_spec`).
-        parties: with whom.
-        transport: that reaches them.
-        quorum: the fewest sound answers of a round with which the run goes on.
-        """
         self._round, self._spec = process.round, result
         self._parties, self._transport, self._quorum = parties, transport, quorum
         traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._broadcast, self._conclude = traced(process.round.broadcast), traced(process.round.conclude)
-        message, scalar = (
-            types_of(process.round.broadcast, types_of(process.round.initialize)).message,
-            tf.TensorSpec([], tf.int32),
-        )
+        (message, _), scalar = _message_specs(process), tf.TensorSpec([], tf.int32)
         self._take = tf.function(self._taken, autograph=False).get_concrete_function(message, result, scalar, scalar)
         some = summed_spec(types_of(self._taken, message, result, scalar, scalar), process.round.add)
         self._add = tf.function(process.round.add, input_signature=[some, some], autograph=False)
 
     def initialize(self) -> ServerState:
         """The state before the first round."""
-        return _as_arrays(self._round.initialize())
+        return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
         """The round after the state's, over the parties with these numbers.
@@ -210,7 +204,7 @@ class PartyEngine:
         after = state
         if total is not None:
             after, metrics = self._conclude(state, total)
-        output = Output(_as_arrays(after), _as_arrays(metrics), left_out)
+        output = Output(as_arrays(after), as_arrays(metrics), left_out)
         sound, done = int(np.count_nonzero(output.metrics["clients"]["fault"] == 0)), int(state.round)
         if sound < self._quorum:
             raise Error(
@@ -257,8 +251,9 @@ def simulate_parties(
       Error: a round had fewer sound answers than the quorum; all else that `simulate` raises.
     """
     check_count(quorum, "quorum")
-    if quorum > parties.num_clients:
-        raise InvalidArgument(f"The quorum is {quorum}, but there are {parties.num_clients} parties.")
+    asked = options.get("cohort_size") or parties.num_clients
+    if quorum > asked:
+        raise InvalidArgument(f"The quorum is {quorum}, but there are {asked} parties in a round.")
     result = result_spec(process)
     engine = lambda process, runtime: contextlib.nullcontext(PartyEngine(process, result, parties, transport, quorum))
     return simulate(at_server(process), parties, rounds, engine=engine, **options)
@@ -280,7 +275,3 @@ def _message_specs(process: BayesianProcess) -> tuple[Any, Any]:
         return message, ()
     row = types_of(first, message.weights, tf.TensorSpec([], tf.float32))
     return message._replace(memory=Memory(numbers, numbers)), row
-
-
-def _as_arrays(structure: Any) -> Any:
-    return tf.nest.map_structure(np.asarray, structure)

@@ -24,13 +24,23 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from rich.console import Console
 
-from tfp_bfl.app.deployment.server import BEGIN, DESCRIBE, FAILURE, ROUND, SCORE, TASKS, Refusal, Reply, serve
+from tfp_bfl.app.deployment.server import (
+    BEGIN,
+    DESCRIBE,
+    FAILURE,
+    MOST_BYTES,
+    ROUND,
+    SCORE,
+    TASKS,
+    Refusal,
+    Reply,
+    serve,
+)
 from tfp_bfl.app.deployment.site import Site as Answers
 from tfp_bfl.app.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of, to_bytes
 
-MOST_BYTES = 2**32
 _CONTENT, _REFUSED = "content", "refused"
 _POLL = 0.2
 
@@ -40,17 +50,17 @@ class _Aborted(Error):
 
 
 class Server(Controller):
-    """Runs a federation in the server's process of a job, whose arguments are what a user submitted."""
+    """Runs a federation in the server's process of a job, whose arguments are what a user submitted.
+
+    Args:
+      name: of the run.
+      options: of the run.
+      folder: where runs are kept, from the server's own folder.
+      quorum: the fewest parties that must answer.
+      deadline: seconds that a party has for an answer.
+    """
 
     def __init__(self, name: str, options: dict[str, Any], folder: str, quorum: int, deadline: float):
-        """Args are as follows.
-
-        name: of the run.
-        options: of the run.
-        folder: where runs are kept, from the server's own folder.
-        quorum: the fewest parties that must answer.
-        deadline: seconds that a party has for an answer.
-        """
         super().__init__()
         self._arguments = name, options, folder, quorum, deadline
 

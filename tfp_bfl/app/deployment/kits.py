@@ -23,7 +23,7 @@ ADMIN, SERVER = "admin", "server"
 _ROLE = "tfp_bfl.json"
 _USER = "admin@federation.local"
 _NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
-_CLASSES = "tfp_bfl.app.deployment.flare."
+CLASSES = "tfp_bfl.app.deployment.flare."
 _TEMPLATE = """# What this party has, and what it takes part in. Nobody else reads it; docs/deployment.md says more.
 data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, from here
 label: label             # the column of the labels
@@ -176,7 +176,7 @@ def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
 
 def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[str, Any]:
     """With one class of ours that jobs may name, storage in the kit, and no logs sent."""
-    resources["class_allow_list"] = [_CLASSES + ("Server" if role == SERVER else "Site")]
+    resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
     resources["allow_log_streaming"] = False
     resources["components"] = [
         part for part in resources["components"] if part["id"] not in ("site_log_streamer", "log_receiver")

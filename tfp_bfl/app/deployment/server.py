@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, Union
@@ -17,6 +18,8 @@ from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.run_folder import owned, recorder
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of, to_bytes
+
+logger = logging.getLogger(__name__)
 
 DESCRIBE, BEGIN, ROUND, SCORE = TASKS = ("describe", "begin", "round", "score")
 PARTIES = "parties.json"
@@ -49,7 +52,7 @@ def serve(
     """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
 
     The folder holds what a run's does: config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json; and
-    parties.json: who takes part, what their data look like, and in the end what each scored.
+    parties.json: who takes part, and what their data look like. summary.json has what each scored.
 
     Args:
       options: of `tfp-bfl run`, but those of data.
@@ -136,12 +139,12 @@ class _Scores:
             try:
                 arrays = _arrays(reply)
                 if isinstance(arrays, str):
-                    continue
+                    raise InvalidArgument(arrays)
                 sums = bfl.federated.from_arrays(arrays, bfl.evaluation.SUMS)
                 bfl.evaluation.check_sums(sums, self._sizes[party])
                 found[party] = sums
-            except InvalidArgument:
-                continue
+            except InvalidArgument as error:
+                logger.warning("The scores are without those of %s: %s", party, error)
         self.last = dict(sorted(found.items()))
         return bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values()))) if found else {}
 

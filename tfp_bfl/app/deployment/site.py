@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator, MutableMapping
 from typing import Optional, Union
 
 import numpy as np
@@ -166,7 +165,7 @@ class Site:
             raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} parties.")
 
 
-class _Versions(MutableMapping[int, dict[str, np.ndarray]]):
+class _Versions:
     """What a party keeps over rounds, a file for each round in which it did."""
 
     def __init__(self, folder: pathlib.Path):
@@ -184,15 +183,6 @@ class _Versions(MutableMapping[int, dict[str, np.ndarray]]):
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_arrays(self._path(version), arrays)
-
-    def __delitem__(self, version: int) -> None:
-        self._path(version).unlink()
-
-    def __iter__(self) -> Iterator[int]:
-        return (int(path.stem) for path in sorted(self._folder.glob("*.npz")))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:

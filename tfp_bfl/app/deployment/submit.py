@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from typing import Any, Callable, Union
 
 from tfp_bfl.app.deployment.job import check_name, make_job
-from tfp_bfl.app.deployment.kits import ADMIN, check_installed, role_of
+from tfp_bfl.app.deployment.kits import ADMIN, CLASSES, check_installed, role_of
 from tfp_bfl.app.deployment.server import FAILURE
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 
-_CLASSES = "tfp_bfl.app.deployment.flare."
 # Where a server keeps runs, from its folder.
 RUNS = "runs"
+# How many parties there are is known at the server.
+_MANY = 10_000
 _POLL, _MISSED = 1.0, 5
 _COMPLETED, _ABORTED, _LOST = "FINISHED:COMPLETED", "FINISHED:ABORTED", "LOST"
 
@@ -40,12 +41,12 @@ def write_job(
         },
         config / "config_fed_server.json": {
             "format_version": 2,
-            "workflows": [{"id": "federation", "path": f"{_CLASSES}Server", "args": server}],
+            "workflows": [{"id": "federation", "path": f"{CLASSES}Server", "args": server}],
             "components": [],
         },
         config / "config_fed_client.json": {
             "format_version": 2,
-            "executors": [{"tasks": ["*"], "executor": {"path": f"{_CLASSES}Site", "args": {}}}],
+            "executors": [{"tasks": ["*"], "executor": {"path": f"{CLASSES}Site", "args": {}}}],
             "components": [],
         },
     }
@@ -91,7 +92,7 @@ def submit(
     if role_of(kit)["role"] != ADMIN:
         raise InvalidArgument(f"{path_name(kit)} is not the administrator's folder: give that one.")
     check_name(name)
-    make_job(options, max(quorum, 1))
+    make_job(options, _MANY)
     output = pathlib.Path(output)
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")
