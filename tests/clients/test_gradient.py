@@ -260,3 +260,22 @@ def test_the_potential_of_many_examples_is_the_sum_of_each(likelihood, monkeypat
                 potential.total(w + s * e, tf.constant(features), tf.constant(labels), given)[0] for s in (1, -1)
             )
             np.testing.assert_allclose(found[d], (high - low) / 2e-2, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["number known", "number unknown"])
+@pytest.mark.parametrize("number, rows", [(3, [3]), (4, [4]), (9, [4, 4, 4])])
+def test_a_small_batch_costs_no_more_than_its_rows(number, rows, known, monkeypatch):
+    monkeypatch.setattr("tfp_bfl.clients.potential.AT_ONCE", 4)
+    potential, seen = clients.Potential(models.mlp("deterministic", (3,), 2, hidden=(2,), seed=4)), []
+    outputs = potential.outputs
+
+    def counted(vector, features):
+        with tf.control_dependencies([tf.py_function(lambda n: seen.append(int(n)), [tf.shape(features)[0]], [])]):
+            return outputs(vector, tf.identity(features))
+
+    monkeypatch.setattr(potential, "outputs", counted)
+    shape = number if known else None
+    spec = tf.TensorSpec([shape, 3]), tf.TensorSpec([shape], tf.int32)
+    total = tf.function(lambda x, y: potential.total(potential.start(), x, y), input_signature=spec, autograph=False)
+    total(tf.zeros([number, 3]), tf.zeros([number], tf.int32))
+    assert seen == rows

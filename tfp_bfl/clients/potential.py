@@ -87,16 +87,17 @@ class Potential:
         if isinstance(number, int) and number <= AT_ONCE:
             return self.gradient(vector, features, labels, counts)
         counts = tf.ones([number]) if counts is None else counts
+        size = AT_ONCE if isinstance(number, int) else tf.minimum(number, AT_ONCE)
 
         def some(i: tf.Tensor, value: tf.Tensor, gradient: tf.Tensor) -> Any:
-            rows = i * AT_ONCE + tf.range(AT_ONCE)
+            rows = i * size + tf.range(size)
             held = tf.minimum(rows, number - 1)
             share = tf.where(rows < number, tf.gather(counts, held), 0.0)
             more = self.gradient(vector, tf.gather(features, held), tf.gather(labels, held), share)
             return i + 1, value + more[0], gradient + more[1]
 
         start = tf.constant(0), tf.constant(0.0), tf.zeros_like(vector)
-        return tf.while_loop(lambda i, *_: i * AT_ONCE < number, some, start, parallel_iterations=1)[1:]
+        return tf.while_loop(lambda i, *_: i * size < number, some, start, parallel_iterations=1)[1:]
 
 
 def check_independent(model: tf.keras.Model) -> None:
