@@ -116,6 +116,10 @@ class Rule(NamedTuple):
         rule is idempotent, and may be repeated.
       linear: for given variances and weights of the clients its means are affine in theirs, and its variances hold
         none of them: noise without bias in what they send has none in the pool.
+      units: anchor -> statistics of the size of one client's at weight one, by the anchor's standard deviations: in
+        these units they are numbers near one, which can be rounded, encrypted or given noise. None where to merge is no
+        plain sum.
+      randomise: (total, a seed [2] for this round) -> the total with the server's noise; None for none.
     """
 
     summarise: Callable[[Any, Any, tf.Tensor], Any]
@@ -130,6 +134,8 @@ class Rule(NamedTuple):
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
+    units: Optional[Callable[[Any], Any]] = None
+    randomise: Optional[Callable[[Any, tf.Tensor], Any]] = None
 
     def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, Metrics]:
         """What `pool` and `metrics` give."""

@@ -8,7 +8,7 @@ broadcast, so that float32 keeps its digits where clients lie close together.
 What a rule is over is its type: a `Rule` is over a posterior, a `ModelRule` over all that clients send, as a round
 takes it; a `GatherRule` and a `ModelGatherRule`, such as `kernel_posterior`, see the stack of all clients at once.
 `whole_model` makes a `ModelRule` of any of them. `clipped`, `trimmed`, `median` and `centered_clip` make a rule
-withstand adversarial clients.
+withstand adversarial clients, `quantised` and `private` make one of sums that hide the clients.
 
 A new rule is one function in a file of this folder and one entry in `RULES`: the function, or, if it has a parameter,
 `WithArgument(function, "parameter")`, which text names "function:NUMBER".
@@ -31,6 +31,7 @@ from tfp_bfl.rules.products import (
 from tfp_bfl.rules.reweighted import reweighted
 from tfp_bfl.rules.robust import ROBUST, centered_clip, clipped, geometric_median, median, parse_robust, trimmed
 from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
+from tfp_bfl.rules.sums import private, quantised
 from tfp_bfl.rules.total import total
 from tfp_bfl.rules.whole_model import whole_model
 
@@ -69,6 +70,8 @@ __all__ = [
     "parse_robust",
     "parse_rule",
     "personal",
+    "private",
+    "quantised",
     "reweighted",
     "stacked",
     "total",

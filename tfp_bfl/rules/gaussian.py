@@ -26,6 +26,7 @@ def client_gaussian() -> ModelRule:
     Source: Thorgeirsson & Gauterin 2020, algorithm 3 (FedAG).
     """
     pool_moments = linear_pool()
+    units: Any = pool_moments.units
 
     def as_moments(weights: ModelWeights) -> MeanField:
         point = (*weights.posterior.mean, *weights.point)
@@ -43,4 +44,5 @@ def client_gaussian() -> ModelRule:
         pool,
         "client_gaussian",
         gives=GAUSSIAN,
+        units=lambda anchor: units(as_moments(anchor)),
     )

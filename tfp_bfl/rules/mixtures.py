@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import Rule
 from tfp_bfl.posterior import MeanField, mixtures
-from tfp_bfl.rules.rule import add, each, typed_as
+from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
 
 class _Sums(NamedTuple):
@@ -24,6 +24,11 @@ class _Sums(NamedTuple):
 
 def _shift(local: MeanField, anchor: MeanField) -> Any:
     return each(tf.subtract, local.mean, anchor.mean)
+
+
+def _units(anchor: MeanField) -> _Sums:
+    stddev = stddevs(anchor)
+    return _Sums(tf.ones([]), stddev, each(tf.square, stddev))
 
 
 def _weighted_mean(total: _Sums, anchor: MeanField) -> Any:
@@ -47,7 +52,7 @@ def naive_weighted_average() -> Rule:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
-    return Rule(summarise, add, pool, "naive_weighted_average", linear=True)
+    return Rule(summarise, add, pool, "naive_weighted_average", linear=True, units=_units)
 
 
 @functools.cache
@@ -67,7 +72,7 @@ def weighted_sum() -> Rule:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return MeanField(_weighted_mean(total, anchor), variance)
 
-    return Rule(summarise, add, pool, "weighted_sum", one_shot=True, linear=True)
+    return Rule(summarise, add, pool, "weighted_sum", one_shot=True, linear=True, units=_units)
 
 
 @functools.cache
@@ -79,4 +84,10 @@ def linear_pool() -> Rule:
     Disagreement between the clients' means widens the result. Where all clients move alike, by more than their standard
     deviations, the subtraction cancels: the sums are float64, twice the bytes of the other rules.
     """
-    return Rule(mixtures.summarise, add, mixtures.moments, "linear_pool")
+
+    def units(anchor: MeanField) -> mixtures.MixtureSums:
+        return mixtures.MixtureSums(*each(lambda x: tf.cast(x, tf.float64), _units(anchor)))._replace(
+            weight=tf.ones([])
+        )
+
+    return Rule(mixtures.summarise, add, mixtures.moments, "linear_pool", units=units)

@@ -7,13 +7,14 @@ the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import Rule
+from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import add, each, typed_as
+from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
 
 class _Precisions(NamedTuple):
@@ -27,6 +28,11 @@ def _weighted_precisions(local: MeanField, anchor: MeanField, weight: tf.Tensor)
     precision = each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance)
     shift = each(lambda p, m, a: p * (m - a), precision, local.mean, anchor.mean)
     return _Precisions(weight, precision, shift)
+
+
+def _units(anchor: MeanField) -> _Precisions:
+    stddev = stddevs(anchor)
+    return _Precisions(tf.ones([]), each(lambda s: 1 / tf.square(s), stddev), each(tf.math.reciprocal, stddev))
 
 
 def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precisions, MeanField], MeanField]:
@@ -52,7 +58,7 @@ def conflation() -> Rule:
         return _weighted_precisions(local, anchor, tf.ones_like(weight))
 
     pool = _product(lambda total: tf.ones_like(total.weight))
-    return Rule(summarise, add, pool, "conflation", one_shot=True, linear=True)
+    return Rule(summarise, add, pool, "conflation", one_shot=True, linear=True, units=_units)
 
 
 def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
@@ -60,7 +66,7 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
 
 
 @functools.cache
-def weighted_conflation() -> Rule:
+def weighted_conflation(largest_weight: Optional[float] = None) -> Rule:
     """Weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
 
     With w_max = max_k w_k,
@@ -68,7 +74,18 @@ def weighted_conflation() -> Rule:
     variance = w_max / sum_k w_k / s_k^2,   mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2
 
     Equal weights give conflation exactly.
+
+    Args:
+      largest_weight: a public bound in the place of w_max, by which the statistics are a plain sum; None for the
+        largest weight itself.
+
+    Raises:
+      InvalidArgument: largest_weight is not a finite number above zero.
     """
+    if largest_weight is not None:
+        most = check_number(largest_weight, "largest_weight")
+        pool = _product(lambda total: tf.constant(most))
+        return Rule(_weighted_precisions, add, pool, "weighted_conflation", one_shot=True, linear=True, units=_units)
     pool = _product(lambda total: total.weight)
     return Rule(_weighted_precisions, _merge_largest_weight, pool, "weighted_conflation", one_shot=True, linear=True)
 
@@ -82,7 +99,8 @@ def log_linear_pool() -> Rule:
     It is weighted conflation with numerator 1 for normalised weights: like-minded clients keep their variance, so the
     posterior does not shrink by 1 / K each round.
     """
-    return Rule(_weighted_precisions, add, _product(lambda total: total.weight), "log_linear_pool", linear=True)
+    pool = _product(lambda total: total.weight)
+    return Rule(_weighted_precisions, add, pool, "log_linear_pool", linear=True, units=_units)
 
 
 class _Consolidation(NamedTuple):
@@ -135,6 +153,8 @@ def distributed_weight_consolidation() -> Rule:
         kept = [tf.math.count_nonzero(p <= 0) for p in tf.nest.flatten(precision_of(total, anchor))]
         return {"kept_weights": tf.cast(tf.add_n(kept) if kept else 0, tf.int64)}
 
-    return Rule(
-        summarise, add, pool, "distributed_weight_consolidation", uses_anchor=True, metrics=metrics, linear=True
-    )
+    def units(anchor: MeanField) -> _Consolidation:
+        return _Consolidation(*each(double, _units(anchor)[1:]))
+
+    name = "distributed_weight_consolidation"
+    return Rule(summarise, add, pool, name, uses_anchor=True, metrics=metrics, linear=True, units=units)

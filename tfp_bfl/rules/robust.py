@@ -72,8 +72,11 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
         pooled, own = inner.pool_with_metrics(total.statistics, anchor)
         return pooled, {"clipped_clients": total.clipped, **own}
 
+    of_inner: Any = inner.units
+    units = of_inner and (lambda anchor: _Clipped(of_inner(anchor), tf.constant(1)))
     fields = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives, **sharing(together)}
-    return ModelRule(summarise, merge, name=f"clipped {inner.name}", one_shot=inner.one_shot, **fields)
+    fields |= {"one_shot": inner.one_shot, "units": units}
+    return ModelRule(summarise, merge, name=f"clipped {inner.name}", **fields)
 
 
 def trimmed(rule: AnyRule, share: float = 0.2) -> ModelGatherRule:

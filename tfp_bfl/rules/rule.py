@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfp_bfl import named
 from tfp_bfl.contracts import GatherRule, Rule
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.posterior import MeanField
 
 # `tfp_bfl.rules` fills it.
 RULES: dict[str, Any] = {}
@@ -29,6 +30,11 @@ def add(a: Any, b: Any) -> Any:
 def typed_as(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """A scalar weight in the type of the tensor that it multiplies."""
     return tf.cast(weight, like.dtype)
+
+
+def stddevs(q: MeanField) -> Any:
+    """The standard deviations, one where there is none: a unit of means."""
+    return each(lambda v: tf.where(v > 0, tf.sqrt(v), tf.ones_like(v)), q.variance)
 
 
 # What a rule keeps of itself when it is lifted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Union, cast
 
 import tensorflow as tf
 
@@ -52,6 +52,7 @@ def whole_model(rule: Union[Rule, GatherRule, str]) -> ModelRule:
 
 def _whole(rule: Rule) -> ModelRule:
     average, mixture = naive_weighted_average(), linear_pool()
+    of_rule, of_average, of_mixture = (cast(Any, x.units) for x in (rule, average, mixture))
 
     def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Parts:
         local, anchor = _as_model(local), _as_model(anchor)
@@ -75,7 +76,12 @@ def _whole(rule: Rule) -> ModelRule:
         pooled = ModelWeights(posterior, point, mixture.pool(total.moments, model.moments))
         return _like(anchor, pooled), metrics
 
-    return ModelRule(summarise, merge, **{name: getattr(rule, name) for name in KEPT}, **sharing(together))
+    def units(anchor: Any) -> _Parts:
+        model = _as_model(anchor)
+        return _Parts(of_rule(model.posterior), of_average(_of_one_scale(model)), of_mixture(model.moments))
+
+    fields = {name: getattr(rule, name) for name in KEPT}
+    return ModelRule(summarise, merge, **fields, **sharing(together), units=of_rule and units)
 
 
 def _whole_stack(rule: GatherRule) -> ModelGatherRule:
@@ -99,6 +105,13 @@ def _as_model(weights: Any) -> ModelWeights:
 
 def _like(anchor: Any, pooled: ModelWeights) -> Any:
     return pooled if isinstance(anchor, ModelWeights) else pooled.posterior
+
+
+def _of_one_scale(model: ModelWeights) -> MeanField:
+    """Point weights with the mean variance of the posterior, as a measure of how far they move; 1 without any."""
+    variances = [tf.reshape(stddev, [-1]) for stddev in tf.nest.flatten(model.posterior.variance)]
+    mean = tf.reduce_mean(tf.concat(variances, 0)) if variances else tf.ones([])
+    return MeanField(model.point, each(lambda x: tf.cast(mean, x.dtype), model.point))
 
 
 def _certain(point: Any) -> MeanField:

@@ -1,0 +1,190 @@
+"""Rules whose sums hide the clients: of whole numbers, as secure sums need them, and with differential privacy.
+
+Both are of z, a client's statistics in the rule's units (`Rule.units`), by the anchor's standard deviations: numbers
+near one, whatever the rule.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl.contracts import WEIGHTS, GatherRule, ModelRule, Rule
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.rules.rule import KEPT, each, sharing
+from tfp_bfl.rules.whole_model import whole_model
+
+AnyRule = Union[Rule, GatherRule, str]
+# With noise, sums of precisions or variances stay within this factor of those of clients who all send the anchor.
+MOST_CHANGE = 4.0
+
+
+class _Quantised(NamedTuple):
+    sums: Any  # int64
+    clipped: tf.Tensor  # numbers, int64
+
+
+def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, bits: int = 40) -> ModelRule:
+    """`rule` over sums of whole numbers, which masks or encryption can hide from the server.
+
+    q = round(min(max(z, -bound), bound) 2^bits / bound)
+
+    and the server takes sum_k q_k as sum_k z_k. Sums are of int64, and exact for up to 2^(63 - bits) clients. The
+    metric `clipped_numbers` counts those beyond the bound.
+
+    Args:
+      rule: of `tfp_bfl.rules`, or its name; one whose statistics merge by a plain sum.
+      max_weight: a public bound of the clients' weights, which are divided by it; a larger weight counts as it.
+      bound: of z.
+      bits: of z without its sign, from 8 to 52.
+
+    Raises:
+      InvalidArgument: not a rule, one that needs more than a sum, or numbers outside their ranges.
+    """
+    inner, units = _plain_sum(rule)
+    max_weight, bound = check_number(max_weight, "max_weight"), check_number(bound, "bound")
+    if check_count(bits, "bits", 8) > 52:
+        raise InvalidArgument(f"bits is {bits}, but must be at most 52: float64 holds no longer numbers exactly.")
+    step = bound / 2.0**bits
+
+    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Quantised:
+        statistics = inner.summarise(local, anchor, tf.minimum(weight / max_weight, 1.0))
+        z = each(lambda x, unit: _double(x) / _double(unit), statistics, units(anchor))
+        clipped = [tf.math.count_nonzero(tf.abs(x) > bound) for x in tf.nest.flatten(z)]
+        q = each(lambda x: tf.cast(tf.round(tf.clip_by_value(x, -bound, bound) / step), tf.int64), z)
+        return _Quantised(q, tf.add_n(clipped))
+
+    def together(total: _Quantised, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        back = lambda q, unit: tf.cast(_double(q) * step * _double(unit), unit.dtype)
+        pooled, own = inner.pool_with_metrics(each(back, total.sums, units(anchor)), anchor)
+        return pooled, {"clipped_numbers": total.clipped, **own}
+
+    fields = {name: getattr(inner, name) for name in KEPT} | {"name": f"quantised {inner.name}", "linear": False}
+    return ModelRule(summarise, lambda a, b: each(tf.add, a, b), **fields, **sharing(together))
+
+
+class _Private(NamedTuple):
+    sums: Any
+    clipped: tf.Tensor  # clients, int32
+
+
+def private(
+    rule: AnyRule,
+    *,
+    clip_norm: float,
+    noise_multiplier: float,
+    cohort_size: int,
+    variance_clip_norm: Optional[float] = None,
+) -> ModelRule:
+    """`rule` with client-level differential privacy: no client moves the sum further than the noise hides.
+
+    x_k <- min(1, C / ||x_k||) x_k,   sum_k x_k <- sum_k x_k + sqrt(2) s C N(0, I)      of the means
+    v_k <- min(1, V / ||v_k||) v_k,   sum_k v_k <- sum_k v_k + sqrt(2) s V N(0, I)      of the variances
+
+    with C clip_norm, V variance_clip_norm and s noise_multiplier; without a posterior s C in the place of sqrt(2) s C.
+    (x_k, v_k) = z_k is here what the client's statistics differ by from those of the anchor itself, so that one who
+    learns nothing, or is faulty, adds nothing. Each client counts once, and all together as `cohort_size` clients,
+    however many took part: whoever knows the pooled posterior does not know how many they were. Where there is noise,
+    no precision or variance changes by more than the factor `MOST_CHANGE` in a round: it is the unit of the next noise.
+
+    The guarantee is `tfp_bfl.privacy.epsilon`'s, for the pooled posterior, if clients are drawn each for itself as
+    `simulate` draws them. The metric `clipped_clients`, as all that a round reports of clients, is outside it.
+
+    Args:
+      rule: of `tfp_bfl.rules`, or its name; one whose statistics merge by a plain sum, without a defence.
+      clip_norm: C, of all means or shifts together, in the anchor's standard deviations; without a posterior in the
+        weights' own unit.
+      variance_clip_norm: V, of all variances or precisions together, in the anchor's; None for a twentieth of
+        clip_norm. Each round's noise is sqrt(2) s V / cohort_size times the variances themselves.
+      noise_multiplier: s; zero for clipping alone.
+      cohort_size: how many clients a round has in expectation.
+
+    Raises:
+      InvalidArgument: not a rule, one that needs more than a sum, or numbers outside their ranges.
+
+    Source: McMahan et al. 2018 (arXiv:1710.06963), algorithm 1, with the estimator of fixed denominator; posteriors and
+      units are ours.
+    """
+    inner, of_anchor = _plain_sum(rule)
+    if inner.uses_anchor or inner.gives != WEIGHTS:
+        raise InvalidArgument(
+            f"The rule {inner.name!r} is no mean of what clients send, and noise would not stay in bounds: use one "
+            "such as 'naive_weighted_average' or 'log_linear_pool', without a defence."
+        )
+    clip_norm = check_number(clip_norm, "clip_norm")
+    of_variances = check_number(
+        clip_norm / 20 if variance_clip_norm is None else variance_clip_norm, "variance_clip_norm"
+    )
+    size = float(check_count(cohort_size, "cohort_size"))
+    noise = check_number(noise_multiplier, "noise_multiplier", zero=True)
+
+    def start_of(anchor: Any) -> Any:
+        """What clients send who learn nothing: variances and precisions are positive, and means zero."""
+        return inner.summarise(anchor, anchor, tf.ones([]))
+
+    def units(anchor: Any) -> Any:
+        """What clipped sums are one of."""
+        of = lambda unit, start: unit * tf.cast(tf.where(start > 0, of_variances, clip_norm), unit.dtype)
+        return each(of, of_anchor(anchor), start_of(anchor))
+
+    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Private:
+        start = start_of(anchor)
+        difference = each(tf.subtract, inner.summarise(local, anchor, tf.ones([])), start)
+        z = each(lambda x, unit: x / unit, difference, units(anchor))
+        # Who counts nothing adds nothing: a round in which nobody was drawn is run with one of weight zero.
+        here = [each(lambda s, positive=positive: (s > 0) == positive, start) for positive in (False, True)]
+        norms = [_norm(each(lambda x, yes: tf.where(yes, x, tf.zeros_like(x)), z, part)) for part in here]
+        factors = [tf.where(weight > 0, 1 / tf.maximum(norm, 1.0), 0.0) for norm in norms]
+        cut = lambda x, s: x * tf.cast(tf.where(s > 0, factors[1], factors[0]), x.dtype)
+        return _Private(each(cut, z, start), tf.cast((norms[0] > 1) | (norms[1] > 1), tf.int32))
+
+    def randomise(total: _Private, seed: tf.Tensor) -> _Private:
+        leaves = tf.nest.flatten(total.sums)
+        seeds = tf.unstack(tf.random.experimental.stateless_split(seed, len(leaves)))
+        stddev = noise * (2.0 if _has_variances(total.sums) else 1.0) ** 0.5
+        noisy = [x + stddev * tf.random.stateless_normal(x.shape, s, dtype=x.dtype) for x, s in zip(leaves, seeds)]
+        return total._replace(sums=_without_weights(tf.nest.pack_sequence_as(total.sums, noisy)))
+
+    def together(total: _Private, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+        def back(x: tf.Tensor, unit: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+            same = tf.cast(size, x.dtype) * start
+            whole = same + unit * x
+            if not noise:
+                return whole
+            return tf.where(start > 0, tf.clip_by_value(whole, same / MOST_CHANGE, same * MOST_CHANGE), whole)
+
+        pooled, own = inner.pool_with_metrics(each(back, total.sums, units(anchor), start_of(anchor)), anchor)
+        return pooled, {"clipped_clients": total.clipped, **own}
+
+    fields = {name: getattr(inner, name) for name in KEPT}
+    fields |= {"name": f"private {inner.name}", "uses_anchor": True, "linear": False}
+    merge = lambda a, b: each(tf.add, a, b)
+    return ModelRule(summarise, merge, **fields, **sharing(together), randomise=randomise)
+
+
+def _norm(structure: Any) -> tf.Tensor:
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(_double(x))) for x in tf.nest.flatten(structure)]))
+
+
+def _without_weights(sums: Any) -> Any:
+    """The sums of a whole model without noise on how much clients count, which all know."""
+    return sums._make(part._replace(weight=tf.zeros_like(part.weight)) for part in sums)
+
+
+def _has_variances(sums: Any) -> bool:
+    return any(len(tf.nest.flatten(part)) > 1 for part in (sums.posterior, sums.moments))
+
+
+def _plain_sum(rule: AnyRule) -> tuple[ModelRule, Any]:
+    inner = whole_model(rule)
+    if inner.units is None or inner.takes != WEIGHTS:
+        raise InvalidArgument(
+            f"The rule {inner.name!r} needs more of the clients than a sum, and only a sum hides them: use one such as "
+            "'log_linear_pool' or 'naive_weighted_average', without a defence but clip."
+        )
+    return inner, inner.units
+
+
+def _double(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(x, tf.float64)
