@@ -106,6 +106,10 @@ OWN = {
     "uncapped": True,
     "absent_decay": True,
     "pruning_threshold": 0.5,
+    "privacy_clip_norm": 2.0,
+    "privacy_noise": 0.5,
+    "privacy_variance_clip_norm": 0.5,
+    "privacy_delta": 1e-6,
 }
 
 
@@ -134,6 +138,7 @@ def test_options_of_other_algorithms_are_refused(algorithm):
     for name, value in OWN.items():
         server = {"server_optimizer": "sgd"} if name in ("server_learning_rate", "server_momentum") else {}
         server |= {"compressor": "none"} if name == "per_tensor" and algorithm in takers(name) else {}
+        server |= {"privacy_clip_norm": "1"} if name.startswith("privacy_") else {}
         options = {"algorithm": algorithm, name: str(value)}
         if algorithm in takers(name):
             assert getattr(make_config(None, {"pretrain_share": "0.1", **server, **options}), name) == value

@@ -28,6 +28,7 @@ from tfp_bfl.contracts import (
 )
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.privacy import Privacy
 
 Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
 # Who gives and who takes what, as an error advises.
@@ -62,6 +63,7 @@ def compose(
     compressor: Optional[Union[str, Compressor]] = None,
     per_tensor: bool = False,
     augmentation: Optional[Union[str, Augmentation]] = None,
+    privacy: Optional[Privacy] = None,
     **process_options: Any,
 ) -> federated.BayesianProcess:
     """A process of any client work, rule, server step, weighting and defence that fit each other.
@@ -83,6 +85,8 @@ def compose(
       compressor, per_tensor: of the changes that clients send (`clients.compressed`), for a rule that is linear and
         weights that do not follow from what is sent; None for none.
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
+      privacy: clipping and noise (`rules.private`), for a rule that is a plain sum and clients that weigh the same;
+        None for none.
       **process_options: of `federated.build_process`: element_spec, seed, max_magnitude, max_change_norm,
         max_weight_ratio (10 where weights follow from what clients send), min_examples, and the burn_in_rounds of the
         parts, so that `simulate` can refuse a run of no more rounds.
@@ -96,16 +100,13 @@ def compose(
     if not isinstance(server_step, ServerStep):
         raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(server_step)}.")
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
-    whole = rules.whole_model(rule)
+    whole = rules.whole_model(rule) if privacy is None else _private(rule, privacy, weighting, robust)
     _check_fit(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         _check_linear(whole, weighting, robust)
         work = clients.compressed(work, compressor, per_tensor)
-    if process_options.get("max_change_norm") is not None and work.sends != WEIGHTS:
-        raise InvalidArgument(
-            f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
-        )
+    _check_change_norm(process_options, work)
     if weighting in weightings.COMPARE_POSTERIORS:
         _check_posteriors(weighting, work, model_fn)
         process_options = {"max_weight_ratio": weightings.MAX_RATIO, **process_options}
@@ -115,6 +116,7 @@ def compose(
         weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
         rule=_defended(whole, work, weighting, robust, process_options.get("max_weight_ratio")),
         server_step=server_step,
+        privacy=privacy,
         **process_options,
     )
 
@@ -122,7 +124,7 @@ def compose(
 PROCESS_OPTIONS = tuple(
     name
     for name in inspect.signature(federated.build_process).parameters
-    if name not in ("model_fn", "client_work", "weigh", "rule", "server_step")
+    if name not in ("model_fn", "client_work", "weigh", "rule", "server_step", "privacy")
 )
 # Those that a recipe passes on.
 SHARED_OPTIONS = (
@@ -131,6 +133,7 @@ SHARED_OPTIONS = (
     "compressor",
     "per_tensor",
     "augmentation",
+    "privacy",
     *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"),
 )
 
@@ -210,6 +213,13 @@ def _check_fit(work: ClientWork, rule: ModelRule, step: ServerStep) -> None:
         )
 
 
+def _check_change_norm(options: Mapping[str, Any], work: ClientWork) -> None:
+    if options.get("max_change_norm") is not None and work.sends != WEIGHTS:
+        raise InvalidArgument(
+            f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
+        )
+
+
 def _check_linear(rule: ModelRule, weighting: str, robust: Optional[str]) -> None:
     what = "" if rule.linear else f"the rule {rule.name!r} is not linear in the clients' means"
     if weighting in weightings.COMPARE_POSTERIORS:
@@ -221,6 +231,24 @@ def _check_linear(rule: ModelRule, weighting: str, robust: Optional[str]) -> Non
             f"The noise of a compressor would be a bias, as {what}: use a rule such as 'log_linear_pool', weighted by "
             "'train_size', without a defence."
         )
+
+
+def _private(rule: Any, privacy: Privacy, weighting: str, robust: Optional[str]) -> ModelRule:
+    if not isinstance(privacy, Privacy):
+        raise InvalidArgument(
+            f"privacy must be a Privacy, such as privacy.Privacy(clip_norm=10, noise_multiplier=1, cohort_size=50), "
+            f"not {shown(privacy)}."
+        )
+    how = {"weighting": (weighting, "equal"), "robust": (robust, None)}
+    for name, (given, wanted) in how.items():
+        if given != wanted:
+            raise InvalidArgument(
+                f"{name} is {given!r}, but privacy hides one client among others who count the same, clipped by its "
+                f"own norm: use {name}={wanted!r}."
+            )
+    settings = privacy.checked()._asdict()
+    del settings["delta"]
+    return rules.private(rule, **settings)
 
 
 def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> None:

@@ -8,7 +8,7 @@ from tfp_bfl import clients, federated, servers
 from tfp_bfl.algorithms.compose import SHARED_OPTIONS, Model, compose, split_options
 
 # `clients.compressed` is of work that keeps nothing.
-SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("compressor", "per_tensor"))
+SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("compressor", "per_tensor", "privacy"))
 
 
 def p_fed_bayes(model_fn: Model, *, rule: str = "naive_weighted_average", **options: Any) -> federated.BayesianProcess:

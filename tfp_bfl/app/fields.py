@@ -256,6 +256,39 @@ class Weighted(Options):
             )
 
 
+class Hidden(Weighted):
+    """Whose clients can be hidden from those who see the model."""
+
+    privacy_clip_norm: Optional[Positive] = option(
+        None,
+        "Differential privacy: the furthest that a client moves the sum of means, in standard deviations.",
+        argument=None,
+    )
+    privacy_variance_clip_norm: Optional[Positive] = option(
+        None, "The same of variances; a twentieth of privacy_clip_norm if not given.", argument=None
+    )
+    privacy_noise: PositiveOrZero = option(1.0, "The noise's standard deviation over privacy_clip_norm.", argument=None)
+    privacy_delta: Share = option(1e-5, "Delta, for which epsilon is told.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        fields = type(self).model_fields
+        for name in ("privacy_variance_clip_norm", "privacy_noise", "privacy_delta"):
+            if self.privacy_clip_norm is None and getattr(self, name) != fields[name].default:
+                raise InvalidArgument(f"{name} is of differential privacy, and there is none: give privacy_clip_norm.")
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        if self.privacy_clip_norm is None:
+            return given
+        if config.cohort_size is None:
+            raise InvalidArgument(
+                "privacy_clip_norm hides clients of whom few take part at a time, and here all do: give cohort_size."
+            )
+        numbers = self.privacy_noise, config.cohort_size, self.privacy_delta, self.privacy_variance_clip_norm
+        return {**given, "privacy": bfl.privacy.Privacy(self.privacy_clip_norm, *numbers)}
+
+
 def extra(field: Any, what: str) -> Any:
     """The `argument` or the `names` that `option` gave a field."""
     return field.json_schema_extra[what]

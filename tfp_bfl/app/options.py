@@ -22,6 +22,7 @@ from tfp_bfl.app.fields import (
     CountOrZero,
     Defended,
     Draws,
+    Hidden,
     ManyRounds,
     Options,
     Pooled,
@@ -62,7 +63,7 @@ class _Inferred(ManyRounds, Bounded):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Pooled, Defended, AnyKind, Weighted, Compressed):
+class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, Compressed):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
@@ -168,12 +169,12 @@ class _Averaging(ManyRounds, _SGD, ServerOptimized, Bounded, Defended):
         return {**given, "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum)}
 
 
-class FedOpt(_Averaging, AnyKind, Weighted, Compressed):
+class FedOpt(_Averaging, AnyKind, Hidden, Compressed):
     recipe: ClassVar[str] = "fed_opt"
     summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
 
 
-class FedProx(_Averaging, AnyKind, Weighted, Compressed):
+class FedProx(_Averaging, AnyKind, Hidden, Compressed):
     recipe: ClassVar[str] = "fed_prox"
     summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
 
@@ -212,7 +213,7 @@ class _PosteriorAveraging(BurnIn):
     shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
 
 
-class FedPA(_Averaging, AnyKind, Weighted, _PosteriorAveraging, Compressed):
+class FedPA(_Averaging, AnyKind, Hidden, _PosteriorAveraging, Compressed):
     recipe: ClassVar[str] = "fed_pa"
     summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
 

@@ -165,6 +165,7 @@ def _run(
             **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
+            **_privacy(config, result.rounds[-1]),
             **_permuted(result, shown, score),
         }
         if shards:
@@ -188,6 +189,10 @@ def _run(
         tell.phase("SavedModel, figures and report")
         write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
+
+
+def _privacy(config: RunConfig, last: dict[str, Any]) -> dict[str, float]:
+    return {} if last.get("epsilon") is None else {"epsilon": last["epsilon"], "delta": config.privacy_delta}
 
 
 def _permuted(

@@ -9,7 +9,7 @@ They follow each other:
 
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
 from tfp_bfl.data.clients import ClientExamples, Clients
-from tfp_bfl.data.cohorts import answering, cohort
+from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.own import TABLES, OwnData, is_own, names_clients, read_own, read_rows
@@ -37,6 +37,7 @@ __all__ = [
     "crop_and_flip",
     "describe",
     "dirichlet",
+    "each_drawn",
     "fitted",
     "iid",
     "is_own",

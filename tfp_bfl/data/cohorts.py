@@ -55,6 +55,26 @@ def cohort(
     return np.sort(rng.choice(num_clients, size=cohort_size, replace=False, p=shares)).astype(np.int64)
 
 
+def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) -> np.ndarray:
+    """The clients of a round, each drawn for itself with probability expected / K.
+
+    A function of (seed, round_number, client) alone.
+
+    Args:
+      num_clients: K.
+      expected: how many there are in the mean; K for all of them.
+      round_number, seed: as in `cohort`.
+
+    Returns:
+      Sorted client indices, int64; there may be none.
+
+    Raises:
+      InvalidArgument: as `cohort`.
+    """
+    share = check_cohort_size(num_clients, expected) / num_clients
+    return np.flatnonzero(generator(seed, "each", round_number).random(num_clients) < share)
+
+
 def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
     """Returns the number of clients a round, which is K for None, and draws none.
 

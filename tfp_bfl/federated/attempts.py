@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import Clients, Parties, answering, cohort
+from tfp_bfl.data import Clients, Parties, answering, cohort, each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import FAULTS, within
@@ -38,6 +38,7 @@ class Sampling(NamedTuple):
       max_retries: new cohorts for a round in which nobody was sound.
       max_restarts: of dead workers, within a round.
       popularity: of `data.cohort`.
+      each_for_itself: cohort_size is what a round has in expectation, as differential privacy wants it.
     """
 
     cohort_size: Optional[int]
@@ -46,6 +47,7 @@ class Sampling(NamedTuple):
     max_retries: int
     max_restarts: int
     popularity: Optional[float] = None
+    each_for_itself: bool = False
 
 
 class Outcome(NamedTuple):
@@ -116,6 +118,8 @@ class Attempts:
         """
         number, sampling = int(state.round) + 1, self._sampling
         self._restarts = 0
+        if sampling.each_for_itself:
+            return self._run_hiding(state, number)
         # Without a draw there is nobody else to try.
         drawn = sampling.dropout > 0 or (sampling.cohort_size or self._clients.num_clients) < self._clients.num_clients
         reasons = "no client answered"
@@ -139,6 +143,25 @@ class Attempts:
         raise Error(
             f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather(number)}."
         )
+
+    def _run_hiding(self, state: ServerState, number: int) -> Outcome:
+        """A round that does not tell who was in it: it is not tried again, and nobody is left out for the others."""
+        chosen = each_drawn(
+            self._clients.num_clients,
+            self._sampling.cohort_size or self._clients.num_clients,
+            number,
+            self._sampling.seed,
+        )
+        present = answering(chosen, self._sampling.dropout, number, self._sampling.seed).tolist()
+        if not present:  # The noise alone is added: to what one client sends who counts nothing.
+            state = state._replace(federation=state.federation._replace(most_weight=np.float32(0)))
+        try:
+            outcome = self._next(state, present or [0])
+        except _Spoilt as spoilt:
+            raise Diverged(str(spoilt), state) from None
+        if outcome.faulty:
+            logger.warning("In round %d faulty clients count nothing: %s.", number, _listed(outcome.faulty))
+        return outcome._replace(num_dropped=len(chosen) - len(present), restarts=self._restarts)
 
     def _rather(self, number: int) -> str:
         """Which options it may be, where all clients fail from the first round on."""

@@ -20,6 +20,7 @@ from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, check_logits, get_weights, min_stddev
+from tfp_bfl.privacy import Privacy
 
 
 class BayesianProcess:
@@ -41,6 +42,7 @@ class BayesianProcess:
       burn_in_rounds: rounds before those that make the result: a run must have more.
       limits: of what clients send, and of the server's weights.
       thinning: of a chain: which rounds are its draws; None for no chain.
+      privacy: what its rule's clipping and noise are, None without.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
       state_spec: the shapes and types of the state's tensors, leaf by leaf; None for an axis that may grow.
     """
@@ -56,6 +58,7 @@ class BayesianProcess:
         thinning: Optional[Thinning],
         limits: Limits = LIMITS,
         weigh: Optional[Weigh] = None,
+        privacy: Optional[Privacy] = None,
     ):
         model = model_fn()
         self.round = round
@@ -68,6 +71,7 @@ class BayesianProcess:
         self.one_shot = rule.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning
+        self.privacy = privacy
         self.limits = limits
         self.client_work = client_work
         state = types_of(round.initialize)
@@ -76,6 +80,7 @@ class BayesianProcess:
             **describe(model, rule.name, tf.nest.flatten(state.step)),
             "weighting": getattr(weigh, "__name__", "custom"),
             **settings_of(work=client_work, step=server_step, rule=rule, limits=limits),
+            **(privacy._asdict() if privacy else {}),
         }
 
     @functools.cached_property
@@ -173,6 +178,7 @@ def build_process(
     min_examples: int = 1,
     burn_in_rounds: int = 0,
     thinning: Optional[Thinning] = None,
+    privacy: Optional[Privacy] = None,
 ) -> BayesianProcess:
     """Builds the process; its round runs in any engine, over any number of clients in constant server memory.
 
@@ -197,6 +203,7 @@ def build_process(
       min_examples: a client with fewer is faulty, and `simulate` refuses it before the first round.
       burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
       thinning: for a chain whose rounds are samples of a posterior over point weights: which `simulate` keeps.
+      privacy: what the rule's clipping and noise are (`rules.private`), by which `simulate` draws clients and accounts.
 
     Faulty clients are left out of the sums, counted and named (`federated.faults`).
 
@@ -232,7 +239,7 @@ def build_process(
         seed=seed,
         limits=limits,
     )
-    return BayesianProcess(model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh)
+    return BayesianProcess(model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh, privacy)
 
 
 def _client_spec(model: tf.keras.Model) -> ClientExamples:

@@ -179,7 +179,10 @@ def make_round(
 
     def conclude(state: ServerState, total: Contribution) -> tuple[ServerState, Metrics]:
         sound = is_sound(total.report.fault)
-        pooled, reported = rule.pool_with_metrics(total.statistics, state.weights)
+        statistics = total.statistics
+        if rule.randomise is not None:
+            statistics = rule.randomise(statistics, fold(state.seed, state.round, -3))
+        pooled, reported = rule.pool_with_metrics(statistics, state.weights)
         metrics = _round_metrics(total.report)
         any_weight = tf.constant(Federation().most_weight)
         here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
@@ -187,7 +190,9 @@ def make_round(
         met = server_step.meet(state.step, federation, here.num_clients)
         step, weights = server_step.next(met, state.weights, pooled, fold(state.seed, state.round, -2))
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
-        step, weights = tf.cond(tf.reduce_any(sound), lambda: (step, weights), lambda: (state.step, state.weights))
+        # A rule with noise hides whether there was anybody.
+        learnt = tf.reduce_any(sound) | (rule.randomise is not None)
+        step, weights = tf.cond(learnt, lambda: (step, weights), lambda: (state.step, state.weights))
         memory = replace_rows(state.memory, total.report.client, total.memory, sound)
         metrics.update(spread(weights.posterior, limits.min_stddev)._asdict())
         metrics.update(reported)

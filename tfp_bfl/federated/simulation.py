@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import Clients, Parties, answering, cohort
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.description import describe_clients
@@ -25,6 +25,7 @@ from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_colla
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.models import ModelWeights, predictive_model
 from tfp_bfl.posterior import Samples, Spread, marginals, spread
+from tfp_bfl.privacy import Privacy, everyone_clipped_warning, taking_part_warning
 
 if TYPE_CHECKING:
     from tfp_bfl.federated.tff.context import Runtime
@@ -86,7 +87,8 @@ def simulate(
       process: of `tfp_bfl.algorithms`.
       clients: who holds what (`tfp_bfl.data`).
       rounds: how many in all.
-      cohort_size: clients a round, drawn by the seed; None for all of them.
+      cohort_size: clients a round, drawn by the seed; None for all of them, or the number that the process's privacy
+        is of: those are drawn each for itself.
       seed: of the cohorts and of the clients' noise; None for the process's.
       checkpoint_dir: the run is saved here: state and metrics. A run of the same process, clients and seed goes on from
         the last checkpoint, and ends with the same numbers, bit for bit, as one that was never stopped.
@@ -134,6 +136,8 @@ def simulate(
     for name, count in {"max_retries": max_retries, "max_restarts": max_restarts}.items():
         check_count(count, name, least=0)
     seed = int(process.round.seed if seed is None else seed)
+    if process.privacy:
+        cohort_size = _private_size(process.privacy, clients, cohort_size, popularity)
     check_clients(process, clients, cohort_size)
     if evaluate_cohort and isinstance(clients, Parties):
         raise InvalidArgument(
@@ -158,6 +162,10 @@ def simulate(
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
     warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
+    if process.privacy:
+        process.privacy.epsilon(clients.num_clients, rounds)  # That it can be told, before work starts.
+        always = taking_part_warning(process.privacy, clients.num_clients)
+        warnings += [always] if always else []
     for warning in warnings:
         logger.warning(warning)
     draws = draws or process.thinning
@@ -182,7 +190,10 @@ def simulate(
         if kept:
             kept.restore(record.draws, state.weights)
         attempts = Attempts(
-            process, running, clients, Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity)
+            process,
+            running,
+            clients,
+            Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity, process.privacy is not None),
         )
         predictive = lambda state: _predictive(process, state, kept)
         saved = int(state.round) if found else 0
@@ -196,6 +207,8 @@ def simulate(
                     kept.add(number, outcome.state.weights)
                     record.draws = kept.digests
                 if number == rounds or ((evaluate or evaluate_cohort) and number % evaluate_every == 0):
+                    if process.privacy:
+                        row["epsilon"] = process.privacy.epsilon(clients.num_clients, number)
                     base = base or process.model_fn()
                     weights = predictive(outcome.state)
                     model = predictive_model(base, weights, batch_norm_examples)
@@ -227,9 +240,31 @@ def simulate(
     if same:
         logger.warning(same)
     warnings += [same] if same else []
+    everyone = process.privacy and everyone_clipped_warning(process.privacy, record.rows)
+    if everyone:
+        logger.warning(everyone)
+        warnings.append(everyone)
     warnings += attempts.warnings.values()
     draws_kept = kept.samples() if kept else None
     return SimulationResult(model, state, record.rows, record.collapsed, draws_kept, warnings)
+
+
+def _private_size(
+    privacy: Privacy, clients: Union[Clients, Parties], cohort_size: Optional[int], popularity: Optional[float]
+) -> int:
+    expected = privacy.cohort_size
+    if isinstance(clients, Parties):
+        raise InvalidArgument(
+            "Differential privacy by client is of simulations: its noise follows from the run's seed, and parties know "
+            "that."
+        )
+    if popularity is not None:
+        raise InvalidArgument("popularity draws clients unevenly, and privacy must draw them evenly: leave it out.")
+    if cohort_size not in (None, expected):
+        raise InvalidArgument(
+            f"cohort_size is {shown(cohort_size)}, but the process's privacy is of cohorts of {expected}: give that."
+        )
+    return expected
 
 
 def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Draws]) -> ModelWeights:

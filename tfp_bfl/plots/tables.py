@@ -80,6 +80,8 @@ _NAMES = {
     "unseen_client_accuracy_least": "Accuracy for clients never in training, least",
     "adapted_unseen_client_accuracy": "The same after a step of adaptation, mean",
     "adapted_unseen_client_accuracy_least": "The same after a step of adaptation, least",
+    "epsilon": "Differential privacy: epsilon",
+    "delta": "Differential privacy: delta",
     "collapsed_in_round": "Posterior collapsed in round",
 }
 # Which direction is better; others have none.

@@ -1,0 +1,183 @@
+"""Rounds with client-level differential privacy: who is drawn, what is told, and what it costs."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl.data import each_drawn
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.privacy import Privacy, epsilon
+
+dp_accounting = pytest.importorskip("dp_accounting")
+
+TRAIN = bfl.data.load("breast_cancer")
+CLIENTS = TRAIN.partition(bfl.data.iid(30), seed=0)
+HIDDEN = Privacy(clip_norm=5.0, noise_multiplier=0.3, cohort_size=6)
+
+
+@functools.cache
+def process_of(privacy=HIDDEN, rule="log_linear_pool", kind="flipout", **options):
+    build = functools.partial(bfl.models.mlp, kind, (30,), 2, hidden=(4,), seed=0)
+    options = {"local_epochs": 1, "batch_size": 8, "weighting": "equal", "element_spec": CLIENTS.element_spec} | options
+    return bfl.algorithms.variational(build, rule, privacy=privacy, **options)
+
+
+def simulate(process, clients=CLIENTS, rounds=3, **options):
+    return bfl.simulate(process, clients, rounds, engine="local", **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [((1.0, 1000, 50, 100), 4.04), ((1.0, 100, 10, 50), 5.88), ((1.0, 10, 10, 50), 57.3), ((2.0, 100, 10, 0), 0.0)],
+)
+def test_epsilon_of_settings_that_are_known(given, wanted):
+    assert epsilon(*given) == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize("given", [(1.0, 1000, 50, 100), (0.8, 100, 20, 30), (4.0, 10, 10, 20)])
+def test_epsilon_is_an_upper_bound_of_a_sharper_accountant(given):
+    noise, everyone, cohort, rounds = given
+    one = dp_accounting.GaussianDpEvent(noise)
+    event = one if cohort == everyone else dp_accounting.PoissonSampledDpEvent(cohort / everyone, one)
+    sharper = dp_accounting.pld.PLDAccountant().compose(event, rounds).get_epsilon(1e-5)
+    assert sharper < epsilon(*given) < 1.35 * sharper
+
+
+def test_epsilon_knows_its_direction():
+    assert epsilon(1.0, 1000, 50, 10) < epsilon(1.0, 1000, 50, 20) < epsilon(0.5, 1000, 50, 20)
+    assert epsilon(1.0, 2000, 50, 20) < epsilon(1.0, 1000, 50, 20) < epsilon(1.0, 1000, 50, 20, delta=1e-9)
+    assert epsilon(0.0, 1000, 50, 20) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((1.0, 10, 11, 5), "cohort_size is 11, but must be at most num_clients, 10"),
+        ((1.0, 10, 5, -1), "rounds is -1"),
+        ((-1.0, 10, 5, 1), "noise_multiplier is -1"),
+        ((1.0, 10, 5, 1, 1.0), "delta is 1.0, but must be above 0 and below 1"),
+    ],
+)
+def test_what_no_epsilon_is_of(given, message):
+    with pytest.raises(InvalidArgument, match=message):
+        epsilon(*given)
+
+
+@pytest.mark.statistical
+def test_clients_are_drawn_each_for_itself():
+    """4,000 rounds of 6 of 30: how many, their variance, and pairs, within 5 standard errors: wrong once in 6e5."""
+    rounds = [each_drawn(30, 6, number, seed=3) for number in range(4000)]
+    there = np.zeros((4000, 30))
+    for row, chosen in zip(there, rounds):
+        row[chosen] = 1
+    numbers = there.sum(1)
+    assert abs(numbers.mean() - 6) < 5 * np.sqrt(4.8 / 4000) and abs(numbers.var() / 4.8 - 1) < 5 * np.sqrt(2 / 4000)
+    assert abs(np.mean(there[:, 0] * there[:, 1]) - 0.04) < 5 * np.sqrt(0.04 * 0.96 / 4000)
+    assert len(each_drawn(5, 5, 1, 0)) == 5
+    assert np.array_equal(each_drawn(30, 6, 7, seed=3), rounds[7])
+
+
+def test_a_run_tells_its_epsilon_and_draws_clients_that_differ_in_number():
+    result = simulate(process_of(), evaluate=lambda model: {}, rounds=4)
+    assert [row["epsilon"] for row in result.rounds] == [epsilon(0.3, 30, 6, number) for number in (1, 2, 3, 4)]
+    assert len({row["num_clients"] for row in result.rounds}) > 1
+    assert all("clipped_clients" in row for row in result.rounds)
+
+
+def test_a_round_for_which_nobody_was_drawn_adds_noise_alone():
+    quiet = process_of(HIDDEN._replace(cohort_size=1, noise_multiplier=0.0, clip_norm=100.0))
+    loud = process_of(HIDDEN._replace(cohort_size=1, noise_multiplier=0.01))
+    empty = next(n for n in range(2, 20) if not len(each_drawn(30, 1, n, seed=0)))
+    for process, moves in ((quiet, False), (loud, True)):
+        states = [simulate(process, rounds=rounds, seed=0).state.weights for rounds in (empty - 1, empty)]
+        before, after = (np.concatenate([np.ravel(x) for x in tf.nest.flatten(s)]) for s in states)
+        assert (np.abs(after - before).max() > 1e-6) == moves
+
+
+def test_clipping_to_nothing_learns_nothing_and_noise_is_of_the_seed():
+    start = simulate(process_of(HIDDEN._replace(clip_norm=1e-9, noise_multiplier=0.0)))
+    first = process_of().local.initialize().weights
+    for a, b in zip(tf.nest.flatten(start.state.weights), tf.nest.flatten(first)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert any("was clipped to clip_norm 1e-09" in x for x in start.warnings)
+    runs = [simulate(process_of(), seed=seed).state.weights.posterior.mean for seed in (1, 1, 2)]
+    same, other = (np.array_equal(runs[0][0], x[0]) for x in runs[1:])
+    assert same and not other
+
+
+def test_it_learns_where_the_noise_is_small_beside_the_cohort():
+    """Against the same run without learning: not a threshold of taste."""
+    test = bfl.evaluation.evaluator(TRAIN.features, TRAIN.labels)
+    weak = HIDDEN._replace(noise_multiplier=0.05, cohort_size=15, clip_norm=20.0)
+    scores = {
+        name: simulate(process_of(x), rounds=10, evaluate=test, evaluate_every=10).rounds[-1]["accuracy"]
+        for name, x in {"weak": weak, "none": weak._replace(clip_norm=1e-9)}.items()
+    }
+    assert scores["weak"] > scores["none"] + 0.1
+
+
+def test_a_run_goes_on_to_the_same_bits(tmp_path):
+    whole = simulate(process_of(), rounds=4)
+    for rounds in (2, 4):
+        part = simulate(process_of(), rounds=rounds, checkpoint_dir=tmp_path)
+    for a, b in zip(tf.nest.flatten(whole.state), tf.nest.flatten(part.state)):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(InvalidArgument, match="clip_norm"):
+        simulate(process_of(HIDDEN._replace(clip_norm=6.0)), rounds=5, checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weighting": "train_size"}, "weighting is 'train_size', but privacy hides .* use weighting='equal'"),
+        ({"robust": "clip:5"}, "robust is 'clip:5', but privacy hides .* use robust=None"),
+        ({"rule": "weighted_conflation"}, "needs more of the clients than a sum"),
+        ({"privacy": (1, 2, 3)}, r"privacy must be a Privacy, such as"),
+        ({"privacy": HIDDEN._replace(clip_norm=0)}, "clip_norm is 0"),
+        ({"privacy": HIDDEN._replace(delta=2)}, "delta is 2"),
+    ],
+)
+def test_what_privacy_does_not_go_with(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        process_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cohort_size": 5}, "cohort_size is 5, but the process's privacy is of cohorts of 6"),
+        ({"popularity": 1.0}, "popularity draws clients unevenly"),
+    ],
+)
+def test_how_a_private_process_is_not_run(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        simulate(process_of(), **options)
+
+
+def test_who_always_takes_part_is_told():
+    result = simulate(process_of(HIDDEN._replace(cohort_size=30)), rounds=1)
+    assert any("All 30 clients take part in every round" in x for x in result.warnings)
+    assert result.rounds[-1]["num_clients"] == 30
+
+
+def test_a_faulty_client_counts_nothing_and_the_others_as_before():
+    """What one client moves and what all others move adds up to what all move: each is divided by the same number."""
+    process = process_of(HIDDEN._replace(noise_multiplier=0.0, clip_norm=1e6), rule="naive_weighted_average")
+    present = each_drawn(30, 6, 1, seed=0)
+    start = process.local.initialize().weights.posterior.mean
+
+    def moved_without(spoilt):
+        features = TRAIN.features.copy()
+        for k in spoilt:
+            features[CLIENTS.indices[k]] = 1e38
+        clients = dataclasses.replace(CLIENTS, source=dataclasses.replace(TRAIN, features=features))
+        result = simulate(process, clients=clients, rounds=1, seed=0)
+        assert result.rounds[0]["faulty_clients"] == {str(k): "not finite" for k in spoilt}
+        return [after - before for after, before in zip(result.state.weights.posterior.mean, start)]
+
+    for whole, others, one in zip(moved_without([]), moved_without(present[:1]), moved_without(present[1:])):
+        np.testing.assert_allclose(others + one, whole, atol=1e-6)
