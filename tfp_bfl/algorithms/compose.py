@@ -64,6 +64,7 @@ def compose(
     per_tensor: bool = False,
     augmentation: Optional[Union[str, Augmentation]] = None,
     privacy: Optional[Privacy] = None,
+    secure_sums: Optional[float] = None,
     **process_options: Any,
 ) -> federated.BayesianProcess:
     """A process of any client work, rule, server step, weighting and defence that fit each other.
@@ -87,6 +88,8 @@ def compose(
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
       privacy: clipping and noise (`rules.private`), for a rule that is a plain sum and clients that weigh the same;
         None for none.
+      secure_sums: the largest weight that a client may have: clients send whole numbers (`rules.quantised`), whose sum
+        is all that the server need see; None for numbers as they are.
       **process_options: of `federated.build_process`: element_spec, seed, max_magnitude, max_change_norm,
         max_weight_ratio (10 where weights follow from what clients send), min_examples, and the burn_in_rounds of the
         parts, so that `simulate` can refuse a run of no more rounds.
@@ -114,7 +117,7 @@ def compose(
         model_fn,
         client_work=work,
         weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
-        rule=_defended(whole, work, weighting, robust, process_options.get("max_weight_ratio")),
+        rule=_summed(_defended(whole, work, weighting, robust, process_options.get("max_weight_ratio")), secure_sums),
         server_step=server_step,
         privacy=privacy,
         **process_options,
@@ -134,6 +137,7 @@ SHARED_OPTIONS = (
     "per_tensor",
     "augmentation",
     "privacy",
+    "secure_sums",
     *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"),
 )
 
@@ -249,6 +253,10 @@ def _private(rule: Any, privacy: Privacy, weighting: str, robust: Optional[str])
     settings = privacy.checked()._asdict()
     del settings["delta"]
     return rules.private(rule, **settings)
+
+
+def _summed(rule: ModelRule, largest_weight: Optional[float]) -> ModelRule:
+    return rule if largest_weight is None else rules.quantised(rule, max_weight=largest_weight)
 
 
 def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> None:

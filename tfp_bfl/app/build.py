@@ -206,6 +206,7 @@ def process(
     source: Union[bfl.data.Source, bfl.data.Schema],
     unlabelled: Callable[[], Any],
     function: Any = None,
+    secure_sums: Optional[float] = None,
 ) -> bfl.federated.BayesianProcess:
     """The federated process of a configuration.
 
@@ -214,11 +215,13 @@ def process(
       source: one example or more of the training data, or what they look like.
       unlabelled: gives those of `Shares`, if they are asked for.
       function: builds the model in the place of the configuration's; None for that.
+      secure_sums: the bound of clients' weights where they send whole numbers (`algorithms.compose`).
 
     Raises:
       InvalidArgument: its options don't fit the data or each other.
     """
-    return _recipe(config.own_options(), config, source, unlabelled, function)
+    shared = {} if secure_sums is None else {"secure_sums": secure_sums}
+    return _recipe(config.own_options(), config, source, unlabelled, function, **shared)
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None) -> bfl.federated.BayesianProcess:
@@ -238,10 +241,11 @@ def _recipe(
     source: Union[bfl.data.Source, bfl.data.Schema],
     unlabelled: Callable[[], Any] = lambda: None,
     function: Any = None,
+    **shared: Any,
 ) -> bfl.federated.BayesianProcess:
     recipe = getattr(bfl.algorithms, options.recipe)
     arguments = options.arguments(config, unlabelled)
     if source.target is not None:
         _check_regression(options, config, source)
         arguments["likelihood"] = LIKELIHOOD
-    return recipe(model_fn(config, source, function), element_spec=source.element_spec, **arguments)
+    return recipe(model_fn(config, source, function), element_spec=source.element_spec, **arguments, **shared)

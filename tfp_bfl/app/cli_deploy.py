@@ -73,7 +73,7 @@ def start(kit: str) -> None:
 
 
 class _Run(Grouped):
-    first = ("name", "output", "quorum", "deadline", "model", "algorithm", "rule", "rounds")
+    first = ("name", "output", "quorum", "deadline", "secure_sums", "model", "algorithm", "rule", "rounds")
 
 
 @deploy.command("run", cls=_Run)
@@ -84,10 +84,20 @@ class _Run(Grouped):
 @click.option(
     "--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds that a party has."
 )
+@click.option(
+    "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads their sum alone, and needs all."
+)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @functools.partial(config_options, without=OF_ONE_PLACE)
 def run(
-    kit: str, name: str, output: str, quorum: int, deadline: float, config_file: Optional[str], **given: Any
+    kit: str,
+    name: str,
+    output: str,
+    quorum: int,
+    deadline: float,
+    secure_sums: bool,
+    config_file: Optional[str],
+    **given: Any,
 ) -> None:
     """Submit a run to the server, follow it, and fetch its folder."""
     from tfp_bfl.app.config import read_yaml
@@ -95,7 +105,8 @@ def run(
 
     options = {**(read_yaml(config_file) if config_file else {}), **{k: x for k, x in given.items() if x is not None}}
     tell = functools.partial(click.echo, err=True)
-    click.echo(str(submit(kit, name, options, output, quorum=quorum, deadline=deadline, tell=tell)))
+    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "tell": tell, "secure_sums": secure_sums}
+    click.echo(str(submit(kit, name, options, output, **how)))
 
 
 @deploy.command("demo")

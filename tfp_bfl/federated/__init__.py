@@ -19,6 +19,7 @@ from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
+from tfp_bfl.federated.sealed import KEY_BYTES, SealedEngine, SealedParty
 from tfp_bfl.federated.simulation import SimulationResult, check_clients, simulate
 from tfp_bfl.federated.threads import share_cores
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
@@ -36,6 +37,7 @@ _LATER = {
 
 __all__ = [
     "ENGINES",
+    "KEY_BYTES",
     "SERVER_OPTIMIZERS",
     "BayesianProcess",
     "Chains",
@@ -46,6 +48,8 @@ __all__ = [
     "Pretrained",
     "Round",
     "Runtime",
+    "SealedEngine",
+    "SealedParty",
     "ServerState",
     "SimulationResult",
     "Thinning",

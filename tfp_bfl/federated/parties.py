@@ -15,7 +15,7 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Callable, Optional, Protocol, Union
 
 import numpy as np
 import tensorflow as tf
@@ -120,7 +120,12 @@ class Party:
         result = self._work(given, self._examples, self._key(done))
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
-        return to_arrays(result._replace(memory=()))
+        return self._sent(received, result._replace(memory=()))
+
+    def _sent(self, message: Any, result: Any) -> dict[str, np.ndarray]:
+        """What the server gets of a result."""
+        del message
+        return to_arrays(result)
 
     def _memory(self, message: Any) -> Any:
         if self._first is None:
@@ -235,7 +240,13 @@ class PartyEngine:
 
 
 def simulate_parties(
-    process: BayesianProcess, parties: Parties, transport: Transport, rounds: int, quorum: int = 1, **options: Any
+    process: BayesianProcess,
+    parties: Parties,
+    transport: Transport,
+    rounds: int,
+    quorum: int = 1,
+    make_engine: Callable[..., PartyEngine] = PartyEngine,
+    **options: Any,
 ) -> SimulationResult:
     """Runs a process over parties, as `simulate` runs it over clients whose data are here.
 
@@ -245,6 +256,7 @@ def simulate_parties(
       transport: that reaches them.
       rounds: how many in all.
       quorum: the fewest sound answers of a round with which the run goes on.
+      make_engine: `PartyEngine`, or `SealedEngine` for parties that mask what they send.
       **options: of `simulate`.
 
     Raises:
@@ -255,7 +267,7 @@ def simulate_parties(
     if quorum > asked:
         raise InvalidArgument(f"The quorum is {quorum}, but there are {asked} parties in a round.")
     result = result_spec(process)
-    engine = lambda process, runtime: contextlib.nullcontext(PartyEngine(process, result, parties, transport, quorum))
+    engine = lambda process, runtime: contextlib.nullcontext(make_engine(process, result, parties, transport, quorum))
     return simulate(at_server(process), parties, rounds, engine=engine, **options)
 
 

@@ -58,11 +58,15 @@ class Server(Controller):
       folder: where runs are kept, from the server's own folder.
       quorum: the fewest parties that must answer.
       deadline: seconds that a party has for an answer.
+      secure_sums: parties mask what they send.
     """
 
-    def __init__(self, name: str, options: dict[str, Any], folder: str, quorum: int, deadline: float):
+    def __init__(
+        self, name: str, options: dict[str, Any], folder: str, quorum: int, deadline: float, secure_sums: bool
+    ):
         super().__init__()
         self._arguments = name, options, folder, quorum, deadline
+        self._secure_sums = secure_sums
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is to be prepared."""
@@ -79,7 +83,7 @@ class Server(Controller):
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
             with reporter(Console(force_terminal=False, width=200), "lines", int(options.get("rounds", 0))) as tell:
-                done = serve(options, name, here, channel, quorum, tell)
+                done = serve(options, name, here, channel, quorum, tell, secure_sums=self._secure_sums)
             # What the administrator fetches: the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
         except _Aborted:

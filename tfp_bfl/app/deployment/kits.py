@@ -33,6 +33,7 @@ label: label             # the column of the labels
 # max_rounds: 1000
 # min_parties: 2
 # share_scores: true     # sums of a model's scores on the test data
+# only_secure_sums: false   # true: no run whose server sees by itself what this party finds
 """
 
 

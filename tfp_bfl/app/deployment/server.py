@@ -14,6 +14,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
 from tfp_bfl.app.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.app.deployment.job import check_name, make_job, to_json
+from tfp_bfl.app.deployment.site import OFFER
 from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.run_folder import owned, recorder
 from tfp_bfl.errors import Error, InvalidArgument
@@ -47,7 +48,14 @@ class Channel(Protocol):
 
 
 def serve(
-    options: Mapping[str, Any], name: str, folder: pathlib.Path, channel: Channel, quorum: int, tell: Reporter
+    options: Mapping[str, Any],
+    name: str,
+    folder: pathlib.Path,
+    channel: Channel,
+    quorum: int,
+    tell: Reporter,
+    *,
+    secure_sums: bool = False,
 ) -> pathlib.Path:
     """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
 
@@ -61,6 +69,7 @@ def serve(
       channel: that reaches the parties.
       quorum: the fewest parties that must take part, and give a sound answer in each round.
       tell: what is told of progress.
+      secure_sums: parties mask what they send, so that only their sum can be read here; each round then needs all.
 
     Raises:
       InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
@@ -72,16 +81,19 @@ def serve(
     tell.phase("asking the parties what data they have")
     told = _told(folder, channel, quorum)
     names = tuple(sorted(told))
+    offers = {party: told[party].pop(OFFER, None) for party in names}
     schema = bfl.data.agree(name, told)
     config = make_job(options, len(names))
     sizes = np.array([told[party]["num_examples"] for party in names], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
-    process = build.process(config, schema, lambda: None)
+    sums = _largest(offers, sizes) if secure_sums else None
+    process = build.process(config, schema, lambda: None, secure_sums=sums)
     bfl.federated.check_clients(process, parties)
     with owned(folder, config):
-        (folder / PARTIES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        kept = {party: {**told[party], OFFER: offers[party]} for party in names}
+        (folder / PARTIES).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
-        job["version"] = bfl.__version__
+        job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
         _begin(channel, names, job, quorum)
         tell.announce(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
@@ -94,6 +106,7 @@ def serve(
                 _Carrier(channel, names),
                 config.rounds,
                 quorum,
+                bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
@@ -172,6 +185,17 @@ def _told(folder: pathlib.Path, channel: Channel, quorum: int) -> dict[str, Any]
             refused[party] = str(error)
     _enough(len(told), quorum, refused)
     return told
+
+
+def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
+    """The bound of the parties' weights, of whom each must have offered half of a key."""
+    without = [party for party, offer in offers.items() if offer is None]
+    if without:
+        raise InvalidArgument(
+            f"{', '.join(without)} can't mask what they send: secure sums need each party's certificate in its folder "
+            "startup, as `tfp-bfl deploy init` makes it."
+        )
+    return float(sizes.max())
 
 
 def _begin(channel: Channel, names: Sequence[str], job: Mapping[str, Any], quorum: int) -> None:

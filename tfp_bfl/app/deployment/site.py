@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import secrets
-from typing import Optional, Union
+from collections.abc import Mapping
+from typing import Any, Optional, Union
 
 import numpy as np
 import pydantic
@@ -15,12 +17,13 @@ import tensorflow as tf
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, read_yaml
+from tfp_bfl.app.deployment import keys
 from tfp_bfl.app.deployment.job import check_name, from_json, make_job
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 
-FILE, SECRET = "party.yaml", "secret"
+FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
 _SECRET_BYTES = 32
 _MOST_BYTES = 2**33
 
@@ -38,6 +41,7 @@ class PartyFile(pydantic.BaseModel):
       max_rounds: of a run.
       min_parties: it takes part in no run of fewer.
       share_scores: whether it sends sums of a model's scores on its test data.
+      only_secure_sums: it takes part in no run whose server sees what it finds by itself.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -51,6 +55,7 @@ class PartyFile(pydantic.BaseModel):
     max_rounds: int = pydantic.Field(1000, ge=1)
     min_parties: int = pydantic.Field(2, ge=1)
     share_scores: bool = True
+    only_secure_sums: bool = False
 
 
 def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
@@ -94,14 +99,18 @@ class Site:
           InvalidArgument: the file or the data can't be read.
         """
         self._folder = pathlib.Path(folder)
+        # Where a kit has its certificates.
+        self._startup = self._folder.parent / "startup"
         self._file = read_file(folder)
         own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
         self._train, self._test = own.train, own.test
         self._party: Optional[bfl.federated.Party] = None
 
     def describe(self) -> str:
-        """What its data look like, as JSON: no example."""
-        return json.dumps({**bfl.data.describe(self._train), "num_test": self._test.num_examples})
+        """What its data look like, as JSON: no example; and its half of the keys by which it can mask what it sends."""
+        told = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
+        half = keys.offer(self._startup, secret_of(self._folder))
+        return json.dumps(told if half is None else {**told, OFFER: half})
 
     def begin(self, told: str) -> None:
         """Takes part in a run, of which the server says options, schema, name, and the party's number.
@@ -112,22 +121,39 @@ class Site:
         try:
             job = json.loads(told)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
-            rules, version = dict(options), str(job["version"])
+            rules, version, sums, offers = (
+                dict(options),
+                str(job["version"]),
+                job.get("secure_sums"),
+                dict(job.get("offers", {})),
+            )
         except (KeyError, TypeError, ValueError):
             raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
         if version != bfl.__version__:
             raise InvalidArgument(f"The server has tfp_bfl {version}, and it {bfl.__version__}: install the same.")
         config = make_job(rules, parties)
         check_name(run)
-        self._check(config, parties)
+        self._check(config, parties, sums)
         schema = from_json(job["schema"])
         self._config = config
         self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
-        self._process = build.process(config, schema, lambda: None)
-        memory = _Versions(self._folder / "memory" / run)
-        self._party = bfl.federated.Party(
-            self._process, self._source, number, secret_of(self._folder), run, memory=memory
-        )
+        self._process = build.process(config, schema, lambda: None, secure_sums=sums)
+        memory, secret = _Versions(self._folder / "memory" / run), secret_of(self._folder)
+        own = self._process, self._source, number, secret, run
+        if sums is None:
+            self._party = bfl.federated.Party(*own, memory=memory)
+        else:
+            shared = self._shared(number, parties, secret, offers)
+            self._party = bfl.federated.SealedParty(*own, shared, memory=memory)
+
+    def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
+        names = sorted(offers)
+        if not 0 <= number < len(names) == parties:
+            raise InvalidArgument(
+                f"Masks need the keys of all {parties} parties, and the server passes on {len(names)}."
+            )
+        shared = keys.agree(self._startup, secret, names[number], offers)
+        return {names.index(other): key for other, key in shared.items()}
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Its work in a round."""
@@ -155,7 +181,13 @@ class Site:
             raise InvalidArgument("It takes part in no run.")
         return self._party
 
-    def _check(self, config: RunConfig, parties: int) -> None:
+    def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
+        if sums is None and self._file.only_secure_sums:
+            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+        if sums is not None and not (isinstance(sums, (int, float)) and 0 < sums < math.inf):
+            raise InvalidArgument(
+                f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
+            )
         for name, allowed in {"algorithm": self._file.algorithms, "model": self._file.models}.items():
             if allowed and getattr(config, name) not in allowed:
                 raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {getattr(config, name)}.")

@@ -26,12 +26,18 @@ _COMPLETED, _ABORTED, _LOST = "FINISHED:COMPLETED", "FINISHED:ABORTED", "LOST"
 
 
 def write_job(
-    folder: pathlib.Path, name: str, options: Mapping[str, Any], quorum: int, deadline: float
+    folder: pathlib.Path,
+    name: str,
+    options: Mapping[str, Any],
+    quorum: int,
+    deadline: float,
+    secure_sums: bool = False,
 ) -> pathlib.Path:
     """Writes a job's folder: two files that name one class each, and one that names the job."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
     server = {"name": name, "options": dict(options), "folder": RUNS, "quorum": quorum, "deadline": deadline}
+    server["secure_sums"] = secure_sums
     files = {
         config.parent.parent / "meta.json": {
             "name": name,
@@ -66,6 +72,7 @@ def submit(
     tell: Callable[[str], None],
     timeout: float = 120.0,
     restarts: int = 3,
+    secure_sums: bool = False,
 ) -> pathlib.Path:
     """Submits a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, saved_model/.
 
@@ -82,6 +89,7 @@ def submit(
       tell: is given lines of progress.
       timeout: seconds in which the server must be reached, at first and again.
       restarts: how often a run goes on after a process died.
+      secure_sums: parties mask what they send, and the server reads their sum alone; each round then needs all.
 
     Raises:
       InvalidArgument: the options are no run's, or the folder is there. Then nothing was submitted.
@@ -99,7 +107,7 @@ def submit(
     server = _Server(kit, timeout, tell)
     try:
         with tempfile.TemporaryDirectory() as draft:
-            job = write_job(pathlib.Path(draft), name, options, quorum, deadline)
+            job = write_job(pathlib.Path(draft), name, options, quorum, deadline, secure_sums)
             for attempt in range(restarts + 1):
                 number = server.call("submit_job", str(job))
                 tell(f"run {name} is submitted")

@@ -1,0 +1,146 @@
+"""A federation whose parties mask what they send: keys by certificates, the same bits, and who is refused."""
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tfp_bfl as bfl
+from tests.app.test_deployment import OPTIONS, Channel, run
+from tfp_bfl.app.deployment import keys
+from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.app.deployment.server import DESCRIBE, ROUND, serve
+from tfp_bfl.app.deployment.site import FILE
+from tfp_bfl.app.progress import reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import arrays_of
+
+x509 = pytest.importorskip("cryptography.x509")
+hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
+serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
+
+pytestmark = pytest.mark.cpu_seconds(60)
+NOW = datetime.datetime.now(datetime.timezone.utc)
+
+
+def named(name):
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def certificate(name, key, issuer, issuers_key):
+    build = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named(issuer)).public_key(key.public_key())
+    build = build.serial_number(x509.random_serial_number()).not_valid_before(NOW - datetime.timedelta(1))
+    return build.not_valid_after(NOW + datetime.timedelta(1)).sign(issuers_key, hashes.SHA256())
+
+
+def certify(folder, names, authority="federation"):
+    """Writes what a kit's folder startup holds, as NVIDIA FLARE makes it."""
+    root = rsa.generate_private_key(65537, 2048)
+    own = certificate(authority, root, authority, root).public_bytes(serialization.Encoding.PEM)
+    for name in names:
+        key, startup = rsa.generate_private_key(65537, 2048), folder / name / "startup"
+        startup.mkdir(parents=True, exist_ok=True)
+        (startup / "rootCA.pem").write_bytes(own)
+        signed = certificate(name, key, authority, root).public_bytes(serialization.Encoding.PEM)
+        (startup / "client.crt").write_bytes(signed)
+        pem = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        (startup / "client.key").write_bytes(key.private_bytes(*pem))
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kits")
+    for name in HOSPITALS:
+        (folder / name / "local").mkdir(parents=True)
+    write_hospitals(folder)
+    certify(folder, HOSPITALS)
+    return folder
+
+
+def sealed(folder, channel, name, options=OPTIONS):
+    with reporter(Console(quiet=True), "none", 2) as tell:
+        return serve(options, name, folder / "runs" / name, channel, 2, tell, secure_sums=True)
+
+
+def test_two_parties_come_to_the_same_key_and_others_to_none(kits):
+    offers = {name: keys.offer(kits / name / "startup", name.encode()) for name in HOSPITALS}
+    found = {name: keys.agree(kits / name / "startup", name.encode(), name, offers) for name in HOSPITALS}
+    first, second, third = HOSPITALS
+    assert found[first][second] == found[second][first] != found[first][third]
+    assert len({key for of_party in found.values() for key in of_party.values()}) == 3
+    assert all(len(key) == bfl.federated.KEY_BYTES for key in found[first].values())
+
+
+def test_a_half_that_is_not_the_partys_own_is_refused(kits, tmp_path):
+    certify(tmp_path, ["west"])
+    true = {name: keys.offer(kits / name / "startup", name.encode()) for name in HOSPITALS}
+    foreign = keys.offer(tmp_path / "west" / "startup", b"west")
+    another = {**true["west"], "public": true["south"]["public"]}
+    for lie in (foreign, another, true["south"], {}, None, {**true["west"], "signature": "no base64!"}):
+        with pytest.raises(InvalidArgument, match="said to be the key of west is not signed by west"):
+            keys.agree(kits / "north" / "startup", b"north", "north", {**true, "west": lie})
+
+
+def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
+    channel = Channel(kits)
+    replies = {}
+    reply = channel.reply
+
+    def heard(task, site, content):
+        found = reply(task, site, content)
+        replies.setdefault(task, []).append(found)
+        return found
+
+    channel.reply = heard
+    done = sealed(kits, channel, "sealed")
+    summary = json.loads((done / "summary.json").read_text())
+    clear = json.loads((run(kits, Channel(kits), "clear") / "summary.json").read_text())
+    # Noise is of the run's name, so that the two differ by it.
+    assert summary["accuracy"] == pytest.approx(clear["accuracy"], abs=0.06) and summary["clipped_numbers"] == 0
+    for answer in replies[ROUND]:
+        arrays = arrays_of(answer, "answer", 2**30)
+        numbers = np.concatenate([np.ravel(x) for name, x in arrays.items() if name.startswith("statistics")])
+        assert numbers.dtype == np.int64 and np.mean(np.abs(numbers) > 2**50) > 0.99
+        assert all(x.size <= 1 for name, x in arrays.items() if name.startswith("report"))
+    told = json.loads((done / "parties.json").read_text())
+    assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in told.values())
+
+
+def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):
+    file = kits / "south" / "local" / FILE
+    before = file.read_text()
+    try:
+        file.write_text(before + "only_secure_sums: true\n")
+        with pytest.raises(Error, match=r"but the quorum is 3 .*south: Its file allows only runs with secure sums"):
+            run(kits, Channel(kits), "open", quorum=3)
+    finally:
+        file.write_text(before)
+
+
+def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
+    certify(tmp_path, HOSPITALS)
+    channel = Channel(kits)
+    told = json.loads(channel.sites["west"].describe())
+    told["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
+    channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
+    with pytest.raises(Error, match="the key of west is not signed by west"):
+        sealed(kits, channel, "between")
+
+
+def test_parties_without_certificates_are_named(kits):
+    channel = Channel(kits)
+    told = json.loads(channel.sites["west"].describe())
+    del told["offer"]
+    channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
+    with pytest.raises(InvalidArgument, match="west can't mask what they send: secure sums need"):
+        sealed(kits, channel, "without")
+
+
+def test_rules_that_need_more_than_a_sum_are_refused_before_the_first_round(kits):
+    channel = Channel(kits)
+    with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
+        sealed(kits, channel, "robust", {**OPTIONS, "robust": "median"})
+    assert not (kits / "runs" / "robust").exists()

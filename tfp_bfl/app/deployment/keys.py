@@ -1,0 +1,85 @@
+"""Keys that two parties share and the server has not: X25519, each half signed with the party's certificate."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from tfp_bfl.errors import InvalidArgument
+
+_CERTIFICATE, _KEY, _AUTHORITY = "client.crt", "client.key", "rootCA.pem"
+_SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
+
+
+def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
+    """A party's half, for all others: its public key, its certificate and the signature, as text; None without a
+    certificate."""
+    if not (startup / _CERTIFICATE).exists():
+        return None
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
+    public = _half(secret).public_key().public_bytes_raw()
+    certificate = (startup / _CERTIFICATE).read_text(encoding="ascii")
+    signature = key.sign(_SIGNED + public, *_padding())  # type: ignore[union-attr, call-arg, arg-type]
+    return {"public": _text(public), "certificate": certificate, "signature": _text(signature)}
+
+
+def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
+    """The keys that a party shares with the others, by their names.
+
+    Args:
+      startup: its folder of certificates.
+      secret: its own.
+      name: its own.
+      offers: name -> what that party offers, as the server passed it on.
+
+    Raises:
+      InvalidArgument: an offer is not signed by whom it is of, or by nobody whom the authority knows.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    authority = x509.load_pem_x509_certificate((startup / _AUTHORITY).read_bytes())
+    found = {}
+    for other, told in offers.items():
+        if other == name:
+            continue
+        try:
+            certificate = x509.load_pem_x509_certificate(told["certificate"].encode())
+            certificate.verify_directly_issued_by(authority)
+            (common,) = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+            public = base64.b64decode(told["public"], validate=True)
+            signature = base64.b64decode(told["signature"], validate=True)
+            certificate.public_key().verify(signature, _SIGNED + public, *_padding())  # type: ignore[union-attr, call-arg, arg-type]
+            if common.value != other:
+                raise ValueError("the certificate is of another")
+            shared = _half(secret).exchange(X25519PublicKey.from_public_bytes(public))
+        except Exception:  # Whatever a stranger's bytes make of the parsers.
+            raise InvalidArgument(f"What is said to be the key of {other} is not signed by {other}.") from None
+        between = " ".join(sorted((name, other))).encode()
+        found[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
+    return found
+
+
+def _half(secret: bytes) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(hmac.new(secret, b"masks", hashlib.sha256).digest())
+
+
+def _padding() -> tuple[Any, Any]:
+    from cryptography.hazmat.primitives.asymmetric import padding
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    return padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH), SHA256()
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
