@@ -61,9 +61,9 @@ class Channel:
         return to_bytes({ROUND: site.answer, SCORE: site.score}[task](arrays_of(content, "message", 2**30)))
 
 
-def run(folder, channel, name="first", options=OPTIONS, quorum=2):
+def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
     with reporter(Console(quiet=True), "none", 2) as tell:
-        return serve(options, name, folder / "runs" / name, channel, quorum, tell)
+        return serve(options, name, folder / "runs" / name, channel, quorum, tell, **how)
 
 
 def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):

@@ -5,15 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import tfp_bfl as bfl
 from tests.app.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.app.deployment import keys
 from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.server import DESCRIBE, ROUND, serve
+from tfp_bfl.app.deployment.server import DESCRIBE, ROUND
 from tfp_bfl.app.deployment.site import FILE
-from tfp_bfl.app.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of
 
@@ -61,8 +59,7 @@ def kits(tmp_path_factory):
 
 
 def sealed(folder, channel, name, options=OPTIONS):
-    with reporter(Console(quiet=True), "none", 2) as tell:
-        return serve(options, name, folder / "runs" / name, channel, 2, tell, secure_sums=True)
+    return run(folder, channel, name, options, secure_sums=True)
 
 
 def test_two_parties_come_to_the_same_key_and_others_to_none(kits):
