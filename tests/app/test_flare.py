@@ -160,8 +160,11 @@ def test_a_job_with_code_in_it_is_refused(federation, tmp_path):
     (job / "app" / "custom").mkdir()
     marker = tmp_path / "it ran"
     (job / "app" / "custom" / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
-    assert "BYOC" in ended(kits, job) or all(refused(kits / name, "BYOC not permitted") for name in HOSPITALS)
-    assert not marker.exists()
+    assert ended(kits, job) == "FINISHED:FAILED_TO_RUN" and not marker.exists()
+    # The server's own rule comes first; parties have the same in theirs.
+    assert refused(kits / SERVER, "Failed to deploy app 'app': BYOC not permitted")
+    rules = [json.loads((kits / name / "local" / "authorization.json").read_text()) for name in HOSPITALS]
+    assert all(found["permissions"]["project_admin"]["byoc"] == "none" for found in rules)
 
 
 def test_a_foreign_certificate_gets_nowhere(federation, tmp_path):

@@ -1,6 +1,5 @@
 """A federation whose parties mask what they send: keys by certificates, the same bits, and who is refused."""
 
-import datetime
 import json
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_deployment import OPTIONS, Channel, run
+from tests.certificates import certify
 from tfp_bfl.app.deployment import keys
 from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.app.deployment.server import DESCRIBE, ROUND
@@ -15,37 +15,7 @@ from tfp_bfl.app.deployment.site import FILE
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of
 
-x509 = pytest.importorskip("cryptography.x509")
-hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
-serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
-rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
-
 pytestmark = pytest.mark.cpu_seconds(60)
-NOW = datetime.datetime.now(datetime.timezone.utc)
-
-
-def named(name):
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-
-
-def certificate(name, key, issuer, issuers_key):
-    build = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named(issuer)).public_key(key.public_key())
-    build = build.serial_number(x509.random_serial_number()).not_valid_before(NOW - datetime.timedelta(1))
-    return build.not_valid_after(NOW + datetime.timedelta(1)).sign(issuers_key, hashes.SHA256())
-
-
-def certify(folder, names, authority="federation"):
-    """Writes what a kit's folder startup holds, as NVIDIA FLARE makes it."""
-    root = rsa.generate_private_key(65537, 2048)
-    own = certificate(authority, root, authority, root).public_bytes(serialization.Encoding.PEM)
-    for name in names:
-        key, startup = rsa.generate_private_key(65537, 2048), folder / name / "startup"
-        startup.mkdir(parents=True, exist_ok=True)
-        (startup / "rootCA.pem").write_bytes(own)
-        signed = certificate(name, key, authority, root).public_bytes(serialization.Encoding.PEM)
-        (startup / "client.crt").write_bytes(signed)
-        pem = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
-        (startup / "client.key").write_bytes(key.private_bytes(*pem))
 
 
 @pytest.fixture(scope="module")

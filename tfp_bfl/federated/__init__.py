@@ -27,11 +27,13 @@ from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 if TYPE_CHECKING:
     from tfp_bfl.federated.tff.context import Runtime, local_workers, remote_workers
     from tfp_bfl.federated.tff.installation import require_tff
+    from tfp_bfl.federated.tff.workers import Tls
 
 _LATER = {
     "Runtime": "tff.context",
     "local_workers": "tff.context",
     "remote_workers": "tff.context",
+    "Tls": "tff.workers",
     "require_tff": "tff.installation",
 }
 
@@ -53,6 +55,7 @@ __all__ = [
     "ServerState",
     "SimulationResult",
     "Thinning",
+    "Tls",
     "Transport",
     "build_process",
     "check_clients",

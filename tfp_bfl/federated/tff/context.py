@@ -15,17 +15,17 @@ from tfp_bfl.errors import ComputationError, InvalidArgument, WorkerError, check
 from tfp_bfl.federated.tff.executor import create_stub, executor_type
 from tfp_bfl.federated.tff.heartbeat import heartbeat
 from tfp_bfl.federated.tff.installation import require_tff
-from tfp_bfl.federated.tff.workers import Worker, is_ready, open_channel
+from tfp_bfl.federated.tff.workers import Tls, Worker, is_ready, open_channel
 from tfp_bfl.federated.threads import start
 
 _RELEASE_SECONDS = 5.0
 
 
 class RemoteWorker:
-    """The gRPC channel to a worker that someone else started, at `address` ("host:port")."""
+    """The gRPC channel to a worker that someone else started, at `address` ("host:port"), or to a proxy before it."""
 
-    def __init__(self, address: str, connect_seconds: float = 60.0) -> None:
-        self.address = address
+    def __init__(self, address: str, connect_seconds: float = 60.0, tls: Optional[Tls] = None) -> None:
+        self.address, self._tls = address, tls
         self._connect_seconds = connect_seconds
         self._silent_seconds = 0.0
         self.channel = self.open_channel()
@@ -37,7 +37,7 @@ class RemoteWorker:
 
     def open_channel(self) -> Any:
         """Another channel to it."""
-        return open_channel(self.address, local=False)
+        return open_channel(self.address, local=False, tls=self._tls)
 
     def give_up(self, seconds: float) -> None:
         """Closes the channel, which ends the calls that wait for an answer."""
@@ -54,7 +54,8 @@ class RemoteWorker:
         if not is_ready(self.channel, self._connect_seconds):
             raise WorkerError(
                 f"No worker answered at {self.address} within connect_seconds={self._connect_seconds:g}; "
-                "start TFF's worker_binary there and let its port through."
+                "start TFF's worker_binary there and let its port through"
+                + (", and look whether its proxy knows the certificate of tls." if self._tls else ".")
             )
 
     def stop(self) -> None:
@@ -171,6 +172,7 @@ def remote_workers(
     *,
     connect_seconds: float = 60.0,
     heartbeat_seconds: float = 60.0,
+    tls: Optional[Tls] = None,
 ) -> Iterator[Runtime]:
     """Runs the with-block's TFF computations on workers that run already, which stay as they are.
 
@@ -180,14 +182,15 @@ def remote_workers(
     nothing placed at the clients runs on the first worker.
 
     Args:
-      addresses: "host:port" of each worker. Traffic is neither encrypted nor authenticated: use it in trusted
-        networks only.
+      addresses: "host:port" of each worker, or of a proxy before it. Without `tls` traffic is neither encrypted nor
+        authenticated: use it in trusted networks only.
       max_concurrent_calls: how many clients each computes at once, as its `--max_concurrent_computation_calls` says.
       connect_seconds: how long each worker may take to answer.
       heartbeat_seconds: after so long without an answer (a busy worker answers) computations raise WorkerError.
+      tls: for proxies that encrypt, and ask who we are.
 
     Raises:
-      InvalidArgument: there is no address, or one has no port.
+      InvalidArgument: there is no address, one has no port, or a file of `tls` can't be read.
       MissingDependency: TFF can't be imported.
       WorkerError: a worker does not answer.
     """
@@ -197,7 +200,7 @@ def remote_workers(
     with contextlib.ExitStack() as stack:
         workers = []
         for address in addresses:
-            worker = RemoteWorker(address, connect_seconds)
+            worker = RemoteWorker(address, connect_seconds, tls)
             stack.callback(worker.stop)
             workers.append(worker)
         for worker in workers:

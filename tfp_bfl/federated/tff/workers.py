@@ -22,9 +22,9 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import IO, Any, Optional
+from typing import IO, Any, NamedTuple, Optional, Union
 
-from tfp_bfl.errors import WorkerError
+from tfp_bfl.errors import InvalidArgument, WorkerError
 from tfp_bfl.federated.tff import launcher
 from tfp_bfl.federated.tff.installation import require_tff
 
@@ -213,7 +213,36 @@ class Worker:
         return WorkerError(f"The worker process {self.pid} ended {how}; {advice}:\n{self.log_tail()}")
 
 
-def open_channel(address: str, local: bool) -> Any:
+class Tls(NamedTuple):
+    """What a connection is encrypted and known by; TFF's worker itself has neither, but a proxy before it may.
+
+    Fields:
+      authority: file of the certificate that signed the proxy's, PEM.
+      certificate, key: files of our own, which the proxy asks for; None where it does not.
+    """
+
+    authority: Union[str, os.PathLike[str]]
+    certificate: Union[str, os.PathLike[str], None] = None
+    key: Union[str, os.PathLike[str], None] = None
+
+    def read(self) -> Any:
+        """The `grpc.ChannelCredentials`.
+
+        Raises:
+          InvalidArgument: a file can't be read, or of certificate and key there is one alone.
+        """
+        import grpc
+
+        if (self.certificate is None) != (self.key is None):
+            raise InvalidArgument("Of tls there is a certificate or a key alone: give both, or none.")
+        try:
+            root, key, own = (x and Path(x).read_bytes() for x in (self.authority, self.key, self.certificate))
+        except OSError as error:
+            raise InvalidArgument(f"A file of tls can't be read, {error.filename}: {error.strerror}.") from None
+        return grpc.ssl_channel_credentials(root, key, own)
+
+
+def open_channel(address: str, local: bool, tls: Optional[Tls] = None) -> Any:
     """Returns a `grpc.Channel` to "host:port" for messages of any size; `local` goes round any HTTP proxy."""
     require_tff()
     import grpc
@@ -229,6 +258,8 @@ def open_channel(address: str, local: bool) -> Any:
     }
     if local:
         options["grpc.enable_http_proxy"] = 0
+    if tls is not None:
+        return grpc.secure_channel(address, tls.read(), list(options.items()))
     return grpc.insecure_channel(address, list(options.items()))
 
 

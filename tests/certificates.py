@@ -1,0 +1,39 @@
+"""Certificates as NVIDIA FLARE makes them, for tests without it."""
+
+import datetime
+
+import pytest
+
+x509 = pytest.importorskip("cryptography.x509")
+hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
+serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+rsa = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.rsa")
+
+NOW = datetime.datetime.now(datetime.timezone.utc)
+
+
+def named(name):
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def certificate(name, key, issuer, issuers_key):
+    build = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named(issuer)).public_key(key.public_key())
+    build = build.serial_number(x509.random_serial_number()).not_valid_before(NOW - datetime.timedelta(1))
+    build = build.not_valid_after(NOW + datetime.timedelta(1))
+    build = build.add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
+    build = build.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    return build.sign(issuers_key, hashes.SHA256())
+
+
+def certify(folder, names, authority="federation"):
+    """Writes what a kit's folder startup holds, as NVIDIA FLARE makes it."""
+    root = rsa.generate_private_key(65537, 2048)
+    own = certificate(authority, root, authority, root).public_bytes(serialization.Encoding.PEM)
+    for name in names:
+        key, startup = rsa.generate_private_key(65537, 2048), folder / name / "startup"
+        startup.mkdir(parents=True, exist_ok=True)
+        (startup / "rootCA.pem").write_bytes(own)
+        signed = certificate(name, key, authority, root).public_bytes(serialization.Encoding.PEM)
+        (startup / "client.crt").write_bytes(signed)
+        pem = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        (startup / "client.key").write_bytes(key.private_bytes(*pem))
