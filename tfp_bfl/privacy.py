@@ -81,13 +81,13 @@ def epsilon(
 
 @functools.lru_cache(maxsize=1024)
 def _divergences(noise_multiplier: float, share: float, rounds: int, delta: float) -> float:
-    accounting = accountant()
+    accounting = _accountant()
     one = accounting.GaussianDpEvent(noise_multiplier)
     drawn = one if share == 1 else accounting.PoissonSampledDpEvent(share, one)
     return float(accounting.rdp.RdpAccountant().compose(drawn, rounds).get_epsilon(delta)) if rounds else 0.0
 
 
-def accountant() -> types.ModuleType:
+def _accountant() -> types.ModuleType:
     """The package dp_accounting.
 
     Raises:

@@ -10,6 +10,7 @@ from tfp_bfl import algorithms, clients, federated, models, rules, servers
 from tfp_bfl.clients.adam import Adam
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.privacy import Privacy
 from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
@@ -79,6 +80,35 @@ def compressed():
         build=lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, **options, **CURVATURE),
         work=clients.compressed(variational_work("flipout", **CURVATURE), **options),
         metrics=dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), most),
+    )
+
+
+def secure_sums():
+    given, most = variational("log_linear_pool", "flipout", **CURVATURE), float(max(SIZES))
+    build = lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, secure_sums=most, **CURVATURE)
+    return given._replace(build=build, metrics={"clipped_numbers": 0})
+
+
+def private():
+    """Without noise and clipping it is the rule with equal weights."""
+    given = variational("log_linear_pool", "flipout", **CURVATURE)
+    whole, hidden = rules.whole_model("log_linear_pool"), Privacy(1e6, 0.0, len(SIZES))
+
+    def of_weights(every, anchor):
+        parts = [whole.summarise(weights, anchor, tf.ones([])) for weights in every]
+        return whole.pool(functools.reduce(whole.merge, parts), anchor)
+
+    build = lambda: algorithms.variational(
+        mlp("flipout"), "log_linear_pool", "equal", seed=SEED, privacy=hidden, **CURVATURE
+    )
+    return given._replace(
+        build=build,
+        work=variational_work("flipout", weighting="equal", **CURVATURE),
+        weigh=lambda sizes: np.ones_like(sizes),
+        pool=lambda results, anchor: ((), of_weights([r.weights for r in results], anchor)),
+        # As if the others had come and learnt nothing.
+        alone=lambda result, anchor: of_weights([result.weights, anchor, anchor], anchor),
+        metrics={"clipped_clients": len(SIZES)},
     )
 
 
@@ -282,6 +312,8 @@ METHODS = {
     },
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": compressed,
+    "secure sums, flipout": secure_sums,
+    "private, flipout": private,
     "partitioned_vi, flipout": partitioned_vi,
     "bayesian_admm, flipout": bayesian_admm,
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),

@@ -59,7 +59,7 @@ def test_a_run_is_resumed_by_the_other_engine(engines, worker, tmp_path):
 
 
 # What a stack of posteriors or models grows by is no loop's.
-LOOPS = [name for name in OTHERS if not name.startswith("fl_swag")]
+LOOPS = [name for name in OTHERS if not name.startswith(("fl_swag", "private"))]
 
 
 @pytest.mark.parametrize("name", [TELLING, *(pytest.param(name, marks=deep) for name in LOOPS)])

@@ -158,6 +158,11 @@ def test_how_a_private_process_is_not_run(options, message):
         simulate(process_of(), **options)
 
 
+def test_rounds_in_one_graph_draw_clients_otherwise():
+    with pytest.raises(InvalidArgument, match="cohorts of one size, and privacy must not"):
+        bfl.federated.simulate_chains(process_of(), CLIENTS, 1)
+
+
 def test_who_always_takes_part_is_told():
     result = simulate(process_of(HIDDEN._replace(cohort_size=30)), rounds=1)
     assert any("All 30 clients take part in every round" in x for x in result.warnings)

@@ -94,7 +94,7 @@ def serve(
         (folder / PARTIES).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
-        _begin(channel, names, job, quorum)
+        _begin(channel, names, job, len(names) if secure_sums else quorum)
         tell.announce(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
