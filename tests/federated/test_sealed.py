@@ -131,5 +131,7 @@ def test_what_masks_do_not_go_with():
     source = next(sources())
     with pytest.raises(InvalidArgument, match="has not 32 bytes"):
         SealedParty(make(secure_sums=WEIGHT), source, 0, b"own", "a", {1: b"short"})
+    with pytest.raises(InvalidArgument, match="Weighting by 'distance' has no bound that is known beforehand"):
+        bfl.algorithms.variational(build(), "conflation", "distance", secure_sums=WEIGHT, **OPTIONS)
     with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
         bfl.algorithms.fed_opt(build("deterministic"), robust="median", secure_sums=WEIGHT, **OPTIONS)

@@ -117,7 +117,7 @@ def compose(
         model_fn,
         client_work=work,
         weigh=weightings.WEIGHTINGS.get(weighting, weightings.equal),
-        rule=_summed(_defended(whole, work, weighting, robust, process_options.get("max_weight_ratio")), secure_sums),
+        rule=_defended(whole, work, weighting, robust, process_options.get("max_weight_ratio"), secure_sums),
         server_step=server_step,
         privacy=privacy,
         **process_options,
@@ -255,8 +255,15 @@ def _private(rule: Any, privacy: Privacy, weighting: str, robust: Optional[str])
     return rules.private(rule, **settings)
 
 
-def _summed(rule: ModelRule, largest_weight: Optional[float]) -> ModelRule:
-    return rule if largest_weight is None else rules.quantised(rule, max_weight=largest_weight)
+def _summed(rule: ModelRule, largest_weight: Optional[float], weighting: str) -> ModelRule:
+    if largest_weight is None:
+        return rule
+    if weighting in weightings.COMPARE_POSTERIORS:
+        raise InvalidArgument(
+            f"Weighting by {weighting!r} has no bound that is known beforehand, and secure sums need one: use 'equal' "
+            "or 'train_size'."
+        )
+    return rules.quantised(rule, max_weight=largest_weight)
 
 
 def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> None:
@@ -267,7 +274,12 @@ def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], t
 
 
 def _defended(
-    whole: ModelRule, work: ClientWork, weighting: str, robust: Optional[str], max_ratio: Optional[float]
+    whole: ModelRule,
+    work: ClientWork,
+    weighting: str,
+    robust: Optional[str],
+    max_ratio: Optional[float],
+    secure_sums: Optional[float],
 ) -> ModelRule:
     if robust is None:
         defended: Any = whole
@@ -287,4 +299,4 @@ def _defended(
         weigh = weightings.STACKED_WEIGHTINGS[weighting]
         cap = lambda weights: weights if max_ratio is None else weightings.capped(weights, max_ratio)
         defended = rules.reweighted(defended, lambda stacked: cap(weigh(stacked.posterior)))
-    return rules.whole_model(defended)
+    return _summed(rules.whole_model(defended), secure_sums, weighting)
