@@ -163,6 +163,13 @@ def test_rounds_in_one_graph_draw_clients_otherwise():
         bfl.federated.simulate_chains(process_of(), CLIENTS, 1)
 
 
+def test_parties_know_the_seed_of_the_noise():
+    schema = bfl.data.Schema(TRAIN.name, TRAIN.element_shape, False, TRAIN.class_names)
+    parties = bfl.data.Parties(schema, tuple("abcdef"), np.full(6, 10))
+    with pytest.raises(InvalidArgument, match="its noise follows from the run's seed, and parties know that"):
+        simulate(process_of(), clients=parties)
+
+
 def test_who_always_takes_part_is_told():
     result = simulate(process_of(HIDDEN._replace(cohort_size=30)), rounds=1)
     assert any("All 30 clients take part in every round" in x for x in result.warnings)
