@@ -1,0 +1,74 @@
+"""Measures rounds of many clients and of many weights in this process: what docs/planning.md plans with.
+
+    python benchmarks/scale.py
+
+Writes benchmarks/results/scale.json. Some 5 minutes and 21 GB of memory; nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+import click
+import numpy as np
+
+import tfp_bfl as bfl
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "scale.json"
+# Clients who exist, who are in a round, and variational weights; a client has one example, or a batch of 32.
+CASES = {
+    "clients": [(100, 100, 1e4), (1_000, 1_000, 1e4), (10_000, 10_000, 1e4), (1_000_000, 1_000, 1e4)],
+    "weights": [(2, 2, 1e6), (2, 2, 1e7), (2, 2, 3e7), (2, 2, 1e8)],
+}
+ROUNDS = 3
+
+
+def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
+    """Seconds of a round, the first left out, of what came before it, and the process's peak memory."""
+    started, examples = time.perf_counter(), 32 if everyone == cohort else 1
+    size, hidden = everyone * examples, round(weights / 794)
+    # One image for all examples: what is in them costs nothing more.
+    image = np.broadcast_to(np.float32(0.5), (size, 784))
+    source = bfl.data.Source("same", "train", image, np.arange(size, dtype=np.int32) % 10)
+    clients = bfl.data.Clients(source, list(np.arange(size).reshape(everyone, examples)))
+    process = bfl.algorithms.variational(
+        lambda: bfl.models.mlp("flipout", (784,), 10, hidden=(hidden,), seed=0),
+        "naive_weighted_average",
+        local_epochs=1,
+        element_spec=clients.element_spec,
+    )
+    made = time.perf_counter() - started
+    result = bfl.simulate(process, clients, ROUNDS, cohort_size=cohort, engine="local")
+    seconds = [row["train_seconds"] for row in result.rounds]
+    return {
+        **{"clients": everyone, "cohort": cohort, "weights": hidden * 794, "made_seconds": made},
+        **{"seconds": statistics.median(seconds[1:]), "first_seconds": seconds[0]},
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+    }
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--case", nargs=3, type=float, help="Measures this alone, and prints it.")
+def main(case: tuple[float, float, float] | None) -> None:
+    if case:
+        click.echo(json.dumps(measure(int(case[0]), int(case[1]), case[2])))
+        return
+    results = {}
+    for name, cases in CASES.items():
+        results[name] = []
+        for one in cases:
+            command = [sys.executable, __file__, "--case", *map(str, one)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            results[name].append(json.loads(done.stdout.splitlines()[-1]))
+            click.echo(results[name][-1])
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
