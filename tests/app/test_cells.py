@@ -103,7 +103,8 @@ def test_cells_of_other_options_are_refused(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_program_ends_nothing_is_left_running(tmp_path, number):
     program = (
-        "import pathlib, sys\n"
+        # Who starts the tests in the background may have them ignore Ctrl-C.
+        "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tests.app.test_cells import every, hang, told\n"
         "from tfp_bfl.app import cells\n"
         "if __name__ == '__main__':\n"
