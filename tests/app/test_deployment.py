@@ -98,6 +98,9 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):
     lies[DESCRIBE, "west"] = json.dumps({**told, "num_test": "many"}).encode()
     with pytest.raises(InvalidArgument, match="west tells of its data is not of the form"):
         run(hospitals, Channel(hospitals, lies))
+    lies[DESCRIBE, "west"] = b"[1]"
+    with pytest.raises(InvalidArgument, match="west tells of its data is not of the form"):
+        run(hospitals, Channel(hospitals, lies))
     lies[DESCRIBE, "west"] = b"no JSON"
     done = run(hospitals, Channel(hospitals, lies), name="second", options={**OPTIONS, "rounds": 1})
     assert set(json.loads((done / "summary.json").read_text())["parties"]) == {"north"}

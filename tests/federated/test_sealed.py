@@ -30,7 +30,7 @@ def parties_of(make, sealed, run="a", **kept):
     process = make(secure_sums=WEIGHT)
     for number, source in enumerate(sources()):
         given = process, source, number, bytes([number]), run
-        yield SealedParty(*given, keys_of(number)) if sealed else Party(*given, **kept)
+        yield SealedParty(*given, keys=keys_of(number)) if sealed else Party(*given, **kept)
 
 
 def simulated(make, sealed, **options):
@@ -133,7 +133,7 @@ def test_what_masks_do_not_go_with():
         simulate_parties(make(), PARTIES, there, rounds=1, make_engine=SealedEngine)
     source = next(sources())
     with pytest.raises(InvalidArgument, match="has not 32 bytes"):
-        SealedParty(make(secure_sums=WEIGHT), source, 0, b"own", "a", {1: b"short"})
+        SealedParty(make(secure_sums=WEIGHT), source, 0, b"own", "a", keys={1: b"short"})
     with pytest.raises(InvalidArgument, match="Weighting by 'distance' has no bound that is known beforehand"):
         bfl.algorithms.variational(build(), "conflation", "distance", secure_sums=WEIGHT, **OPTIONS)
     with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):

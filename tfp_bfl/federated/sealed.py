@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.data import Parties, Source
+from tfp_bfl.data import Parties
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.arrays import from_arrays, to_arrays
 from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.local import Output
-from tfp_bfl.federated.parties import Answer, Party, PartyEngine, Transport, Versions, result_spec
+from tfp_bfl.federated.parties import Answer, Party, PartyEngine, Transport, result_spec
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
 
@@ -46,25 +46,16 @@ class SealedParty(Party):
 
     Args:
       process: of the run, whose rule sums whole numbers (`compose(secure_sums=...)`).
-      source, number, secret, run, memory: as of `Party`.
+      *own, **kept: the others of `Party`.
       keys: of each other party's number, `KEY_BYTES` that only the two have.
 
     Raises:
       InvalidArgument: the rule sums no whole numbers, or a key is none.
     """
 
-    def __init__(
-        self,
-        process: BayesianProcess,
-        source: Source,
-        number: int,
-        secret: bytes,
-        run: str,
-        keys: Mapping[int, bytes],
-        memory: Versions | None = None,
-    ):
-        super().__init__(process, source, number, secret, run, memory)
-        self._keys = {other: key for other, key in keys.items() if other != number}
+    def __init__(self, process: BayesianProcess, *own: Any, keys: Mapping[int, bytes], **kept: Any):
+        super().__init__(process, *own, **kept)
+        self._keys = dict(keys)
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
             raise InvalidArgument(f"A key that parties share has not {KEY_BYTES} bytes: agree on them anew.")
         scalar = tf.TensorSpec([], tf.int32)

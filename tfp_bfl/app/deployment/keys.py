@@ -22,10 +22,10 @@ def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
         return None
     from cryptography.hazmat.primitives import serialization
 
-    key = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
+    key: Any = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
     public = _half(secret).public_key().public_bytes_raw()
     certificate = (startup / _CERTIFICATE).read_text(encoding="ascii")
-    signature = key.sign(_SIGNED + public, *_padding())  # type: ignore[union-attr, call-arg, arg-type]
+    signature = key.sign(_SIGNED + public, *_padding())
     return {"public": _text(public), "certificate": certificate, "signature": _text(signature)}
 
 
@@ -57,7 +57,8 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
             (common,) = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
             public = base64.b64decode(told["public"], validate=True)
             signature = base64.b64decode(told["signature"], validate=True)
-            certificate.public_key().verify(signature, _SIGNED + public, *_padding())  # type: ignore[union-attr, call-arg, arg-type]
+            own: Any = certificate.public_key()
+            own.verify(signature, _SIGNED + public, *_padding())
             if common.value != other:
                 raise ValueError("the certificate is of another")
             shared = _half(secret).exchange(X25519PublicKey.from_public_bytes(public))

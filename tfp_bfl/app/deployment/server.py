@@ -81,8 +81,8 @@ def serve(
     tell.phase("asking the parties what data they have")
     told = _told(folder, channel, quorum)
     names = tuple(sorted(told))
-    offers = {party: told[party].pop(OFFER, None) for party in names}
     schema = bfl.data.agree(name, told)
+    offers = {party: told[party].get(OFFER) for party in names}
     config = make_job(options, len(names))
     sizes = np.array([told[party]["num_examples"] for party in names], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
@@ -90,8 +90,7 @@ def serve(
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     bfl.federated.check_clients(process, parties)
     with owned(folder, config):
-        kept = {party: {**told[party], OFFER: offers[party]} for party in names}
-        (folder / PARTIES).write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        (folder / PARTIES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
         _begin(channel, names, job, len(names) if secure_sums else quorum)

@@ -121,12 +121,8 @@ class Site:
         try:
             job = json.loads(told)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
-            rules, version, sums, offers = (
-                dict(options),
-                str(job["version"]),
-                job.get("secure_sums"),
-                dict(job.get("offers", {})),
-            )
+            rules, version = dict(options), str(job["version"])
+            sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
         except (KeyError, TypeError, ValueError):
             raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
         if version != bfl.__version__:
@@ -144,7 +140,7 @@ class Site:
             self._party = bfl.federated.Party(*own, memory=memory)
         else:
             shared = self._shared(number, parties, secret, offers)
-            self._party = bfl.federated.SealedParty(*own, shared, memory=memory)
+            self._party = bfl.federated.SealedParty(*own, keys=shared, memory=memory)
 
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
