@@ -7,6 +7,9 @@ What is sent, `ServerMessage` and `ClientResult`, lies in `tfp_bfl.models` besid
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
@@ -20,8 +23,27 @@ PERSONAL, PERSONAL_POOL = "personal result", "personal pool"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"
+_for_xla: contextvars.ContextVar[bool] = contextvars.ContextVar("for_xla", default=False)
 # What a rule makes of whatever clients send.
 STACK, TOTAL = "stack", "total"
+
+
+@contextlib.contextmanager
+def traced_for_xla(xla: bool = True) -> Iterator[None]:
+    """Tells client work that is traced inside the block that XLA compiles it, or does not.
+
+    A loop over scalars then costs its arithmetic alone, where TensorFlow takes some 10 us for each turn.
+    """
+    token = _for_xla.set(xla)
+    try:
+        yield
+    finally:
+        _for_xla.reset(token)
+
+
+def is_traced_for_xla() -> bool:
+    """Whether XLA compiles what is traced now."""
+    return _for_xla.get()
 
 
 def stack_of(what: str) -> str:

@@ -5,12 +5,14 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 
 from tests.gaussians import model_fn
 from tfp_bfl import clients, compression, models, servers
 from tfp_bfl.clients import gradient
 from tfp_bfl.clients.gradient import draw_batch
+from tfp_bfl.contracts import traced_for_xla
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import Anchor, Federation, ModelWeights, ServerMessage
@@ -186,6 +188,35 @@ def test_batches_are_without_replacement_and_padding_is_not_there(batch_size, pa
         assert len(rows) == len(set(rows)) == drawn and np.all(counts == np.float32(10 / drawn))
         seen[rows] += 1
     assert not seen[10:].any() and seen[:10].all()
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_batches_of_compiled_work_are_uniform_subsets(padding):
+    """Floyd's: each of the 10 pairs of 5 rows; a chi-square test that errs once in 10,000."""
+    here = tf.constant([True] * 5 + [False] * padding)
+    draw = lambda i: draw_batch(here, tf.constant(5), 2, tf.stack([i, 7]))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def draws():
+        with traced_for_xla():
+            return tf.map_fn(draw, tf.range(5000), fn_output_signature=(tf.int32, tf.float32))
+
+    rows, counts = (x.numpy() for x in draws())
+    assert np.all(counts == np.float32(2.5)) and rows.min() == 0 and rows.max() == 4
+    seen = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
+    assert len(seen[0]) == 10 and np.all(seen[0][:, 0] < seen[0][:, 1])
+    assert scipy.stats.chisquare(seen[1]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("batch_size", [3, 10, 40, 0.2])
+def test_batches_of_compiled_work_count_once(batch_size):
+    drawn, here = {3: 3, 10: 10, 40: 10, 0.2: 2}[batch_size], tf.constant([True] * 10 + [False] * 20)
+    with traced_for_xla():
+        for seed in range(10):
+            rows, counts = draw_batch(here, tf.constant(10), batch_size, tf.constant([seed, 1]))
+            counted = rows.numpy()[counts.numpy() > 0]
+            assert len(counted) == len(set(counted)) == drawn and counted.max() < 10
+            assert counts.numpy().sum() == pytest.approx(10) and rows.numpy().max() < 30
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from tfp_bfl.clients.likelihoods import Likelihood
 from tfp_bfl.clients.mode import TOLERANCE, Mode
 from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
-from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Work
+from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Work, is_traced_for_xla
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.models import ClientResult, ServerMessage, TrainingMetrics, as_model_fn
 from tfp_bfl.posterior import flatten
@@ -172,7 +172,9 @@ def draw_batch(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """n rows drawn without replacement from those that are `here` [N], and N_i / n for each, 0 for rows beyond n.
 
-    Shapes depend on N and `batch_size` alone, so that examples may be padded with rows that are not there.
+    By a sort of random keys; where XLA compiles it by Floyd's algorithm, which takes n draws and not N: the rows that
+    are there must then be the first. Shapes depend on N and `batch_size` alone, so that examples may be padded with
+    rows that are not there.
     """
     size = here.shape[0] if here.shape[0] is not None else tf.shape(here)[0]
     if batch_size is None:
@@ -184,10 +186,31 @@ def draw_batch(
         of = lambda n: tf.cast(tf.math.ceil(batch_size * tf.cast(n, tf.float32) - 1e-3), tf.int32)
         most = int(np.ceil(batch_size * size)) if isinstance(size, int) else of(size)
         drawn = tf.maximum(of(number), 1)
-    keys = tf.where(here, tf.random.stateless_uniform(tf.shape(here), seed), 2.0)
-    rows = tf.argsort(keys)[:most]
+    if is_traced_for_xla():
+        rows = tf.minimum(_subset(number, drawn, most, seed), size - 1)
+    else:
+        keys = tf.where(here, tf.random.stateless_uniform(tf.shape(here), seed), 2.0)
+        rows = tf.argsort(keys)[:most]
     scale = tf.cast(number, tf.float32) / tf.cast(tf.maximum(drawn, 1), tf.float32)
     return rows, tf.where(tf.range(tf.shape(rows)[0]) < drawn, scale, 0.0)
+
+
+def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Any, seed: tf.Tensor) -> tf.Tensor:
+    """Integers below `number` [most], of which the first `drawn` are a uniform subset (Floyd's algorithm).
+
+    The k-th is uniform over 0 to number - drawn + k or, where it has been drawn already, that last one itself.
+
+    Source: Bentley and Floyd 1987, "A sample of brilliance".
+    """
+    last = number - drawn + tf.range(most)
+    share = tf.random.stateless_uniform([most], seed)
+    first = tf.minimum(tf.cast(share * tf.cast(last + 1, tf.float32), tf.int32), last)
+
+    def add(k: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        row = tf.where(tf.reduce_any(tf.equal(rows, first[k])), last[k], first[k])
+        return k + 1, tf.where(tf.equal(tf.range(most), k), row, rows)
+
+    return tf.while_loop(lambda k, _: k < most, add, (tf.constant(0), tf.fill([most], -1)), parallel_iterations=1)[1]
 
 
 def compressor_of(given: Union[str, Compressor], potential: Potential, per_tensor: bool) -> Compressor:

@@ -9,7 +9,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState
+from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState, traced_for_xla
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, Error, InvalidArgument, check_count
 from tfp_bfl.federated.draws import Thinning
@@ -58,7 +58,9 @@ def simulate_chains(
     """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
 
     Chain m is the run of `simulate` with the seed `seed` + m: the same cohorts, noise and states, to the rounding of
-    sums. (By XLA the noise is other draws of the same distribution, as it takes negative seeds otherwise.) There are no
+    sums. (By XLA
+    batches and noise are other draws of the same distributions: batches are drawn in another way, and XLA takes
+    negative seeds otherwise.) There are no
     checkpoints, retries or evaluations here. A second call for the same process and clients does not trace again.
 
     Args:
@@ -177,8 +179,9 @@ def _compiled(
     def chains(states: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> Any:
         one = lambda given: chain(given[0], given[1], number)
         of_one = tf.nest.map_structure(lambda x: x[0], (states, cohorts))
-        spec = types_of(one, of_one)
-        return tf.map_fn(one, (states, cohorts), fn_output_signature=spec, parallel_iterations=1)
+        with traced_for_xla(xla):
+            spec = types_of(one, of_one)
+            return tf.map_fn(one, (states, cohorts), fn_output_signature=spec, parallel_iterations=1)
 
     return chains
 
