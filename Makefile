@@ -8,7 +8,7 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: deployment test-deployment help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
+.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
 
 help:
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
@@ -18,6 +18,8 @@ help:
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make deployment  an environment of a server or a party, with NVIDIA FLARE, in .venvs/deployment"
 	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
+	@echo "make clusters  an environment of a cluster's machine, with Ray, in .venvs/clusters"
+	@echo "make test-clusters  Ray over network namespaces (as root): its bits, lost machines, strangers, unseen data"
 	@echo "make wheel   a wheel in fresh environments on Python 3.9 to 3.11"
 	@echo "make fuzz    broken files for every reader: $(INPUTS) of them, or make fuzz INPUTS=..."
 	@echo "make mutants whether the fast tests notice $(SAMPLE) small faults of the arithmetic, or make mutants SAMPLE=..."
@@ -82,6 +84,20 @@ $(DEPLOYMENT)/.installed: requirements-deployment.lock setup.cfg pyproject.toml
 
 test-deployment: deployment
 	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/app/test_flare.py
+
+CLUSTERS := .venvs/clusters
+
+clusters: $(CLUSTERS)/.installed
+
+$(CLUSTERS)/.installed: requirements-clusters.lock setup.cfg pyproject.toml
+	@rm -rf $(CLUSTERS)
+	$(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-clusters.lock
+	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-clusters: clusters
+	$(CLUSTERS)/bin/python -m pytest -q -p no:cacheprovider tests/clusters
 
 wheel:
 	tests/wheel.sh

@@ -1,6 +1,7 @@
 """Certificates as NVIDIA FLARE makes them, for tests without it."""
 
 import datetime
+import ipaddress
 
 import pytest
 
@@ -16,12 +17,19 @@ def named(name):
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
 
+def alternative(name):
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
 def certificate(name, key, issuer, issuers_key):
     build = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named(issuer)).public_key(key.public_key())
     build = build.serial_number(x509.random_serial_number()).not_valid_before(NOW - datetime.timedelta(1))
     build = build.not_valid_after(NOW + datetime.timedelta(1))
     build = build.add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
-    build = build.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+    build = build.add_extension(x509.SubjectAlternativeName([alternative(name)]), critical=False)
     return build.sign(issuers_key, hashes.SHA256())
 
 

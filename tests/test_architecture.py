@@ -63,10 +63,21 @@ MAY_IMPORT = {
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.config", "tfp_bfl.data")
 FOR_EVERYONE = {"errors", "files", "named"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.federated.tff"
-ENGINES = ("local.py", "parties.py", "tff/engine.py", "tff/process.py")
+ENGINES = ("local.py", "cluster.py", "parties.py", "tff/engine.py", "tff/process.py")
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
-CARRYING |= {"variable_creator_scope", "TensorSpec", "constant", "fill", "float32", "int32", "zeros"}
+CARRYING |= {
+    "Module",
+    "saved_model",
+    "__version__",
+    "variable_creator_scope",
+    "TensorSpec",
+    "constant",
+    "fill",
+    "float32",
+    "int32",
+    "zeros",
+}
 MAX_LINES_OF_A_FILE = 400
 MAX_LINES_OF_A_RECIPE = 40
 

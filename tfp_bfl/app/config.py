@@ -108,7 +108,8 @@ class _Run(pydantic.BaseModel):
     seed: CountOrZero = option(0, "Of everything random.")
     engine: Optional[str] = option(
         None,
-        "tff or local: TensorFlow Federated's workers or this process; tff where it is installed if not given.",
+        "tff, local or ray: TensorFlow Federated's workers, this process, or the Ray cluster of RAY_ADDRESS, which "
+        "must see the run folder; tff where it is installed if not given.",
         names=choices.ENGINES,
     )
     data_dir: Optional[str] = option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")

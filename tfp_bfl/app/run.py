@@ -8,8 +8,10 @@ import importlib
 import json
 import pathlib
 import resource
+import shutil
 import threading
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Callable, Optional, Union
 
@@ -123,19 +125,20 @@ def _run(
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options, score = _prediction(config), build.scorer(config, test)
-    with owned(folder, config), _workers(engine) as runtime:
+    with owned(folder, config), _workers(engine) as runtime, _held(engine, clients, folder) as held:
         tell.announce(_in_words(config, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
-            pretrained = _pretrain(config, sample, server, held_out, function, engine=engine, runtime=runtime)
+            here = {"engine": "local"} if engine == "ray" else {"engine": engine, "runtime": runtime}
+            pretrained = _pretrain(config, sample, server, held_out, function, **here)
             words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
         tell.phase("tracing, and the first round", lazily=True)
         with recorder(folder, config, tell, hook) as on_round:
             result = bfl.federated.simulate(
                 process,
-                clients,
+                held,
                 rounds=config.rounds,
                 cohort_size=config.cohort_size,
                 seed=config.seed,
@@ -231,7 +234,19 @@ def _prediction(config: RunConfig) -> dict[str, Any]:
 
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
     """The runtime of an engine that has one; None for another."""
+    if engine == "ray":
+        return bfl.federated.ray_runtime()
     return bfl.federated.local_workers() if engine == "tff" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _held(engine: str, clients: bfl.data.Clients, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
+    """The clients as an engine takes them: for a cluster in files, which are gone after the last round."""
+    if engine != "ray":
+        yield clients
+        return
+    yield bfl.data.write_clients(clients, folder / "client_files")
+    shutil.rmtree(folder / "client_files")
 
 
 def _versions() -> dict[str, str]:

@@ -8,7 +8,8 @@ They follow each other:
 """
 
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
-from tfp_bfl.data.clients import ClientExamples, Clients
+from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
+from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
@@ -22,13 +23,16 @@ from tfp_bfl.data.sources import Column, Source, list_sources, load, peek
 __all__ = [
     "AUGMENTATIONS",
     "TABLES",
+    "ClientData",
     "ClientExamples",
+    "ClientFiles",
     "Clients",
     "Column",
     "Images",
     "OwnData",
     "Parties",
     "Partition",
+    "Reference",
     "Schema",
     "Source",
     "agree",
@@ -56,4 +60,5 @@ __all__ = [
     "read_images",
     "read_own",
     "read_rows",
+    "write_clients",
 ]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +18,7 @@ from tfp_bfl.errors import InvalidArgument, check_count
 if TYPE_CHECKING:  # TensorFlow is imported where datasets are made: partitions and cohorts do without.
     import tensorflow as tf
 
-    from tfp_bfl.data.sources import Source
+    from tfp_bfl.data.sources import Learnt, Source
 
 DESCRIBED_CLIENTS = 20
 
@@ -45,8 +48,101 @@ def _slices(*spec: tf.TensorSpec) -> Any:
     return rows.get_concrete_function(bound, bound, *spec)
 
 
+class ClientData(abc.ABC):
+    """Clients whose examples can be read here, one after another, and their datasets.
+
+    Attributes:
+      source: what their examples look like.
+    """
+
+    source: Learnt
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> np.ndarray:
+        """Examples of each client, int64 [K]."""
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """Who holds what, as a checkpoint says it."""
+
+    @abc.abstractmethod
+    def examples(self, k: int) -> ClientExamples:
+        """Returns the examples of client k as arrays.
+
+        Raises:
+          InvalidArgument: there is no client k.
+        """
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.sizes)
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """The type of the elements of every dataset, each one client."""
+        return self.source.element_spec
+
+    def _checked(self, k: int) -> int:
+        if not 0 <= k < self.num_clients:
+            raise InvalidArgument(f"There is no client {k}: clients are numbered 0 to {self.num_clients - 1}.")
+        return k
+
+    def dataset(self, *chosen: int) -> tf.data.Dataset:
+        """Returns the dataset of the chosen clients: one element a client, its `ClientExamples`.
+
+        A federated round takes one client or several in a dataset; several work one after another.
+
+        Raises:
+          InvalidArgument: there is no such client, or none is chosen.
+        """
+        import tensorflow as tf
+
+        if not chosen:
+            raise InvalidArgument("A dataset needs at least one client.")
+        # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.
+        spec = self.element_spec
+        examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
+        ends = np.cumsum(self.sizes[list(chosen)])
+        starts = np.concatenate([[0], ends[:-1]])
+        # The operation instead of `map`, whose function would be made anew for every dataset and stay for ever.
+        variant = tf.raw_ops.MapDataset(
+            input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.from_tensor_slices((starts, ends))),
+            other_arguments=list(examples),
+            f=_slices(*spec),
+            output_types=[x.dtype for x in spec],
+            output_shapes=[x.shape for x in spec],
+            preserve_cardinality=True,
+        )
+        return tf.data.experimental.from_variant(variant, spec)
+
+    def shares(self, chosen: Iterable[int], most: int) -> list[list[int]]:
+        """Shares the chosen clients out into at most `most` parts with about the same number of examples.
+
+        Raises:
+          InvalidArgument: there is no such client, none is chosen, or `most` is below 1.
+        """
+        chosen = [self._checked(int(k)) for k in chosen]
+        if not chosen:
+            raise InvalidArgument("shares needs at least one client.")
+        parts: list[list[int]] = [[] for _ in range(min(check_count(most, "most"), len(chosen)))]
+        loads, sizes = [0] * len(parts), self.sizes
+        # The largest first, each to the least loaded.
+        for k in sorted(chosen, key=lambda k: (-sizes[k], k)):
+            least = loads.index(min(loads))
+            parts[least].append(k)
+            loads[least] += int(sizes[k])
+        return parts
+
+    def shards(self, chosen: Iterable[int], most: int) -> list[tf.data.Dataset]:
+        """The datasets of `shares`."""
+        return [self.dataset(*part) for part in self.shares(chosen, most)]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Clients:
+class Clients(ClientData):
     """K clients over one source: client k holds the examples `indices[k]`.
 
     Attributes:
@@ -86,19 +182,17 @@ class Clients:
         )
 
     @property
-    def num_clients(self) -> int:
-        """K."""
-        return len(self.indices)
-
-    @property
     def sizes(self) -> np.ndarray:
         """Examples of each client, int64 [K]."""
         return np.array([len(part) for part in self.indices], np.int64)
 
     @property
-    def element_spec(self) -> ClientExamples:
-        """The type of the elements of every dataset, each one client."""
-        return self.source.element_spec
+    def description(self) -> str:
+        """Who holds what, by the indices of their examples and the labels of these."""
+        source = self.source
+        told = [part.tolist() for part in self.indices], source.labels.tolist(), list(source.features.shape)
+        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+        return f"{self.num_clients} of {source.name}/{source.split} ({digest})"
 
     def label_counts(self) -> np.ndarray:
         """Returns the examples of each class that each client holds, int64 [K, C]; of numbers those of each tenth."""
@@ -157,11 +251,6 @@ class Clients:
             )
         return Clients(self.source, [np.sort(taken)]), Clients(self.source, rest)
 
-    def _checked(self, k: int) -> int:
-        if not 0 <= k < self.num_clients:
-            raise InvalidArgument(f"There is no client {k}: clients are numbered 0 to {self.num_clients - 1}.")
-        return k
-
     def examples(self, k: int) -> ClientExamples:
         """Returns the examples of client k as arrays.
 
@@ -171,52 +260,6 @@ class Clients:
         part = self.indices[self._checked(k)]
         client = np.full(len(part), k, np.int32)
         return ClientExamples(client, self.source.features[part], self.source.labels[part])
-
-    def dataset(self, *chosen: int) -> tf.data.Dataset:
-        """Returns the dataset of the chosen clients: one element a client, its `ClientExamples`.
-
-        A federated round takes one client or several in a dataset; several work one after another.
-
-        Raises:
-          InvalidArgument: there is no such client, or none is chosen.
-        """
-        import tensorflow as tf
-
-        if not chosen:
-            raise InvalidArgument("A dataset needs at least one client.")
-        # Slices of one array: the datasets of any clients have one type, and a small graph however many there are.
-        spec = self.element_spec
-        examples = ClientExamples(*(tf.constant(np.concatenate(x)) for x in zip(*map(self.examples, chosen))))
-        ends = np.cumsum([len(self.indices[k]) for k in chosen])
-        starts = np.concatenate([[0], ends[:-1]])
-        # The operation instead of `map`, whose function would be made anew for every dataset and stay for ever.
-        variant = tf.raw_ops.MapDataset(
-            input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.from_tensor_slices((starts, ends))),
-            other_arguments=list(examples),
-            f=_slices(*spec),
-            output_types=[x.dtype for x in spec],
-            output_shapes=[x.shape for x in spec],
-            preserve_cardinality=True,
-        )
-        return tf.data.experimental.from_variant(variant, spec)
-
-    def shards(self, chosen: Iterable[int], most: int) -> list[tf.data.Dataset]:
-        """Shares the chosen clients out over at most `most` datasets with about the same number of examples.
-
-        Raises:
-          InvalidArgument: there is no such client, none is chosen, or `most` is below 1.
-        """
-        chosen = [self._checked(int(k)) for k in chosen]
-        if not chosen:
-            raise InvalidArgument("shards needs at least one client.")
-        parts: list[list[int]] = [[] for _ in range(min(check_count(most, "most"), len(chosen)))]
-        loads = [0] * len(parts)
-        # The largest first, each to the least loaded.
-        for k in sorted(chosen, key=lambda k: (-len(self.indices[k]), k)):
-            least = loads.index(min(loads))
-            parts[least].append(k)
-            loads[least] += len(self.indices[k])
-        return [self.dataset(*part) for part in parts]
 
     def describe(self) -> str:
         """Returns a table of the examples of each class that each client holds: the first 20, and all."""

@@ -44,12 +44,14 @@ class Learnt:
     """What is learnt of examples, whoever has them.
 
     Attributes:
+      name: of the data.
       class_names: C names; () where numbers are regressed on.
       target: what is regressed on; None for classes.
       element_shape: of one example's features.
       is_image: whether they are bytes, [height, width, channels]; else float32.
     """
 
+    name: str
     class_names: tuple[str, ...]
     target: Optional[Column]
     element_shape: Any

@@ -25,15 +25,18 @@ from tfp_bfl.federated.threads import share_cores
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
 if TYPE_CHECKING:
+    from tfp_bfl.federated.cluster import RayRuntime, ray_runtime
     from tfp_bfl.federated.tff.context import Runtime, local_workers, remote_workers
     from tfp_bfl.federated.tff.installation import require_tff
     from tfp_bfl.federated.tff.workers import Tls
 
 _LATER = {
+    "RayRuntime": "cluster",
     "Runtime": "tff.context",
     "local_workers": "tff.context",
     "remote_workers": "tff.context",
     "Tls": "tff.workers",
+    "ray_runtime": "cluster",
     "require_tff": "tff.installation",
 }
 
@@ -48,6 +51,7 @@ __all__ = [
     "Party",
     "PartyEngine",
     "Pretrained",
+    "RayRuntime",
     "Round",
     "Runtime",
     "SealedEngine",
@@ -68,6 +72,7 @@ __all__ = [
     "from_arrays",
     "local_workers",
     "pretrain",
+    "ray_runtime",
     "remote_workers",
     "require_tff",
     "server_optimizer",

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import Clients, Parties, answering, cohort, each_drawn
-from tfp_bfl.errors import ComputationError, Diverged, Error, WorkerError
+from tfp_bfl.data import ClientData, ClientFiles, Parties, answering, cohort, each_drawn
+from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import FAULTS, within
 from tfp_bfl.federated.notices import loss_warning
@@ -99,7 +99,15 @@ class Attempts:
       warnings: sentences on clients who look wrong and are not left out.
     """
 
-    def __init__(self, process: BayesianProcess, engine: Engine, clients: Union[Clients, Parties], sampling: Sampling):
+    def __init__(
+        self, process: BayesianProcess, engine: Engine, clients: Union[ClientData, Parties], sampling: Sampling
+    ):
+        self._by_reference = getattr(engine, "by_reference", False)
+        if self._by_reference and not isinstance(clients, ClientFiles):
+            raise InvalidArgument(
+                "The workers of a cluster read their clients' examples from files, but these clients are in memory: "
+                "give it data.write_clients(clients, folder), a folder that every machine sees."
+            )
         self._process = process
         self._engine = engine
         self._clients = clients
@@ -268,7 +276,9 @@ class Attempts:
         """The clients' data; those of the last call stay, so that workers know them."""
         key = tuple(int(k) for k in present)
         if self._shards[0] != key:
-            self._shards = key, self._clients.shards(key, self._engine.concurrent_calls)
+            clients: Any = self._clients
+            give = clients.references if self._by_reference else clients.shards
+            self._shards = key, give(key, self._engine.concurrent_calls)
         return self._shards[1]
 
 

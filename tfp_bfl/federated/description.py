@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import Any, Union
+from typing import Any
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Rule, ServerStep
-from tfp_bfl.data import Clients, Parties
 
 
 def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
@@ -89,15 +88,6 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
     for own, cell in zip(code.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # It is not filled yet.
             yield own, cell.cell_contents
-
-
-def describe_clients(clients: Union[Clients, Parties]) -> str:
-    """Who holds what, by the indices of their examples and the labels of these; of parties by their names and sizes."""
-    if isinstance(clients, Parties):
-        return clients.description
-    source = clients.source
-    digest = _digest([part.tolist() for part in clients.indices], source.labels.tolist(), list(source.features.shape))
-    return f"{clients.num_clients} of {source.name}/{source.split} ({digest})"
 
 
 def _without_name(config: dict) -> dict:

@@ -1,4 +1,4 @@
-"""What runs a process's rounds: TFF's workers, or this process."""
+"""What runs a process's rounds: TFF's workers, a Ray cluster, or this process."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfp_bfl.federated import tff
 from tfp_bfl.federated.process import BayesianProcess
 
 if TYPE_CHECKING:
+    from tfp_bfl.federated.cluster import RayRuntime
     from tfp_bfl.federated.tff.context import Runtime
 
 
@@ -20,6 +21,7 @@ class Engine(Protocol):
 
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.
+      by_reference: whether it takes a `data.Reference` for each dataset; False where there is no such attribute.
     """
 
     concurrent_calls: int
@@ -45,7 +47,7 @@ class Engine(Protocol):
 @contextlib.contextmanager
 def _local(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engine]:
     if runtime is not None:
-        raise InvalidArgument("runtime holds workers of the engine tff, and this is local: leave one of them out.")
+        raise InvalidArgument("runtime holds workers of the engine tff or ray, and this is local: leave one out.")
     yield process.local
 
 
@@ -57,11 +59,20 @@ def _tff(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engin
         yield engine
 
 
+@contextlib.contextmanager
+def _ray(process: BayesianProcess, runtime: Optional[RayRuntime]) -> Iterator[Engine]:
+    from tfp_bfl.federated.cluster import RayEngine, ray_runtime
+
+    with ray_runtime() if runtime is None else contextlib.nullcontext(runtime) as running:
+        yield RayEngine(process.round, running)
+
+
 MakeEngine = Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]
 # A new engine is one more entry here.
 ENGINES: dict[str, MakeEngine] = {
     "tff": _tff,
     "local": _local,
+    "ray": _ray,
 }
 
 
@@ -75,10 +86,14 @@ def check_engine(name: Optional[str]) -> str:
 
     Raises:
       InvalidArgument: there is none of that name.
-      MissingDependency: it is tff, and TensorFlow Federated is not installed.
+      MissingDependency: it is tff or ray, and TensorFlow Federated or Ray is not installed.
     """
     name = default_engine() if name is None else name
     lookup(ENGINES, name, "engine")
     if name == "tff":
         tff.check_installed()
+    if name == "ray":
+        from tfp_bfl.federated.cluster import require_ray
+
+        require_ray()
     return name

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.round import Broadcast, Contribution, Round, summed, types_of
+from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, summed, types_of
 from tfp_bfl.federated.threads import start
 
 
@@ -56,17 +56,9 @@ class LocalEngine:
           ComputationError: an operation of a client's work raised.
           InvalidArgument: a client is in the datasets twice, and would count twice.
         """
-        number = min(len(datasets), self.concurrent_calls)
-        while len(self._lanes) < number:
-            self._lanes.append(_lane(self._round, self._lanes[0] if self._lanes else None))
         try:
             state = tf.nest.map_structure(tf.convert_to_tensor, state)
-            sent = self._broadcast(state)
-            parts = [
-                start(functools.partial(self._sum, lane.work, sent, datasets[i::number]))
-                for i, lane in enumerate(self._lanes[:number])
-            ]
-            total = functools.reduce(self._add, [part.result() for part in parts])
+            total = functools.reduce(self._add, self._contributions(self._broadcast(state), datasets))
             output = Output(*as_arrays(self._conclude(state, total)))
         except tf.errors.OpError as error:
             raise ComputationError(f"A computation failed: {_reason(error.message)}") from error
@@ -76,6 +68,17 @@ class LocalEngine:
     def replace_dead_workers(self) -> int:
         """0: there are none."""
         return 0
+
+    def _contributions(self, sent: Broadcast, datasets: Sequence[Any]) -> list[Contribution]:
+        """Those of the datasets' clients, in a fixed order, each the sum of several."""
+        number = min(len(datasets), self.concurrent_calls)
+        while len(self._lanes) < number:
+            self._lanes.append(_lane(self._round, self._lanes[0] if self._lanes else None))
+        parts = [
+            start(functools.partial(self._sum, lane.work, sent, datasets[i::number]))
+            for i, lane in enumerate(self._lanes[:number])
+        ]
+        return [part.result() for part in parts]
 
     def _sum(self, work: Any, sent: Broadcast, datasets: Sequence[tf.data.Dataset]) -> Contribution:
         return functools.reduce(self._add, [work(sent, dataset) for dataset in datasets])
@@ -88,8 +91,8 @@ class _Lane(NamedTuple):
     variables: list[tf.Variable]
 
 
-def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
-    """A lane with variables of its own, and the graph of the first one if that is all that it needs."""
+def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
+    """What a client does, and the variables that it made for it."""
     variables: list[tf.Variable] = []
 
     def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
@@ -97,7 +100,12 @@ def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
         return variables[-1]
 
     with tf.variable_creator_scope(remember):
-        contribute = round.build_client()
+        return round.build_client(), variables
+
+
+def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
+    """A lane with variables of its own, and the graph of the first one if that is all that it needs."""
+    contribute, variables = client_of(round)
     if first and (work := _with_variables(first, variables)):
         return _Lane(work, variables)
     sent = types_of(round.broadcast, types_of(round.initialize))

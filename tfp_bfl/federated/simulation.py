@@ -14,11 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.data import Clients, Parties, answering, cohort
+from tfp_bfl.data import ClientData, Parties, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
-from tfp_bfl.federated.description import describe_clients
 from tfp_bfl.federated.draws import Draws, Thinning
 from tfp_bfl.federated.engines import ENGINES, MakeEngine, check_engine
 from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
@@ -55,7 +54,7 @@ class SimulationResult(NamedTuple):
 
 def simulate(
     process: BayesianProcess,
-    clients: Union[Clients, Parties],
+    clients: Union[ClientData, Parties],
     rounds: int,
     cohort_size: Optional[int] = None,
     seed: Optional[int] = None,
@@ -158,7 +157,7 @@ def simulate(
         sampling = f"cohorts of {cohort_size or 'all'}, dropout {dropout:g}" + (
             "" if popularity is None else f", popularity {popularity:g}"
         )
-        description = {**process.description, "clients": describe_clients(clients), "sampling": sampling}
+        description = {**process.description, "clients": clients.description, "sampling": sampling}
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
     warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
@@ -250,7 +249,7 @@ def simulate(
 
 
 def _private_size(
-    privacy: Privacy, clients: Union[Clients, Parties], cohort_size: Optional[int], popularity: Optional[float]
+    privacy: Privacy, clients: Union[ClientData, Parties], cohort_size: Optional[int], popularity: Optional[float]
 ) -> int:
     expected = privacy.cohort_size
     if isinstance(clients, Parties):
@@ -273,10 +272,10 @@ def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Dra
 
 
 def check_clients(
-    process: BayesianProcess, clients: Union[Clients, Parties], cohort_size: Optional[int] = None
+    process: BayesianProcess, clients: Union[ClientData, Parties], cohort_size: Optional[int] = None
 ) -> None:
     """Raises InvalidArgument for clients that `simulate` would refuse: too few, or with data too few or unfit."""
-    if not isinstance(clients, (Clients, Parties)):
+    if not isinstance(clients, (ClientData, Parties)):
         raise InvalidArgument(
             f"clients must be Clients, such as Source.partition(...) gives, not {type(clients).__name__}: a process's "
             "own next takes datasets."

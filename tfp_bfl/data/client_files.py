@@ -1,0 +1,213 @@
+"""Clients whose examples lie in files, a file for each: read where they are used, so that no message holds them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
+from tfp_bfl.data.parties import Schema
+from tfp_bfl.data.sources import Column
+from tfp_bfl.errors import InvalidArgument, shown
+
+INDEX = "clients.json"
+_VERSION = 1
+_IN_A_FOLDER = 1000
+
+
+class Reference(NamedTuple):
+    """Clients by where their examples are.
+
+    Fields:
+      folder: of a `ClientFiles`.
+      digest: of what it holds.
+      numbers: of the clients.
+    """
+
+    folder: str
+    digest: str
+    numbers: tuple[int, ...]
+
+
+class ClientFiles(ClientData):
+    """The clients that `write_clients` has written to a folder.
+
+    `simulate` takes them with every engine. Here and on the workers of a cluster, which must see the folder under the
+    same path, a client's examples are read when it takes part and not before.
+
+    Args:
+      folder: where they are.
+
+    Attributes:
+      folder: its absolute path.
+      source: what the examples look like, a `Schema`.
+      sizes: examples of each client, int64 [K].
+      digest: of the clients and their labels.
+
+    Raises:
+      InvalidArgument: the folder holds no clients, or those of another version.
+    """
+
+    def __init__(self, folder: Union[str, os.PathLike[str]]):
+        self.folder = pathlib.Path(folder).absolute()
+        index = _index(self.folder)
+        self.source: Schema = index["source"]
+        self.digest: str = index["digest"]
+        self._sizes = index["sizes"]
+
+    def __repr__(self) -> str:
+        return f"<ClientFiles of {self.source.name}: {self.num_clients} in {self.folder}>"
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Examples of each client, int64 [K]."""
+        return self._sizes
+
+    @property
+    def description(self) -> str:
+        """Who they are and how much they have, as a checkpoint says it."""
+        return f"{self.num_clients} of {self.source.name} in files ({self.digest[:8]})"
+
+    def examples(self, k: int) -> ClientExamples:
+        """Returns the examples of client k as arrays.
+
+        Raises:
+          InvalidArgument: there is no client k, or its file is missing, damaged or another's.
+        """
+        path = self.folder / _path(self._checked(k))
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                features, labels = file["features"], file["labels"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise InvalidArgument(
+                f"The examples of client {k} can't be read from {path} ({type(error).__name__}): write them anew."
+            ) from None
+        spec = self.element_spec
+        fits = (
+            len(features) == len(labels) == self.sizes[k]
+            and features.shape[1:] == spec.features.shape[1:]
+            and features.dtype == spec.features.dtype.as_numpy_dtype
+            and labels.ndim == 1
+            and labels.dtype == spec.labels.dtype.as_numpy_dtype
+        )
+        if not fits:
+            raise InvalidArgument(f"{path} holds arrays {features.shape} and {labels.shape}, other than {INDEX} says.")
+        return ClientExamples(np.full(len(labels), k, np.int32), features, labels)
+
+    def references(self, chosen: Iterable[int], most: int) -> list[Reference]:
+        """`shares`, by where they are."""
+        return [Reference(str(self.folder), self.digest, tuple(part)) for part in self.shares(chosen, most)]
+
+
+def write_clients(clients: Clients, folder: Union[str, os.PathLike[str]]) -> ClientFiles:
+    """Writes each client's examples to a file of its own, and an index of all.
+
+    A folder that holds these clients already is left as it is.
+
+        files = bfl.data.write_clients(clients, "/shared/clients")
+        bfl.simulate(process, files, rounds=60, engine="ray")
+
+    Args:
+      clients: in memory.
+      folder: new, or empty. What is written half is gone when the call has ended.
+
+    Returns:
+      The clients as they are there.
+
+    Raises:
+      InvalidArgument: the folder holds something else.
+    """
+    folder = pathlib.Path(folder).absolute()
+    digest = _digest(clients)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not (folder / INDEX).is_file() or ClientFiles(folder).digest != digest:
+            raise InvalidArgument(f"{folder} holds something else than these clients: name a new folder.")
+        return ClientFiles(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as unfinished:
+        written = pathlib.Path(unfinished) / "clients"
+        for k in range(clients.num_clients):
+            path, (_, features, labels) = written / _path(k), clients.examples(k)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, features=features, labels=labels)
+        source = clients.source
+        index = {
+            "version": _VERSION,
+            "digest": digest,
+            "source": {
+                "name": f"{source.name}/{source.split}",
+                "element_shape": list(source.element_shape),
+                "is_image": source.is_image,
+                "class_names": list(source.class_names),
+                "columns": [list(column) for column in source.columns],
+                "target": list(source.target) if source.target else None,
+            },
+            "sizes": clients.sizes.tolist(),
+        }
+        (written / INDEX).write_text(json.dumps(index) + "\n", encoding="utf-8")
+        # Others than this user may be the ones who read.
+        umask = os.umask(0)
+        os.umask(umask)
+        written.chmod(0o777 & ~umask)
+        if folder.exists():
+            folder.rmdir()
+        written.rename(folder)
+    _index.cache_clear()
+    return ClientFiles(folder)
+
+
+def _path(k: int) -> str:
+    """Of a client's file in the folder: no folder has more than a thousand."""
+    return f"{k // _IN_A_FOLDER:03d}/client-{k:06d}.npz"
+
+
+def _digest(clients: Clients) -> str:
+    sha = hashlib.sha256(json.dumps([clients.source.name, clients.sizes.tolist()]).encode())
+    for part in clients.indices:
+        sha.update(np.ascontiguousarray(clients.source.labels[part]).tobytes())
+        sha.update(np.ascontiguousarray(clients.source.features[part]).tobytes())
+    return sha.hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def _index(folder: pathlib.Path) -> dict[str, Any]:
+    path = folder / INDEX
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InvalidArgument(
+            f"{folder} holds no clients here: it has no {INDEX} that can be read. Write them with data.write_clients, "
+            "to a folder that every machine sees under this path."
+        ) from None
+    try:
+        if told["version"] != _VERSION:
+            version = shown(told["version"])
+            raise InvalidArgument(f"{path} is of version {version}, but this library reads {_VERSION}.")
+        source = told["source"]
+        schema = Schema(
+            str(source["name"]),
+            tuple(map(int, source["element_shape"])),
+            bool(source["is_image"]),
+            tuple(map(str, source["class_names"])),
+            tuple(Column(*column) for column in source["columns"]),
+            Column(*source["target"]) if source["target"] else None,
+        )
+        sizes = np.array(told["sizes"], np.int64)
+        if sizes.ndim != 1 or not len(sizes) or sizes.min() < 1:
+            raise ValueError(sizes)
+        return {"source": schema, "sizes": sizes, "digest": str(told["digest"])}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(
+            f"{path} is not an index that data.write_clients has written: write the clients anew."
+        ) from None
