@@ -1,4 +1,4 @@
-"""Client-level differential privacy: its settings, and what a number of rounds reveals of one client."""
+"""Differential privacy: its settings by client, and what rounds reveal of a client, or steps of an example."""
 
 from __future__ import annotations
 
@@ -76,15 +76,57 @@ def epsilon(
         raise InvalidArgument(f"cohort_size is {cohort_size}, but must be at most num_clients, {num_clients}.")
     if not noise_multiplier:
         return None
-    return _divergences(settings.noise_multiplier, cohort_size / num_clients, rounds, delta)
+    return _divergences((Steps(settings.noise_multiplier, cohort_size / num_clients, rounds),), delta)
+
+
+class Steps(NamedTuple):
+    """Sums of clipped terms that were told, with noise.
+
+    Fields:
+      noise_multiplier: s, the noise's standard deviation over the clip.
+      share: the probability that a term is in a sum.
+      number: of sums.
+    """
+
+    noise_multiplier: float
+    share: float
+    number: int
+
+
+def example_steps(noise_multiplier: float, num_examples: int, batch_size: int, epochs: int) -> Steps:
+    """What a client tells by training with `clients.ExamplePrivacy`: ceil(N / B) sums in each pass over N examples.
+
+    Args:
+      noise_multiplier: s.
+      num_examples: N.
+      batch_size: B, expected; more than N count as N.
+      epochs: passes in all rounds together.
+    """
+    share = min(1.0, batch_size / num_examples)
+    return Steps(noise_multiplier, share, epochs * -(-num_examples // batch_size))
+
+
+def composed_epsilon(told: Sequence[Steps], delta: float = 1e-5) -> Optional[float]:
+    """The epsilon of all these sums together, as `epsilon` has it; None where some have no noise.
+
+    Raises:
+      MissingDependency: the package dp-accounting is not installed.
+    """
+    if any(not steps.noise_multiplier for steps in told):
+        return None
+    return _divergences(tuple(told), delta)
 
 
 @functools.lru_cache(maxsize=1024)
-def _divergences(noise_multiplier: float, share: float, rounds: int, delta: float) -> float:
+def _divergences(told: tuple[Steps, ...], delta: float) -> float:
     accounting = _accountant()
-    one = accounting.GaussianDpEvent(noise_multiplier)
-    drawn = one if share == 1 else accounting.PoissonSampledDpEvent(share, one)
-    return float(accounting.rdp.RdpAccountant().compose(drawn, rounds).get_epsilon(delta)) if rounds else 0.0
+    accountant, some = accounting.rdp.RdpAccountant(), False
+    for noise_multiplier, share, number in told:
+        one = accounting.GaussianDpEvent(noise_multiplier)
+        if number:
+            some = True
+            accountant.compose(one if share == 1 else accounting.PoissonSampledDpEvent(share, one), number)
+    return float(accountant.get_epsilon(delta)) if some else 0.0
 
 
 def _accountant() -> types.ModuleType:

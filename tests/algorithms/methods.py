@@ -89,6 +89,10 @@ def secure_sums():
     return given._replace(build=build, metrics={"clipped_numbers": 0})
 
 
+def private_examples():
+    return variational("log_linear_pool", "flipout", **ADAM, example_privacy=clients.ExamplePrivacy(1.0, 0.5))
+
+
 def private():
     """Without noise and clipping it is the rule with equal weights."""
     given = variational("log_linear_pool", "flipout", **CURVATURE)
@@ -314,6 +318,7 @@ METHODS = {
     "compressed, flipout": compressed,
     "secure sums, flipout": secure_sums,
     "private, flipout": private,
+    "private examples, flipout": private_examples,
     "partitioned_vi, flipout": partitioned_vi,
     "bayesian_admm, flipout": bayesian_admm,
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),

@@ -39,6 +39,7 @@ ALIKE = {
     "compressed, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),
     "secure sums, flipout": pytest.mark.deep(after="tests/rules/test_sums.py"),
     "private, flipout": pytest.mark.deep(after="tests/rules/test_sums.py"),
+    "private examples, flipout": pytest.mark.deep(after="tests/clients/test_example_privacy.py"),
     "maml, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
     "per_fed_avg, deterministic": pytest.mark.deep(after="tests/clients/test_meta_learning.py"),
     "meta_vd, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),

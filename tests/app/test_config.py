@@ -110,6 +110,8 @@ OWN = {
     "privacy_noise": 0.5,
     "privacy_variance_clip_norm": 0.5,
     "privacy_delta": 1e-6,
+    "example_clip_norm": 2.0,
+    "example_noise": 0.5,
 }
 
 
@@ -139,6 +141,7 @@ def test_options_of_other_algorithms_are_refused(algorithm):
         server = {"server_optimizer": "sgd"} if name in ("server_learning_rate", "server_momentum") else {}
         server |= {"compressor": "none"} if name == "per_tensor" and algorithm in takers(name) else {}
         server |= {"privacy_clip_norm": "1"} if name.startswith("privacy_") else {}
+        server |= {"example_clip_norm": "1"} if name == "example_noise" and algorithm in takers(name) else {}
         options = {"algorithm": algorithm, name: str(value)}
         if algorithm in takers(name):
             assert getattr(make_config(None, {"pretrain_share": "0.1", **server, **options}), name) == value

@@ -193,3 +193,17 @@ def test_a_faulty_client_counts_nothing_and_the_others_as_before():
 
     for whole, others, one in zip(moved_without([]), moved_without(present[:1]), moved_without(present[1:])):
         np.testing.assert_allclose(others + one, whole, atol=1e-6)
+
+
+def test_what_steps_tell_adds_up():
+    steps = bfl.privacy.example_steps(1.5, 100, 10, 4)
+    assert steps == (1.5, 0.1, 40)
+    assert bfl.privacy.example_steps(1.5, 15, 10, 4) == (1.5, 10 / 15, 8)
+    assert bfl.privacy.example_steps(1.5, 5, 10, 4) == (1.5, 1.0, 4)
+    alone = bfl.privacy.composed_epsilon([steps])
+    assert alone == pytest.approx(epsilon(1.5, 100, 10, 40))
+    halves = [steps._replace(number=20)] * 2
+    assert bfl.privacy.composed_epsilon(halves) == pytest.approx(alone)
+    assert bfl.privacy.composed_epsilon([steps, steps._replace(share=0.2)]) > alone
+    assert bfl.privacy.composed_epsilon([steps, steps._replace(noise_multiplier=0.0)]) is None
+    assert bfl.privacy.composed_epsilon([]) == 0.0

@@ -44,14 +44,15 @@ def variational(
         which has no prior that stays.
       **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
         `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
-        stddev_rate, temperature, likelihood, update_prior, pretrained, proximal), of which inference is "curvature"
-        and temperature 0.05 here unless they are given, 1 for another likelihood than that of classes; with
-        update_prior "backprop" and 1, as published.
+        stddev_rate, temperature, likelihood, update_prior, pretrained, proximal, example_privacy), of which inference
+        is "curvature" and temperature 0.05 here unless they are given, 1 for another likelihood than that of classes;
+        with update_prior "backprop" and 1, as published; with example_privacy "backprop".
 
     Raises:
       InvalidArgument: as `compose`.
     """
-    informative = {**INFORMATIVE, "temperature": temperature_for(options)}
+    found = {"inference": "backprop"} if options.get("example_privacy") else INFORMATIVE
+    informative = {**found, "temperature": temperature_for(options)}
     work, process = split_options(
         variational, clients.variational, options, **(AS_PUBLISHED if options.get("update_prior") else informative)
     )

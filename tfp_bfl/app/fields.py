@@ -298,3 +298,25 @@ def argument_names(options: type[Options]) -> dict[str, str]:
     """The options that are an argument of the recipe each, and its name."""
     places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
     return {name: place or name for name, place in places.items() if place is not None}
+
+
+class HiddenExamples(Options):
+    """Clients whose examples can be hidden from those who see what they send."""
+
+    example_clip_norm: Optional[Positive] = option(
+        None, "Differential privacy of examples: the longest gradient that one has; inference backprop.", argument=None
+    )
+    example_noise: PositiveOrZero = option(1.0, "The noise's standard deviation over example_clip_norm.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.example_clip_norm is None and self.example_noise != type(self).model_fields["example_noise"].default:
+            raise InvalidArgument(
+                "example_noise is of differential privacy, and there is none: give example_clip_norm."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        if self.example_clip_norm is None:
+            return given
+        return {**given, "example_privacy": bfl.clients.ExamplePrivacy(self.example_clip_norm, self.example_noise)}

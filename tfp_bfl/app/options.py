@@ -23,6 +23,7 @@ from tfp_bfl.app.fields import (
     Defended,
     Draws,
     Hidden,
+    HiddenExamples,
     ManyRounds,
     Options,
     Pooled,
@@ -63,7 +64,7 @@ class _Inferred(ManyRounds, Bounded):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, Compressed):
+class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, Compressed):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"

@@ -7,6 +7,7 @@ a posterior by gradients of minibatches.
 from tfp_bfl.clients.augmented import augmented
 from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.exact import ExactChains, exact_chains
+from tfp_bfl.clients.example_privacy import ExamplePrivacy
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
@@ -30,6 +31,7 @@ __all__ = [
     "KLS",
     "LEARNERS",
     "ExactChains",
+    "ExamplePrivacy",
     "Mode",
     "PersonalPosterior",
     "Potential",

@@ -7,11 +7,13 @@ from typing import Any, Callable, NamedTuple, Optional
 import tensorflow as tf
 
 from tfp_bfl.clients.batches import over_batches, without_initial_values
+from tfp_bfl.clients.example_privacy import ExamplePrivacy, over_drawn, private_mean
 from tfp_bfl.clients.likelihoods import CATEGORICAL, Likelihood
 from tfp_bfl.clients.target import Target
 from tfp_bfl.clients.updates import Batch, Update
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import FlatWeights, ServerMessage, TrainingMetrics
+from tfp_bfl.models.flat import Draw
 
 
 class _Sums(NamedTuple):
@@ -28,6 +30,7 @@ class Trainer:
       proximal: mu of the term mu / 2 ||w - w_server||^2 over means and point weights.
       weight_decay: of the term weight_decay / 2 ||w||^2 over the same.
       likelihood: of the labels.
+      example_privacy: clipping and noise of gradients; the update must then draw weights for a batch.
 
     Attributes:
       weights: the model's `FlatWeights`.
@@ -40,6 +43,7 @@ class Trainer:
         proximal: float = 0.0,
         weight_decay: float = 0.0,
         likelihood: Likelihood = CATEGORICAL,
+        example_privacy: Optional[ExamplePrivacy] = None,
     ):
         with tf.variable_creator_scope(without_initial_values):
             self._model = model_fn()
@@ -48,6 +52,7 @@ class Trainer:
         self._proximal = proximal
         self._weight_decay = weight_decay
         self._likelihood = likelihood
+        self._privacy = example_privacy
 
     @without_autograph
     def train(
@@ -82,12 +87,13 @@ class Trainer:
         @without_autograph
         def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
             sums, own = carried
-            nll = self._step(features, labels, step_seed, sums.steps, target, anchor)
+            nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size)
             sums = _Sums(sums.nll + nll, sums.steps + 1)
             return sums, after_step(own, sums.steps)
 
         start = _Sums(tf.constant(0.0), tf.constant(0))
-        sums, state = over_batches(examples, seed, num_epochs, batch_size, step, (start, state))
+        over = over_drawn if self._privacy else over_batches
+        sums, state = over(examples, seed, num_epochs, batch_size, step, (start, state))
         nll = sums.nll / (count * num_epochs)
         kl, _, _ = self.weights.kl_divergence(tf.exp(self.weights.log_stddev), target.prior)
         return TrainingMetrics(nll, kl, -(nll + kl / target.size)), state
@@ -100,9 +106,49 @@ class Trainer:
         number: tf.Tensor,
         target: Target,
         anchor: tf.Tensor,
+        batch_size: int,
     ) -> tf.Tensor:
+        draw = self.weights.draw(seed)
+        if self._privacy:
+            in_values = self._private(features, labels, seed, draw, batch_size)
+            nll, in_noise, in_noise_of_drawn_labels = tf.constant(0.0), in_values[: draw.noise.shape[0]], None
+        else:
+            nll, in_values, in_noise, in_noise_of_drawn_labels = self._gradients(features, labels, seed, draw)
+        target = target._replace(prior=self.weights.at_present(target.prior, draw.stddev))
+        _, kl_in_values, kl_in_log_stddev = self.weights.kl_divergence(draw.stddev, target.prior)
+        if self._proximal:
+            in_values += self._proximal * (self.weights.values - anchor)
+        if self._weight_decay:
+            in_values += self._weight_decay * self.weights.values
+        size = tf.cast(tf.shape(labels)[0], tf.float32)
+        kls = kl_in_values, kl_in_log_stddev
+        self._update.step(Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number), target)
+        self.weights.update_model()
+        return nll
+
+    def _private(self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
+        """The noised mean of the clipped gradients in means and point weights."""
+        weights, settings = self.weights, self._privacy
+        assert settings
+
+        def of_one(example: Any) -> tf.Tensor:
+            feature, label = example
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*weights.point, draw.noise])
+                with sampling("shared", seed, weights.by_weight(draw.noise)):
+                    outputs = self._model(feature[tf.newaxis], training=True)
+                loss = tf.reduce_sum(self._likelihood.nll(label[tf.newaxis], outputs))
+            zero = tf.UnconnectedGradients.ZERO
+            in_point, in_noise = tape.gradient(loss, (weights.point, draw.noise), unconnected_gradients=zero)
+            return weights.flatten([*([in_noise] if weights.has_posterior else []), *in_point])
+
+        return private_mean(of_one, features, labels, settings, size, seed)
+
+    def _gradients(
+        self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Optional[Callable[[], tf.Tensor]]]:
+        """The sum of the batch's losses, and the first of `Batch`'s fields."""
         weights, draws_labels = self.weights, self._update.draws_labels
-        draw = weights.draw(seed)
         # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.
         shared = self._update.noise == "shared" and weights.has_posterior
         watched = weights.point if shared else weights.leaves
@@ -114,13 +160,7 @@ class Trainer:
             loss = tf.reduce_mean(losses)
         zero = tf.UnconnectedGradients.ZERO
         in_watched, in_noise = tape.gradient(loss, (watched, draw.noise), unconnected_gradients=zero)
-        target = target._replace(prior=weights.at_present(target.prior, draw.stddev))
-        _, kl_in_values, kl_in_log_stddev = weights.kl_divergence(draw.stddev, target.prior)
         in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
-        if self._proximal:
-            in_values += self._proximal * (weights.values - anchor)
-        if self._weight_decay:
-            in_values += self._weight_decay * weights.values
 
         def in_noise_of_drawn_labels() -> tf.Tensor:
             drawn = self._likelihood.draw(outputs, tf.random.experimental.stateless_fold_in(seed, 1))
@@ -130,16 +170,4 @@ class Trainer:
             in_outputs = of_outputs.gradient(of_drawn, outputs)
             return tape.gradient(outputs, draw.noise, in_outputs, unconnected_gradients=zero)
 
-        batch = Batch(
-            in_values,
-            in_noise,
-            in_noise_of_drawn_labels if draws_labels else None,
-            kl_in_values,
-            kl_in_log_stddev,
-            draw,
-            tf.cast(tf.shape(labels)[0], tf.float32),
-            number,
-        )
-        self._update.step(batch, target)
-        weights.update_model()
-        return tf.reduce_sum(losses)
+        return tf.reduce_sum(losses), in_values, in_noise, in_noise_of_drawn_labels if draws_labels else None

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl.clients.adam import Adam
+from tfp_bfl.clients.example_privacy import ExamplePrivacy, check_alone
 from tfp_bfl.clients.inference import update_of
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.clients.target import KLS, target_of
@@ -35,6 +36,7 @@ def variational(
     update_prior: bool = False,
     pretrained: bool = False,
     proximal: float = 0.0,
+    example_privacy: Optional[ExamplePrivacy] = None,
 ) -> ClientWork:
     """Client work that fits the posterior to the client's data from the server's posterior on.
 
@@ -68,6 +70,8 @@ def variational(
       pretrained: the first round's posterior has been learnt too, so that with update_prior it is a prior already.
       proximal: mu of FedProx (Li et al. 2020, arXiv:1812.06127, eq. 2): the loss has mu / 2 ||w - w_server||^2 besides,
         over means and point weights.
+      example_privacy: that little is said of any one example, by clipping and noise, which is as secret as the client's
+        seed: a run's in a simulation, its own of a party. Losses are then not told: they are 0.
 
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of
@@ -75,7 +79,8 @@ def variational(
 
     Raises:
       InvalidArgument: local_epochs or batch_size below 1, proximal below 0, a temperature that is not above 0, no such
-        inference, noise or kl, or an optimizer that can't take vectors of all weights.
+        inference, noise or kl, an optimizer that can't take vectors of all weights; or, with example_privacy, BatchNorm
+        or another inference than "backprop".
     """
     model_fn = as_model_fn(model_fn)
     check_count(local_epochs, "local_epochs")
@@ -84,6 +89,9 @@ def variational(
     check_number(temperature, "temperature")
     lookup(KLS, kl, "kl")
     density = parse_likelihood(likelihood)
+    if example_privacy:
+        example_privacy = ExamplePrivacy.checked(example_privacy)
+        check_alone(model_fn(), inference)
     update_fn = update_of(
         inference,
         learning_rate=learning_rate,
@@ -102,7 +110,7 @@ def variational(
         return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
 
     def build() -> Work:
-        trainer = Trainer(model_fn, update_fn, proximal, likelihood=density)
+        trainer = Trainer(model_fn, update_fn, proximal, likelihood=density, example_privacy=example_privacy)
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:

@@ -81,6 +81,7 @@ _NAMES = {
     "adapted_unseen_client_accuracy": "The same after a step of adaptation, mean",
     "adapted_unseen_client_accuracy_least": "The same after a step of adaptation, least",
     "epsilon": "Differential privacy: epsilon",
+    "example_epsilon": "Differential privacy of examples: epsilon",
     "delta": "Differential privacy: delta",
     "collapsed_in_round": "Posterior collapsed in round",
 }

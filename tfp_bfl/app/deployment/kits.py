@@ -34,6 +34,7 @@ label: label             # the column of the labels
 # min_parties: 2
 # share_scores: true     # sums of a model's scores on the test data
 # only_secure_sums: false   # true: no run whose server sees by itself what this party finds
+# max_example_epsilon: 8    # what all runs together may tell of one example; only runs with --example-clip-norm then
 """
 
 

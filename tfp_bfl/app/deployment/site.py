@@ -19,6 +19,7 @@ from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, read_yaml
 from tfp_bfl.app.deployment import keys
 from tfp_bfl.app.deployment.job import check_name, from_json, make_job
+from tfp_bfl.app.deployment.ledger import Ledger
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -42,6 +43,9 @@ class PartyFile(pydantic.BaseModel):
       min_parties: it takes part in no run of fewer.
       share_scores: whether it sends sums of a model's scores on its test data.
       only_secure_sums: it takes part in no run whose server sees what it finds by itself.
+      max_example_epsilon: what all its runs together may tell of one example (`clients.ExamplePrivacy`); None for no
+        bound. Its scores are not shared then.
+      delta: of that epsilon.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -56,6 +60,8 @@ class PartyFile(pydantic.BaseModel):
     min_parties: int = pydantic.Field(2, ge=1)
     share_scores: bool = True
     only_secure_sums: bool = False
+    max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0)
+    delta: float = pydantic.Field(1e-5, gt=0, lt=1)
 
 
 def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
@@ -105,6 +111,7 @@ class Site:
         own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
         self._train, self._test = own.train, own.test
         self._party: Optional[bfl.federated.Party] = None
+        self._ledger: Optional[Ledger] = None
 
     def describe(self) -> str:
         """What its data look like, as JSON: no example; and its half of the keys by which it can mask what it sends."""
@@ -130,6 +137,7 @@ class Site:
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties, sums)
+        self._ledger = self._begin_ledger(config, run)
         schema = from_json(job["schema"])
         self._config = config
         self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
@@ -152,8 +160,15 @@ class Site:
         return {names.index(other): key for other, key in shared.items()}
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Its work in a round."""
-        return self._begun().answer(message)
+        """Its work in a round.
+
+        Raises:
+          InvalidArgument: its examples would be told of more than its file allows.
+        """
+        party = self._begun()
+        if self._ledger:
+            self._ledger.charge(message)
+        return party.answer(message)
 
     def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Sums of a model's scores on its own test data (`evaluation.score_sums`).
@@ -162,7 +177,7 @@ class Site:
           InvalidArgument: it shares none, or the weights are none of this run's model.
         """
         self._begun()
-        if not self._file.share_scores:
+        if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
         first = self._process.predictive_weights(tf.nest.map_structure(np.asarray, self._process.round.initialize()))
         spec = tf.nest.map_structure(lambda x: tf.TensorSpec(np.shape(x), np.asarray(x).dtype), first)
@@ -176,6 +191,19 @@ class Site:
         if self._party is None:
             raise InvalidArgument("It takes part in no run.")
         return self._party
+
+    def _begin_ledger(self, config: RunConfig, run: str) -> Optional[Ledger]:
+        limit = self._file.max_example_epsilon
+        if limit is None:
+            return None
+        if not config.example_clip_norm or not config.example_noise:
+            raise InvalidArgument(
+                "Its file allows only runs that hide examples: submit with --example-clip-norm and --example-noise."
+            )
+        told = bfl.privacy.example_steps(
+            config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
+        )
+        return Ledger(self._folder / "ledger", run, told, config.rounds, limit, self._file.delta)
 
     def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
         if sums is None and self._file.only_secure_sums:

@@ -1,0 +1,105 @@
+"""What a party has told of its examples, run by run, and what it may still tell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import tfp_bfl as bfl
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.privacy import Steps
+
+
+class Ledger:
+    """Charges a run's rounds before they are answered, and keeps that in a file for each run.
+
+    A run is charged for all its rounds when it begins, and once, whoever is killed meanwhile. A round has one message:
+    another one of the same number would be answered with the same noise, which the two answers' difference lacks.
+
+    Args:
+      folder: of the files.
+      run: its name.
+      told: in a round.
+      rounds: of the run.
+      limit: of epsilon, over all runs.
+      delta: of that.
+
+    Raises:
+      InvalidArgument: with this run the limit would be passed, the run was another before, or a file can't be read.
+    """
+
+    def __init__(self, folder: pathlib.Path, run: str, told: Steps, rounds: int, limit: float, delta: float):
+        self._folder, self._run = folder, run
+        self._told = told._replace(number=told.number * rounds)
+        self._rounds = rounds
+        others = {path.stem: self._read(path) for path in sorted(folder.glob("*.json"))}
+        own = others.pop(run, None)
+        if own is not None and (Steps(*own["told"]), own["rounds"]) != (self._told, rounds):
+            raise InvalidArgument(f"It has taken part in another run of the name {run}: give this one another name.")
+        spent = [Steps(*entry["told"]) for entry in others.values()]
+        before = bfl.privacy.composed_epsilon(spent, delta) or 0.0
+        after = bfl.privacy.composed_epsilon([*spent, self._told], delta)
+        if after is None or after > limit:
+            reached = "without a bound" if after is None else f"{after:.3g}"
+            raise InvalidArgument(
+                f"Its file allows epsilon {limit:g} for an example over all runs, which would be {reached} with this "
+                f"one, after {before:.3g}: ask for more noise, fewer rounds, or a smaller batch."
+            )
+        self._messages: dict[str, str] = own["messages"] if own else {}
+        self._write()
+
+    def charge(self, message: Mapping[str, np.ndarray]) -> None:
+        """Notes that a round is answered.
+
+        Raises:
+          InvalidArgument: the run has no such round, or the round had another message.
+        """
+        number = str(int(np.asarray(message.get("round", -1))))
+        if not 0 <= int(number) < self._rounds:
+            raise InvalidArgument(
+                f"It has agreed to {self._rounds} rounds, and round {int(number) + 1} is none of them."
+            )
+        digest = _digest(message)
+        if self._messages.setdefault(number, digest) != digest:
+            raise InvalidArgument(
+                f"It has answered another message of round {int(number) + 1}: a second answer would tell more of its "
+                "examples than was agreed to."
+            )
+        self._write()
+
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        entry = {"told": list(self._told), "rounds": self._rounds, "messages": self._messages}
+        unfinished = self._folder / f".{self._run}"
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump(entry, file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._folder / f"{self._run}.json")
+
+    @staticmethod
+    def _read(path: pathlib.Path) -> dict[str, Any]:
+        try:
+            entry = json.loads(path.read_text(encoding="utf-8"))
+            noise, share, number = entry["told"]
+            fine = noise >= 0 and 0 < share <= 1 and number >= 0 and all(map(str.isdigit, entry["messages"]))
+            if fine and isinstance(entry["rounds"], int):
+                return dict(entry)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise InvalidArgument(f"{path.name} of its ledger can't be read, so that what it has told is not known.")
+
+
+def _digest(message: Mapping[str, np.ndarray]) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(message):
+        array = np.asarray(message[name])
+        sha.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
