@@ -40,7 +40,7 @@ AVERAGING: dict[str, dict[str, Any]] = {
     "`fed_pa`": {"algorithm": "fed_pa"},
     "`fed_sgld`": {"algorithm": "fed_sgld"},
     "`fed_kp`": {"algorithm": "fed_kp"},
-    "`fed_kp`, from the clients": {"algorithm": "fed_kp", "kernel_start": "clients"},
+    "`fed_kp`, from the mean": {"algorithm": "fed_kp", "kernel_start": "mean"},
 }
 PERSONAL = {"model": "mlp", "clients": 9, "rounds": 20, "batch_size": 16, "evaluate_clients": True, "engine": "local"}
 

@@ -9,7 +9,7 @@ from experiments.privacy import run
 
 def test_every_cell_has_a_name_of_its_own():
     names = [run.cell_name(options) for options in run.cells()]
-    assert len(set(names)) == len(names) == 2 * len(run.METHODS) * len(run.NOISES) * len(run.SEEDS)
+    assert len(set(names)) == len(names) == 3 * len(run.METHODS) * len(run.NOISES) * len(run.SEEDS)
 
 
 def test_images_are_tables_of_the_means_of_their_squares():
@@ -32,14 +32,21 @@ def test_the_table_has_a_row_for_each_method_and_noise():
 
 
 @pytest.mark.cpu_seconds(60)
+@pytest.mark.parametrize("federation", ["1,000 clients, 50 a round", run.PARTIES])
 @pytest.mark.parametrize("noise", [None, 1.0])
-def test_a_small_cell_has_a_score_and_its_epsilon(noise, monkeypatch):
+def test_a_small_cell_has_a_score_and_its_epsilon(federation, noise, monkeypatch):
     digits = bfl.data.load("digits")
     table = bfl.data.Source("digits", "train", np.float32(digits.features).reshape(-1, 64), digits.labels)
     monkeypatch.setattr(run, "data_of", lambda dataset, size: (table, table))
     if noise is not None:
         pytest.importorskip("dp_accounting")
-    options = next(run.cells())
-    small = {"clients": 10, "cohort_size": 3, "examples_per_client": 20, "rounds": 2, "local_epochs": 1}
+    options = next(o for o in run.cells() if o["federation"] == federation)
+    small = {
+        "clients": 10,
+        "cohort_size": options["cohort_size"] and 3,
+        "examples_per_client": 20,
+        "rounds": 2,
+        "local_epochs": 1,
+    }
     found = run.score({**options, **small, "noise": noise})
     assert 0 <= found["accuracy"] <= 1 and (found["epsilon"] is None) == (noise is None)

@@ -1,6 +1,7 @@
 """Accuracy and calibration against epsilon: `python -m experiments.privacy.run`.
 
-A cell trains with client-level differential privacy, or without, and scores the pooled model on MNIST's test images.
+A cell trains with differential privacy of clients or of examples, or without, and scores the pooled model on MNIST's
+test images.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
 from experiments.tables import mean_and_sd, write
+from tfp_bfl.algorithms.variational import TEMPERATURE
 from tfp_bfl.app.cells import read_cells
-from tfp_bfl.privacy import Privacy
+from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
 
 HERE = pathlib.Path(__file__).parent
 Options = dict[str, Any]
@@ -35,6 +37,13 @@ METHODS = {
     "log_linear_pool": {"kind": "flipout", "clip_norm": 60.0},
     "FedAvg": {"kind": "deterministic", "clip_norm": 1.0},
 }
+# Few parties who all take part hide their examples, each by itself.
+PARTIES = "5 parties, examples"
+FEW: Options = {
+    **COMMON,
+    **{"federation": PARTIES, "clients": 5, "cohort_size": None, "examples_per_client": 1200, "clip_norm": 1.0},
+    **{"rounds": 20, "local_epochs": 2, "batch_size": 128},
+}
 # None for no privacy at all, 0 for clipping alone.
 NOISES = (None, 0.0, 0.5, 1.0, 2.0, 4.0)
 SEEDS = range(3)
@@ -47,6 +56,8 @@ def cells() -> Iterator[Options]:
         clients, cohort_size = FEDERATIONS[federation]
         sizes = {"clients": clients, "cohort_size": cohort_size, "seed": seed}
         yield {**COMMON, "federation": federation, "method": method, "noise": noise, **own, **sizes}
+    for (method, own), noise, seed in itertools.product(METHODS.items(), NOISES, SEEDS):
+        yield {**FEW, "method": method, "noise": noise, "kind": own["kind"], "seed": seed}
 
 
 def cell_name(options: Options) -> str:
@@ -68,10 +79,24 @@ def data_of(dataset: str, size: int) -> tuple[bfl.data.Source, bfl.data.Source]:
     return train, test
 
 
-def privacy_of(options: Options) -> Optional[Privacy]:
+def privacy_of(options: Options) -> Options:
+    """What hides clients or examples; training is alike without noise."""
+    if options["federation"] == PARTIES:
+        hidden = {"inference": "backprop", "temperature": TEMPERATURE}
+        if options["noise"] is not None:
+            hidden["example_privacy"] = bfl.clients.ExamplePrivacy(options["clip_norm"], options["noise"])
+        return hidden
     if options["noise"] is None:
-        return None
-    return Privacy(options["clip_norm"], options["noise"], options["cohort_size"], options["delta"])
+        return {}
+    return {"privacy": Privacy(options["clip_norm"], options["noise"], options["cohort_size"], options["delta"])}
+
+
+def epsilon_of(options: Options, last: Options) -> Optional[float]:
+    if options["federation"] != PARTIES or options["noise"] is None:
+        return last.get("epsilon")
+    epochs = options["rounds"] * options["local_epochs"]
+    steps = example_steps(options["noise"], options["examples_per_client"], options["batch_size"], epochs)
+    return composed_epsilon([steps], options["delta"])
 
 
 def score(options: Options) -> Options:
@@ -86,7 +111,7 @@ def score(options: Options) -> Options:
         lambda: bfl.models.mlp(options["kind"], shape, train.num_classes, hidden=hidden, seed=seed, **flipout),
         "naive_weighted_average" if options["method"] == "FedAvg" else options["method"],
         "equal",
-        privacy=privacy_of(options),
+        **privacy_of(options),
         **{name: options[name] for name in ("local_epochs", "batch_size", "learning_rate")},
         element_spec=clients.element_spec,
     )
@@ -97,7 +122,7 @@ def score(options: Options) -> Options:
     weights = sum(x.size for x in tf.nest.flatten(result.state.weights))
     return {
         **{name: float(metrics[name]) for name in COLUMNS.values()},
-        "epsilon": last.get("epsilon"),
+        "epsilon": epsilon_of(options, last),
         "clipped": float(np.mean([row.get("clipped_clients", 0) / row["num_clients"] for row in result.rounds])),
         "numbers": int(weights),
     }
@@ -124,7 +149,8 @@ def table(summaries: list[dict[str, Any]], federation: str) -> list[list[str]]:
             scores = [mean_and_sd([s[key] for s in same], 3) for key in COLUMNS.values()]
             epsilon = same[0]["epsilon"]
             how = {None: "no privacy", 0.0: "clipping alone"}.get(noise, str(noise))
-            clipped = f"{np.mean([s['clipped'] for s in same]):.0%}"
+            # Of examples it is not told.
+            clipped = "" if federation == PARTIES else f"{np.mean([s['clipped'] for s in same]):.0%}"
             rows.append([method, how, "" if epsilon is None else f"{epsilon:.2f}", *scores, clipped, str(len(same))])
     return rows
 
@@ -137,8 +163,11 @@ def main(study: Study) -> None:
     study.run(every, run_cell, told)
     if not study.listed:
         summaries = read_cells(study.output)
-        for federation, (clients, _) in FEDERATIONS.items():
-            write(table(summaries, federation), study.results / f"{clients}_clients")
+        names = {name: f"{clients}_clients" for name, (clients, _) in FEDERATIONS.items()}
+        for federation, name in {**names, PARTIES: "5_parties"}.items():
+            rows = table(summaries, federation)
+            if rows[1:]:  # Of others, what was written stays.
+                write(rows, study.results / name)
 
 
 if __name__ == "__main__":

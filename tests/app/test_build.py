@@ -118,7 +118,7 @@ def test_options_reach_the_recipe(options_of):
     given = options_of(config_of("fed_sgld", max_samples=7))
     assert set(given) == COMMON | COMPRESSED | {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
     assert (given["step_size"], given["max_samples"], given["burn_in_rounds"]) == (1e-4, 7, 1)
-    assert options_of(config_of("fed_kp", kernel_start="clients"))["start"] == "clients"
+    assert options_of(config_of("fed_kp", kernel_start="mean"))["start"] == "mean"
     assert set(options_of(config_of("fed_prox"))) == COMMON | COMPRESSED | {"weighting", "robust", "proximal"}
 
 

@@ -75,7 +75,7 @@ OWN = {
     "burn_in_rounds": 1,
     "step_size": 1e-5,
     "max_samples": 5,
-    "kernel_start": "clients",
+    "kernel_start": "mean",
     "kernel": "gaussian",
     "bandwidth": "scott",
     "bandwidth_scale": 2.0,
@@ -169,7 +169,7 @@ def test_algorithms_in_words():
         "and fed_*"
     )
     assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld"
-    assert default_in_words("kernel_start", "mean") == "mean; clients for fed_kppa"
+    assert default_in_words("kernel_start", "clients") == "clients"
     assert default_in_words("burn_in_rounds", None) == ""
 
 

@@ -232,7 +232,7 @@ class FedKP(_Averaging, AnyKind, Weighted):
     summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
 
     kernel_start: str = option(
-        "mean", "What is shifted to its mode: mean, or clients (clustered).", argument="start", names=choices.STARTS
+        "clients", "What is shifted to its mode: clients (clustered), or mean.", argument="start", names=choices.STARTS
     )
     kernel: str = option(
         "epanechnikov", "epanechnikov or gaussian.", argument="kernel_options.kernel", names=choices.KERNELS
@@ -249,7 +249,6 @@ class FedKP(_Averaging, AnyKind, Weighted):
 class FedKPPA(FedKP, _PosteriorAveraging):
     recipe: ClassVar[str] = "fed_kppa"
     summary: ClassVar[str] = "the clients of fed_pa with the server of fed_kp"
-    defaults: ClassVar[dict[str, Any]] = {**_Averaging.defaults, "kernel_start": "clients"}
 
 
 class AllOptions(
