@@ -151,7 +151,7 @@ def test_fallbacks_reach_the_rounds_metrics(runtime, bandwidth, cohort_size):
     data = Clients(SOURCE, EIGHT.indices[:cohort_size])
     process = algorithms.fed_kp(MODEL, kernel_options={"bandwidth": bandwidth}, **TRAINING)
     counts = counted(federated.simulate(process, data, 1, runtime=runtime).rounds[0])
-    wanted = counts_of(values_of(data), bandwidth=bandwidth)
+    wanted = counts_of(values_of(data), start="clients", bandwidth=bandwidth)
     assert counts == wanted
     assert (counts["num_fallbacks"] > 0) is (bandwidth != "silverman")
 
