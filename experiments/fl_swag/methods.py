@@ -170,6 +170,9 @@ def rows(
     ends = [last_weights(q, num_collected) for q in posteriors]
     for prefix, share in shares.items():
         yield timed(f"{prefix}FedAvg", None, lambda share=share: evaluate(net, fixed(average(ends, share))))
+    # Without any posterior: what the clients' iterates are about.
+    centers = [q.mean for q in posteriors]
+    yield timed("mean of SWAG means", None, lambda: evaluate(net, fixed(average(centers, shares[""]))))
     if not alone:
         return
     for floor in floors:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import algorithms, clients, federated, models, rules, servers
+from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
 from tfp_bfl.clients.adam import Adam
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
@@ -172,7 +172,8 @@ def fl_swag(model_fn, last_layer=False):
 
     def alone(result, anchor):
         below = anchor.point[: len(anchor.point) - num_weights]
-        return ModelWeights(result.weights.posterior, below, anchor.moments if last_layer else result.weights.moments)
+        wide = posterior.as_low_rank(posterior.marginals(result.weights.posterior))
+        return ModelWeights(wide, below, anchor.moments if last_layer else result.weights.moments)
 
     return Method(
         model_fn,

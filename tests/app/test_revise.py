@@ -94,6 +94,20 @@ def test_the_state_in_the_folder_predicts_as_the_run_does(whole):
 
 
 @pytest.mark.deep(after="test_revise.py")
+def test_the_product_as_published_is_asked_for_with_two_options_and_kept_when_a_client_leaves(whole, tmp_path):
+    exact = run([*SMALL, "--no-between-clients", "--no-diagonal-only"], tmp_path / "exact")
+    record = yaml.safe_load((exact / "config.yaml").read_text())
+    assert (record["between_clients"], record["diagonal_only"]) == (False, False)
+    assert arrays(exact / "server_state.npz") == arrays(whole / "server_state.npz")  # the clients send the same
+    assert np.abs(exported(exact) - exported(whole)).max() > 1e-3
+    assert run_command_line(["clients", "remove", str(exact), "1", "--output", str(tmp_path / "two")]) == 0
+    pooled = online.pool(state(tmp_path / "two"), diagonal_only=False, between_clients=False)
+    model = bfl.models.predictive_model(bfl.models.mlp(kind="deterministic"), pooled)
+    samples = bfl.evaluation.predict(model, TEST.features, num_samples=3, seed=0)
+    np.testing.assert_allclose(samples.mean(0), exported(tmp_path / "two"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.deep(after="test_revise.py")
 def test_a_run_is_repeated_from_its_record(whole, tmp_path):
     record = yaml.safe_load((whole / "config.yaml").read_text())
     assert (record["algorithm"], record["kind"], record["rounds"]) == ("fl_swag", "deterministic", 1)

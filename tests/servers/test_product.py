@@ -15,7 +15,8 @@ every_part = pytest.mark.parametrize("over", [ALL, HEAD], ids=["all weights", "h
 
 
 def step_of(over=ALL, **options):
-    return servers.online_product(over, ROWS, frozen_moments=over != ALL, **options)
+    exact = {"diagonal_only": False, "between_clients": False}
+    return servers.online_product(over, ROWS, frozen_moments=over != ALL, **{**exact, **options})
 
 
 def after(*rounds, over=ALL, step=None):

@@ -13,8 +13,8 @@ def fl_swag(
     model_fn: Model,
     *,
     last_layer: bool = False,
-    diagonal_only: bool = False,
-    between_clients: bool = False,
+    diagonal_only: bool = True,
+    between_clients: bool = True,
     prior: Any = None,
     min_examples: int = 10,
     max_columns: int = 20,
@@ -22,7 +22,7 @@ def fl_swag(
 ) -> federated.BayesianProcess:
     """Each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the Gaussians.
 
-    q(w) ~ prod_k N(w; mean_k, Sigma_k + tau^2 I),   Sigma_k diagonal plus low rank, tau 0 unless asked for
+    q(w) ~ prod_k N(w; mean_k, diag(Sigma_k) + tau^2 I)
 
     One round with all clients is the whole method. Further rounds are its online form: every client starts from the
     server's first weights whenever it comes, and one that comes again replaces its posterior. `simulate`'s model draws
@@ -34,7 +34,8 @@ def fl_swag(
         `simulate` as start).
       last_layer: the posterior is over the last layer, all below is frozen. False: over all weights, for convex models:
         on LeNet it was worse than the pretrained network that it started from.
-      diagonal_only: of the clients' covariances only the diagonals count.
+      diagonal_only: of the clients' covariances Sigma_k, diagonal plus low rank, only the diagonals count; False for
+        the exact product, as published.
       between_clients: tau^2 of each tensor is what the clients' means differ by beyond their own spreads
         (`posterior.between_clients_variance`); False for 0, as published: such a product is as narrow as if the clients
         agreed.

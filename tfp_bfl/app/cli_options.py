@@ -48,7 +48,8 @@ def config_options(command: Any, without: Sequence[str] = ()) -> Any:
             continue
         flag = f"--{name.replace('_', '-')}"
         if isinstance(field.default, bool):
-            option = click.option(flag, name, is_flag=True, default=None, help=field.description)
+            both = f"{flag}/--no-{flag[2:]}" if field.default else flag
+            option = click.option(both, name, is_flag=True, default=None, help=field.description)
         else:
             default = default_in_words(name, field.default)
             words = f"{field.description}{f'  [default: {default}]' if default else ''}"

@@ -135,8 +135,10 @@ class FLSwag(_SGD):
     }
 
     last_layer: bool = option(False, "A posterior over the last layer, all below it pretrained and frozen.")
-    diagonal_only: bool = option(False, "Of the clients' covariances only the diagonals count.")
-    between_clients: bool = option(False, "The clients' posteriors are as much wider as their means lie apart.")
+    diagonal_only: bool = option(True, "Of the clients' covariances only the diagonals count; --no-... for the whole.")
+    between_clients: bool = option(
+        True, "The clients' posteriors are as much wider as their means lie apart; --no-... for a product as published."
+    )
     min_examples: Count = option(10, "A client with fewer examples is refused.")
     burn_in_epochs: Optional[CountOrZero] = option(
         None, "Epochs before SWAG collects; half of the local epochs if not given."

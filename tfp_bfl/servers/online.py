@@ -68,8 +68,9 @@ def from_stack(clients: ClientPosterior, weights: ModelWeights, prior: MeanField
     )
 
 
-def pool(state: OnlineState, diagonal_only: bool = False, between_clients: bool = False) -> ModelWeights:
-    """The product of the clients' posteriors (`posterior.pooled`), with the rest of the server's weights.
+def pool(state: OnlineState, diagonal_only: bool = True, between_clients: bool = True) -> ModelWeights:
+    """The product of the clients' posteriors (`posterior.pooled`; as `algorithms.fl_swag`, unless told otherwise), with
+    the rest of the server's weights.
 
     BatchNorm's statistics are the moments of the mixture of the clients' data (as `rules.linear_pool`).
 

@@ -18,11 +18,11 @@ def online_product(
     num_weights: int,
     max_columns: int,
     prior: MeanField | None = None,
-    diagonal_only: bool = False,
-    between_clients: bool = False,
+    diagonal_only: bool = True,
+    between_clients: bool = True,
     frozen_moments: bool = False,
 ) -> ServerStep:
-    """The product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1).
+    """The product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1), of `posterior.pooled`.
 
     Every client starts from the same weights, those of the server before the first round; it may come in any round, and
     one that comes again has its posterior replaced. The product is therefore that of one round with all of them (up to
@@ -31,8 +31,8 @@ def online_product(
     Args:
       num_weights: how many of the model's last point weights the posteriors are over.
       max_columns: R, rows of each client's deviations.
-      prior, diagonal_only: of `posterior.gaussian_product`.
-      between_clients: of `posterior.pooled`.
+      prior: of `posterior.gaussian_product`.
+      diagonal_only, between_clients: of `posterior.pooled`; both False for the exact product, as published.
       frozen_moments: clients send no statistics of BatchNorm, and the server's stay.
 
     Returns:
