@@ -17,12 +17,16 @@ PRETRAINING: dict[str, dict[str, Any]] = {
 # The clients' data that they go without where hyper-parameters are chosen and the server has no share.
 HOLDOUT = 0.1
 
-# Setting -> model and what of it the clients train. Server: of `PRETRAINING`.
+_CONVEX = {"model": "logistic_regression", "server": None, "start": "initial", "last_layer": False}
+
+# Setting -> model and what of it the clients train. Server: of `PRETRAINING`. Alike: clients of one distribution.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "logistic_regression": {"model": "logistic_regression", "server": None, "start": "initial", "last_layer": False},
+    "logistic_regression": _CONVEX,
     "shared_features": {"model": "lenet", "server": "lenet", "start": "pretrained", "last_layer": True},
     "whole_model": {"model": "lenet", "server": "lenet", "start": "pretrained", "last_layer": False},
     "whole_model_from_scratch": {"model": "lenet", "server": "lenet", "start": "initial", "last_layer": False},
+    "own_starts": {"model": "lenet", "server": "lenet", "start": "initial", "last_layer": False, "own_starts": True},
+    "alike": {**_CONVEX, "alike": True},
 }
 
 # Of all cells.
@@ -34,6 +38,9 @@ COMMON: dict[str, Any] = {
     "max_columns": 20,
     "num_samples": 30,
     "limit": None,
+    "alike": False,
+    "shuffled": False,
+    "own_starts": False,
     "holdout": False,
     "alone": True,
 }
@@ -57,6 +64,14 @@ BURN_IN = [
     _training(60, 40, 0.1, *FLOORS[:-1]),
 ]
 WHOLE = [_training(8, 4, 0.05, *FLOORS[:-1])]
+OWN_STARTS = [_training(8, 4, 0.05, DEFAULT_FLOOR, 0.1)]
+# How far clients drift in a round.
+DRIFT = [_training(epochs, epochs // 2, 0.1, DEFAULT_FLOOR, 0.1) for epochs in (4, 10, 40, 100)]
+# What the spread knows of the data: so many examples in all, and labels without meaning.
+EXAMPLES = [
+    {**_training(40, 20, 0.1, DEFAULT_FLOOR, 0.1), **own}
+    for own in ({"limit": 600}, {"limit": 6000}, {"limit": None}, {"limit": 6000, "shuffled": True})
+]
 SMALL = [_training(6, 3, 0.1, DEFAULT_FLOOR, 1e-3)]
 
 # What the grid chose for each dataset of a setting, by the NLL of FL-SWAG on held-out training data.
@@ -88,6 +103,9 @@ CHAINS = [
 ]
 # Chosen likewise, by the NLL of the chain itself, on MNIST.
 CHOSEN_CHAINS: dict[Any, list[dict[str, Any]]] = {None: [_chain("sgld", 1e-6), _chain("psgld", 1e-8)]}
+# The truth: two chains of Hamiltonian Monte Carlo. Its "epochs" are trajectories, each of `LEAPFROG_STEPS` passes.
+LEAPFROG_STEPS = 50
+HMC = _chain("hmc", 1e-3, 400)
 SMALL_CHAINS = [_chain("sgld", 1e-4, 4), _chain("psgld", 1e-5, 4)]
 
 # Table -> settings, which trainings of the size, and further options of its cells. Where hyper-parameters are chosen
@@ -102,11 +120,20 @@ TABLES: dict[str, dict[str, Any]] = {
     "shared_features": {
         "settings": ("shared_features",),
         "trainings": "chosen",
+        "chains": "shared_chains",
         "options": {},
     },
+    "drift": {
+        "settings": ("logistic_regression", "shared_features"),
+        "trainings": "drift",
+        "options": {"alone": False},
+    },
+    "examples": {"settings": ("alike",), "trainings": "examples", "options": {"alone": False}},
+    "own_starts": {"settings": ("own_starts",), "trainings": "own_starts", "options": {}},
     "whole_model": {
         "settings": ("whole_model", "whole_model_from_scratch"),
         "trainings": "whole",
+        "chains": "whole_chains",
         "options": {"alone": False},
     },
     "burn_in": {"settings": ("logistic_regression",), "trainings": "burn_in", "options": {"alone": False}},
@@ -135,6 +162,8 @@ SIZES: dict[str, dict[str, Any]] = {
             "shared_features": ("mnist", "fashion_mnist", "cifar10"),
             "whole_model": ("mnist", "fashion_mnist"),
             "whole_model_from_scratch": ("mnist",),
+            "own_starts": ("mnist",),
+            "alike": ("mnist",),
         },
         "options": {("shared_features", "cifar10"): {"model": "resnet20", "server": "resnet20"}},
         "trainings": {
@@ -142,6 +171,14 @@ SIZES: dict[str, dict[str, Any]] = {
             "chosen_fedavg": CHOSEN_FEDAVG,
             "chosen_chains": CHOSEN_CHAINS,
             "chains": {("logistic_regression", "mnist"): CHAINS},
+            "shared_chains": {
+                ("shared_features", "cifar10"): [_chain("sgld", 1e-6, 20), _chain("psgld", 1e-8, 20)],
+                None: [_chain("sgld", 1e-6), _chain("psgld", 1e-8), HMC],
+            },
+            "whole_chains": {("whole_model_from_scratch", "mnist"): [_chain("sgld", 1e-6), _chain("psgld", 1e-8)]},
+            "drift": {("logistic_regression", "mnist"): DRIFT, ("shared_features", "mnist"): DRIFT},
+            "examples": {None: EXAMPLES},
+            "own_starts": {None: OWN_STARTS},
             "whole": {None: WHOLE},
             "burn_in": {("logistic_regression", "mnist"): BURN_IN},
             "grid": {
@@ -156,6 +193,9 @@ SIZES: dict[str, dict[str, Any]] = {
             "shared_features": (0, 1, 2),
             "fedavg": (0, 1, 2),
             "whole_model": (0,),
+            "drift": (0,),
+            "examples": (0, 1, 2),
+            "own_starts": (0,),
             "burn_in": (0,),
             "chains": (0,),
             "choice": (0,),
@@ -178,6 +218,11 @@ SIZES: dict[str, dict[str, Any]] = {
             "chosen_fedavg": {None: SMALL},
             "chosen_chains": {None: SMALL_CHAINS},
             "chains": {None: SMALL_CHAINS},
+            "shared_chains": {None: [*SMALL_CHAINS, _chain("hmc", 1e-2, 24)]},
+            "whole_chains": {None: SMALL_CHAINS},
+            "drift": {None: SMALL},
+            "examples": {None: [{**SMALL[0], "limit": 400}, {**SMALL[0], "limit": 400, "shuffled": True}]},
+            "own_starts": {None: SMALL},
             "whole": {None: SMALL},
             "burn_in": {None: [_training(6, 0, 0.1, DEFAULT_FLOOR, 1e-3), *SMALL]},
             "grid": {None: SMALL},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from typing import Any, Callable, NamedTuple, Optional
@@ -47,8 +48,16 @@ def source(name: str, split: str, limit: Optional[int] = None) -> Source:
 
 def clients_of(cell: Cell) -> Clients:
     """The cell's partition of all training data."""
-    partition = bfl.data.noniid_datasets(cell["clients"], cell["other_interest"], cell["min_examples"])
-    return source(cell["dataset"], "train", cell["limit"]).partition(partition, seed=cell["seed"])
+    if cell["alike"]:
+        partition = bfl.data.iid(cell["clients"])
+    else:
+        partition = bfl.data.noniid_datasets(cell["clients"], cell["other_interest"], cell["min_examples"])
+    examples = source(cell["dataset"], "train", cell["limit"])
+    if cell["shuffled"]:
+        examples = dataclasses.replace(
+            examples, labels=np.random.default_rng(cell["seed"]).permutation(examples.labels)
+        )
+    return examples.partition(partition, seed=cell["seed"])
 
 
 def model(cell: Cell, seed: int) -> tf.keras.Model:

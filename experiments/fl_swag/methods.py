@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
+from experiments.fl_swag import controls
 from experiments.fl_swag.federation import Federation
 from tfp_bfl.evaluation import Evaluation
 from tfp_bfl.models import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head
@@ -152,9 +154,17 @@ def unchanged(net: Network) -> Row:
 
 
 def rows(
-    net: Network, clients: ClientPosterior, floors: Sequence[float], num_collected: int, alone: bool
+    net: Network,
+    clients: ClientPosterior,
+    floors: Sequence[float],
+    num_collected: int,
+    alone: bool,
+    held: Optional[controls.Held] = None,
 ) -> Iterator[Row]:
-    """Every row: products and averages of weights; if `alone`, also each client, and averages of their predictions."""
+    """Every row: products and averages of weights; if `alone`, also each client, and averages of their predictions.
+
+    With what the clients hold of their last layer, whose weights these must be, also the controls without SWAG.
+    """
     posteriors = posteriors_of(clients)
     sizes = np.asarray(clients.num_examples, np.float64)
     shares = {"": np.full(len(sizes), 1 / len(sizes)), "w": sizes / sizes.sum()}
@@ -173,6 +183,13 @@ def rows(
     # Without any posterior: what the clients' iterates are about.
     centers = [q.mean for q in posteriors]
     yield timed("mean of SWAG means", None, lambda: evaluate(net, fixed(average(centers, shares[""]))))
+    if held is not None:
+        mean = average(ends, shares[""])
+        at = functools.partial(controls.temperature, held, mean)
+        one = lambda: mixture([controls.scaled(evaluate(net, fixed(mean)), at())], np.ones(1), net.labels)
+        yield timed("FedAvg, one temperature", None, one)
+        for name, q in controls.posteriors(held, ends, mean):
+            yield timed(name, None, lambda q=q: evaluate(net, drawn(q)))
     if not alone:
         return
     for floor in floors:

@@ -16,12 +16,13 @@ from typing import Any
 
 import click
 import numpy as np
+import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.cells import run_study
-from experiments.fl_swag import central, methods
+from experiments.fl_swag import central, controls, methods
 from experiments.fl_swag.config import COMMON, SETTINGS, SIZES, TABLES
-from experiments.fl_swag.federation import Cell, Federation, federation
+from experiments.fl_swag.federation import Cell, Federation, federation, model
 from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
@@ -53,7 +54,14 @@ def cell_name(cell: Cell) -> str:
         floors = "+".join(f"{floor:g}" for floor in cell["floors"])
         parts += [f"rate={cell['learning_rate']:g}", f"floors={floors}"]
     parts += [f"seed={cell['seed']}"]
-    return ",".join(parts + ["holdout"] * cell["holdout"] + ["pooled"] * (not cell["alone"]))
+    parts += [f"{name}={cell[name]}" for name in ("limit",) if cell[name]]
+    flags = {
+        "holdout": cell["holdout"],
+        "pooled": not cell["alone"],
+        "alike": cell["alike"],
+        "shuffled": cell["shuffled"],
+    }
+    return ",".join(parts + [name for name, there in flags.items() if there])
 
 
 def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple[Any, float]:
@@ -70,8 +78,18 @@ def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple
         batch_size=cell["batch_size"],
         learning_rate=cell["learning_rate"],
     )
-    result = bfl.simulate(process, data.clients, rounds=1, seed=cell["seed"], start=data.start, runtime=runtime)
-    return result.state.step, result.rounds[0]["train_seconds"]
+    options = {"rounds": 1, "seed": cell["seed"], "runtime": runtime}
+    if not cell["own_starts"]:
+        result = bfl.simulate(process, data.clients, start=data.start, **options)
+        return result.state.step, result.rounds[0]["train_seconds"]
+    results = []
+    for k, indices in enumerate(data.clients.indices):
+        start = bfl.models.get_weights(model(cell, 1000 * (cell["seed"] + 1) + k))
+        one = bfl.data.Clients(data.clients.source, [indices])
+        results.append(bfl.simulate(process, one, start=start, **options))
+    stacked = tf.nest.map_structure(lambda *x: np.concatenate(x), *(result.state.step for result in results))
+    stacked = stacked._replace(client=np.arange(len(results)))
+    return stacked, sum(result.rounds[0]["train_seconds"] for result in results)
 
 
 def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
@@ -89,7 +107,8 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     }
     rows = [methods.unchanged(net)] if cell["server"] else []
     num_collected = cell["local_epochs"] - cell["burn_in_epochs"]
-    rows += methods.rows(net, clients, cell["floors"], num_collected, cell["alone"])
+    held = controls.held(data) if len(start) == 2 else None  # of a last layer alone
+    rows += methods.rows(net, clients, cell["floors"], num_collected, cell["alone"], held)
     facts = {"server": data.server, "geometry": geometry(posteriors, start), "moved": moved}
     return rows, {**facts, "train_seconds": seconds, "sizes": data.clients.sizes.tolist()}
 

@@ -57,11 +57,11 @@ def _share(row: Scores) -> float:
     return row["epistemic"] / total if total else 0.0
 
 
-def by_dataset(runs: Iterable[Run]) -> dict[tuple[str, str], list[Run]]:
-    """The runs of each setting and dataset."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+def by_dataset(runs: Iterable[Run], *more: str) -> dict[tuple[Any, ...], list[Run]]:
+    """The runs of each setting and dataset, and of each value of other options."""
+    groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run["options"]["setting"], run["options"]["dataset"]), []).append(run)
+        groups.setdefault(tuple(run["options"][name] for name in ("setting", "dataset", *more)), []).append(run)
     return groups
 
 
@@ -75,18 +75,18 @@ def by_method(runs: Iterable[Run]) -> dict[tuple[str, Any], list[Scores]]:
     return groups
 
 
-def scores_table(runs: list[Run]) -> list[list[str]]:
-    """A row for each dataset, method and floor of the variances."""
-    header = ["setting", "dataset", "method", "floor", *SCORES.values(), "published accuracy, %"]
+def scores_table(runs: list[Run], *more: str) -> list[list[str]]:
+    """A row for each dataset, value of other options, method and floor of the variances."""
+    header = ["setting", "dataset", *more, "method", "floor", *SCORES.values(), "published accuracy, %"]
     table = [[*header, "seeds", "s to train", "s to pool and predict"]]
-    for (setting, dataset), same in by_dataset(runs).items():
+    for (setting, dataset, *others), same in by_dataset(runs, *more).items():
         published = PUBLISHED.get((setting, dataset), {})
         for (method, floor), rows in by_method(same).items():
             scores = [mean_and_sd([row[score] for row in rows]) for score in SCORES]
             seconds = [f"{np.median([row[name] for row in rows]):.1f}" for name in ("train_seconds", "seconds")]
             if method == "weights at the start":
                 seconds[0] = "0.0"
-            where = [setting, dataset, method, "" if floor is None else f"{floor:g}"]
+            where = [setting, dataset, *map(str, others), method, "" if floor is None else f"{floor:g}"]
             table.append([*where, *scores, published.get(method, ""), str(len(rows)), *seconds])
     return table
 
@@ -157,14 +157,42 @@ def choice_table(runs: list[Run]) -> list[list[str]]:
     return table
 
 
+def truth_table(runs: list[Run]) -> list[list[str]]:
+    """How far each method's predictions of the test set are from those of the chains of Hamiltonian Monte Carlo.
+
+    total variation: mean_b 1/2 sum_c |p_bc - hmc_bc|;   agreement: how often the two name the same class.
+    """
+    table = [["setting", "dataset", "method", "floor", "total variation", "agreement", "acceptance", "R-hat"]]
+    for (setting, dataset, _), same in by_dataset(runs, "seed").items():
+        for truth in (run for run in same if run["options"].get("sampler") == "hmc"):
+            reduction = truth["scale_reduction"]
+            facts = [f"{np.mean(truth['acceptance_rate']):.2f}", f"{reduction['median']:.2f}, {reduction['most']:.2f}"]
+            with np.load(truth["folder"] / "predictions.npz") as arrays:
+                wanted = arrays["hmc"]
+            for run in same:
+                with np.load(run["folder"] / "predictions.npz") as arrays:
+                    for row in run["rows"]:
+                        p = arrays[row_name(row["method"], row["floor"])]
+                        apart = f"{np.abs(p - wanted).sum(-1).mean() / 2:.4f}"
+                        alike = f"{np.mean(p.argmax(-1) == wanted.argmax(-1)):.4f}"
+                        floor = "" if row["floor"] is None else f"{row['floor']:g}"
+                        table.append([setting, dataset, row["method"], floor, apart, alike, *facts])
+                        facts = ["", ""]
+    return table
+
+
 def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     """Writes what there is to say of a table's runs."""
-    if table in ("choice", "central_choice", "burn_in", "whole_model"):
+    if table in ("choice", "central_choice", "burn_in", "whole_model", "drift"):
         write(trainings_table(runs), output / table)
         if table in ("choice", "central_choice"):
             write(choice_table(runs), output / f"{table}_chosen")
         else:
-            write(geometry_table(runs), output / f"{table}_geometry")
+            write(geometry_table([run for run in runs if "geometry" in run]), output / f"{table}_geometry")
+    elif table == "examples":
+        write(scores_table(runs, "limit", "shuffled"), output / table)
     else:
         write(scores_table(runs), output / table)
         write(calibration_table(runs), output / f"{table}_calibration")
+        if len(truth := truth_table(runs)) > 1:
+            write(truth, output / f"{table}_truth")

@@ -1,0 +1,93 @@
+"""Controls without SWAG: one fitted temperature, and Laplace approximations in one round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from experiments.fl_swag.federation import Federation
+from tfp_bfl.evaluation import Evaluation, at_temperature, fit_temperature
+from tfp_bfl.models import assign_weights, functional_call, split_head
+from tfp_bfl.posterior import MeanField
+
+AT_ONCE = 500
+PRIOR_STDDEV = 1.0  # As the chains'.
+
+
+class Held(NamedTuple):
+    """What the clients train their last layer on.
+
+    Fields:
+      head: the last layer.
+      inputs: what goes into it, of each client [n_k, D].
+      labels: of each client [n_k].
+    """
+
+    head: tf.keras.Model
+    inputs: list[tf.Tensor]
+    labels: list[np.ndarray]
+
+
+def held(data: Federation) -> Held:
+    """The clients' examples as the last layer sees them, below which are the weights of the start."""
+    model = data.model_fn()
+    assign_weights(model, data.start)
+    below, head = split_head(model)
+    predict = tf.function(lambda x: below(_floats(x), training=False))
+    inputs, labels = [], []
+    for k in range(data.clients.num_clients):
+        _, features, own = data.clients.examples(k)
+        parts = [predict(tf.constant(features[i : i + AT_ONCE])) for i in range(0, len(features), AT_ONCE)]
+        inputs.append(tf.concat(parts, 0))
+        labels.append(own)
+    return Held(head, inputs, labels)
+
+
+def _floats(features: tf.Tensor) -> tf.Tensor:
+    return tf.image.convert_image_dtype(features, tf.float32) if features.dtype.is_integer else features
+
+
+def curvature(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The diagonal of the Gauss-Newton matrix of the negative log-likelihood in a last layer's kernel and bias.
+
+    h_dc = sum_n x_nd^2 p_nc (1 - p_nc),   h_c = sum_n p_nc (1 - p_nc)
+    """
+    p = tf.nn.softmax(functional_call(head, weights, inputs))
+    spread = p * (1 - p)
+    return tf.linalg.matmul(tf.square(inputs), spread, transpose_a=True), tf.reduce_sum(spread, 0)
+
+
+def laplace(held: Held, ends: Sequence[Any], prior_stddev: float = PRIOR_STDDEV) -> MeanField:
+    """The product of the clients' Laplace approximations where their trainings ended, the prior counted once.
+
+    P = 1 / t^2 + sum_k h_k(w_k),   m = (sum_k h_k(w_k) w_k) / P
+    """
+    each = [curvature(held.head, w, x) for w, x in zip(ends, held.inputs)]
+    precision = [1 / prior_stddev**2 + tf.add_n(h) for h in zip(*each)]
+    pull = [tf.add_n([h[i] * w[i] for h, w in zip(each, ends)]) for i in range(len(precision))]
+    return MeanField(tuple(a / b for a, b in zip(pull, precision)), tuple(1 / b for b in precision))
+
+
+def temperature(held: Held, weights: Sequence[tf.Tensor]) -> float:
+    """The temperature of least NLL on all that the clients have been trained on: no example is held out for it."""
+    p = [tf.nn.softmax(functional_call(held.head, weights, x)).numpy() for x in held.inputs]
+    return fit_temperature(np.concatenate(p), np.concatenate(held.labels))
+
+
+def scaled(evaluation: Evaluation, temperature: float) -> Evaluation:
+    """An evaluation of one set of weights at another temperature, still without its metrics."""
+    p = at_temperature(evaluation.probabilities, temperature)
+    traces = bfl.evaluation.scalars(bfl.evaluation.decompose(p[np.newaxis]))
+    return evaluation._replace(
+        probabilities=p, aleatoric=traces.aleatoric_trace.numpy(), epistemic=traces.epistemic_trace.numpy()
+    )
+
+
+def posteriors(held: Held, ends: Sequence[Any], mean: Any) -> Iterator[tuple[str, MeanField]]:
+    """Laplace in one round, and about a mean that the clients were sent back in a second one."""
+    yield "Laplace, one round", laplace(held, ends)
+    yield "FedAvg, Laplace in a second round", MeanField(mean, laplace(held, [mean] * len(ends)).variance)

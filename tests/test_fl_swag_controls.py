@@ -1,0 +1,116 @@
+"""The FL-SWAG study's controls: Laplace approximations against automatic differentiation, and one temperature."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from experiments.fl_swag import controls, federation, run, tables
+
+CELL = {**next(run.cells("logistic_regression", "small")), "clients": 3}
+
+
+@pytest.fixture(scope="module")
+def held():
+    with bfl.federated.local_workers() as runtime:
+        return controls.held(federation.federation(CELL, None, runtime))
+
+
+def some_weights(held, seed):
+    rng = np.random.default_rng(seed)
+    return tuple(tf.constant(rng.normal(size=w.shape, scale=0.1), tf.float32) for w in held.head.trainable_variables)
+
+
+def nll(held, weights, k):
+    logits = bfl.models.functional_call(held.head, weights, held.inputs[k])
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(held.labels[k], logits))
+
+
+def hessian_diagonal(held, weights, k):
+    """Of the negative log-likelihood: in a last layer it is the Gauss-Newton matrix."""
+    with tf.GradientTape(persistent=True) as outer:
+        outer.watch(weights)
+        with tf.GradientTape() as inner:
+            inner.watch(weights)
+            loss = nll(held, weights, k)
+        gradients = inner.gradient(loss, weights)
+    found = []
+    for w, g in zip(weights, gradients):
+        jacobian = outer.jacobian(g, w, experimental_use_pfor=False)
+        size = w.shape.num_elements()
+        found.append(tf.reshape(tf.linalg.diag_part(tf.reshape(jacobian, [size, size])), w.shape))
+    return found
+
+
+def test_the_curvature_is_the_hessians_diagonal(held):
+    weights = some_weights(held, 0)
+    for mine, own in zip(controls.curvature(held.head, weights, held.inputs[1]), hessian_diagonal(held, weights, 1)):
+        np.testing.assert_allclose(mine, own, rtol=1e-4, atol=1e-4)
+
+
+def test_laplace_counts_the_prior_once_and_weighs_each_client_by_its_precision(held):
+    ends, stddev = [some_weights(held, k) for k in range(3)], 0.7
+    q = controls.laplace(held, ends, stddev)
+    each = [controls.curvature(held.head, w, x) for w, x in zip(ends, held.inputs)]
+    for i, (mean, variance) in enumerate(zip(q.mean, q.variance)):
+        precision = 1 / stddev**2 + sum(h[i].numpy() for h in each)
+        np.testing.assert_allclose(variance, 1 / precision, rtol=1e-5)
+        np.testing.assert_allclose(mean, sum(h[i] * w[i] for h, w in zip(each, ends)) / precision, rtol=1e-4, atol=1e-6)
+    same = controls.laplace(held, [ends[0]] * 3, 1e4)
+    told = np.concatenate([np.ravel(h) for h in map(tf.add_n, zip(*each))]) > 1
+    for mine, own in zip(*(np.concatenate([np.ravel(x) for x in w])[told] for w in (same.mean, ends[0]))):
+        assert mine == pytest.approx(own, rel=1e-3, abs=1e-5)
+
+
+def test_the_temperature_has_the_least_nll_on_what_the_clients_hold(held):
+    """The weights are three times those of twenty steps of gradient descent from zero, and so too sure."""
+    weights = [tf.Variable(tf.zeros(w.shape)) for w in held.head.trainable_variables]
+    optimizer = tf.keras.optimizers.SGD(0.003)
+    for _ in range(20):
+        optimizer.minimize(lambda: tf.add_n([nll(held, weights, k) for k in range(3)]), weights)
+    weights = [3 * w for w in weights]
+    at = lambda t: sum(float(nll(held, tuple(w / t for w in weights), k)) for k in range(3))
+    found = controls.temperature(held, weights)
+    assert 1 < found < 10 and at(found) <= min(at(0.97 * found), at(1.03 * found), at(1.0))
+
+
+def test_a_temperature_scales_the_log_odds_and_leaves_nothing_epistemic():
+    p = np.random.default_rng(0).dirichlet(np.ones(4), size=6).astype(np.float32)
+    before = bfl.evaluation.Evaluation({}, p, None, None, None)
+    after = controls.scaled(before, 2.0)
+    np.testing.assert_allclose(np.log(after.probabilities[:, 0] / after.probabilities[:, 1]),
+                               0.5 * np.log(p[:, 0] / p[:, 1]), rtol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(after.aleatoric, 1 - (after.probabilities**2).sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(after.epistemic, 0, atol=1e-6)
+
+
+def test_the_truth_is_at_no_distance_from_itself_and_other_seeds_have_none(tmp_path):
+    p = np.array([[0.9, 0.1], [0.4, 0.6]], np.float32)
+    runs = []
+    for name, seed, options in (("hmc", 0, {"sampler": "hmc"}), ("FedAvg", 0, {}), ("FedAvg", 1, {})):
+        folder = tmp_path / f"{name}{seed}"
+        folder.mkdir()
+        np.savez(folder / "predictions.npz", **{name: p if name == "hmc" else p[::-1]})
+        own = {"setting": "shared_features", "dataset": "mnist", "seed": seed, **options}
+        facts = {"acceptance_rate": [0.8, 0.6], "scale_reduction": {"median": 1.01, "most": 1.2}}
+        runs.append({"folder": folder, "options": own, "rows": [{"method": name, "floor": None}], **facts})
+    assert tables.truth_table(runs)[1:] == [
+        ["shared_features", "mnist", "hmc", "", "0.0000", "1.0000", "0.70", "1.01, 1.20"],
+        ["shared_features", "mnist", "FedAvg", "", "0.5000", "0.0000", "", ""],
+    ]
+
+
+@pytest.mark.deep(after="tests/test_fl_swag_controls.py")
+def test_clients_with_their_own_starts_and_one_alike_with_shuffled_labels(tmp_path):
+    short = {"clients": 3, "num_samples": 3, "local_epochs": 4, "burn_in_epochs": 2, "server": None, "limit": 300}
+    own = {**next(run.cells("own_starts", "small")), **short, "model": "logistic_regression"}
+    run.run_cell(tmp_path / "own", own, pretrained=tmp_path)
+    run.run_cell(tmp_path / "one", {**own, "own_starts": False}, pretrained=tmp_path)
+    apart = [tables.read_cell(tmp_path / name)["geometry"]["average_distance"] for name in ("own", "one")]
+    assert apart[0] > apart[1]
+    cell = {**list(run.cells("examples", "small"))[1], **short}
+    assert cell["shuffled"] and cell["alike"]
+    clients, plain = (federation.clients_of({**cell, "shuffled": s}) for s in (True, False))
+    assert sorted(clients.source.labels) == sorted(plain.source.labels)
+    assert (clients.source.labels != plain.source.labels).mean() > 0.8
+    assert np.ptp(clients.sizes) <= 1
