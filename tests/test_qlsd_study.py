@@ -132,13 +132,15 @@ def test_a_cell_of_the_budget_runs_as_long_as_its_bits_last(tmp_path):
 
 
 @pytest.mark.deep(after="tests/test_qlsd_study.py")
-def test_a_cell_of_logistic_regression_runs(tmp_path):
-    run.run_cell(tmp_path / "cell", of_study("logistic", compressor="quantiser:16", **TINY))
+@pytest.mark.parametrize(("study", "fewest", "below"), [("logistic", 20, 100), ("logistic_mnist", 50, 200)])
+def test_a_cell_of_logistic_regression_runs(tmp_path, monkeypatch, study, fewest, below):
+    """On digits: MNIST may not be there."""
+    monkeypatch.setitem(config.LOGISTICS, study, {**config.LOGISTICS[study], "dataset": "digits"})
+    run.run_cell(tmp_path / "cell", of_study(study, compressor="quantiser:16", **TINY))
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
     assert len(summary["quantile"]) == 2 and min(summary["quantile_above_least"]) > 0, summary
-    held = logistic.task()
-    sizes = held.clients.sizes
-    assert len(sizes) == 10 and min(sizes) >= 20 and max(sizes) < 100 and sum(sizes) == summary["examples"]
+    sizes = logistic.task(study).clients.sizes
+    assert len(sizes) == 10 and min(sizes) >= fewest and max(sizes) < below and sum(sizes) == summary["examples"]
     assert 0 < summary["bits_coder"] < 32 * 640 and summary["bits_bound"] < 32 * 640
 
 
@@ -159,7 +161,7 @@ def made(options):
     if options["study"] in NETWORKS:
         names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation", "travelled", "spread")
         return {**{key: [0.5] for key in names}, "draws": 9, "seconds": 1.0}
-    if options["study"] in ("logistic", "covertype"):
+    if options["study"] in (*config.LOGISTICS, "covertype"):
         values = {name: [100.0, 101.0] for name in ("quantile", "quantile_above_least", "mean_above_least")}
         return {**values, "least": 1.0, "bits_bound": 10.0, "bits_coder": 5.0, "seconds": 1.0}
     names = ("error", "error_se", "bias", "bias_se", "ratio", "ratio_se", "expected_ratio", "expected_error")
@@ -208,9 +210,7 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
     number = len(list(run.cells("reduced")))
     assert len(study.runs) == len(set(study.runs)) == number and "failed, Diverged" in result.output
     results = study.folder / "results"
-    tables = {
-        f"{name}.md" for name in ("toy", "toy_bits", "logistic", "logistic_quantiles", "budget", "memory", "failures")
-    }
+    tables = {f"{name}.md" for name in ("toy", "toy_bits", "budget", "memory", "failures", *config.LOGISTICS)}
     assert tables | {"raw.csv", "toy.png", "budget.png", "memory.png"} <= {path.name for path in results.iterdir()}
     toy_rows = read(results / "toy.csv")
     assert len(toy_rows) == 30 and (toy_rows[0]["method"], toy_rows[0]["step x L"]) == ("QLSD# 4 bits", "1")
@@ -223,7 +223,7 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
 def test_tables_alone_run_nothing(study):
     assert study.invoke("--cell", "logistic,LSD++").exit_code == 0
     assert study.invoke("--tables").exit_code == 0 and study.runs == ["logistic,LSD++"]
-    listed = study.invoke("--list", "--cell", "logistic").output.splitlines()
+    listed = study.invoke("--list", "--cell", "logistic,").output.splitlines()
     assert [line[:4] for line in listed] == ["done", *5 * ["    "]]
 
 

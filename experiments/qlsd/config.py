@@ -38,7 +38,10 @@ _REGRESSION = {
     "every": 10,
     "tail": 0.01,
 }
-LOGISTIC = {"dataset": "digits", "fewest": 20, "below": 100, **_REGRESSION}
+LOGISTICS = {
+    "logistic": {"dataset": "digits", "fewest": 20, "below": 100, **_REGRESSION},
+    "logistic_mnist": {"dataset": "mnist", "fewest": 50, "below": 200, **_REGRESSION},
+}
 LOGISTIC_METHODS = {
     "LSD++": "none",
     "QLSD++ 4 bits": "quantiser:16",
@@ -120,6 +123,7 @@ SIZES = {
     "reduced": {
         "toy": {"rounds": 12_000, "burn_in": 2_000, "runs": 10},
         "logistic": {"rounds": 50_000, "burn_in": 5_000, "runs": 4},
+        "logistic_mnist": {"rounds": 20_000, "burn_in": 5_000, "runs": 4},
         "memory": {"rounds": 20_000, "runs": 10},
         "memory_exact": {"rounds": 20_000, "runs": 4, "burn_in": 1_000},
         "budget": {"runs": 10},
@@ -159,6 +163,7 @@ SIZES = {
     "full": {
         "toy": {"rounds": 500_000, "burn_in": 450_000, "runs": 30},
         "logistic": {"rounds": 500_000, "burn_in": 50_000, "runs": 4},
+        "logistic_mnist": {"rounds": 500_000, "burn_in": 50_000, "runs": 4},
         "memory": {"rounds": 100_000, "runs": 20},
         "memory_exact": {"rounds": 100_000, "runs": 4, "burn_in": 1_000},
         "budget": {"runs": 30},

@@ -37,11 +37,11 @@ class Task(NamedTuple):
     curvature: float
 
 
-def model() -> tf.keras.Model:
+def model(study: str = "logistic") -> tf.keras.Model:
     """Softmax regression without intercepts, as in the source."""
     return tf.keras.Sequential(
         [
-            tf.keras.Input((8, 8, 1)),
+            tf.keras.Input(bfl.data.load(config.LOGISTICS[study]["dataset"], split="train").element_shape),
             tf.keras.layers.Flatten(),
             tf.keras.layers.Dense(10, use_bias=False, kernel_initializer="zeros"),
         ]
@@ -49,17 +49,18 @@ def model() -> tf.keras.Model:
 
 
 @functools.cache
-def task() -> Task:
+def task(study: str = "logistic") -> Task:
     """Clients with uniformly many examples each, drawn without replacement, and the mode by L-BFGS."""
-    settings: Any = config.LOGISTIC
+    settings: Any = config.LOGISTICS[study]
     source = bfl.data.load(settings["dataset"], split="train")
     rng = np.random.default_rng(settings["data_seed"])
     sizes = rng.integers(settings["fewest"], settings["below"], settings["clients"])
     order, ends = rng.permutation(source.num_examples), np.cumsum([0, *sizes])
     rows = order[: ends[-1]]
     features = source.features[rows].reshape(len(rows), -1).astype(np.float64) / 255
+    build = functools.partial(model, study)
     found = bfl.clients.find_mode(
-        model, source.features[rows], source.labels[rows], prior_stddev=settings["prior_stddev"]
+        build, source.features[rows], source.labels[rows], prior_stddev=settings["prior_stddev"]
     )
     largest = np.linalg.eigvalsh(features.T @ features)[-1]
     return Task(
@@ -169,5 +170,5 @@ def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Runs a cell on digits."""
-    return run_on(model, task(), options)
+    """Runs a cell on digits or MNIST."""
+    return run_on(functools.partial(model, options["study"]), task(options["study"]), options)

@@ -20,9 +20,9 @@ from experiments.qlsd.config import (
     BUDGET_METHODS,
     COVERTYPE,
     COVERTYPE_METHODS,
-    LOGISTIC,
     LOGISTIC_METHODS,
     LOGISTIC_RIVALS,
+    LOGISTICS,
     MEMORY,
     MEMORY_METHODS,
     NETWORK_CHAINS,
@@ -41,7 +41,7 @@ HERE = pathlib.Path(__file__).parent
 # Of the options, and of the folder of the cell where a study leaves or reads more than numbers.
 STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
     "toy": lambda options, folder: toy.run(options),
-    "logistic": lambda options, folder: logistic.run(options),
+    **dict.fromkeys(LOGISTICS, lambda options, folder: logistic.run(options)),
     "memory": lambda options, folder: memory.run(options),
     "budget": lambda options, folder: toy.run_budget(options),
     **dict.fromkeys(NETWORKS, network.run),
@@ -58,12 +58,13 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
             how = {"estimator": estimator, "compressor": compressor, "batch_size": share, "step": step}
             yield {"study": "toy", "method": method, **how, **settings["toy"], **more}
     how_of: dict[str, Any] = {**{name: {"compressor": c} for name, c in LOGISTIC_METHODS.items()}, **LOGISTIC_RIVALS}
-    for method, chosen in how_of.items():
-        yield {"study": "logistic", "method": method, **chosen, **LOGISTIC, **settings["logistic"], **more}
+    for study, own in LOGISTICS.items():
+        for method, chosen in how_of.items():
+            yield {"study": study, "method": method, **chosen, **own, **settings[study], **more}
     for method, pair in MEMORY_METHODS.items():
         kept: Options = dict(zip(("compressor", "memory"), pair)) if pair else {}
-        own = settings["memory" if pair else "memory_exact"]
-        yield {"study": "memory", "method": method, **kept, **MEMORY, **own, **(more if pair else {})}
+        lengths = settings["memory" if pair else "memory_exact"]
+        yield {"study": "memory", "method": method, **kept, **MEMORY, **lengths, **(more if pair else {})}
     for method, (estimator, share) in BUDGET_METHODS.items():
         for step in settings["budget_steps"]:
             for levels in settings["budget_levels"]:

@@ -15,6 +15,7 @@ from experiments.qlsd.config import (
     COVERTYPE_METHODS,
     LOGISTIC_METHODS,
     LOGISTIC_RIVALS,
+    LOGISTICS,
     MEMORY_METHODS,
     NETWORK_METHODS,
     NETWORKS,
@@ -41,17 +42,19 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     raw.write(summaries, folder / RAW)
     write(failures(summaries), folder / "failures")
-    toy, logistic, budget, memory, covertype, *networks = (
-        [s for s in summaries if s["options"]["study"] == study and "failed" not in s]
-        for study in ("toy", "logistic", "budget", "memory", "covertype", *NETWORKS)
-    )
+    of = {
+        study: [s for s in summaries if s["options"]["study"] == study and "failed" not in s]
+        for study in ("toy", *LOGISTICS, "budget", "memory", "covertype", *NETWORKS)
+    }
+    toy, budget, memory, covertype = (of[study] for study in ("toy", "budget", "memory", "covertype"))
     if toy:
         write(toy_table(toy), folder / "toy")
         write(bits_table(toy), folder / "toy_bits")
         toy_figure(toy).savefig(folder / "toy.png", dpi=130)
-    if any(s["options"]["method"] == REFERENCE for s in logistic):
-        write(logistic_table(logistic), folder / "logistic")
-        write(quantile_table(logistic), folder / "logistic_quantiles")
+    for name in LOGISTICS:
+        if any(s["options"]["method"] == REFERENCE for s in of[name]):
+            write(logistic_table(of[name]), folder / name)
+            write(quantile_table(of[name]), folder / f"{name}_quantiles")
     if budget:
         write(budget_table(budget), folder / "budget")
         budget_figure(budget).savefig(folder / "budget.png", dpi=130)
@@ -60,10 +63,10 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
         memory_figure(*memory_points(memory)).savefig(folder / "memory.png", dpi=130)
     if any(s["options"]["method"] == "MALA" for s in covertype):
         write(covertype_table(covertype), folder / "covertype")
-    for name, network in zip(NETWORKS, networks):
-        if network:
-            write(network_table(network), folder / name)
-            write(movement_table(network), folder / f"{name}_movement")
+    for name in NETWORKS:
+        if of[name]:
+            write(network_table(of[name]), folder / name)
+            write(movement_table(of[name]), folder / f"{name}_movement")
 
 
 def ordered(summaries: Iterable[Summary], methods: Iterable[str]) -> list[Summary]:
