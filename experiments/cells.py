@@ -6,7 +6,7 @@ import functools
 import json
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
 import click
@@ -23,6 +23,8 @@ from tfp_bfl.app.cells import (
     use_threads,
 )
 from tfp_bfl.errors import InvalidArgument
+
+Cell = dict[str, Any]
 
 
 def run_study(
@@ -52,15 +54,13 @@ def run_study(
       others: of `tfp_bfl.app.cells.run_cells` and `check_cells`.
 
     Raises:
-      UsageError: no cell has such a name, or a folder holds a cell of other options.
+      UsageError: no cell has such a name.
+      InvalidArgument: a folder holds a cell of other options.
     """
     chosen = {name: options for name, options in every.items() if only in name}
     if not chosen:
         raise click.UsageError(f"No cell's name holds {only!r}: --list shows the names.")
-    try:
-        check_cells(chosen, output, held)
-    except InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
+    check_cells(chosen, output, held)
     if listed:
         list_cells(chosen, output)
     elif not tables_only:
@@ -87,19 +87,32 @@ class Study(NamedTuple):
     output: pathlib.Path
     results: pathlib.Path
 
-    def run(self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str]) -> None:
-        """`run_study` of these cells."""
+    def run(
+        self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str], **options: Any
+    ) -> None:
+        """`run_study` of these cells; options: `held` and `goes_on`."""
         use_threads(self.threads)
-        options = {"listed": self.listed, "tables_only": self.tables_only, "jobs": self.jobs, "threads": self.threads}
-        run_study(every, self.only, self.output, work, told, **options)
+        given = {"listed": self.listed, "tables_only": self.tables_only, "jobs": self.jobs, "threads": self.threads}
+        run_study(every, self.only, self.output, work, told, **given, **options)
+
+    def of_size(self, size: str) -> Study:
+        """The study in folders of a size's own."""
+        return self._replace(output=self.output / size / "cells", results=self.results / size)
+
+    def cells_of(self, tables: Mapping[str, Iterable[Cell]], name: Callable[[Cell], str]) -> dict[str, dict[str, Cell]]:
+        """Of each table the cells by name, those whose name holds `only`."""
+        named = {table: {name(cell): cell for cell in cells} for table, cells in tables.items()}
+        return {table: {n: cell for n, cell in cells.items() if self.only in n} for table, cells in named.items()}
 
 
-def study_options(study: str, results: pathlib.Path) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def study_options(
+    study: str, results: Optional[pathlib.Path] = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The options of a study's command, which gets them as its first argument, a `Study`.
 
     Args:
       study: its name, and that of its folder under runs.
-      results: where its tables are.
+      results: where its tables are; None for where its cells are.
     """
     path = click.Path(path_type=pathlib.Path)
     count = click.IntRange(min=1)
@@ -116,7 +129,11 @@ def study_options(study: str, results: pathlib.Path) -> Callable[[Callable[..., 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def wrapped(**given: Any) -> None:
-            command(Study(**{name: given.pop(name) for name in Study._fields}), **given)
+            given["results"] = given["results"] or given["output"]
+            try:
+                command(Study(**{name: given.pop(name) for name in Study._fields}), **given)
+            except InvalidArgument as error:
+                raise click.UsageError(str(error)) from None
 
         return functools.reduce(lambda decorated, option: option(decorated), reversed(options), wrapped)
 

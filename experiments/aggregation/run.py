@@ -7,7 +7,6 @@ figures and findings are written for what is there.
 from __future__ import annotations
 
 import itertools
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +16,9 @@ from experiments.aggregation.config import COMMON, SIZES, TABLES
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import read_cell, write_tables
-from experiments.cells import run_study
+from experiments.cells import Study, study_options
 from tfp_bfl import errors
+from tfp_bfl.app.cells import is_done
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.sweep import options_of_run, run_or_resume
 
@@ -66,36 +66,27 @@ def config_of(options: Options) -> RunConfig:
 @click.command()
 @click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
 @click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
-@click.option("--cell", "only", metavar="TEXT", help="Only cells whose name holds this, such as 'rule=conflation'.")
-@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
-@click.option(
-    "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/aggregation"), show_default=True
-)
-def main(tables: tuple[str, ...], size: str, only: str | None, listed: bool, output: pathlib.Path) -> None:
+@study_options("aggregation")
+def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     """Runs the cells of TABLES (all of the size's if none is named), and writes tables, figures and findings."""
-    try:
-        _run(tables or tuple(SIZES[size]["seeds"]), size, only, listed, output / size)
-    except errors.InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _run(tables: tuple[str, ...], size: str, only: str | None, listed: bool, output: pathlib.Path) -> None:
+    study, own = study.of_size(size), SIZES[size]["seeds"]
     for table in tables:
-        if table not in SIZES[size]["seeds"]:
-            raise errors.InvalidArgument(
-                f"The size {size} has no table {table}: it has {', '.join(SIZES[size]['seeds'])}."
-            )
-    chosen = {table: {cell_name(o): o for o in cells(table, size) if (only or "") in cell_name(o)} for table in tables}
+        if table not in own:
+            raise errors.InvalidArgument(f"The size {size} has no table {table}: it has {', '.join(own)}.")
+    chosen = study.cells_of({table: cells(table, size) for table in tables or own}, cell_name)
     everything = {name: config_of(o).told() for table in chosen.values() for name, o in table.items()}
-    folder = output / "cells"
-    told = lambda summary: f"accuracy {summary['accuracy']:.4f} ({summary['seconds']:.0f} s)"
-    run_study(everything, "", folder, run_or_resume, told, listed=listed, held=options_of_run, goes_on=True)
-    if not listed:
+    study.run(everything, run_or_resume, told, held=options_of_run, goes_on=True)
+    if not study.listed:
         for table, names in chosen.items():
-            runs = [read_cell(folder / name) for name in names]
-            write_tables(table, runs, output)
-            write_figures(table, runs, output / "figures")
-        write_findings([read_cell(path.parent) for path in sorted(output.glob("cells/*/summary.json"))], output)
+            runs = [read_cell(study.output / name) for name in names if is_done(study.output / name)]
+            write_tables(table, runs, study.results)
+            write_figures(table, runs, study.results / "figures")
+        write_findings([read_cell(path.parent) for path in sorted(study.output.glob("*/summary.json"))], study.results)
+
+
+def told(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    return f"accuracy {summary['accuracy']:.4f} ({summary['seconds']:.0f} s)"
 
 
 if __name__ == "__main__":

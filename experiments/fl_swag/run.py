@@ -19,14 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.cells import run_study
+from experiments.cells import Study, study_options
 from experiments.fl_swag import central, controls, methods
 from experiments.fl_swag.config import COMMON, SETTINGS, SIZES, TABLES
 from experiments.fl_swag.federation import Cell, Federation, federation, model
 from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
-from tfp_bfl import errors
 from tfp_bfl.app.cells import SUMMARY, is_done
 
 
@@ -138,30 +137,19 @@ def told(summary: dict[str, Any]) -> str:
 @click.command()
 @click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="All of them if none is named.")
 @click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
-@click.option("--cell", "only", default="", metavar="TEXT", help="Only cells whose name holds this.")
-@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
-@click.option(
-    "--output", type=click.Path(path_type=pathlib.Path), default=pathlib.Path("runs/fl_swag"), show_default=True
-)
-def main(tables: tuple[str, ...], size: str, only: str, listed: bool, output: pathlib.Path) -> None:
+@study_options("fl_swag")
+def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     """Runs the cells that are not done, and writes their tables and figures."""
-    try:
-        _run(tables or tuple(TABLES), size, only, listed, output / size)
-    except errors.InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
-
-
-def _run(tables: tuple[str, ...], size: str, only: str, listed: bool, output: pathlib.Path) -> None:
-    chosen = {table: {cell_name(c): c for c in cells(table, size) if only in cell_name(c)} for table in tables}
+    study = study.of_size(size)
+    chosen = study.cells_of({table: cells(table, size) for table in tables or TABLES}, cell_name)
     everything = {name: cell for table in chosen.values() for name, cell in table.items()}
-    work = functools.partial(run_cell, pretrained=output / "pretrained")
-    run_study(everything, only, output / "cells", work, told, listed=listed)
-    if not listed:
+    study.run(everything, functools.partial(run_cell, pretrained=study.output.parent / "pretrained"), told)
+    if not study.listed:
         for table in chosen:
-            folders = [output / "cells" / cell_name(cell) for cell in cells(table, size)]
+            folders = [study.output / cell_name(cell) for cell in cells(table, size)]
             runs = [read_cell(folder) for folder in folders if is_done(folder)]
-            write_tables(table, runs, output)
-            write_figures(table, runs, output / "figures")
+            write_tables(table, runs, study.results)
+            write_figures(table, runs, study.results / "figures")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ place, which the console, the cells' names and summaries, and the tables tell. -
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import pathlib
 import time
@@ -21,14 +19,14 @@ import click
 import numpy as np
 
 import tfp_bfl as bfl
-from experiments.cells import run_study
+from experiments.cells import Study, study_options
 from experiments.kernel_posterior import femnist, writers
 from experiments.kernel_posterior.config import ALGORITHMS, CHOICES, DATASETS, SERVERS, SIZES, TABLES
 from experiments.kernel_posterior.figures import write_figures
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
 from tfp_bfl import errors
-from tfp_bfl.app.cells import SUMMARY, is_done
+from tfp_bfl.app.cells import SUMMARY, is_done, read_summary
 
 Cell = dict[str, Any]
 
@@ -115,27 +113,28 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
     )
 
 
-def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
+def run_cell(folder: pathlib.Path, cell: Cell) -> None:
     """Runs a cell, or goes on with it: its rounds and scores as JSON."""
     started = time.perf_counter()
     clients, test = clients_and_test(cell)
     shown = test.subset(min(2000, test.num_examples), seed=0)
     score = lambda model, features, labels: bfl.evaluation.evaluate(model, features, labels, num_samples=5).metrics
-    result = bfl.simulate(
-        build(cell, clients),
-        clients,
-        rounds=cell["rounds"],
-        cohort_size=cell["cohort_size"],
-        seed=cell["seed"],
-        checkpoint_dir=folder / "checkpoints",
-        checkpoint_every=5,
-        keep_checkpoints=1,
-        evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, num_samples=5),
-        evaluate_cohort=score,
-        evaluate_every=max(1, cell["rounds"] // 50),
-        popularity=cell.get("popularity"),
-        runtime=runtime,
-    )
+    with bfl.federated.local_workers() as runtime:
+        result = bfl.simulate(
+            build(cell, clients),
+            clients,
+            rounds=cell["rounds"],
+            cohort_size=cell["cohort_size"],
+            seed=cell["seed"],
+            checkpoint_dir=folder / "checkpoints",
+            checkpoint_every=5,
+            keep_checkpoints=1,
+            evaluate=bfl.evaluation.evaluator(shown.features, shown.labels, num_samples=5),
+            evaluate_cohort=score,
+            evaluate_every=max(1, cell["rounds"] // 50),
+            popularity=cell.get("popularity"),
+            runtime=runtime,
+        )
     final = bfl.evaluation.evaluate(result.model, test.features, test.labels, num_samples=20)
     summary = {
         "options": cell,
@@ -151,71 +150,44 @@ def run_cell(folder: pathlib.Path, cell: Cell, runtime: Any) -> None:
 @click.command()
 @click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="All of them if none is named.")
 @click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
-@click.option("--cell", "only", default="", metavar="TEXT", help="Only cells whose name holds this.")
 @click.option("--seed", "seeds", type=int, multiple=True, help="Only cells of these seeds.")
 @click.option("--cifar", type=click.Choice(CHOICES["cifar"]), help="Else cifar100 where TFDS has it, or cifar10.")
 @click.option(
     "--characters", type=click.Choice(CHOICES["characters"]), help="Else femnist where TFF has it, or mnist_writers."
 )
 @click.option("--cache-dir", help="Where TFF keeps FEMNIST; TFF's own place if not given.")
-@click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done.")
-@click.option(
-    "--output",
-    type=click.Path(path_type=pathlib.Path),
-    default=pathlib.Path("runs/kernel_posterior"),
-    show_default=True,
-)
+@study_options("kernel_posterior")
 def main(
-    tables: Any,
+    study: Study,
+    tables: tuple[str, ...],
     size: str,
-    only: str,
-    seeds: Any,
-    cifar: Optional[str],
-    characters: Optional[str],
+    seeds: tuple[int, ...],
     cache_dir: Optional[str],
-    listed: bool,
-    output: pathlib.Path,
+    **asked: Optional[str],
 ) -> None:
     """Runs the cells that are not done, and writes their tables and figures."""
-    output /= size
-    asked = {"cifar": cifar, "characters": characters}
-    kinds = {TABLES[table]["dataset"] for table in tables or TABLES} & CHOICES.keys()
-    try:
-        datasets = {kind: choose(kind, asked[kind], cache_dir) for kind in sorted(kinds)}
-    except errors.InvalidArgument as error:
-        raise click.UsageError(str(error)) from None
-    chosen = {
-        table: {
-            cell_name(cell): {**cell, "cache_dir": cache_dir}
-            for cell in cells(table, size, datasets)
-            if only in cell_name(cell) and (not seeds or cell["seed"] in seeds)
-        }
-        for table in tables or TABLES
+    study, names = study.of_size(size), tables or tuple(TABLES)
+    kinds = {TABLES[table]["dataset"] for table in names} & CHOICES.keys()
+    datasets = {kind: choose(kind, asked[kind], cache_dir) for kind in sorted(kinds)}
+    chosen = study.cells_of({table: cells(table, size, datasets) for table in names}, cell_name)
+    everything = {
+        name: {**cell, "cache_dir": cache_dir}
+        for table in chosen.values()
+        for name, cell in table.items()
+        if not seeds or cell["seed"] in seeds
     }
-    everything = {name: cell for table in chosen.values() for name, cell in table.items()}
-    with contextlib.nullcontext() if listed else bfl.federated.local_workers() as runtime:
-        work = functools.partial(run_cell, runtime=runtime)
-        run_study(everything, only, output / "cells", work, told, listed=listed, goes_on=True)
-    if listed:
-        return
-    for table in chosen:
-        names = map(cell_name, cells(table, size, datasets))
-        runs = [_read(output / "cells" / name) for name in names if _has(output, name)]
-        write_tables(table, runs, output)
-        write_figures(table, runs, output / "figures")
+    study.run(everything, run_cell, told, goes_on=True)
+    if not study.listed:
+        for table in names:
+            folders = [study.output / cell_name(cell) for cell in cells(table, size, datasets)]
+            runs = [read_summary(folder) for folder in folders if is_done(folder)]
+            write_tables(table, runs, study.results)
+            write_figures(table, runs, study.results / "figures")
 
 
 def told(summary: dict[str, Any]) -> str:
     """A cell's result in a line."""
     return f"accuracy {summary['metrics']['accuracy']:.4f} ({summary['seconds']:.0f} s)"
-
-
-def _has(output: pathlib.Path, name: str) -> bool:
-    return is_done(output / "cells" / name)
-
-
-def _read(folder: pathlib.Path) -> dict[str, Any]:
-    return json.loads((folder / SUMMARY).read_text())
 
 
 if __name__ == "__main__":
