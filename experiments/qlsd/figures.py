@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
 from experiments.qlsd.config import BUDGET_METHODS, TOY_STEPS
@@ -15,9 +16,10 @@ FAMILIES = {"LSD#": "QLSD# ", "whole gradients": "whole gradients", "LSD*": "QLS
 
 def toy_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
     """A panel for each step size: the error of the mean norm against the coder's bits, a line for each estimator."""
-    figure = style.new_figure(height=4.2, width=12)
-    panels = figure.subplots(1, len(TOY_STEPS), sharey=True, squeeze=False)[0]
-    for axes, step in zip(panels, TOY_STEPS):
+    steps = [step for step in TOY_STEPS if step in {s["options"]["step"] for s in summaries}]
+    figure = style.new_figure(height=4.2, width=4 * len(steps))
+    panels = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
+    for axes, step in zip(panels, steps):
         here = [s for s in summaries if s["options"]["step"] == step]
         for number, (alone, start) in enumerate(FAMILIES.items()):
             rows = [s for s in here if s["options"]["method"].startswith(start) or s["options"]["method"] == alone]
@@ -45,7 +47,8 @@ def budget_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
             rows = [s for s in summaries if (s["options"]["method"], s["options"]["step"]) == (method, step)]
             points = sorted((s["options"]["levels"], s["error"]) for s in rows)
             if points:
-                axes.plot(*zip(*points), **style.line(number), marker="o", label=f"step {step:g} / L")
+                color = matplotlib.colormaps["viridis"](0.9 * number / max(1, len(steps) - 1))
+                axes.plot(*zip(*points), color=color, marker="o", markersize=4, label=f"step {step:g} / L")
         axes.set_xscale("log")
         axes.set_yscale("log")
         label = "squared error of the mean norm" if axes is panels[0] else ""
