@@ -48,6 +48,25 @@ def test_the_curvature_is_the_hessians_diagonal(held):
         np.testing.assert_allclose(mine, own, rtol=1e-4, atol=1e-4)
 
 
+def test_the_hessian_is_that_of_automatic_differentiation(held):
+    weights = some_weights(held, 0)
+    matrix = controls.hessian(held.head, weights, held.inputs[1])
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9)
+    diagonal = np.concatenate([np.ravel(x) for x in hessian_diagonal(held, weights, 1)])
+    np.testing.assert_allclose(np.diag(matrix), diagonal, rtol=1e-4, atol=1e-4)
+    rng = np.random.default_rng(1)
+    way = [tf.constant(rng.normal(size=w.shape), tf.float32) for w in weights]
+    with tf.GradientTape() as outer:
+        outer.watch(weights)
+        with tf.GradientTape() as inner:
+            inner.watch(weights)
+            loss = nll(held, weights, 1)
+        slope = tf.add_n([tf.reduce_sum(g * d) for g, d in zip(inner.gradient(loss, weights), way)])
+    wanted = np.concatenate([np.ravel(x) for x in outer.gradient(slope, weights)])
+    got = matrix @ np.concatenate([np.ravel(d) for d in way])
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
+
+
 def test_laplace_counts_the_prior_once_and_weighs_each_client_by_its_precision(held):
     ends, stddev = [some_weights(held, k) for k in range(3)], 0.7
     q = controls.laplace(held, ends, stddev)
@@ -87,15 +106,15 @@ def test_a_temperature_scales_the_log_odds_and_leaves_nothing_epistemic():
 def test_the_truth_is_at_no_distance_from_itself_and_other_seeds_have_none(tmp_path):
     p = np.array([[0.9, 0.1], [0.4, 0.6]], np.float32)
     runs = []
-    for name, seed, options in (("hmc", 0, {"sampler": "hmc"}), ("FedAvg", 0, {}), ("FedAvg", 1, {})):
+    for name, seed, options in (("nuts", 0, {"sampler": "nuts"}), ("FedAvg", 0, {}), ("FedAvg", 1, {})):
         folder = tmp_path / f"{name}{seed}"
         folder.mkdir()
-        np.savez(folder / "predictions.npz", **{name: p if name == "hmc" else p[::-1]})
+        np.savez(folder / "predictions.npz", **{name: p if name == "nuts" else p[::-1]})
         own = {"setting": "shared_features", "dataset": "mnist", "seed": seed, **options}
         facts = {"acceptance_rate": [0.8, 0.6], "scale_reduction": {"median": 1.01, "most": 1.2}}
         runs.append({"folder": folder, "options": own, "rows": [{"method": name, "floor": None}], **facts})
     assert tables.truth_table(runs)[1:] == [
-        ["shared_features", "mnist", "hmc", "", "0.0000", "1.0000", "0.70", "1.01, 1.20"],
+        ["shared_features", "mnist", "nuts", "", "0.0000", "1.0000", "0.70", "1.01, 1.20"],
         ["shared_features", "mnist", "FedAvg", "", "0.5000", "0.0000", "", ""],
     ]
 

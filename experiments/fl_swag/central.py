@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_bfl as bfl
-from experiments.fl_swag import methods
-from experiments.fl_swag.config import LEAPFROG_STEPS
+from experiments.fl_swag import controls, methods
 from experiments.fl_swag.federation import Cell, federation
 from tfp_bfl.posterior import Samples
 
@@ -24,7 +24,7 @@ def run_sampler(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     features, labels = (np.concatenate(part) for part in list(zip(*examples))[1:])
     train = methods.network(data._replace(features=features, labels=labels), cell["last_layer"], cell["num_samples"])
     started = time.perf_counter()
-    draws, facts = (hamiltonian if cell["sampler"] == "hmc" else langevin)(cell, train)
+    draws, facts = (nuts if cell["sampler"] == "nuts" else langevin)(cell, train)
     seconds, started = time.perf_counter() - started, time.perf_counter()
     net = methods.network(data, cell["last_layer"], cell["num_samples"])
     evaluation = methods.evaluate(net, methods.drawn(draws))
@@ -51,25 +51,45 @@ def langevin(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any
     return draws, {}
 
 
-def hamiltonian(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
-    """Draws of two chains, one from the network's weights and one from zero, and whether they agree on the weights."""
+def nuts(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
+    """Draws of two No-U-Turn chains (Hoffman & Gelman 2014) over a last layer: what the others are held against.
+
+    w = mode + L^-T z with L L^T the Hessian at the mode: were the posterior normal, z would be N(0, I). The chains
+    start at 2 N(0, I).
+    """
+    options = {"prior_stddev": cell["prior_stddev"]}
+    found = bfl.clients.find_mode(lambda: train.model, train.features, train.labels, **options)
     potential = bfl.clients.Potential(train.model)
-    starts = tf.stack([potential.start(), tf.zeros([potential.size])])
-    chains = bfl.clients.exact_chains(
-        potential,
-        train.features,
-        train.labels,
-        starts,
-        num_draws=cell["local_epochs"] - cell["burn_in_epochs"],
-        burn_in=cell["burn_in_epochs"],
-        prior_stddev=cell["prior_stddev"],
-        step_size=cell["step_size"],
-        num_leapfrog_steps=LEAPFROG_STEPS,
-        seed=cell["seed"],
-    )
-    reduction = bfl.posterior.potential_scale_reduction(np.swapaxes(chains.draws, 0, 1))
+    features, labels = tf.constant(train.features), tf.constant(train.labels)
+    mode = tf.concat([tf.reshape(w, [-1]) for w in found.point], 0)
+    matrix = controls.hessian(train.model, tuple(map(tf.constant, found.point)), features)
+    factor = np.linalg.cholesky(matrix + np.eye(len(matrix)) / cell["prior_stddev"] ** 2)
+    back = tf.constant(np.linalg.inv(factor), tf.float32)  # rows: z L^-1 = (L^-T z)^T
+
+    def log_prob(z: tf.Tensor) -> tf.Tensor:
+        w = mode + tf.linalg.matvec(back, z, transpose_a=True)
+        return -tf.reduce_sum(potential.each(w, features, labels)) - tf.reduce_sum(w**2) / (
+            2 * cell["prior_stddev"] ** 2
+        )
+
+    @tf.function
+    def chain(number: tf.Tensor) -> Any:
+        seeds = tf.unstack(tf.random.split(tf.stack([number, cell["seed"]]), 2))
+        sampler = tfp.mcmc.NoUTurnSampler(log_prob, step_size=cell["step_size"], max_tree_depth=6)
+        return tfp.mcmc.sample_chain(
+            cell["local_epochs"] - cell["burn_in_epochs"],
+            2 * tf.random.stateless_normal([potential.size], seeds[0]),
+            kernel=tfp.mcmc.DualAveragingStepSizeAdaptation(sampler, int(0.8 * cell["burn_in_epochs"])),
+            num_burnin_steps=cell["burn_in_epochs"],
+            trace_fn=lambda _, result: tf.exp(tf.minimum(0.0, result.inner_results.log_accept_ratio)),
+            seed=seeds[1],
+        )
+
+    draws, acceptance = zip(*(chain(tf.constant(number)) for number in range(2)))
+    weights = mode + tf.matmul(tf.stack(draws), back)
+    reduction = bfl.posterior.potential_scale_reduction(weights)
     facts = {
-        "acceptance_rate": chains.acceptance_rate.tolist(),
+        "acceptance_rate": [float(tf.reduce_mean(rate)) for rate in acceptance],
         "scale_reduction": dict(zip(("median", "most"), np.quantile(reduction, [0.5, 1]).tolist())),
     }
-    return Samples(potential.shaped(tf.reshape(chains.draws, [-1, potential.size]))), facts
+    return Samples(potential.shaped(tf.reshape(weights, [-1, potential.size]))), facts

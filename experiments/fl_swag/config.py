@@ -103,9 +103,8 @@ CHAINS = [
 ]
 # Chosen likewise, by the NLL of the chain itself, on MNIST.
 CHOSEN_CHAINS: dict[Any, list[dict[str, Any]]] = {None: [_chain("sgld", 1e-6), _chain("psgld", 1e-8)]}
-# The truth: two chains of Hamiltonian Monte Carlo. Its "epochs" are trajectories, each of `LEAPFROG_STEPS` passes.
-LEAPFROG_STEPS = 50
-HMC = _chain("hmc", 1e-3, 400)
+# The truth: two No-U-Turn chains. Its "epochs" are their steps, of some passes each.
+NUTS = _chain("nuts", 0.1, 400)
 SMALL_CHAINS = [_chain("sgld", 1e-4, 4), _chain("psgld", 1e-5, 4)]
 
 # Table -> settings, which trainings of the size, and further options of its cells. Where hyper-parameters are chosen
@@ -173,7 +172,7 @@ SIZES: dict[str, dict[str, Any]] = {
             "chains": {("logistic_regression", "mnist"): CHAINS},
             "shared_chains": {
                 ("shared_features", "cifar10"): [_chain("sgld", 1e-6, 20), _chain("psgld", 1e-8, 20)],
-                None: [_chain("sgld", 1e-6), _chain("psgld", 1e-8), HMC],
+                None: [_chain("sgld", 1e-6), _chain("psgld", 1e-8), NUTS],
             },
             "whole_chains": {("whole_model_from_scratch", "mnist"): [_chain("sgld", 1e-6), _chain("psgld", 1e-8)]},
             "drift": {("logistic_regression", "mnist"): DRIFT, ("shared_features", "mnist"): DRIFT},
@@ -218,7 +217,7 @@ SIZES: dict[str, dict[str, Any]] = {
             "chosen_fedavg": {None: SMALL},
             "chosen_chains": {None: SMALL_CHAINS},
             "chains": {None: SMALL_CHAINS},
-            "shared_chains": {None: [*SMALL_CHAINS, _chain("hmc", 1e-2, 24)]},
+            "shared_chains": {None: [*SMALL_CHAINS, _chain("nuts", 0.1, 40)]},
             "whole_chains": {None: SMALL_CHAINS},
             "drift": {None: SMALL},
             "examples": {None: [{**SMALL[0], "limit": 400}, {**SMALL[0], "limit": 400, "shuffled": True}]},

@@ -61,6 +61,22 @@ def curvature(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Ten
     return tf.linalg.matmul(tf.square(inputs), spread, transpose_a=True), tf.reduce_sum(spread, 0)
 
 
+def hessian(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tensor) -> np.ndarray:
+    """That of the negative log-likelihood in a last layer's kernel [D, C] and bias [C], one after the other in a row.
+
+    sum_n (diag(p_n) - p_n p_n^T) (x) x_n x_n^T,   with x_n and a 1 for the bias: [(D + 1) C, (D + 1) C]
+    """
+    p = tf.cast(tf.nn.softmax(functional_call(head, weights, inputs)), tf.float64)
+    x = tf.concat([tf.cast(inputs, tf.float64), tf.ones([len(inputs), 1], tf.float64)], 1)
+    size, classes = x.shape[1], p.shape[1]
+    found = np.empty([size, classes, size, classes])
+    for a in range(classes):
+        for b in range(classes):
+            weight = p[:, a] * ((a == b) - p[:, b])
+            found[:, a, :, b] = tf.linalg.matmul(x * weight[:, tf.newaxis], x, transpose_a=True)
+    return found.reshape(size * classes, -1)
+
+
 def laplace(held: Held, ends: Sequence[Any], prior_stddev: float = PRIOR_STDDEV) -> MeanField:
     """The product of the clients' Laplace approximations where their trainings ended, the prior counted once.
 

@@ -158,17 +158,17 @@ def choice_table(runs: list[Run]) -> list[list[str]]:
 
 
 def truth_table(runs: list[Run]) -> list[list[str]]:
-    """How far each method's predictions of the test set are from those of the chains of Hamiltonian Monte Carlo.
+    """How far each method's predictions of the test set are from those of the No-U-Turn chains.
 
-    total variation: mean_b 1/2 sum_c |p_bc - hmc_bc|;   agreement: how often the two name the same class.
+    total variation: mean_b 1/2 sum_c |p_bc - nuts_bc|;   agreement: how often the two name the same class.
     """
     table = [["setting", "dataset", "method", "floor", "total variation", "agreement", "acceptance", "R-hat"]]
     for (setting, dataset, _), same in by_dataset(runs, "seed").items():
-        for truth in (run for run in same if run["options"].get("sampler") == "hmc"):
+        for truth in (run for run in same if run["options"].get("sampler") == "nuts"):
             reduction = truth["scale_reduction"]
             facts = [f"{np.mean(truth['acceptance_rate']):.2f}", f"{reduction['median']:.2f}, {reduction['most']:.2f}"]
             with np.load(truth["folder"] / "predictions.npz") as arrays:
-                wanted = arrays["hmc"]
+                wanted = arrays["nuts"]
             for run in same:
                 with np.load(run["folder"] / "predictions.npz") as arrays:
                     for row in run["rows"]:
