@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import tfp_bfl as bfl
-from experiments.kernel_posterior import config, femnist, figures, models, run, writers
+from experiments.kernel_posterior import config, femnist, figures, models, run, tables, writers
 from experiments.kernel_posterior.tables import grouped, setting
 from tfp_bfl.data.hierarchical import GROUPS
 from tfp_bfl.errors import InvalidArgument
@@ -273,3 +273,25 @@ def test_groups_of_cifar100_by_the_numbers_of_its_classes():
     """In the order of their names: baby, boy, girl, man, woman; fish; trees."""
     for group, members in ((14, [2, 11, 35, 46, 98]), (1, [1, 32, 67, 73, 91]), (17, [47, 52, 56, 59, 96])):
         assert [i for i, own in enumerate(GROUPS[100]) if own == group] == members
+
+
+def test_pairs_are_of_equal_seeds_against_fedavg_with_each_server():
+    def ran(algorithm, server, seed, accuracy):
+        options = {"algorithm": algorithm, "server": server, "seed": seed, "dataset": "mnist", "partition": "lda:1"}
+        return {
+            "options": {**options, "local_epochs": 5, "cohort_size": 10},
+            "rounds": [{"round": 1, "accuracy": accuracy}],
+        }
+
+    runs = [ran("FedAvg", server, seed, 0.8 + shift + 0.01 * seed)
+            for server, shift in (("sgd 0.5", 0.0), ("none", 0.1)) for seed in range(3)]  # fmt: skip
+    runs += [ran("FedKP", "none", seed, 0.9 + 0.01 * seed) for seed in (0, 2)]
+    (head, *rows) = tables.pairs_table(runs)
+    assert head[3:] == ["points", "from", "to", "seeds"]
+    told = {(row[1], row[2]): (float(row[3]), int(row[6])) for row in rows}
+    assert told == {
+        ("FedAvg, server sgd 0.5", "FedAvg, server none"): (-10.0, 3),
+        ("FedAvg, server none", "FedAvg, server sgd 0.5"): (10.0, 3),
+        ("FedKP, server none", "FedAvg, server sgd 0.5"): (10.0, 2),
+        ("FedKP, server none", "FedAvg, server none"): (0.0, 2),
+    }

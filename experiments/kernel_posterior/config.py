@@ -135,6 +135,17 @@ TABLES: dict[str, dict[str, Any]] = {
         "cells": [{"algorithm": name, "server": SGD} for name in MAIN]
         + [{"algorithm": name, "server": "none"} for name in ("FedAvg", "FedKP", "FedKP, clustered")],
     },
+    # As published for FedAvg (rate 0.5, no momentum), and as the published code runs FedKP (rate 1): each for each.
+    "server_steps": {
+        "dataset": "mnist",
+        "partitions": ["lda:0.01", "lda:0.1", "lda:1"],
+        "cells": [
+            {"algorithm": name, "server": server}
+            for server in ("sgd 0.5", "none")
+            for name in ("FedAvg", "FedKP, clustered")
+        ],
+        "seeds": [0, 1, 2, 3, 4],
+    },
     "local_epochs": {
         **BARS,
         "cells": [{"algorithm": name, "server": SGD, "local_epochs": epochs} for epochs in (1, 5, 10) for name in FEW],

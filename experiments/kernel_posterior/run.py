@@ -40,7 +40,7 @@ def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cel
     for partition in content["partitions"]:
         for own in content["cells"]:
             cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
-            for seed in options["seeds"]:
+            for seed in content.get("seeds", options["seeds"]):
                 cell = {"dataset": dataset, "partition": partition, **options, **own}
                 yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
 

@@ -58,6 +58,28 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     cell = lambda s, m: mean_and_sd([last_rounds(r) for r in groups[s, m]]) if (s, m) in groups else ""
     pivot = [["method", *settings], *([m, *(cell(s, m) for s in settings)] for m in methods)]
     write(pivot, output / f"{table}_accuracy")
+    if table == "server_steps":
+        write(pairs_table(runs), output / f"{table}_pairs")
+
+
+def pairs_table(runs: list[Run]) -> list[list[str]]:
+    """Accuracy of the last rounds less FedAvg's of the same seeds, in points, with the 95 % interval of other seeds."""
+    table = [["setting", "method", "less", "points", "from", "to", "seeds"]]
+    groups = grouped(runs)
+    servers = list(dict.fromkeys(run["options"]["server"] for run in runs))
+    for where in dict.fromkeys(key[0] for key in groups):
+        for (_, how), own in ((key, own) for key, own in groups.items() if key[0] == where):
+            for base in (f"FedAvg, server {server}" for server in servers):
+                first, second = (
+                    {run["options"]["seed"]: 100 * last_rounds(run) for run in g}
+                    for g in (own, groups.get((where, base), []))
+                )
+                seeds = sorted(first.keys() & second.keys())
+                if how == base or len(seeds) < 2:
+                    continue
+                d = evaluation.paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
+                table.append([where, how, base, f"{d.mean:+.2f}", f"{d.low:+.2f}", f"{d.high:+.2f}", str(len(seeds))])
+    return table
 
 
 def _row(where: str, how: str, seeds: list[Run]) -> list[str]:

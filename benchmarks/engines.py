@@ -1,0 +1,66 @@
+"""Seconds and bytes of a round on each engine, and in a federation of processes with TLS, of the same work.
+
+    python benchmarks/engines.py --python ray=.venvs/cluster/bin/python --python flare=.venvs/deployment/bin/python
+
+Three clients with a third of the breast cancer data each, a perceptron, one epoch. Seconds are the median of a round's
+after the first two, in turns; bytes are what the machine's loopback carries in so many rounds more, over their number:
+all that is said between processes over sockets, the engines' own talk included. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import click
+import psutil
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "engines.json"
+ENGINES = ("local", "tff", "ray", "flare")
+RUN = ("run", "--dataset", "breast_cancer", "--model", "mlp", "--clients", "3", "--partition", "iid")
+FEW, MANY = 5, 35
+
+
+def rounds_of(engine: str, python: str, rounds: int) -> tuple[list[float], int]:
+    """Seconds of the rounds after the second, and the loopback's bytes in all."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = pathlib.Path(folder) / "run"
+        last = ("--rounds", str(rounds), "--output", str(output))
+        how = ("deploy", "demo") if engine == "flare" else (*RUN, "--engine", engine, "--evaluate-every", "1000")
+        before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+        subprocess.run([python, "-m", "tfp_bfl", *how, *last], check=True, capture_output=True)
+        sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
+        folder_of_run = output / "run" if engine == "flare" else output
+        rows = [json.loads(line) for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()]
+    return [row["train_seconds"] for row in rows[2:]], sent
+
+
+@click.command()
+@click.option("--python", "others", multiple=True, metavar="ENGINE=PATH", help="An engine's own Python.")
+@click.option("--only", type=click.Choice(ENGINES), multiple=True, help="Engines; all if none is named.")
+@click.option("--turns", default=2, show_default=True)
+def main(others: tuple[str, ...], only: tuple[str, ...], turns: int) -> None:
+    """Measures the engines in turns and writes benchmarks/results/engines.json."""
+    pythons = dict(one.split("=", 1) for one in others)
+    seconds: dict[str, list[float]] = {engine: [] for engine in only or ENGINES}
+    carried: dict[str, list[float]] = {engine: [] for engine in seconds}
+    for _ in range(turns):
+        for engine in seconds:
+            sent = {}
+            for rounds in (FEW, MANY):
+                found, sent[rounds] = rounds_of(engine, pythons.get(engine, sys.executable), rounds)
+                seconds[engine] += found
+            carried[engine].append((sent[MANY] - sent[FEW]) / (MANY - FEW))
+            click.echo(
+                f"{engine}: {statistics.median(seconds[engine]):.3f} s, {carried[engine][-1] / 1000:.1f} kB a round"
+            )
+    found = {e: {"seconds": statistics.median(seconds[e]), "bytes": statistics.median(carried[e])} for e in seconds}
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
