@@ -124,6 +124,9 @@ def made(rule, accuracy, **options):
         "partition": "iid",
         "seed": 0,
         "nll": 1.0,
+        "inference": "backprop",
+        "pretrained": False,
+        **dict.fromkeys(tables.RETENTION, accuracy / 10),
     }
     per_round = [{"round": i + 1, "accuracy": accuracy * (i + 1) / 4} for i in range(4)]
     return {**defaults, "rule": rule, "accuracy": accuracy, "per_round": per_round, **options}
@@ -143,9 +146,24 @@ def test_findings_can_hold_and_fail():
     runs += [made("linear_pool", 0.4, update_prior=True)]
     runs += [made(rule, a, initial_stddev=0.05) for rule, a in good.items()]
     runs += [made(rule, 0.9 + 0.001 * i, local_epochs=5, initial_stddev=0.05) for i, rule in enumerate(good)]
+    runs += [made(rule, a, partition="label_skew:2") for rule, a in good.items()]
+    runs += [
+        made(rule, 0.95, partition="label_skew:2", rounds=1, pretrain_share=0.1)
+        for rule in (findings.DWC, "weighted_sum")
+    ]
+    runs += [
+        made(rule, a, local_epochs=5, initial_stddev=0.05, rounds=findings.LONG, nll=1 - a)
+        for rule, a in (("weighted_sum", 0.1), ("naive_weighted_average", 0.3), ("linear_pool", 0.2))
+    ]
+    for partition, gain in (("iid", 0.1), ("label_skew:2", -0.1)):
+        runs += [
+            made("naive_weighted_average", 0.5 + (kind == "mc_dropout") * gain, kind=kind, partition=partition)
+            for kind in ("deterministic", "mc_dropout")
+        ]
     assert set(answers(runs).values()) == {True}
     turned = [{**r, "accuracy": 1 - r["accuracy"], "nll": r["accuracy"] * (r["rule"] == "conflation")} for r in runs]
     for row in turned:
+        row |= dict.fromkeys(tables.RETENTION, row["accuracy"])
         row["per_round"] = [{"round": i + 1, "accuracy": row["accuracy"] * (i + 1) / 4} for i in range(4)]
     got = answers(turned)
     assert not any(value for name, value in got.items() if not name.startswith("E = 5"))
@@ -164,3 +182,16 @@ def test_mean_and_sd_are_over_seeds_only():
         ["conflation", "0.6000 +- 0.1414"],
         ["weighted_sum", "0.2000"],
     ]
+
+
+def test_retention_is_what_the_surest_examples_gain(tmp_path):
+    """Half of the answers are right: the best order, none at all, and a random one."""
+    rng = np.random.default_rng(0)
+    right = np.arange(1000) % 2
+    probabilities = np.stack([0.4 + 0.2 * right, 0.6 - 0.2 * right], 1)
+    told = {"entropy": 1.0 - right, "aleatoric": np.ones(1000), "epistemic": rng.uniform(size=1000)}
+    np.savez(tmp_path / "predictions.npz", probabilities=probabilities, labels=np.zeros(1000, np.int64), **told)
+    found = [tables.retention(tmp_path)[name] for name in tables.RETENTION]
+    exact = np.mean([min(1, 0.5 / share) for share in np.arange(1, 21) / 20]) - 0.5
+    assert found[0] == pytest.approx(exact, abs=1e-6)
+    assert found[1] == pytest.approx(0, abs=1e-6) and abs(found[2]) < 0.05

@@ -8,11 +8,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.aggregation.tables import KEYS, Run, grouped, spread_of
+from experiments.aggregation.tables import KEYS, UNCERTAINTIES, Run, grouped, spread_of
 from tfp_bfl.evaluation import retention_curve
 from tfp_bfl.plots import style
 
-UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior")
 MOST_LINES = 10
 COLORS = (*style.PALETTE, style.INK)

@@ -9,11 +9,14 @@ from typing import Callable
 import numpy as np
 
 from experiments.aggregation.config import COMMON, WIDE_STDDEV
-from experiments.aggregation.tables import Run, write
+from experiments.aggregation.tables import RETENTION, Run, write
 
 PRODUCTS = ("weighted_sum", "weighted_conflation", "conflation")
 AVERAGES = ("naive_weighted_average", "linear_pool")
 DWC = "distributed_weight_consolidation"
+_WORDS = {DWC: "DWC", "weighted_sum": "weighted sum"}
+# Rounds of `equal_steps` at E = 5.
+LONG = 60
 # A finding about levels counts as met within this difference of accuracies.
 NEAR = 0.02
 
@@ -25,18 +28,22 @@ def _select(runs: list[Run], **wanted: object) -> list[Run]:
 
 
 def _federated(runs: list[Run], **wanted: object) -> list[Run]:
-    """Runs of the main comparison: weighted by size, the prior fixed, nothing pre-trained, several rounds."""
+    """Runs of the main comparison: as published, weighted by size, the prior fixed, nothing pre-trained, the fewest
+    rounds of several."""
     plain = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
-    plain["initial_stddev"] = COMMON["initial_stddev"]
-    return [run for run in _select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
+    plain |= {name: COMMON[name] for name in ("initial_stddev", "inference")}
+    found = [run for run in _select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
+    fewest = lambda run: min(other["rounds"] for other in found if other["local_epochs"] == run["local_epochs"])
+    return found if "rounds" in wanted else [run for run in found if run["rounds"] == fewest(run)]
 
 
 def _accuracy(runs: list[Run]) -> float:
     return float(np.mean([run["accuracy"] for run in runs]))
 
 
-def _by_rule(runs: list[Run], rules: tuple[str, ...]) -> dict[str, float]:
-    return {rule: _accuracy(same) for rule in rules if (same := _select(runs, rule=rule))}
+def _by_rule(runs: list[Run], rules: tuple[str, ...], score: str = "accuracy") -> dict[str, float]:
+    of = {rule: [run[score] for run in _select(runs, rule=rule)] for rule in rules}
+    return {rule: float(np.mean(scores)) for rule, scores in of.items() if scores}
 
 
 def _partitions(runs: list[Run]) -> list[str]:
@@ -118,7 +125,7 @@ def equal_weighted_conflation_is_conflation(runs: list[Run]) -> Answer | None:
 
 
 def consolidation_needs_pretraining(runs: list[Run]) -> Answer | None:
-    once = [run for run in runs if run["rounds"] == 1 and run["clients"] > 1]
+    once = [run for run in _select(runs, partition="iid") if run["rounds"] == 1 and run["clients"] > 1]
     settings = {
         "without": (False, False),
         "with": (True, False),
@@ -156,6 +163,60 @@ def updating_the_prior_hurts(runs: list[Run]) -> Answer | None:
     return (all(answers), "; ".join(words)) if answers else None
 
 
+def pretraining_wins_with_two_classes(runs: list[Run]) -> Answer | None:
+    """One round from a pre-trained start against all rounds of E = 1 from a random one."""
+    runs = _select(runs, partition="label_skew:2")
+    once = [run for run in runs if run["rounds"] == 1 and run["pretrain_share"] and not run["update_prior"]]
+    high, low = _by_rule(once, (DWC, "weighted_sum")), _by_rule(_federated(runs, local_epochs=1), PRODUCTS + AVERAGES)
+    if not high or not low:
+        return None
+    words = f"{', '.join(f'{_WORDS[rule]} {accuracy:.3f}' for rule, accuracy in high.items())} against at most "
+    return min(high.values()) > max(low.values()), f"{words}{max(low.values()):.3f}"
+
+
+def products_order_mistakes_better(runs: list[Run], **options: object) -> Answer | None:
+    """By the area that the epistemic part gains on a retention curve."""
+    runs = [run for run in _federated(runs, local_epochs=1, **options) if RETENTION[2] in run]
+    answers, words = [], []
+    for partition in _partitions(runs):
+        same = _select(runs, partition=partition)
+        high, low = (_by_rule(same, rules, RETENTION[2]) for rules in (PRODUCTS, AVERAGES))
+        if len(high) + len(low) == len(PRODUCTS) + len(AVERAGES):
+            answers.append(min(high.values()) > max(low.values()))
+            words.append(f"{partition}: {_ends(high)} against {_ends(low)}")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def averages_have_less_nll_at_five_epochs(runs: list[Run]) -> Answer | None:
+    long = [run for run in _federated(runs, local_epochs=5, initial_stddev=WIDE_STDDEV, rounds=LONG) if "nll" in run]
+    answers, words = [], []
+    for partition in _partitions(long):
+        scores = _by_rule(_select(long, partition=partition), ("weighted_sum", *AVERAGES), "nll")
+        if len(scores) == 1 + len(AVERAGES):
+            products = scores.pop("weighted_sum")
+            answers.append(max(scores.values()) < products)
+            words.append(f"{partition}: {_ends(scores)} against {products:.3f} nats")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def dropout_beats_none_but_for_two_classes(runs: list[Run]) -> Answer | None:
+    answers, words = [], []
+    plain = [run for run in _select(runs, weighting="train_size") if run["clients"] > 1 and run["local_epochs"] == 1]
+    for rounds in sorted({run["rounds"] for run in plain if run["kind"] == "mc_dropout"}):
+        for partition in _partitions(plain):
+            same = _select(plain, rounds=rounds, partition=partition)
+            with_it, without = (_select(same, kind=kind) for kind in ("mc_dropout", "deterministic"))
+            if with_it and without:
+                gain = _accuracy(with_it) - _accuracy(without)
+                answers.append((gain > 0) == (partition != "label_skew:2"))
+                words.append(f"{partition}, {rounds} rounds: {gain:+.3f}")
+    return (all(answers), "; ".join(words)) if answers else None
+
+
+def _ends(scores: dict[str, float]) -> str:
+    return f"{min(scores.values()):.3f} to {max(scores.values()):.3f}"
+
+
 def _from_wide(question: Callable[..., Answer | None]) -> Callable[[list[Run]], Answer | None]:
     return functools.partial(question, initial_stddev=WIDE_STDDEV)
 
@@ -171,6 +232,12 @@ FINDINGS: dict[str, Callable[[list[Run]], Answer | None]] = {
     f"{_WIDE}: LP is last": _from_wide(linear_pool_is_last),
     f"E = 5, initial sd {WIDE_STDDEV}: the rules draw level": _from_wide(five_epochs_draw_level),
     "E = 5: the rules draw level": five_epochs_draw_level,
+    f"{_WIDE}: the epistemic part orders mistakes better under WS, WC and conflation": _from_wide(
+        products_order_mistakes_better
+    ),
+    f"E = 5, initial sd {WIDE_STDDEV}, {LONG} rounds: NWA and LP have less NLL": averages_have_less_nll_at_five_epochs,
+    "MC dropout is above the deterministic network, and below with two classes": dropout_beats_none_but_for_two_classes,
+    "Pre-training wins with two classes": pretraining_wins_with_two_classes,
     "WC with equal weights is conflation exactly": equal_weighted_conflation_is_conflation,
     "One round: DWC fails without pre-training, is near WS with it": consolidation_needs_pretraining,
     "Updating the prior hurts": updating_the_prior_hurts,

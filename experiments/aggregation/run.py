@@ -52,6 +52,10 @@ def cell_name(options: Options) -> str:
         parts.append(f"pretrained={options['pretrain_share']}")
     if options.get("update_prior"):
         parts.append("updated_prior")
+    if options.get("pretrained"):
+        parts.append("start_as_prior")
+    if options.get("augmentation"):
+        parts.append(f"augmentation={options['augmentation']}")
     if options["initial_stddev"] != COMMON["initial_stddev"]:
         parts.append(f"initial_stddev={options['initial_stddev']}")
     if options["inference"] != COMMON["inference"]:

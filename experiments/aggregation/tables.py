@@ -10,10 +10,14 @@ import numpy as np
 
 from experiments.tables import mean_and_sd, write
 from tfp_bfl.app.config import make_config
+from tfp_bfl.evaluation import area_under_retention_curve, retention_curve
 
 Run = dict[str, Any]
 
-SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share")
+UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+# Retention: the area under the curve of accuracy on the surest examples, less the accuracy.
+RETENTION = tuple(f"retention by {name}" for name in UNCERTAINTIES)
+SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share", *RETENTION)
 # What tells the rows of a table apart; those that are the same in all of its rows are left out.
 KEYS = (
     "partition",
@@ -24,6 +28,7 @@ KEYS = (
     "initial_stddev",
     "pretrain_share",
     "update_prior",
+    "pretrained",
     "local_epochs",
     "rounds",
 )
@@ -33,8 +38,16 @@ def read_cell(folder: pathlib.Path) -> Run:
     """What one run left: its options, final scores, each round's metrics, and its folder."""
     summary = json.loads((folder / "summary.json").read_text())
     rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    scores = {"nll": summary.get("test_nll"), **summary}  # Older runs called it as the tables do.
+    scores = {"nll": summary.get("test_nll"), **summary, **retention(folder)}  # Older runs called it as the tables do.
     return {**make_config(folder / "config.yaml", {}).model_dump(), **scores, "per_round": rounds, "folder": folder}
+
+
+def retention(folder: pathlib.Path) -> dict[str, float]:
+    """By how much more accuracy there is on the surest examples, over all shares of them: 0 of what knows nothing."""
+    with np.load(folder / "predictions.npz") as arrays:
+        curves = [retention_curve(arrays["probabilities"], arrays["labels"], arrays[name]) for name in UNCERTAINTIES]
+    # The least share of a curve is 1 / P: a curve at the level of the accuracy has the area of the accuracy.
+    return {n: float(area_under_retention_curve(c)) - float(c.accuracy[-1]) for n, c in zip(RETENTION, curves)}
 
 
 def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:

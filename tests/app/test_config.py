@@ -54,6 +54,7 @@ OWN = {
     "damping": 0.25,
     "admm_step_size": 0.25,
     "update_prior": True,
+    "pretrained": True,
     "learning_rate_decay": 0.1,
     "silent_rounds": 1,
     "last_layer": True,
@@ -142,6 +143,7 @@ def test_options_of_other_algorithms_are_refused(algorithm):
         server = {"server_optimizer": "sgd"} if name in ("server_learning_rate", "server_momentum") else {}
         server |= {"compressor": "none"} if name == "per_tensor" and algorithm in takers(name) else {}
         server |= {"privacy_clip_norm": "1"} if name.startswith("privacy_") else {}
+        server |= {"update_prior": "true"} if name == "pretrained" and algorithm in takers(name) else {}
         server |= {"example_clip_norm": "1"} if name == "example_noise" and algorithm in takers(name) else {}
         options = {"algorithm": algorithm, name: str(value)}
         if algorithm in takers(name):
@@ -220,6 +222,7 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"robust": "clip:0"}, "max_norm is 0.0"),
         ({"robust": "trimmed"}, "lacks its share: write trimmed:SHARE"),
         ({"update_prior": True, "kind": "mc_dropout"}, "update_prior makes the posterior the prior"),
+        ({"pretrained": True}, "pretrained makes the start a prior for update_prior, which is not given"),
         ({"pretrain_share": "1"}, "pretrain_share is '1'"),
         ({"learning_rate_decay": "-1"}, "learning_rate_decay is '-1'"),
         ({"ruel": "conflation"}, "no option 'ruel': did you mean 'rule'"),

@@ -77,16 +77,26 @@ class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, 
     update_prior: bool = option(
         False, "After each round the pooled posterior becomes the prior; by backprop at temperature 1 if not given."
     )
+    pretrained: bool = option(
+        False, "The start is the first round's prior for update_prior; so it is with pretrain_share."
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)
+        if self.pretrained and not self.update_prior:
+            raise InvalidArgument(
+                "pretrained makes the start a prior for update_prior, which is not given: give that too."
+            )
         if self.update_prior and config.kind not in choices.VARIATIONAL.forms():
             raise InvalidArgument(
                 f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
             )
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        return {**super().arguments(config, unlabelled), "pretrained": bool(config.pretrain_share)}
+        return {
+            **super().arguments(config, unlabelled),
+            "pretrained": bool(config.pretrain_share) or self.pretrained,
+        }
 
 
 class _Sites(_Inferred, AnyKind):
