@@ -67,6 +67,20 @@ def test_the_hessian_is_that_of_automatic_differentiation(held):
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
 
 
+def test_newtons_method_ends_where_the_gradient_does(held):
+    potential, prior_stddev = bfl.clients.Potential(held.head), 0.5
+    inputs, labels = tf.concat(held.inputs, 0), tf.constant(np.concatenate(held.labels))
+    w, matrix = controls.mode(held.head, inputs, labels, prior_stddev)
+    w32 = tf.constant(w, tf.float32)
+    with tf.GradientTape() as tape:
+        tape.watch(w32)
+        energy = tf.reduce_sum(potential.each(w32, inputs, labels)) + tf.reduce_sum(w32**2) / (2 * prior_stddev**2)
+    gradient = tape.gradient(energy, w32).numpy().astype(np.float64)
+    assert gradient @ np.linalg.solve(matrix, gradient) < controls.NEAR**2
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9)
+    assert np.linalg.eigvalsh(matrix)[0] >= 1 / prior_stddev**2 - 1e-4
+
+
 def test_laplace_counts_the_prior_once_and_weighs_each_client_by_its_precision(held):
     ends, stddev = [some_weights(held, k) for k in range(3)], 0.7
     q = controls.laplace(held, ends, stddev)

@@ -57,14 +57,11 @@ def nuts(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
     w = mode + L^-T z with L L^T the Hessian at the mode: were the posterior normal, z would be N(0, I). The chains
     start at 2 N(0, I).
     """
-    options = {"prior_stddev": cell["prior_stddev"]}
-    found = bfl.clients.find_mode(lambda: train.model, train.features, train.labels, **options)
     potential = bfl.clients.Potential(train.model)
     features, labels = tf.constant(train.features), tf.constant(train.labels)
-    mode = tf.concat([tf.reshape(w, [-1]) for w in found.point], 0)
-    matrix = controls.hessian(train.model, tuple(map(tf.constant, found.point)), features)
-    factor = np.linalg.cholesky(matrix + np.eye(len(matrix)) / cell["prior_stddev"] ** 2)
-    back = tf.constant(np.linalg.inv(factor), tf.float32)  # rows: z L^-1 = (L^-T z)^T
+    found, matrix = controls.mode(train.model, features, labels, cell["prior_stddev"])
+    mode = tf.constant(found, tf.float32)
+    back = tf.constant(np.linalg.inv(np.linalg.cholesky(matrix)), tf.float32)  # rows: z L^-1 = (L^-T z)^T
 
     def log_prob(z: tf.Tensor) -> tf.Tensor:
         w = mode + tf.linalg.matvec(back, z, transpose_a=True)
