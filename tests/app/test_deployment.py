@@ -90,6 +90,28 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
         run(hospitals, Channel(hospitals))
 
 
+@pytest.mark.deep(after="test_deployment.py")
+@pytest.mark.parametrize("algorithm, kind", [
+    ("fl_swag", bfl.posterior.LowRank), ("fed_ag", bfl.posterior.MeanField), ("fed_sgld", None), ("qlsd", None),
+])  # fmt: skip
+def test_parties_score_draws_of_a_posterior_over_point_weights(hospitals, algorithm, kind):
+    """And so what the run leaves: the sums' epistemic part is that of the exported model, and is there."""
+    channel = Channel(hospitals)
+    options = {"algorithm": algorithm, "model": "mlp", "num_samples": 60, "rounds": 1 if algorithm == "fl_swag" else 3}
+    done = run(hospitals, channel, options={**options, **({} if algorithm == "qlsd" else {"local_epochs": 3})})
+    summary = json.loads((done / "summary.json").read_text())
+    assert set(summary["parties"]) == set(HOSPITALS)
+    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in HOSPITALS]
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32), num_samples=60)
+    assert np.mean(answer["epistemic"]) == pytest.approx(summary["epistemic"], rel=0.2, abs=1e-7)
+    if kind:
+        assert summary["epistemic"] > 1e-6
+        last = [content for task, _, content in channel.sent if task == SCORE][-1]
+        names = arrays_of(last, "message", 2**30).keys()
+        assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
+
+
 def test_lies_about_data_and_scores_are_left_out(hospitals):
     lies = {(DESCRIBE, "west"): b'{"num_examples": -3}', (SCORE, "south"): to_bytes({"count": np.float64(3)})}
     with pytest.raises(InvalidArgument, match="west tells of its data is not of the form"):

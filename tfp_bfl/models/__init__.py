@@ -29,7 +29,7 @@ from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.numbers import mean_and_log_variance
 from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
-from tfp_bfl.models.posterior_model import WeightSampling, predictive_model
+from tfp_bfl.models.posterior_model import WeightSampling, predictive_model, predictive_spec, predictive_weights
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import (
@@ -84,6 +84,8 @@ __all__ = [
     "mean_and_log_variance",
     "min_stddev",
     "predictive_model",
+    "predictive_spec",
+    "predictive_weights",
     "prior",
     "root_mean_square_change",
     "split_head",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Union
 
 import tensorflow as tf
@@ -9,7 +10,7 @@ import tensorflow as tf
 from tfp_bfl import posterior
 from tfp_bfl.layers import noise
 from tfp_bfl.models.functional_call import batch_moments, functional_call
-from tfp_bfl.models.weights import ModelWeights, assign_weights, layout
+from tfp_bfl.models.weights import ModelWeights, assign_weights, get_weights, layout
 from tfp_bfl.posterior import LowRank, MeanField, Samples
 
 Posterior = Union[MeanField, LowRank, Samples]
@@ -81,3 +82,33 @@ def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_ex
     inputs = tf.keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
     sampled = WeightSampling(model, weights.posterior, batch_norm_examples)(inputs)
     return tf.keras.Model(inputs, sampled, name=model.name)
+
+
+def predictive_weights(model: tf.keras.Model) -> ModelWeights:
+    """The weights that a model predicts with, its posterior among them: what `predictive_model` was given."""
+    sampling = next((layer for layer in model.layers if isinstance(layer, WeightSampling)), None)
+    if sampling is None:
+        return get_weights(model)
+    own, q = get_weights(sampling.model), sampling.posterior
+    below = len(own.point) - len(tf.nest.flatten(posterior.marginals(q).mean))
+    return own._replace(posterior=q, point=own.point[:below])
+
+
+def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights:
+    """What `predictive_model` takes of a model, as `tf.TensorSpec`s.
+
+    Args:
+      model: a Keras model.
+      names: of the leaves, such as "posterior/deviations/0", which tell of a model without variational layers what
+        kind of posterior there is, and over how many of its last point weights.
+    """
+    own = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), get_weights(model))
+    fields = [name.split("/")[1] for name in names if name.startswith("posterior/")]
+    if own.posterior.mean or not fields:
+        return own
+    below = max(0, len(own.point) - fields.count(fields[0]))
+    leaves = own.point[below:]
+    rows = tuple(tf.TensorSpec([None, *x.shape], x.dtype) for x in leaves)
+    kinds = {"values": Samples(rows), "deviations": LowRank(leaves, leaves, rows)}
+    q = next((kind for field, kind in kinds.items() if field in fields), MeanField(leaves, leaves))
+    return own._replace(posterior=q, point=own.point[:below])

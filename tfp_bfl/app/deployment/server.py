@@ -145,7 +145,7 @@ class _Scores:
 
     def of(self, model: Any) -> dict[str, float]:
         """The scores over all parties that answered; none if nobody did."""
-        content = to_bytes(bfl.federated.to_arrays(bfl.models.get_weights(model)))
+        content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
         found = {}
         for party, reply in self._channel.ask(SCORE, dict.fromkeys(self._sizes, content)):
             try:

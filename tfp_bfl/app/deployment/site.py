@@ -12,7 +12,6 @@ from typing import Any, Optional, Union
 
 import numpy as np
 import pydantic
-import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
@@ -179,10 +178,9 @@ class Site:
         self._begun()
         if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
-        first = self._process.predictive_weights(tf.nest.map_structure(np.asarray, self._process.round.initialize()))
-        spec = tf.nest.map_structure(lambda x: tf.TensorSpec(np.shape(x), np.asarray(x).dtype), first)
-        found = bfl.federated.from_arrays(weights, spec)
-        model = bfl.models.predictive_model(self._process.model_fn(), found)
+        model = self._process.model_fn()
+        found = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
+        model = bfl.models.predictive_model(model, found)
         samples, seed = self._config.num_samples, self._config.seed
         scores = bfl.evaluation.evaluate(model, self._held.features, self._held.labels, samples, seed)
         return bfl.evaluation.score_sums(scores, self._held.labels)
