@@ -82,6 +82,10 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     info = bfl.export.read_info(done / "saved_model")
     assert info.class_names == ["benign", "malignant"] and info.data["parties"] == sorted(HOSPITALS)
     assert info.configuration["rounds"] == 2 and "dataset" not in info.configuration
+    page = (done / "report.html").read_text()
+    for part in ("Learning curve", "Mistakes and coverage", "Reliability diagram", "The parties", *HOSPITALS):
+        assert part in page
+    assert page.count("data:image/") == 3 and f"{summary['accuracy']:.1%}" in page
     # No example, no secret and no seed is in anything that was sent to a party.
     secrets = [(hospitals / n / "local" / SECRET).read_bytes() for n in HOSPITALS]
     assert not any(secret in content for secret in secrets for _, _, content in channel.sent)

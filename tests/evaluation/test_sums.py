@@ -37,6 +37,13 @@ def test_the_scores_are_the_central_ones():
     assert from_sums(add_sums([])) == {}
 
 
+def test_the_bins_of_confidence_are_the_central_ones():
+    found, wanted = evaluation.reliability_of(TOTAL), evaluation.reliability(WHOLE.probabilities, LABELS)
+    for mine, own in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, own, rtol=1e-5)
+    assert np.isnan(found.accuracy).any()  # confidences below a third
+
+
 def test_limits_are_the_central_ones_to_the_width_of_a_bin():
     ours, central = (
         evaluation.risk_coverage_of(TOTAL),

@@ -57,7 +57,16 @@ from tfp_bfl.evaluation.regression import (
 from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_difference
 from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
 from tfp_bfl.evaluation.rounds import rounds_to, running_mean
-from tfp_bfl.evaluation.sums import SUMS, add_sums, as_examples, check_sums, from_sums, risk_coverage_of, score_sums
+from tfp_bfl.evaluation.sums import (
+    SUMS,
+    add_sums,
+    as_examples,
+    check_sums,
+    from_sums,
+    reliability_of,
+    risk_coverage_of,
+    score_sums,
+)
 
 __all__ = [
     "COVERAGE",
@@ -118,6 +127,7 @@ __all__ = [
     "predict",
     "prediction_sets",
     "reliability",
+    "reliability_of",
     "retention_curve",
     "risk_coverage",
     "risk_coverage_of",

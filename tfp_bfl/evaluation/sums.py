@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.calibration import reliability
+from tfp_bfl.evaluation.calibration import Reliability, reliability
 from tfp_bfl.evaluation.limits import RiskCoverage, risk_coverage
 from tfp_bfl.evaluation.metrics import brier_score, negative_log_likelihood
 from tfp_bfl.evaluation.predictive import Evaluation
@@ -86,6 +86,14 @@ def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
     gaps = np.abs(total["bin_correct"] - total["bin_confidence"])
     names = {"correct": "accuracy", "nll": "test_nll"}
     return {**{names.get(name, name): x for name, x in means.items()}, "ece": float(gaps.sum() / count)}
+
+
+def reliability_of(total: Mapping[str, np.ndarray]) -> Reliability:
+    """`reliability` of the predicted class in `BINS` bins."""
+    count = np.asarray(total["bin_count"])
+    mean = lambda sums: np.divide(sums, count, out=np.full(BINS, np.nan), where=count > 0)
+    parts = mean(total["bin_confidence"]), mean(total["bin_correct"]), np.rint(count), np.linspace(0, 1, BINS + 1)
+    return Reliability(*map(tf.constant, parts))
 
 
 def risk_coverage_of(total: Mapping[str, np.ndarray]) -> RiskCoverage:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.evaluation.calibration import reliability
+from tfp_bfl.evaluation.calibration import Reliability, reliability
 from tfp_bfl.plots import style
 
 
@@ -25,7 +25,12 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, ove
     Raises:
       InvalidArgument: as `tfp_bfl.evaluation.calibration.reliability`.
     """
-    confidence, accuracy, count, edges = (part.numpy() for part in reliability(probabilities, labels, num_bins, over))
+    return reliability_bars(reliability(probabilities, labels, num_bins, over), over)
+
+
+def reliability_bars(found: Reliability, over: str = "top_label") -> Figure:
+    """`reliability_diagram` of what `evaluation.reliability` or `evaluation.reliability_of` found."""
+    confidence, accuracy, count, edges = (part.numpy() for part in found)
     used = count > 0
     gaps = np.abs(accuracy - confidence)[used]
     share = count / count.sum()

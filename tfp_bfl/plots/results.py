@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.plots.calibration import reliability_diagram
+from tfp_bfl.evaluation.sums import add_sums, reliability_of, risk_coverage_of
+from tfp_bfl.plots.calibration import reliability_bars, reliability_diagram
 from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_curve
 from tfp_bfl.plots.regression import regression_figures
-from tfp_bfl.plots.retention import retention_curves
+from tfp_bfl.plots.retention import retention_curves, risk_coverage
 
 
 class RunResults(NamedTuple):
@@ -34,6 +35,8 @@ class RunResults(NamedTuple):
       warnings: whole sentences.
       out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
       numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
+      parties: of a federation the sums (`evaluation.score_sums`) of each party, None of one that gave none; there are
+        no probabilities, labels and uncertainties then.
     """
 
     name: str
@@ -49,6 +52,7 @@ class RunResults(NamedTuple):
     warnings: Sequence[str] = ()
     out_of_distribution: Optional[Mapping[str, np.ndarray]] = None
     numbers: Optional[Mapping[str, np.ndarray]] = None
+    parties: Optional[Mapping[str, Optional[Mapping[str, np.ndarray]]]] = None
 
 
 def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -61,6 +65,9 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
     if run.numbers is not None:
         learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
         return {**learning, **regression_figures(run.numbers, run.labels)}
+    if run.parties is not None:
+        learning = {"learning_curve": learning_curve(run.rounds)} if run.rounds else {}
+        return {**learning, **_figures_of_sums([sums for sums in run.parties.values() if sums is not None])}
     figures = {
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,
         "reliability_diagram": reliability_diagram(run.probabilities, run.labels),
@@ -73,3 +80,11 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
         ),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _figures_of_sums(parties: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Figure]:
+    if not parties:
+        return {}
+    total = add_sums(parties)
+    bars, curve = reliability_bars(reliability_of(total)), risk_coverage(risk_coverage_of(total))
+    return {"reliability_diagram": bars, "risk_coverage": curve}

@@ -20,6 +20,11 @@ from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults, run_figures
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
 
+_RELIABILITY = (
+    "Bars that end on the dashed line mean that the model is right as often as it says; lower bars mean that it is "
+    "too sure of itself, higher ones that it is not sure enough. The range about the line is what chance leaves "
+    "open: in bins of few examples nearly everything."
+)
 # Runs whose table still has room in half of the page.
 _MOST_BESIDE = 3
 
@@ -83,12 +88,16 @@ def sections(
             yield from _further(runs)
         yield from _records(runs)
         return
+    if any(run.parties is not None for run in runs):
+        yield from _federation(runs[0])
+        yield from spent
+        yield from _further(runs)
+        yield from _records(runs)
+        return
     yield _retention(runs, drawn.get("retention_curves"))
     yield Section(
         "Reliability diagram" if single else "Reliability diagrams",
-        "Bars that end on the dashed line mean that the model is right as often as it says; lower bars mean that it is "
-        "too sure of itself, higher ones that it is not sure enough. The range about the line is what chance leaves "
-        "open: in bins of few examples nearly everything.",
+        _RELIABILITY,
         pictures=_each(
             runs,
             [drawn.get("reliability_diagram") or reliability_diagram(run.probabilities, run.labels) for run in runs],
@@ -103,6 +112,20 @@ def sections(
         yield _out_of_distribution(runs, other)
     yield from _examples(runs)
     yield from _records(runs)
+
+
+def _federation(run: RunResults) -> Iterator[Section]:
+    """What the parties' sums say of them together, and of each."""
+    figures = run_figures(run)
+    if "risk_coverage" in figures:
+        how = (
+            "From sums over the parties' own test data. Keeping only the examples that the model is surest of leaves "
+            "this share of mistakes: the lower on the left, the better the entropy finds them."
+        )
+        yield Section("Mistakes and coverage", how, pictures=[picture(figures["risk_coverage"])])
+        yield Section("Reliability diagram", _RELIABILITY, pictures=[picture(figures["reliability_diagram"])])
+    how = "Each on its own test data, which nobody else sees; dashes where a party shares no scores."
+    yield Section("The parties", how, tables=[tables.parties(run)])
 
 
 def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:

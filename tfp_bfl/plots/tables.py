@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.evaluation.out_of_distribution import out_of_distribution
+from tfp_bfl.evaluation.sums import from_sums
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
@@ -85,6 +86,7 @@ _NAMES = {
     "delta": "Differential privacy: delta",
     "collapsed_in_round": "Posterior collapsed in round",
 }
+_OF_PARTIES = {"accuracy": ".3f", "test_nll": ".3f", "ece": ".3f", "epistemic": ".2g"}
 # Which direction is better; others have none.
 BETTER = {
     "accuracy": 1,
@@ -253,6 +255,19 @@ def _faulty_rounds(run: RunResults) -> dict[str, int]:
         for client in row.get("faulty_clients") or {}:
             found[str(client)] = found.get(str(client), 0) + 1
     return found
+
+
+def parties(run: RunResults) -> Table:
+    """What each party of a federation scored, and in how many rounds it was left out."""
+    faulty = _faulty_rounds(run)
+    rows = []
+    for number, (name, sums) in enumerate((run.parties or {}).items()):
+        scores = from_sums(sums) if sums is not None else {}
+        cells = [f"{sums['count']:.0f}" if sums is not None else DASH]
+        cells += [f"{scores[key]:{form}}" if key in scores else DASH for key, form in _OF_PARTIES.items()]
+        rows.append((name, [Cell(x) for x in (*cells, str(faulty.get(str(number), 0)))]))
+    head = ["party", "test examples", "accuracy", "NLL", "ECE", "epistemic variance", "faulty rounds"]
+    return Table("Parties", head, rows)
 
 
 def rounds(run: RunResults) -> Table:

@@ -227,7 +227,35 @@ def _write(
     told = {option: x for option, x in config.told().items() if option not in OF_ONE_PLACE}
     info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
+    _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
     summary = {**metrics, "parties": of_parties, "warnings": list(result.warnings)}
     draft = folder / "summary.json.draft"
     draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     draft.replace(folder / "summary.json")
+
+
+def _report(
+    folder: pathlib.Path,
+    told: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    result: bfl.federated.SimulationResult,
+    schema: bfl.data.Schema,
+    of_parties: Mapping[str, Any],
+) -> None:
+    """The page about the run, from the rounds and the parties' sums."""
+    summary = {name: x for name, x in metrics.items() if name != "round"}
+    variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
+    summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})
+    run = bfl.plots.RunResults(
+        name=folder.name,
+        config=told,
+        summary=summary,
+        rounds=result.rounds,
+        probabilities=None,
+        labels=np.zeros(0, np.int32),
+        uncertainties={},
+        class_names=schema.class_names,
+        warnings=result.warnings,
+        parties=of_parties,
+    )
+    bfl.plots.write_report(folder / "report.html", [run], title=f"{folder.name}: {told['model']}, {told['algorithm']}")
