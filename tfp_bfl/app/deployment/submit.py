@@ -74,7 +74,8 @@ def submit(
     restarts: int = 3,
     secure_sums: bool = False,
 ) -> pathlib.Path:
-    """Submits a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html, saved_model/.
+    """Submits a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
+    saved_model/.
 
     The same name goes on with a run that broke off, as this does where a process of the server or of a party died:
     FLARE then ends the job, and in the next one that party is there again. Who interrupts this leaves the run to go on.
