@@ -70,6 +70,16 @@ def test_elsewhere_it_is_the_interrupt_that_it_always_was():
     assert interrupted(INTERRUPTS + program)[:2] == (7, "")
 
 
+@pytest.mark.parametrize("swallower", ["__del__", "collector"])
+def test_where_it_would_be_swallowed_it_comes_again(swallower):
+    program = "import gc, time\nclass Slow:\n  def __del__(self):\n    print(flush=True)\n    time.sleep(5)\n"
+    program += "def slow(phase, info):\n  if phase == 'start':\n    print(flush=True)\n    time.sleep(5)\n"
+    swallow = "Slow()" if swallower == "__del__" else "gc.callbacks.append(slow)\n    gc.collect()"
+    program += f"try:\n  with prompt_interrupts():\n    {swallow}\n    time.sleep(60)\n"
+    program += "except KeyboardInterrupt:\n  raise SystemExit(7)\n"
+    assert interrupted(INTERRUPTS + program)[:2] == (7, "")
+
+
 def test_afterwards_all_is_as_it_was():
     program = "for _ in range(50):\n  with prompt_interrupts():\n    pass\n"
     program += "import os, threading\nassert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -13,15 +14,17 @@ from typing import Optional
 STATUS = 130
 MESSAGE = "tfp-bfl: interrupted."
 SECONDS = 10.0
+PAUSE = 0.05
 
 
 @contextlib.contextmanager
 def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
     """Within it Ctrl-C is a `KeyboardInterrupt`, and the end of the process where that would come to nothing.
 
-    Imports make other errors of it, or swallow it: there the process ends at once. Compilers and other long calls hold
-    it back: the process ends `seconds` after it came, if it still runs. What is saved is whole at any time, and workers
-    die with this process.
+    Imports make other errors of it, or swallow it: there the process ends at once. Finalizers and the callbacks of the
+    garbage collector swallow it too: it comes again after them. Compilers and other long calls hold it back: the
+    process ends `seconds` after it came, if it still runs. What is saved is whole at any time, and workers die with
+    this process.
     """
     # Background jobs of a shell ignore it, and so do we.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -42,6 +45,17 @@ def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
         if number and not ended.wait(seconds):
             _end()
 
+    def raise_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            hook(unraisable)
+        else:
+            threading.Timer(PAUSE, again, [threading.get_ident()]).start()
+
+    def again(thread: int) -> None:
+        if not ended.is_set():
+            signal.pthread_kill(thread, signal.SIGINT)
+
+    hook, sys.unraisablehook = sys.unraisablehook, raise_again
     former = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, handle)
     watcher = threading.Thread(target=watch, name="tfp_bfl-interrupts", daemon=True)
@@ -50,6 +64,7 @@ def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        sys.unraisablehook = hook
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.set_wakeup_fd(former)
         os.close(write)  # Which ends the watcher, if it waits.
