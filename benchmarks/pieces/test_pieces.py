@@ -72,3 +72,12 @@ def test_fixed_cost_of_a_round(benchmark, num_clients):
         state = process.initialize()
         datasets = clients.shards(range(num_clients), runtime.concurrent_calls)
         benchmark(lambda: process.next(state, datasets))
+
+
+@pytest.mark.parametrize("way", ["encode", "decode"])
+@pytest.mark.parametrize("levels", [4, 16, 256, 65_536])
+def test_coding_of_a_million_coordinates(benchmark, levels, way):
+    compressor, size = bfl.compression.quantiser(levels), 1_000_000
+    message = compressor.compress(tf.random.stateless_normal([size], [0, 1]), [0, 2])
+    code = compressor.encode(message)
+    benchmark(lambda: compressor.encode(message) if way == "encode" else compressor.decode(code, size))
