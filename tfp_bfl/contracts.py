@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage
+from tfp_bfl.models import ClientResult, Compact, Federation, ModelWeights, ServerMessage
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
@@ -60,6 +60,20 @@ Metrics = dict[str, Any]
 Work = Callable[[ServerMessage, Any, tf.Tensor], ClientResult]
 
 
+class Coding(NamedTuple):
+    """How the weights of a client's result follow from its `Compact`, whose code goes as bytes.
+
+    Fields:
+      expand: (message, compact) -> the weights, to the same bits on both sides.
+      encode: (message, the code as arrays) -> bytes.
+      decode: (message, bytes) -> the code as arrays.
+    """
+
+    expand: Callable[[ServerMessage, Compact], Any]
+    encode: Callable[[ServerMessage, Any], bytes]
+    decode: Callable[[ServerMessage, bytes], Any]
+
+
 class ClientWork(NamedTuple):
     """What a client does in a round.
 
@@ -73,6 +87,7 @@ class ClientWork(NamedTuple):
       shapes: `PADDED`, `DYNAMIC` or "".
       personal: (what a client has kept, the server's predictive weights) -> the weights that predict for this client;
         None where what it keeps is no model of its own.
+      coding: of its results' `sent`; None where they have none.
     """
 
     build: Callable[[], Work]
@@ -80,6 +95,7 @@ class ClientWork(NamedTuple):
     memory: Optional[Callable[[ModelWeights, Any], Any]] = None
     shapes: str = ""
     personal: Optional[Callable[[Any, ModelWeights], ModelWeights]] = None
+    coding: Optional[Coding] = None
 
     def __call__(self) -> Work:
         return self.build()

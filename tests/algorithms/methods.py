@@ -83,6 +83,17 @@ def compressed():
     )
 
 
+def error_memory():
+    given, options = variational("log_linear_pool", "flipout", **CURVATURE), {"error_memory": True}
+    options["compressor"] = "quantiser:16"
+    most = 3 * 32 * (2 * NUM_VARIATIONAL + 10)
+    return given._replace(
+        build=lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, **options, **CURVATURE),
+        work=clients.compressed(variational_work("flipout", **CURVATURE), **options),
+        metrics=dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), most),
+    )
+
+
 def secure_sums():
     given, most = variational("log_linear_pool", "flipout", **CURVATURE), float(max(SIZES))
     build = lambda: algorithms.variational(mlp("flipout"), "log_linear_pool", seed=SEED, secure_sums=most, **CURVATURE)
@@ -317,6 +328,7 @@ METHODS = {
     },
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": compressed,
+    "compressed with error memory, flipout": error_memory,
     "secure sums, flipout": secure_sums,
     "private, flipout": private,
     "private examples, flipout": private_examples,

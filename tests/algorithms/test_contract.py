@@ -37,6 +37,7 @@ ALIKE = {
     "dg_sgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
     "fsgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
     "compressed, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),
+    "compressed with error memory, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),
     "secure sums, flipout": pytest.mark.deep(after="tests/rules/test_sums.py"),
     "private, flipout": pytest.mark.deep(after="tests/rules/test_sums.py"),
     "private examples, flipout": pytest.mark.deep(after="tests/clients/test_example_privacy.py"),

@@ -32,7 +32,7 @@ COMMON = {
     *("element_spec", "local_epochs", "batch_size", "learning_rate"),
     *("optimizer_fn", "server_optimizer", "max_change_norm", "augmentation"),
 }
-COMPRESSED = {"compressor", "per_tensor"}
+COMPRESSED = {"compressor", "per_tensor", "error_memory"}
 
 
 def config_of(algorithm, **options):
@@ -218,7 +218,8 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
-        **{"max_change_norm": None, "compressor": None, "per_tensor": False, "augmentation": None},
+        **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
+        **{"augmentation": None},
         **{"update_prior": False, "pretrained": True},
         **({"inference": "backprop", "temperature": 1.0} if name == "variational" else {}),
     }

@@ -86,6 +86,7 @@ OWN = {
     "keep_every": 7,
     "estimator": "plain",
     "per_tensor": True,
+    "error_memory": True,
     "compressor": "none",
     "participation": 0.5,
     "forgetful": True,
@@ -141,7 +142,7 @@ def test_every_option_of_an_algorithm_is_tried():
 def test_options_of_other_algorithms_are_refused(algorithm):
     for name, value in OWN.items():
         server = {"server_optimizer": "sgd"} if name in ("server_learning_rate", "server_momentum") else {}
-        server |= {"compressor": "none"} if name == "per_tensor" and algorithm in takers(name) else {}
+        server |= {"compressor": "none"} if name in ("per_tensor", "error_memory") and algorithm in takers(name) else {}
         server |= {"privacy_clip_norm": "1"} if name.startswith("privacy_") else {}
         server |= {"update_prior": "true"} if name == "pretrained" and algorithm in takers(name) else {}
         server |= {"example_clip_norm": "1"} if name == "example_noise" and algorithm in takers(name) else {}
@@ -237,6 +238,10 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "fed_sgld", "rounds": "2", "burn_in_rounds": "3"}, "must be below the number of rounds, 2: "),
         ({"algorithm": "qlsd", "compressor": "quantiser:0"}, "levels"),
         ({"algorithm": "qlsd", "compressor": "gzip"}, "no compressor 'gzip'"),
+        ({"algorithm": "qlsd", "compressor": "largest:0.1"}, "which is biased, and so would the chain be"),
+        ({"algorithm": "fed_opt", "compressor": "largest:0.1"}, "leaves the same values out for good: give error_mem"),
+        ({"algorithm": "fed_opt", "compressor": "largest:2", "error_memory": "true"}, "share is 2"),
+        ({"algorithm": "fed_opt", "error_memory": "true"}, "there is none: give compressor"),
         ({"algorithm": "qlsd", "estimator": "fixed_point"}, "clients.find_mode finds in a program: use 'anchored'"),
         ({"algorithm": "qlsd", "participation": "0"}, "participation is '0', but must be above 0."),
         ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),

@@ -84,6 +84,58 @@ def test_where_its_noise_would_be_a_bias(options, message):
         algorithms.variational(mlp("flipout"), **{"compressor": "quantiser:4", **options})
 
 
+def changing(changes):
+    """Work whose change in round t is changes[t], and weights [2, 1] and [1] before it."""
+    model_fn = lambda: tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=True, input_shape=(2,))])
+
+    def build():
+        def run(message, examples, seed):
+            del examples, seed
+            change = tf.gather(tf.constant(changes), message.round)
+            point = tuple(w + tf.reshape(d, w.shape) for w, d in zip(message.weights.point, (change[:2], change[2:])))
+            nothing = models.TrainingMetrics(*[tf.constant(0.0)] * 3)
+            return ClientResult(message.weights._replace(point=point), tf.constant(1), nothing)
+
+        return run
+
+    return ClientWork(build), models.get_weights(model_fn())
+
+
+@pytest.mark.parametrize("compressor", ["quantiser:1", "quantiser:4", "sparsifier:0.3", "largest:0.3", "none"])
+def test_what_was_sent_in_all_is_the_changes_less_the_last_error(compressor):
+    """And that error stays bounded: without the factor of an unbiased compressor it would grow as omega^t."""
+    changes = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+    work, before = changing(changes)
+    work = clients.compressed(work, compressor, error_memory=True)
+    run, kept, sent, sizes = work(), work.memory(before, 0.0), np.zeros(3), []
+    for t in range(len(changes)):
+        message = models.ServerMessage(before, tf.constant(t), memory=kept)
+        result = run(message, (), tf.constant([t, 0]))
+        sent += flatten(result.weights.point).numpy() - flatten(before.point).numpy()
+        kept = result.memory
+        sizes.append(np.linalg.norm(kept))
+        np.testing.assert_allclose(sent + kept, changes[: t + 1].sum(0), atol=2e-4)
+    omega = compression.parse_compressor(compressor).omega(3)
+    unbiased = compression.parse_compressor(compressor).unbiased
+    share = omega / (1 + omega) if unbiased else omega  # of ||x||^2 that may stay in expectation
+    largest = np.sqrt(share) / (1 - np.sqrt(share)) * np.linalg.norm(changes, axis=1).max()
+    assert np.sqrt(np.mean(np.square(sizes))) <= largest + 1e-6
+    assert compressor != "none" or max(sizes) == 0
+
+
+def test_a_biased_compressor_needs_the_memory():
+    work, _ = changing(np.zeros([1, 3], np.float32))
+    with pytest.raises(InvalidArgument, match=r"leaves the same values out for good: use it with error_memory"):
+        clients.compressed(work, "largest:0.3")
+    with pytest.raises(InvalidArgument, match=r"biased, and so would the chain be: use one such as 'quantiser:16'"):
+        algorithms.qlsd(mlp("deterministic"), step_size=1e-4, compressor="largest:0.3")
+
+
+def test_masks_leave_nothing_to_compress():
+    with pytest.raises(InvalidArgument, match="Under masks each number takes 8 bytes"):
+        algorithms.variational(mlp("flipout"), "log_linear_pool", compressor="none", secure_sums=10.0)
+
+
 def test_work_that_sends_something_else_or_keeps_it():
     sites, gradient = clients.sites(mlp("flipout")), clients.stochastic_gradient(mlp("deterministic"))
     with pytest.raises(InvalidArgument, match="keep a memory that must be what they sent: leave it out"):

@@ -20,7 +20,12 @@ MAKE = {
     "none": compression.none,
     "quantiser:4 by tensor": lambda: compression.by_tensor(compression.quantiser(4), SIZES),
 }
+BIASED = {
+    "largest:0.1": lambda: compression.largest(0.1),
+    "largest:0.3 by tensor": lambda: compression.by_tensor(compression.largest(0.3), SIZES),
+}
 several = pytest.mark.parametrize("compressor", [make() for make in MAKE.values()], ids=list(MAKE))
+each = pytest.mark.parametrize("compressor", [make() for make in {**MAKE, **BIASED}.values()], ids=[*MAKE, *BIASED])
 
 
 def gaussian(size, seed=0):
@@ -74,7 +79,27 @@ def test_unbiased_within_omega(compressor):
         assert errors.mean() == pytest.approx(limit, abs=5 * errors.std() / np.sqrt(len(errors)))
 
 
-@several
+def test_the_largest_values_are_kept_as_they_are():
+    x = gaussian(50)
+    compressor = compression.largest(0.11)
+    found = compressor.decompress(compressor.compress(tf.constant(x), [0, 0])).numpy()
+    kept = np.argsort(-np.abs(x))[:6]  # the ceiling of 5.5
+    np.testing.assert_array_equal(found[kept], x[kept])
+    assert np.count_nonzero(found) == 6 and not compressor.unbiased
+
+
+@each
+def test_the_worst_vector_is_within_omega(compressor):
+    """Equal sizes are the largest values' worst; 2,000 draws, five standard errors."""
+    for x in (gaussian(sum(SIZES)), np.ones(sum(SIZES), np.float32)):
+        errors = np.sum((draws(compressor, x, 2000).astype(np.float64) - x) ** 2, 1)
+        limit = compressor.omega(len(x)) * np.sum(x**2)
+        assert errors.mean() <= limit + 5 * errors.std() / np.sqrt(len(errors)) + 1e-9
+    if compressor.name == "largest:0.1":
+        assert errors.mean() == pytest.approx(limit)
+
+
+@each
 @pytest.mark.parametrize("x", [gaussian(sum(SIZES)), np.zeros(sum(SIZES), np.float32), 1e-30 * gaussian(sum(SIZES))])
 def test_bytes_say_what_the_message_says_and_are_as_long_as_counted(compressor, x):
     message = compressor.compress(tf.constant(x), [1, 2])

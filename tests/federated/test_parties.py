@@ -31,10 +31,23 @@ PROCESSES = {
     "fed_opt": lambda: bfl.algorithms.fed_opt(build("deterministic"), **OPTIONS),
     "fed_kp": lambda: bfl.algorithms.fed_kp(build("deterministic"), **OPTIONS),
     "compressed": lambda: bfl.algorithms.variational(build(), "log_linear_pool", compressor="quantiser:16", **OPTIONS),
+    "error memory": lambda: bfl.algorithms.fed_opt(
+        build("deterministic"), compressor="largest:0.1", error_memory=True, **OPTIONS
+    ),
+    "qlsd": lambda: bfl.algorithms.qlsd(
+        build("deterministic"),
+        step_size=1e-4,
+        estimator="anchored",
+        compressor="quantiser:4",
+        per_tensor=True,
+        participation=0.7,
+        element_spec=TRAIN.element_spec,
+    ),
 }
+CODED = ("compressed", "error memory", "qlsd")
 
 
-FAST = ("variational", "partitioned_vi", "fed_opt")
+FAST = ("variational", "partitioned_vi", "fed_opt", "compressed")
 LATER = (pytest.mark.long, pytest.mark.deep(after="tests/federated/test_parties.py"))
 
 
@@ -82,6 +95,26 @@ def test_parties_come_to_what_a_simulation_does(name):
     wanted = federated.simulate(make(), CLIENTS, rounds=3, seed=SEED, engine="local")
     assert largest_difference(found.state.weights, wanted.state.weights) < 2e-5
     assert [row["num_examples"] for row in found.rounds] == [row["num_examples"] for row in wanted.rounds]
+
+
+@pytest.mark.cpu_seconds(60)
+@pytest.mark.parametrize("name", ["compressed", *(pytest.param(name, marks=LATER) for name in CODED[1:])])
+def test_what_is_compressed_goes_as_bytes_to_the_same_bits(name):
+    make, answers = PROCESSES[name], []
+    note = lambda answer: answers.append(answer) or answer
+    here = Here(parties_of(make), lies=dict.fromkeys(range(3), note))
+    found = simulate_parties(make(), PARTIES, here, rounds=2, seed=SEED)
+    # Both come to it without a sum in another order: the numbers of one party.
+    alone = bfl.data.Clients(TRAIN, CLIENTS.indices[:1])
+    wanted = federated.simulate(make(), alone, rounds=2, seed=SEED, engine="local")
+    one = bfl.data.Parties(SCHEMA, ("north",), alone.sizes)
+    at_one = simulate_parties(make(), one, Here(parties_of(make)), rounds=2, seed=SEED)
+    assert largest_difference(at_one.state.weights, wanted.state.weights) == 0
+    # What was counted are the bytes that were sent.
+    sent = sum(8 * answer["sent/code"].size for answer in answers[-3:] if answer["counts/upload_bits"])
+    rest = sum(32 * x.size for a in answers[-3:] for key, x in a.items() if key.startswith("sent/rest"))
+    assert found.rounds[-1]["upload_bits"] == sent + rest
+    assert not any(key.startswith("weights") for answer in answers for key in answer)
 
 
 def one_of_each(make, **options):
@@ -183,6 +216,39 @@ def test_a_lie_is_found_at_the_server_and_costs_the_others_nothing(honest, lie):
     found = simulate_parties(process, PARTIES, Here(parties, {1: told}), rounds=1, seed=SEED)
     assert reason in found.rounds[0]["faulty_clients"]["1"] and found.rounds[0]["num_faulty"] == 1
     assert without.rounds[0]["faulty_clients"] == {"1": NO_ANSWER}
+    assert largest_difference(found.state.weights, without.state.weights) == 0
+
+
+LIES_IN_BYTES = {
+    "cut short": (changed("sent/code", lambda x: x[:9]), "ends too early"),
+    "of more integers": (changed("sent/code", lambda x: np.append(x, x)), "goes on behind its last integer"),
+    "no bytes": (changed("sent/code", lambda x: x.astype(np.int32)), "is of type int32"),
+    "a norm that is none": (
+        changed("sent/code", lambda x: np.append(np.frombuffer(np.float32(np.nan).tobytes(), np.uint8), x[4:])),
+        "norm is not finite",
+    ),
+    "a norm beyond all bounds": (
+        changed("sent/code", lambda x: np.append(np.frombuffer(np.float32(1e12).tobytes(), np.uint8), x[4:])),
+        "a number beyond max_magnitude",
+    ),
+    "a variance below zero": (changed("sent/rest/posterior/variance", lambda x: -x), "variance zero or below"),
+    "weights besides": (lambda answer: {**answer, "weights/point/0": np.zeros(2, np.float32)}, "has no place for"),
+}
+
+
+@pytest.fixture(scope="module")
+def coded():
+    make = PROCESSES["compressed"]
+    parties, process = parties_of(make), make()
+    return parties, process, simulate_parties(process, PARTIES, Here(parties, silent=[1]), rounds=1, seed=SEED)
+
+
+@pytest.mark.parametrize("lie", LIES_IN_BYTES)
+def test_a_lie_in_bytes_is_found_at_the_server(coded, lie):
+    parties, process, without = coded
+    told, reason = LIES_IN_BYTES[lie]
+    found = simulate_parties(process, PARTIES, Here(parties, {1: told}), rounds=1, seed=SEED)
+    assert reason in found.rounds[0]["faulty_clients"]["1"] and found.rounds[0]["num_faulty"] == 1
     assert largest_difference(found.state.weights, without.state.weights) == 0
 
 

@@ -62,6 +62,7 @@ def compose(
     robust: Optional[str] = None,
     compressor: Optional[Union[str, Compressor]] = None,
     per_tensor: bool = False,
+    error_memory: bool = False,
     augmentation: Optional[Union[str, Augmentation]] = None,
     privacy: Optional[Privacy] = None,
     secure_sums: Optional[float] = None,
@@ -83,8 +84,8 @@ def compose(
       robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE", "median" or
         "centered_clip" (`rules.parse_robust`); for the last three the server holds all that clients send at once, and
         all count the same.
-      compressor, per_tensor: of the changes that clients send (`clients.compressed`), for a rule that is linear and
-        weights that do not follow from what is sent; None for none.
+      compressor, per_tensor, error_memory: of the changes that clients send (`clients.compressed`), for a rule that is
+        linear and weights that do not follow from what is sent; None for none.
       augmentation: of clients' features (`clients.augmented`), such as "crop_and_flip:4"; None for none.
       privacy: clipping and noise (`rules.private`), for a rule that is a plain sum and clients that weigh the same;
         None for none.
@@ -107,8 +108,9 @@ def compose(
     _check_fit(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
+        _check_clear(secure_sums)
         _check_linear(whole, weighting, robust)
-        work = clients.compressed(work, compressor, per_tensor)
+        work = clients.compressed(work, compressor, per_tensor, error_memory)
     _check_change_norm(process_options, work)
     if weighting in weightings.COMPARE_POSTERIORS:
         _check_posteriors(weighting, work, model_fn)
@@ -129,12 +131,12 @@ PROCESS_OPTIONS = tuple(
     for name in inspect.signature(federated.build_process).parameters
     if name not in ("model_fn", "client_work", "weigh", "rule", "server_step", "privacy")
 )
+COMPRESSION = ("compressor", "per_tensor", "error_memory")
 # Those that a recipe passes on.
 SHARED_OPTIONS = (
     "weighting",
     "robust",
-    "compressor",
-    "per_tensor",
+    *COMPRESSION,
     "augmentation",
     "privacy",
     "secure_sums",
@@ -221,6 +223,13 @@ def _check_change_norm(options: Mapping[str, Any], work: ClientWork) -> None:
     if options.get("max_change_norm") is not None and work.sends != WEIGHTS:
         raise InvalidArgument(
             f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
+        )
+
+
+def _check_clear(secure_sums: Optional[float]) -> None:
+    if secure_sums is not None:
+        raise InvalidArgument(
+            "Under masks each number takes 8 bytes, whatever it is: leave out the compressor, or secure_sums."
         )
 
 

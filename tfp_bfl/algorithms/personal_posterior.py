@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tfp_bfl import clients, federated, servers
-from tfp_bfl.algorithms.compose import SHARED_OPTIONS, Model, compose, split_options
+from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
 
 # `clients.compressed` is of work that keeps nothing.
-SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("compressor", "per_tensor", "privacy"))
+SHARED = tuple(name for name in SHARED_OPTIONS if name not in (*COMPRESSION, "privacy"))
 
 
 def p_fed_bayes(model_fn: Model, *, rule: str = "naive_weighted_average", **options: Any) -> federated.BayesianProcess:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from tfp_bfl import clients, federated, models, rules, servers
-from tfp_bfl.algorithms.compose import SHARED_OPTIONS, Model, compose, split_options
+from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
 from tfp_bfl.algorithms.variational import temperature_for
 
-SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", "compressor", "per_tensor", "privacy"))
+SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", *COMPRESSION, "privacy"))
 
 
 def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **options: Any) -> federated.BayesianProcess:

@@ -225,7 +225,7 @@ class Defended(Options):
 class Compressed(Options):
     compressor: Optional[str] = option(
         None,
-        "Of what clients send: quantiser:LEVELS, sparsifier:SHARE or none, which only counts the bits.",
+        "Of what clients send: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or none, which only counts the bits.",
         names=choices.COMPRESSORS,
     )
     per_tensor: bool = option(False, "Each of the model's tensors is compressed for itself.")
@@ -233,9 +233,32 @@ class Compressed(Options):
     def check(self, config: Any) -> None:
         super().check(config)
         if self.compressor is not None:
-            bfl.compression.parse_compressor(self.compressor)
+            self.check_bias(bfl.compression.parse_compressor(self.compressor))
         elif self.per_tensor:
             raise InvalidArgument("per_tensor is of the compressor, and there is none: give compressor.")
+
+    def check_bias(self, compressor: Any) -> None:
+        if not compressor.unbiased:
+            raise InvalidArgument(
+                f"compressor is {compressor.name!r}, which is biased, and so would the chain be: give one such as "
+                "quantiser:16."
+            )
+
+
+class WithErrorMemory(Compressed):
+    error_memory: bool = option(False, "Clients add to a message what the compressor left out of those before.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.error_memory and self.compressor is None:
+            raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
+
+    def check_bias(self, compressor: Any) -> None:
+        if not compressor.unbiased and not self.error_memory:
+            raise InvalidArgument(
+                f"compressor is {compressor.name!r}, which leaves the same values out for good: give error_memory, or "
+                "one that is unbiased, such as sparsifier:0.1."
+            )
 
 
 class Weighted(Options):

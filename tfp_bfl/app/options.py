@@ -17,7 +17,6 @@ from tfp_bfl.app.fields import (
     AnyKind,
     Bounded,
     BurnIn,
-    Compressed,
     Count,
     CountOrZero,
     Defended,
@@ -34,6 +33,7 @@ from tfp_bfl.app.fields import (
     ShareOrZero,
     Training,
     Weighted,
+    WithErrorMemory,
     option,
 )
 from tfp_bfl.app.personal import MetaLearning, MetaVD, PFedBayes
@@ -64,7 +64,7 @@ class _Inferred(ManyRounds, Bounded):
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
-class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, Compressed):
+class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, WithErrorMemory):
     """Also the process of pre-training."""
 
     recipe: ClassVar[str] = "variational"
@@ -182,12 +182,12 @@ class _Averaging(ManyRounds, _SGD, ServerOptimized, Bounded, Defended):
         return {**given, "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum)}
 
 
-class FedOpt(_Averaging, AnyKind, Hidden, Compressed):
+class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "fed_opt"
     summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
 
 
-class FedProx(_Averaging, AnyKind, Hidden, Compressed):
+class FedProx(_Averaging, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "fed_prox"
     summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
 
@@ -226,12 +226,12 @@ class _PosteriorAveraging(BurnIn):
     shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
 
 
-class FedPA(_Averaging, AnyKind, Hidden, _PosteriorAveraging, Compressed):
+class FedPA(_Averaging, AnyKind, Hidden, _PosteriorAveraging, WithErrorMemory):
     recipe: ClassVar[str] = "fed_pa"
     summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
 
 
-class FedSGLD(_Averaging, Weighted, Draws, Compressed):
+class FedSGLD(_Averaging, Weighted, Draws, WithErrorMemory):
     recipe: ClassVar[str] = "fed_sgld"
     summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
 

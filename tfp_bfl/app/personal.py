@@ -10,7 +10,6 @@ from tfp_bfl.app import choices
 from tfp_bfl.app.fields import (
     AnyKind,
     Bounded,
-    Compressed,
     Count,
     CountOrZero,
     Defended,
@@ -21,6 +20,7 @@ from tfp_bfl.app.fields import (
     ServerOptimized,
     Share,
     Weighted,
+    WithErrorMemory,
     option,
 )
 from tfp_bfl.errors import InvalidArgument
@@ -58,7 +58,7 @@ class _MetaLearnt(_Personal, ServerOptimized):
         return -(-num_examples // (BATCHES[self.learner] * self.batch_size)) * self.local_epochs
 
 
-class MetaLearning(_MetaLearnt, Bounded, Pooled, Defended, AnyKind, Weighted, Compressed):
+class MetaLearning(_MetaLearnt, Bounded, Pooled, Defended, AnyKind, Weighted, WithErrorMemory):
     recipe: ClassVar[str] = "meta_learning"
     summary: ClassVar[str] = "weights from which a step on a client's data leads far: MAML, PerFedAvg, Reptile"
     defaults: ClassVar[dict[str, Any]] = {

@@ -7,29 +7,41 @@ from typing import Any, Union
 import tensorflow as tf
 
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
-from tfp_bfl.contracts import DYNAMIC, WEIGHTS, ClientWork, Work
+from tfp_bfl.contracts import DYNAMIC, WEIGHTS, ClientWork, Coding, Work
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientResult, ServerMessage
+from tfp_bfl.models import ClientResult, Compact, ModelWeights, ServerMessage
 from tfp_bfl.posterior import flatten, unflatten
 
 # No client work draws from a seed folded by this.
 _NOISE = 2**30
 
 
-def compressed(work: ClientWork, compressor: Union[str, Compressor], per_tensor: bool = False) -> ClientWork:
+def compressed(
+    work: ClientWork, compressor: Union[str, Compressor], per_tensor: bool = False, error_memory: bool = False
+) -> ClientWork:
     """The same work, of whose means and point weights w_k the change is sent compressed: w + C(w_k - w).
 
-    E C(x) = x, so that a rule that is linear (`Rule.linear`) pools without bias. Variances and what BatchNorm has seen
-    go as they are. The result reports `upload_bits` as the code has them, `upload_bound` of the literature and
-    `download_bits`, 32 for each number of the server's weights.
+    E C(x) = x, so that a rule that is linear (`Rule.linear`) pools without bias. With an error memory a client sends
+    next time what it did not send this time:
+
+    sent = a C(w_k - w + e_k),   e_k <- w_k - w + e_k - sent,   a = 1 / (1 + omega), or 1 where C is biased
+
+    which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances
+    and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them, `upload_bound` of
+    the literature and `download_bits`, 32 for each number of the server's weights.
 
     Args:
       work: that sends `WEIGHTS` and keeps nothing, such as `clients.variational`.
-      compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE" or "none".
+      compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE" or "none".
       per_tensor: C takes each tensor of the model for itself.
+      error_memory: e_k, which begins with 0 and stays with the client.
 
     Raises:
-      InvalidArgument: no such compressor; work that sends something else, or that keeps a memory of what it sent.
+      InvalidArgument: no such compressor, or a biased one without error memory; work that sends something else, or that
+        keeps a memory of what it sent.
+
+    Source: Stich et al. 2018 (arXiv:1809.07599), algorithm 1, for the error memory; a as Richtarik et al. 2021
+    (arXiv:2106.05203), lemma 8.
     """
     chosen = compressor if isinstance(compressor, Compressor) else parse_compressor(compressor)
     if work.sends != WEIGHTS or work.memory is not None:
@@ -37,29 +49,58 @@ def compressed(work: ClientWork, compressor: Union[str, Compressor], per_tensor:
         raise InvalidArgument(
             f"A compressor is of a model's weights, but the clients {what}: leave it out, or use algorithms.qlsd."
         )
+    if not chosen.unbiased and not error_memory:
+        raise InvalidArgument(
+            f"The compressor {chosen.name!r} leaves the same values out for good: use it with error_memory, or one "
+            "that is unbiased, such as 'sparsifier:0.1'."
+        )
+
+    def of(weights: ModelWeights) -> tuple[Compressor, int, float]:
+        sizes = [tf.TensorShape(x.shape).num_elements() for x in tf.nest.flatten(_compressed_leaves(weights))]
+        c, size = by_tensor(chosen, sizes) if per_tensor else chosen, sum(sizes)
+        return c, size, 1 / (1 + c.omega(size)) if error_memory and c.unbiased else 1.0
+
+    def expand(message: ServerMessage, sent: Compact) -> ModelWeights:
+        leaves = _compressed_leaves(message.weights)
+        c, _, factor = of(message.weights)
+        mean, point = unflatten(flatten(leaves) + factor * c.decompress(sent.code), leaves)
+        return sent.rest._replace(posterior=sent.rest.posterior._replace(mean=mean), point=point)
+
+    def memory(weights: ModelWeights, share: Any) -> tf.Tensor:
+        del share
+        return tf.zeros([of(weights)[1]])
 
     def build() -> Work:
         inner = work.build()
 
         @tf.function(autograph=False)
         def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
-            result = inner(message, examples, seed)
-            before, after = message.weights, result.weights
-            leaves = (before.posterior.mean, before.point)
-            sizes = [x.shape.num_elements() for x in tf.nest.flatten(leaves)]
-            c, size = by_tensor(chosen, sizes) if per_tensor else chosen, sum(sizes)
-            change = flatten((after.posterior.mean, after.point)) - flatten(leaves)
-            sent = c.compress(change, tf.random.experimental.stateless_fold_in(seed, _NOISE))
-            mean, point = unflatten(flatten(leaves) + c.decompress(sent), leaves)
-            weights = after._replace(posterior=after.posterior._replace(mean=mean), point=point)
-            every = sum(x.shape.num_elements() for x in tf.nest.flatten(before))
+            result = inner(message._replace(memory=()), examples, seed)
+            c, size, factor = of(message.weights)
+            change = flatten(_compressed_leaves(result.weights)) - flatten(_compressed_leaves(message.weights))
+            wanted = change + message.memory if error_memory else change
+            code = c.compress(wanted, tf.random.experimental.stateless_fold_in(seed, _NOISE))
+            rest = result.weights._replace(posterior=result.weights.posterior._replace(mean=()), point=())
+            sent = Compact(code, rest)
+            every = sum(x.shape.num_elements() for x in tf.nest.flatten(message.weights))
             bits = {
-                "upload_bits": tf.cast(c.num_bits(sent), tf.float32) + 32.0 * (every - size),
+                "upload_bits": tf.cast(c.num_bits(code), tf.float32) + 32.0 * (every - size),
                 "upload_bound": tf.constant(float(c.bound(size)) + 32.0 * (every - size)),
                 "download_bits": tf.constant(32.0 * every),
             }
-            return result._replace(weights=weights, counts={**result.counts, **bits})
+            kept = wanted - factor * c.decompress(code) if error_memory else ()
+            weights, counts = expand(message, sent), {**result.counts, **bits}
+            return result._replace(weights=weights, counts=counts, memory=kept, sent=sent)
 
         return run
 
-    return work._replace(build=build, shapes=DYNAMIC)
+    coding = Coding(
+        expand,
+        lambda message, code: of(message.weights)[0].encode(code),
+        lambda message, code: of(message.weights)[0].decode(code, of(message.weights)[1]),
+    )
+    return work._replace(build=build, shapes=DYNAMIC, memory=memory if error_memory else None, coding=coding)
+
+
+def _compressed_leaves(weights: ModelWeights) -> Any:
+    return weights.posterior.mean, weights.point

@@ -12,9 +12,9 @@ from tfp_bfl.clients.likelihoods import Likelihood
 from tfp_bfl.clients.mode import TOLERANCE, Mode
 from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
-from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Work, is_traced_for_xla
+from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Coding, Work, is_traced_for_xla
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
-from tfp_bfl.models import ClientResult, ServerMessage, TrainingMetrics, as_model_fn
+from tfp_bfl.models import ClientResult, Compact, ServerMessage, TrainingMetrics, as_model_fn
 from tfp_bfl.posterior import flatten
 
 ESTIMATORS = {
@@ -130,7 +130,8 @@ def stochastic_gradient(
                 kept = kept._replace(gradient=whole, number=met)
             takes_part = tf.random.stateless_uniform([], of_coin) < participation
             sent = compressor.compress(h if memory_rate is None else h - kept.memory, of_noise)
-            g = tf.where(takes_part, compressor.decompress(sent), 0.0)
+            sent = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), sent)
+            g = compressor.decompress(sent)
             if memory_rate is not None:
                 kept = kept._replace(memory=kept.memory + memory_rate * g)
             if participation < 1 and anchored:
@@ -144,13 +145,19 @@ def stochastic_gradient(
             if count_bits:
                 bits["upload_bits"] = tf.cast(compressor.num_bits(sent), tf.float32)
             told = {name: tf.where(takes_part, x, tf.zeros_like(x)) for name, x in bits.items()}
-            return ClientResult(g, number, TrainingMetrics(mean, tf.constant(0.0), -mean), told, memory=kept)
+            metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
+            return ClientResult(g, number, metrics, told, memory=kept, sent=Compact(sent))
 
         return tf.function(work, autograph=False)
 
     keeps = anchored or memory_rate is not None
     shapes = DYNAMIC if count_bits else PADDED
-    return ClientWork(build, sends=GRADIENT, memory=memory if keeps else None, shapes=shapes)
+    coding = Coding(
+        lambda message, sent: compressor.decompress(sent.code),
+        lambda message, code: compressor.encode(code),
+        lambda message, code: compressor.decode(code, potential.size),
+    )
+    return ClientWork(build, sends=GRADIENT, memory=memory if keeps else None, shapes=shapes, coding=coding)
 
 
 def memory_rate(
@@ -216,6 +223,10 @@ def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Any, seed: tf.Tensor) -> 
 def compressor_of(given: Union[str, Compressor], potential: Potential, per_tensor: bool) -> Compressor:
     """A compressor by its name, or as it is, of whole vectors or tensor by tensor."""
     found = given if isinstance(given, Compressor) else parse_compressor(given)
+    if not found.unbiased:
+        raise InvalidArgument(
+            f"The compressor {found.name!r} is biased, and so would the chain be: use one such as 'quantiser:16'."
+        )
     return by_tensor(found, [v.shape.num_elements() for v in potential.leaves]) if per_tensor else found
 
 

@@ -1,4 +1,4 @@
-"""Compressors of messages: unbiased and random, with the bytes that they take."""
+"""Compressors of messages, with the bytes that they take."""
 
 from tfp_bfl.compression.bound import elias_bound
 from tfp_bfl.compression.compressors import (
@@ -6,6 +6,7 @@ from tfp_bfl.compression.compressors import (
     Compressor,
     Quantised,
     by_tensor,
+    largest,
     none,
     parse_compressor,
     quantiser,
@@ -18,6 +19,7 @@ __all__ = [
     "Quantised",
     "by_tensor",
     "elias_bound",
+    "largest",
     "none",
     "parse_compressor",
     "quantiser",

@@ -1,4 +1,4 @@
-"""Unbiased random compressors of vectors: a quantiser, a sparsifier, none; for a whole vector or tensor by tensor."""
+"""Compressors of vectors: a quantiser, a sparsifier, the largest values, none; for all of it or tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfp_bfl.named import Table, WithArgument, parse
 
 
 class Compressor(NamedTuple):
-    """C(x) = decompress(compress(x)), with E C(x) = x and E ||C(x) - x||^2 <= omega ||x||^2.
+    """C(x) = decompress(compress(x)), with E ||C(x) - x||^2 <= omega ||x||^2 and, where it is unbiased, E C(x) = x.
 
     Whatever uses C(x) uses what the message says.
 
@@ -31,6 +31,7 @@ class Compressor(NamedTuple):
       bound: d -> expected bits by theory.
       encode: message of arrays -> bytes.
       decode: (bytes, d) -> the message, as float32 and int32 arrays.
+      unbiased: whether E C(x) = x. Else omega is below 1, and an error memory makes up for what is left out.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Compressor(NamedTuple):
     bound: Callable[[int], float]
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes, int], Any]
+    unbiased: bool = True
 
 
 class Quantised(NamedTuple):
@@ -116,10 +118,44 @@ def sparsifier(share: float) -> Compressor:
     share = check_number(share, "share")
     if share > 1:
         raise InvalidArgument(f"share is {share:g}, but must be at most 1: it is the probability that a value is kept.")
-    entropy = -sum(p * math.log2(p) for p in (share, 1 - share) if p)
 
     def compress(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return tf.where(tf.random.stateless_uniform(tf.shape(x), seed) < share, x / share, 0.0)
+
+    return _sparse(f"sparsifier:{share:g}", share, compress, lambda d: 1 / share - 1)
+
+
+def largest(share: float) -> Compressor:
+    """Keeps a share of the values, the largest by size, as they are: biased, and so for clients with an error memory.
+
+    omega = 1 - ceil(share d) / d; a message takes what that of `sparsifier` does.
+
+    Args:
+      share: of the values, above 0 and at most 1.
+
+    Raises:
+      InvalidArgument: a share outside that range.
+
+    Source: Stich et al. 2018 (arXiv:1809.07599), "top-k".
+    """
+    share = check_number(share, "share")
+    if share > 1:
+        raise InvalidArgument(f"share is {share:g}, but must be at most 1: it is of the values that are kept.")
+
+    def compress(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        del seed
+        size = tf.size(x)
+        number = tf.cast(tf.math.ceil(share * tf.cast(size, tf.float64)), tf.int32)
+        where = tf.math.top_k(tf.abs(x), number, sorted=False).indices
+        return tf.tensor_scatter_nd_update(tf.zeros_like(x), where[:, tf.newaxis], tf.gather(x, where))
+
+    omega = lambda d: 1 - math.ceil(share * d) / d
+    return _sparse(f"largest:{share:g}", share, compress, omega)._replace(unbiased=False)
+
+
+def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callable[[int], float]) -> Compressor:
+    """A compressor whose message is C(x) itself, coded as its values that are not 0 and where they are."""
+    entropy = -sum(p * math.log2(p) for p in (share, 1 - share) if p)
 
     def bits_of(message: tf.Tensor) -> tf.Tensor:
         kept = tf.not_equal(message, 0)
@@ -139,16 +175,8 @@ def sparsifier(share: float) -> Compressor:
         message[kept > 0] = values
         return message
 
-    return Compressor(
-        f"sparsifier:{share:g}",
-        compress,
-        lambda message: message,
-        lambda d: 1 / share - 1,
-        bits_of,
-        lambda d: (32 * share + entropy) * d + 32,
-        encode,
-        decode,
-    )
+    bound = lambda d: (32 * share + entropy) * d + 32
+    return Compressor(name, compress, lambda message: message, omega, bits_of, bound, encode, decode)
 
 
 def none() -> Compressor:
@@ -215,6 +243,7 @@ def by_tensor(compressor: Compressor, sizes: Sequence[int]) -> Compressor:
         lambda d: sum(32 + compressor.bound(size) for size in sizes),
         encode,
         decode,
+        compressor.unbiased,
     )
 
 
@@ -227,12 +256,13 @@ def _start(code: bytes, length: int) -> bytes:
 COMPRESSORS: Table = {
     "quantiser": WithArgument(quantiser, "levels", int),
     "sparsifier": WithArgument(sparsifier, "share"),
+    "largest": WithArgument(largest, "share"),
     "none": none,
 }
 
 
 def parse_compressor(text: str) -> Compressor:
-    """ "quantiser:LEVELS", "sparsifier:SHARE" or "none" as a compressor.
+    """ "quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE" or "none" as a compressor.
 
     Raises:
       InvalidArgument: no such compressor, or a number outside its range.

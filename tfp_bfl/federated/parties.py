@@ -98,7 +98,7 @@ class Party:
         self.number = number
         self._secret, self._run = secret, run
         self._versions: Versions = {} if memory is None else memory
-        self._first = process.client_work.memory
+        self._first, self._coding = process.client_work.memory, process.client_work.coding
         self._examples = ClientExamples(
             tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
         )
@@ -124,8 +124,11 @@ class Party:
 
     def _sent(self, message: Any, result: Any) -> dict[str, np.ndarray]:
         """What the server gets of a result."""
-        del message
-        return to_arrays(result)
+        if self._coding is None:
+            return to_arrays(result)
+        code = self._coding.encode(message, tf.nest.map_structure(np.asarray, result.sent.code))
+        sent = result.sent._replace(code=np.frombuffer(code, np.uint8))
+        return to_arrays(result._replace(weights=(), sent=sent))
 
     def _memory(self, message: Any) -> Any:
         if self._first is None:
@@ -163,13 +166,15 @@ class PartyEngine:
     concurrent_calls = 1
 
     def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
-        self._round, self._spec = process.round, result
+        self._round, self._coding = process.round, process.client_work.coding
+        self._spec = result if self._coding is None else result._replace(weights=())
         self._parties, self._transport, self._quorum = parties, transport, quorum
         traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
         self._broadcast, self._conclude = traced(process.round.broadcast), traced(process.round.conclude)
         (message, _), scalar = _message_specs(process), tf.TensorSpec([], tf.int32)
-        self._take = tf.function(self._taken, autograph=False).get_concrete_function(message, result, scalar, scalar)
-        some = summed_spec(types_of(self._taken, message, result, scalar, scalar), process.round.add)
+        types = message, self._spec, scalar, scalar
+        self._take = tf.function(self._taken, autograph=False).get_concrete_function(*types)
+        some = summed_spec(types_of(self._taken, *types), process.round.add)
         self._add = tf.function(process.round.add, input_signature=[some, some], autograph=False)
 
     def initialize(self) -> ServerState:
@@ -225,11 +230,22 @@ class PartyEngine:
     def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
         if isinstance(answer, str):
             raise InvalidArgument(answer)
-        result = tf.nest.map_structure(tf.constant, from_arrays(answer, self._spec))
+        result = self._received(message, answer)
         size = self._parties.sizes[number]
         return self._take(message, result, tf.constant(number, tf.int32), tf.constant(size, tf.int32))
 
+    def _received(self, message: Any, answer: Arrays) -> Any:
+        if self._coding is None:
+            return tf.nest.map_structure(tf.constant, from_arrays(answer, self._spec))
+        on_its_way = self._spec.sent._replace(code=tf.TensorSpec([None], tf.uint8))
+        result = from_arrays(answer, self._spec._replace(sent=on_its_way))
+        code = self._coding.decode(message, result.sent.code.tobytes())
+        code = from_arrays(to_arrays(code), self._spec.sent.code)
+        return tf.nest.map_structure(tf.constant, result._replace(sent=result.sent._replace(code=code)))
+
     def _taken(self, message: Any, result: Any, number: tf.Tensor, size: tf.Tensor) -> Contribution:
+        if self._coding is not None:
+            result = result._replace(weights=self._coding.expand(message, result.sent), sent=())
         _, known = find_row(message.memory, number)
         kept = () if message.memory == () else message.round + 1
         return self._round.take(message, result._replace(memory=kept), number, size, known)

@@ -117,6 +117,18 @@ class ClientPosterior(NamedTuple):
     moments: MeanField
 
 
+class Compact(NamedTuple):
+    """What a client sends in the place of its result's weights.
+
+    Fields:
+      code: a compressor's message; on its way its bytes, uint8 [n].
+      rest: what is not compressed: a structure of tensors.
+    """
+
+    code: Any
+    rest: Any = ()
+
+
 class ClientResult(NamedTuple):
     """What client work returns.
 
@@ -126,6 +138,7 @@ class ClientResult(NamedTuple):
       metrics: of the training.
       counts: other numbers to report, name -> scalar, such as the bits sent: listed by client, and summed.
       memory: what the client keeps for the next round that it is in.
+      sent: a `Compact` from which the weights follow, where that is shorter; else ().
     """
 
     weights: Any
@@ -133,3 +146,4 @@ class ClientResult(NamedTuple):
     metrics: TrainingMetrics
     counts: Mapping[str, tf.Tensor] = {}
     memory: Any = ()
+    sent: Any = ()
