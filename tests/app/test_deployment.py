@@ -116,6 +116,25 @@ def test_parties_score_draws_of_a_posterior_over_point_weights(hospitals, algori
         assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
 
 
+def test_compressed_messages_are_short_ones(hospitals):
+    class Counting(Channel):
+        def reply(self, task, site, content):
+            reply = super().reply(task, site, content)
+            sizes.append(len(reply)) if task == ROUND else None
+            return reply
+
+    found, options = {}, {**OPTIONS, "algorithm": "fed_opt"}
+    for name, short in {"whole": {}, "short": {"compressor": "largest:0.01", "error_memory": True}}.items():
+        sizes = []
+        done = run(hospitals, Counting(hospitals), name, {**options, **short})
+        found[name] = sizes[-1], json.loads((done / "summary.json").read_text())
+    assert found["short"][0] < 0.2 * found["whole"][0]
+    assert found["short"][1]["upload_bits"] < 8 * 3 * found["short"][0]
+    assert found["short"][1]["accuracy"] > 0.7
+    # What was left out is the party's, and stays there.
+    assert (hospitals / "north" / "local" / "memory" / "short" / "000002.npz").exists()
+
+
 def test_lies_about_data_and_scores_are_left_out(hospitals):
     lies = {(DESCRIBE, "west"): b'{"num_examples": -3}', (SCORE, "south"): to_bytes({"count": np.float64(3)})}
     with pytest.raises(InvalidArgument, match="west tells of its data is not of the form"):
