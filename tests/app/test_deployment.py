@@ -135,6 +135,37 @@ def test_compressed_messages_are_short_ones(hospitals):
     assert (hospitals / "north" / "local" / "memory" / "short" / "000002.npz").exists()
 
 
+@pytest.mark.deep(after="test_deployment.py")
+def test_a_federation_that_predicts_numbers_has_scores_in_their_units(tmp_path):
+    from sklearn.datasets import load_diabetes
+
+    x, y = load_diabetes(return_X_y=True)
+    for number, name in enumerate(HOSPITALS):
+        local = tmp_path / name / "local"
+        local.mkdir(parents=True)
+        rows = np.column_stack([x, y])[number::3]
+        head = ",".join([*(f"x{i}" for i in range(10)), "progression"])
+        np.savetxt(local / "patients.csv", rows, delimiter=",", header=head, comments="")
+        (local / FILE).write_text("data: patients.csv\nlabel: progression\ntask: regression\n", encoding="utf-8")
+    options = {"model": "mlp", "rounds": 40, "local_epochs": 2, "evaluate_every": 20}
+    done = run(tmp_path, Channel(tmp_path), options=options)
+    summary = json.loads((done / "summary.json").read_text())
+    # What they score together is what the exported model scores on all of their test data.
+    tests = [bfl.data.read_own(tmp_path / n / "local" / "patients.csv", "progression", task="regression").test
+             for n in HOSPITALS]  # fmt: skip
+    raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
+    truth = np.concatenate([t.labels * t.target.stddev + t.target.mean for t in tests])
+    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32))
+    assert np.sqrt(np.mean((answer["mean"] - truth) ** 2)) == pytest.approx(summary["rmse"], rel=0.02)
+    assert summary["rmse"] < 0.9 * truth.std() and 0.7 < summary["coverage"] <= 1
+    assert set(summary["parties"]["north"]) == {"rmse", "mae", "test_nll", "coverage", "interval_width", "aleatoric",
+                                                "epistemic"}  # fmt: skip
+    page = (done / "report.html").read_text()
+    for part in ("Learning curve", "The parties", "coverage of 90 % intervals", f"{summary['rmse']:.4g}"):
+        assert part in page
+    assert "Reliability" not in page
+
+
 def test_lies_about_data_and_scores_are_left_out(hospitals):
     lies = {(DESCRIBE, "west"): b'{"num_examples": -3}', (SCORE, "south"): to_bytes({"count": np.float64(3)})}
     with pytest.raises(InvalidArgument, match="west tells of its data is not of the form"):

@@ -5,7 +5,17 @@ import pytest
 
 from tfp_bfl import evaluation
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation import SUMS, Evaluation, add_sums, as_examples, check_sums, from_sums, score_sums
+from tfp_bfl.evaluation import (
+    NUMBER_SUMS,
+    SUMS,
+    Evaluation,
+    add_sums,
+    as_examples,
+    check_sums,
+    from_sums,
+    number_sums,
+    score_sums,
+)
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 300)
@@ -57,6 +67,34 @@ def test_limits_are_the_central_ones_to_the_width_of_a_bin():
     found = evaluation.abstention_limit(*as_examples(TOTAL), coverage=0.5)
     wanted = evaluation.abstention_limit(WHOLE.probabilities, LABELS, WHOLE.entropy, coverage=0.5)
     assert found.limit == pytest.approx(wanted.limit, abs=2 / 200) and found.coverage >= 0.5
+
+
+def numbers(rows):
+    rng = np.random.default_rng(1)
+    mean, low, high = rng.normal(size=(3, 90))
+    y = rng.normal(size=90)
+    width, part = np.abs(high - low), np.abs(mean)
+    metrics = {
+        "rmse": np.sqrt(np.mean((y - mean)[rows] ** 2)),
+        "mae": np.mean(np.abs(y - mean)[rows]),
+        "test_nll": np.mean(y[rows]),
+        "coverage": np.mean(width[rows] > 1),
+        "interval_width": np.mean(width[rows]),
+        "aleatoric": np.mean(part[rows]),
+        "epistemic": np.mean(part[rows] ** 2),
+    }
+    return evaluation.RegressionEvaluation(metrics, mean[rows], part, part, part, low, high)
+
+
+def test_scores_of_numbers_from_sums_are_those_in_one_place():
+    sums = [number_sums(numbers(rows)) for rows in (np.arange(5), np.arange(5, 50), np.arange(50, 90))]
+    total = add_sums(sums)
+    assert from_sums(total) == pytest.approx(numbers(np.arange(90)).metrics, rel=1e-9)
+    assert {name: x.shape for name, x in total.items()} == dict.fromkeys(NUMBER_SUMS, ())
+    check_sums(total, 90)
+    for lie in ({"count": 0.0}, {"count": 91.0}, {"covered": 95.0}, {"square": -1.0}, {"epistemic": -1e-3}):
+        with pytest.raises(InvalidArgument, match="not sums over 1 to 90 examples"):
+            check_sums({**total, **lie}, 90)
 
 
 @pytest.mark.parametrize(

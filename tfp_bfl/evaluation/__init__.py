@@ -58,11 +58,14 @@ from tfp_bfl.evaluation.repeats import Difference, Repeats, over_seeds, paired_d
 from tfp_bfl.evaluation.retention import RetentionCurve, area_under_retention_curve, retention_curve
 from tfp_bfl.evaluation.rounds import rounds_to, running_mean
 from tfp_bfl.evaluation.sums import (
+    NUMBER_SUMS,
     SUMS,
     add_sums,
     as_examples,
     check_sums,
     from_sums,
+    is_of_numbers,
+    number_sums,
     reliability_of,
     risk_coverage_of,
     score_sums,
@@ -70,6 +73,7 @@ from tfp_bfl.evaluation.sums import (
 
 __all__ = [
     "COVERAGE",
+    "NUMBER_SUMS",
     "PRECISIONS",
     "SUMS",
     "ConfidenceCurve",
@@ -112,6 +116,7 @@ __all__ = [
     "fit_temperature",
     "from_sums",
     "gaussians",
+    "is_of_numbers",
     "is_stochastic",
     "macro_precision",
     "macro_recall",
@@ -120,6 +125,7 @@ __all__ = [
     "negative_log_likelihood",
     "normality",
     "normality_summary",
+    "number_sums",
     "out_of_distribution",
     "over_seeds",
     "paired_difference",

@@ -13,6 +13,7 @@ from tfp_bfl.evaluation.calibration import Reliability, reliability
 from tfp_bfl.evaluation.limits import RiskCoverage, risk_coverage
 from tfp_bfl.evaluation.metrics import brier_score, negative_log_likelihood
 from tfp_bfl.evaluation.predictive import Evaluation
+from tfp_bfl.evaluation.regression import RegressionEvaluation
 
 BINS, ENTROPY_BINS = 15, 200
 _MEANS = ("correct", "nll", "brier", "entropy", "aleatoric", "epistemic")
@@ -23,6 +24,12 @@ _SHAPES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("kept_count", "kept_correct"), (ENTROPY_BINS,)),
 }
 SUMS = {name: tf.TensorSpec(shape, tf.float64) for name, shape in _SHAPES.items()}
+# Of models that predict numbers: the sum over examples -> its mean's name in `RegressionEvaluation.metrics`.
+_OF_NUMBERS = {
+    **{"square": "rmse", "absolute": "mae", "nll": "test_nll", "covered": "coverage", "width": "interval_width"},
+    **{"aleatoric": "aleatoric", "epistemic": "epistemic"},
+}
+NUMBER_SUMS = {name: tf.TensorSpec([], tf.float64) for name in ("count", *_OF_NUMBERS)}
 Sums = dict[str, np.ndarray]
 
 
@@ -52,13 +59,32 @@ def score_sums(found: Evaluation, labels: Any) -> Sums:
     return {name: np.asarray(x, np.float64) for name, x in sums.items()}
 
 
+def number_sums(found: RegressionEvaluation) -> Sums:
+    """`score_sums` of a model that predicts numbers: of squared and absolute errors, negative log densities, hits and
+    widths of the central intervals, and both parts of the variance, in the units of the label."""
+    means = {**found.metrics, "rmse": found.metrics["rmse"] ** 2}
+    number = len(found.mean)
+    sums = {"count": number, **{name: number * means[mean] for name, mean in _OF_NUMBERS.items()}}
+    return {name: np.asarray(x, np.float64) for name, x in sums.items()}
+
+
+def is_of_numbers(sums: Mapping[str, np.ndarray]) -> bool:
+    """Whether they are `number_sums`."""
+    return "square" in sums
+
+
 def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
     """The sums of all parties together."""
-    return {name: np.sum([part[name] for part in parts], 0) for name in SUMS}
+    return {name: np.sum([part[name] for part in parts], 0) for name in (parts[0] if parts else SUMS)}
 
 
 def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
     """Raises InvalidArgument for sums that no party of at most so many examples can have."""
+    if is_of_numbers(sums):
+        above = all(sums[name] >= 0 for name in NUMBER_SUMS if name != "nll")
+        if not (0 < sums["count"] <= most and above and sums["covered"] <= sums["count"] * (1 + 1e-6)):
+            raise InvalidArgument(f"Its scores are not sums over 1 to {most:g} examples.")
+        return
     count = sums["count"]
     shares = [sums[name] for name in ("correct", "entropy")] + [sums["brier"] / 2]
     counts = [sums["bin_count"].sum(), sums["kept_count"].sum()]
@@ -77,11 +103,14 @@ def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
 
     accuracy, test_nll, brier, ece, entropy, aleatoric and epistemic are those of the examples in one place, to
-    rounding.
+    rounding; of `number_sums` all of `RegressionEvaluation.metrics`.
     """
     count = float(total["count"])
     if not count:
         return {}
+    if is_of_numbers(total):
+        found = {mean: float(total[name]) / count for name, mean in _OF_NUMBERS.items()}
+        return {**found, "rmse": found["rmse"] ** 0.5}
     means = {name: float(total[name]) / count for name in _MEANS}
     gaps = np.abs(total["bin_correct"] - total["bin_confidence"])
     names = {"correct": "accuracy", "nll": "test_nll"}

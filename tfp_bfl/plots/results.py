@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from matplotlib.figure import Figure
 
-from tfp_bfl.evaluation.sums import add_sums, reliability_of, risk_coverage_of
+from tfp_bfl.evaluation.sums import add_sums, is_of_numbers, reliability_of, risk_coverage_of
 from tfp_bfl.plots.calibration import reliability_bars, reliability_diagram
 from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import uncertain_examples
@@ -66,8 +66,11 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
         learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
         return {**learning, **regression_figures(run.numbers, run.labels)}
     if run.parties is not None:
-        learning = {"learning_curve": learning_curve(run.rounds)} if run.rounds else {}
-        return {**learning, **_figures_of_sums([sums for sums in run.parties.values() if sums is not None])}
+        told = [sums for sums in run.parties.values() if sums is not None]
+        numbers = any(map(is_of_numbers, told))
+        rounds = _in_units_of_labels(run.rounds) if numbers else run.rounds
+        learning = {"learning_curve": learning_curve(rounds)} if rounds else {}
+        return {**learning, **(_figures_of_sums(told) if told and not numbers else {})}
     figures = {
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,
         "reliability_diagram": reliability_diagram(run.probabilities, run.labels),
@@ -83,8 +86,6 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
 
 
 def _figures_of_sums(parties: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Figure]:
-    if not parties:
-        return {}
     total = add_sums(parties)
     bars, curve = reliability_bars(reliability_of(total)), risk_coverage(risk_coverage_of(total))
     return {"reliability_diagram": bars, "risk_coverage": curve}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.evaluation.out_of_distribution import out_of_distribution
-from tfp_bfl.evaluation.sums import from_sums
+from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
@@ -86,7 +86,10 @@ _NAMES = {
     "delta": "Differential privacy: delta",
     "collapsed_in_round": "Posterior collapsed in round",
 }
-_OF_PARTIES = {"accuracy": ".3f", "test_nll": ".3f", "ece": ".3f", "epistemic": ".2g"}
+# A score of a party's -> its heading and form.
+_OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
+_OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
+_OF_BOTH = {"epistemic": ("epistemic variance", ".2g")}
 # Which direction is better; others have none.
 BETTER = {
     "accuracy": 1,
@@ -260,13 +263,15 @@ def _faulty_rounds(run: RunResults) -> dict[str, int]:
 def parties(run: RunResults) -> Table:
     """What each party of a federation scored, and in how many rounds it was left out."""
     faulty = _faulty_rounds(run)
-    rows = []
-    for number, (name, sums) in enumerate((run.parties or {}).items()):
+    every, rows = run.parties or {}, []
+    numbers = any(sums is not None and is_of_numbers(sums) for sums in every.values())
+    columns = {**(_OF_NUMBERS if numbers else _OF_CLASSES), **_OF_BOTH}
+    for number, (name, sums) in enumerate(every.items()):
         scores = from_sums(sums) if sums is not None else {}
         cells = [f"{sums['count']:.0f}" if sums is not None else DASH]
-        cells += [f"{scores[key]:{form}}" if key in scores else DASH for key, form in _OF_PARTIES.items()]
+        cells += [f"{scores[key]:{form}}" if key in scores else DASH for key, (_, form) in columns.items()]
         rows.append((name, [Cell(x) for x in (*cells, str(faulty.get(str(number), 0)))]))
-    head = ["party", "test examples", "accuracy", "NLL", "ECE", "epistemic variance", "faulty rounds"]
+    head = ["party", "test examples", *(heading for heading, _ in columns.values()), "faulty rounds"]
     return Table("Parties", head, rows)
 
 

@@ -97,7 +97,8 @@ def serve(
         tell.announce(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
-        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names})
+        sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
+        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names}, sums_of)
         with recorder(folder, config, tell, None) as on_round:
             result = bfl.federated.simulate_parties(
                 process,
@@ -109,7 +110,7 @@ def serve(
                 cohort_size=config.cohort_size,
                 seed=config.seed,
                 checkpoint_dir=folder / "checkpoints",
-                evaluate=scores.of if not schema.target else None,
+                evaluate=scores.of,
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
                 checkpoint_every=config.checkpoint_every,
@@ -139,8 +140,8 @@ class _Scores:
       last: party -> its sums, of the last model scored.
     """
 
-    def __init__(self, channel: Channel, sizes: Mapping[str, int]):
-        self._channel, self._sizes = channel, sizes
+    def __init__(self, channel: Channel, sizes: Mapping[str, int], spec: Mapping[str, Any]):
+        self._channel, self._sizes, self._spec = channel, sizes, spec
         self.last: dict[str, dict[str, np.ndarray]] = {}
 
     def of(self, model: Any) -> dict[str, float]:
@@ -152,7 +153,7 @@ class _Scores:
                 arrays = _arrays(reply)
                 if isinstance(arrays, str):
                     raise InvalidArgument(arrays)
-                sums = bfl.federated.from_arrays(arrays, bfl.evaluation.SUMS)
+                sums = bfl.federated.from_arrays(arrays, self._spec)
                 bfl.evaluation.check_sums(sums, self._sizes[party])
                 found[party] = sums
             except InvalidArgument as error:

@@ -182,8 +182,11 @@ class Site:
         found = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
         model = bfl.models.predictive_model(model, found)
         samples, seed = self._config.num_samples, self._config.seed
-        scores = bfl.evaluation.evaluate(model, self._held.features, self._held.labels, samples, seed)
-        return bfl.evaluation.score_sums(scores, self._held.labels)
+        given = model, self._held.features, self._held.labels, samples, seed
+        if (target := self._held.target) is not None:
+            found = bfl.evaluation.evaluate_regression(*given, scale=target.stddev, shift=target.mean)
+            return bfl.evaluation.number_sums(found)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*given), self._held.labels)
 
     def _begun(self) -> bfl.federated.Party:
         if self._party is None:
