@@ -76,6 +76,7 @@ CARRYING |= {
     "fill",
     "float32",
     "int32",
+    "uint8",
     "zeros",
 }
 MAX_LINES_OF_A_FILE = 400

@@ -108,8 +108,7 @@ def compose(
     _check_fit(work, whole, server_step)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
-        _check_clear(secure_sums)
-        _check_linear(whole, weighting, robust)
+        _check_compressible(whole, weighting, robust, secure_sums)
         work = clients.compressed(work, compressor, per_tensor, error_memory)
     _check_change_norm(process_options, work)
     if weighting in weightings.COMPARE_POSTERIORS:
@@ -226,14 +225,11 @@ def _check_change_norm(options: Mapping[str, Any], work: ClientWork) -> None:
         )
 
 
-def _check_clear(secure_sums: Optional[float]) -> None:
+def _check_compressible(rule: ModelRule, weighting: str, robust: Optional[str], secure_sums: Optional[float]) -> None:
     if secure_sums is not None:
         raise InvalidArgument(
             "Under masks each number takes 8 bytes, whatever it is: leave out the compressor, or secure_sums."
         )
-
-
-def _check_linear(rule: ModelRule, weighting: str, robust: Optional[str]) -> None:
     what = "" if rule.linear else f"the rule {rule.name!r} is not linear in the clients' means"
     if weighting in weightings.COMPARE_POSTERIORS:
         what = f"weighting by {weighting!r} follows from what they send"
