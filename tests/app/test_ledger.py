@@ -86,7 +86,7 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
     site.begin(told[BEGIN].decode())
     message = arrays_of(told[ROUND], "message", 2**30)
     site.answer(message)
-    other = {name: x + 1 if x.dtype == np.float32 else x for name, x in message.items()}
+    other = {name: np.asarray(x + 1, x.dtype) if x.dtype == np.float32 else x for name, x in message.items()}
     with pytest.raises(InvalidArgument, match="It has answered another message of round 2"):
         site.answer(other)
     with pytest.raises(Error, match=r"west: Its file allows epsilon 3 for an example over all runs"):

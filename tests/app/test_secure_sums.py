@@ -10,7 +10,7 @@ from tests.app.test_deployment import OPTIONS, Channel, run
 from tests.certificates import certify
 from tfp_bfl.app.deployment import keys
 from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.server import DESCRIBE, ROUND
+from tfp_bfl.app.deployment.server import DESCRIBE, ROUND, Refusal
 from tfp_bfl.app.deployment.site import FILE
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of
@@ -28,8 +28,8 @@ def kits(tmp_path_factory):
     return folder
 
 
-def sealed(folder, channel, name, options=OPTIONS):
-    return run(folder, channel, name, options, secure_sums=True)
+def sealed(folder, channel, name, options=OPTIONS, **how):
+    return run(folder, channel, name, options, secure_sums=True, **how)
 
 
 def test_two_parties_come_to_the_same_key_and_others_to_none(kits):
@@ -67,13 +67,35 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
     clear = json.loads((run(kits, Channel(kits), "clear") / "summary.json").read_text())
     # Noise is of the run's name, so that the two differ by it.
     assert summary["accuracy"] == pytest.approx(clear["accuracy"], abs=0.06) and summary["clipped_numbers"] == 0
-    for answer in replies[ROUND]:
-        arrays = arrays_of(answer, "answer", 2**30)
+    answers = [arrays_of(answer, "answer", 2**30) for answer in replies[ROUND]]
+    masked = [arrays for arrays in answers if not {"proofs", "seeds"} & set(arrays)]
+    assert len(answers) == 3 * len(masked) == 3 * 3 * OPTIONS["rounds"]
+    for arrays in masked:
         numbers = np.concatenate([np.ravel(x) for name, x in arrays.items() if name.startswith("statistics")])
         assert numbers.dtype == np.int64 and np.mean(np.abs(numbers) > 2**50) > 0.99
         assert all(x.size <= 1 for name, x in arrays.items() if name.startswith("report"))
     told = json.loads((done / "parties.json").read_text())
     assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in told.values())
+
+
+@pytest.mark.deep(after="tests/federated/test_sealed.py")
+def test_a_party_that_is_gone_for_a_round_costs_that_round_its_numbers_alone(kits):
+    channel = Channel(kits)
+    reply, gone = channel.reply, [channel.sites["west"]]
+
+    def at_first_gone(task, site, content):
+        if task == ROUND and site in gone:
+            return gone.remove(site) or Refusal("it is not connected")
+        return reply(task, site, content)
+
+    channel.reply = at_first_gone
+    done = sealed(kits, channel, "first-gone")
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["num_faulty"] for row in rows] == [1, 0]
+    folder = kits / "north" / "local" / "memory" / "first-gone" / "promises"
+    promises = [json.loads(path.read_text()) for path in folder.iterdir()]
+    assert sorted(promise["sets"]["0"] for promise in promises) == ["110", "111"]
+    assert all(promise["told"] == 0 for promise in promises)
 
 
 def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):
@@ -94,7 +116,7 @@ def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
     told["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
     channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
     with pytest.raises(Error, match=r"1 parties take part, but the quorum is 3 .*key of west is not signed by west"):
-        sealed(kits, channel, "between")
+        sealed(kits, channel, "between", quorum=3)
 
 
 def test_parties_without_certificates_are_named(kits):

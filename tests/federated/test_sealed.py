@@ -9,7 +9,9 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tests.federated.test_parties import CLIENTS, OPTIONS, PARTIES, SEED, Here, build, largest_difference, sources
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.federated import Party, SealedEngine, SealedParty, simulate_parties
+from tfp_bfl.federated import Party, SealedEngine, SealedParty, simulate_parties, to_arrays
+from tfp_bfl.federated.masks import add_mask, context_of, seed_of
+from tfp_bfl.federated.sealed import AgreedSet, SetOfParties
 
 pytestmark = pytest.mark.cpu_seconds(60)
 LATER = pytest.mark.deep(after="tests/federated/test_sealed.py")
@@ -30,14 +32,14 @@ def parties_of(make, sealed, run="a", **kept):
     process = make(secure_sums=WEIGHT)
     for number, source in enumerate(sources()):
         given = process, source, number, bytes([number]), run
-        yield SealedParty(*given, keys=keys_of(number)) if sealed else Party(*given, **kept)
+        yield SealedParty(*given, keys=keys_of(number), **kept) if sealed else Party(*given, **kept)
 
 
-def simulated(make, sealed, **options):
-    here = Here(list(parties_of(make, sealed)), **options)
+def simulated(make, sealed, quorum=3, here=None, **options):
+    here = here or Here(list(parties_of(make, sealed)), **options)
     engine = {"make_engine": SealedEngine} if sealed else {}
     process = make(secure_sums=WEIGHT)
-    return here, simulate_parties(process, PARTIES, here, rounds=2, seed=SEED, **engine)
+    return here, simulate_parties(process, PARTIES, here, rounds=2, seed=SEED, quorum=quorum, **engine)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_what_one_party_sends_is_noise_and_no_mask_is_used_twice():
 
 
 def test_a_party_that_does_not_answer_ends_the_run_which_goes_on_when_it_is_back(tmp_path):
-    make, options = PROCESSES["variational"], {"rounds": 2, "seed": SEED, "make_engine": SealedEngine}
+    make, options = PROCESSES["variational"], {"rounds": 2, "seed": SEED, "make_engine": SealedEngine, "quorum": 3}
     there = list(parties_of(make, sealed=True))
     with pytest.raises(Error, match=r"masks of round 1 do not cancel \(west: it did not answer in time\)"):
         simulate_parties(
@@ -117,7 +119,9 @@ def test_a_party_without_a_sound_result_adds_nothing_and_says_so():
     spoilt._work = lambda *given, work=spoilt._work: tf.nest.map_structure(
         lambda x: x * np.nan if x.dtype == tf.float32 else x, work(*given)
     )
-    found = simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED, make_engine=SealedEngine)
+    found = simulate_parties(
+        make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED, make_engine=SealedEngine, quorum=2
+    )
     assert found.rounds[0]["faulty_clients"] == {"1": "not finite"}
     assert all(np.all(np.isfinite(x)) for x in tf.nest.flatten(found.state.weights))
 
@@ -125,10 +129,6 @@ def test_a_party_without_a_sound_result_adds_nothing_and_says_so():
 def test_what_masks_do_not_go_with():
     make = PROCESSES["fed_opt"]
     there = Here(list(parties_of(make, sealed=True)))
-    with pytest.raises(InvalidArgument, match="sum over all parties alone"):
-        simulate_parties(
-            make(secure_sums=WEIGHT), PARTIES, there, rounds=1, seed=SEED, cohort_size=2, make_engine=SealedEngine
-        )
     with pytest.raises(InvalidArgument, match="sums no whole numbers"):
         simulate_parties(make(), PARTIES, there, rounds=1, make_engine=SealedEngine)
     source = next(sources())
@@ -138,3 +138,170 @@ def test_what_masks_do_not_go_with():
         bfl.algorithms.variational(build(), "conflation", "distance", secure_sums=WEIGHT, **OPTIONS)
     with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
         bfl.algorithms.fed_opt(build("deterministic"), robust="median", secure_sums=WEIGHT, **OPTIONS)
+
+
+class Leaving(Here):
+    """Parties of whom some are gone at one of a round's exchanges: (exchange, number) of each."""
+
+    def __init__(self, parties, gone, lies=None):
+        super().__init__(parties)
+        self.gone, self.heard, self.of_exchange = set(gone), [], lies or {}
+
+    def ask(self, numbers, message):
+        exchange = next((name for name in ("proofs", "members") if name in message), "round")
+        self.heard.append((exchange, tuple(numbers), {}))
+        for number in numbers:
+            if (exchange, number) in self.gone:
+                continue
+            try:
+                answer = self.parties[number].answer(message)
+            except InvalidArgument as error:
+                answer = str(error)
+            answer = self.of_exchange.get((exchange, number), lambda answer: answer)(answer)
+            self.heard[-1][2][number] = answer
+            yield number, answer
+
+
+def of_some(make, gone, parties=None, lies=None, **options):
+    here = Leaving(parties or list(parties_of(make, sealed=True)), gone, lies)
+    return simulated(make, sealed=True, here=here, quorum=2, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["variational", *(pytest.param(name, marks=LATER) for name in ("partitioned_vi", "fed_opt"))]
+)
+@pytest.mark.parametrize("exchange", ["nobody", "round", "members"])
+def test_the_sum_over_those_who_stay_has_the_bits_of_the_clear_one(name, exchange):
+    make = PROCESSES[name]
+    here, found = of_some(make, {(exchange, 1)})
+    silent = [] if exchange == "nobody" else [1]
+    _, clear = simulated(make, sealed=False, quorum=2, silent=silent)
+    assert largest_difference(found.state.weights, clear.state.weights) == 0
+    assert [row["num_faulty"] for row in found.rounds] == [len(silent)] * 2
+    exchanges = {"nobody": 3, "round": 3, "members": 5}[exchange]
+    assert [x for x, *_ in here.heard][:exchanges] == ["round", "members"] * (exchanges // 2) + ["proofs"]
+
+
+def test_who_is_gone_before_it_has_told_ends_the_run_which_goes_on_when_it_is_back(tmp_path):
+    make = PROCESSES["fed_opt"]
+    there = list(parties_of(make, sealed=True))
+    run = {"rounds": 2, "seed": SEED, "quorum": 2, "make_engine": SealedEngine, "checkpoint_dir": tmp_path / "a"}
+    with pytest.raises(Error, match=r"sum of round 1 can't be read without .*south: it did not answer in time"):
+        simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("proofs", 1)}), **run)
+    # The others have told: without south no other sum of this round is to be had.
+    with pytest.raises(Error, match=r"0 of 3 parties .*north: It has let another sum of this message be known"):
+        simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("round", 1)}), **run)
+    found = simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, ()), **run)
+    _, whole = simulated(make, sealed=True)
+    assert largest_difference(found.state.weights, whole.state.weights) == 0
+
+
+def test_a_party_does_the_work_of_a_round_once(monkeypatch):
+    make = PROCESSES["fed_opt"]
+    parties, works = list(parties_of(make, sealed=True)), []
+    for party in parties:
+        party._work = lambda *given, work=party._work: works.append(1) or work(*given)
+    here, _ = of_some(make, {("members", 2)}, parties)
+    assert len(works) == 2 * 3 and len(here.heard) == 2 * 5
+
+
+def numbers_less(answer, seeds):
+    """The numbers that a party sent, less masks of (seed, sign), modulo 2^64."""
+    leaves = [np.array(x) for name, x in answer.items() if name.startswith("statistics")]
+    for seed, sign in seeds:
+        add_mask(leaves, seed, -sign)
+    return np.concatenate([np.ravel(x) for x in leaves])
+
+
+def test_what_the_server_has_of_one_party_stays_noise_whoever_is_gone():
+    """Whatever it takes away of all that it is told: numbers of all sizes, where the numbers themselves are small."""
+    make = PROCESSES["fed_opt"]
+    here, _ = of_some(make, {("members", 1)})
+    rounds = [answers for exchange, _, answers in here.heard if exchange == "round"][:2]
+    replies = next(answers for exchange, _, answers in here.heard if exchange == "proofs")
+    told = [row.tobytes() for reply in replies.values() for row in reply["seeds"] if row.any()]
+    assert len(told) == 4 and sorted(rounds[0]) == [0, 1, 2] and sorted(rounds[1]) == [0, 2]
+    signs = [
+        [(seed, sign) for seed, sign in zip(told, signs) if sign] for signs in itertools.product((0, 1, -1), repeat=4)
+    ]
+    for number, answer in [*rounds[0].items(), *rounds[1].items()]:
+        assert all(np.mean(np.abs(numbers_less(answer, masks)) > 2**55) > 0.9 for masks in signs), number
+    # Who had the key of the two who stayed would read them.
+    context = context_of("a", here.parties[0]._last[0], 1)
+    of_round_two = [answers for exchange, _, answers in here.heard if exchange == "round"][-1]
+    told = [answers for exchange, _, answers in here.heard if exchange == "proofs"][-1][0]["seeds"]
+    masks = [(told[0].tobytes(), 1), (told[1].tobytes(), 1), (seed_of(keys_of(0)[2], context), 1)]
+    assert np.mean(np.abs(numbers_less(of_round_two[0], masks)) < 2**45) > 0.9
+
+
+def test_a_server_that_would_have_two_sums_is_refused():
+    make = PROCESSES["fed_opt"]
+    parties = list(parties_of(make, sealed=True))
+    here = Here(list(parties_of(make, sealed=False)))
+    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED)
+    message = here.messages[0]
+    at = lambda attempt: {**message, "attempt": np.array(attempt, np.int32)}
+    for party in parties:
+        party.answer(at(0))
+        party.answer(at(1))
+    digest = np.frombuffer(parties[0]._last[0], np.uint8)
+    of = lambda attempt, *members: SetOfParties(digest, np.array(attempt, np.int32), np.array(members, np.uint8))
+    ask = lambda number, what: parties[number].answer(to_arrays(what))
+
+    # Two are told that all are there, and the third that it is alone with the first.
+    proofs = np.stack([ask(number, of(0, 1, 1, 1))["proofs"] for number in (0, 1)] + [np.zeros([3, 32], np.uint8)])
+    with pytest.raises(InvalidArgument, match="another sum of this message"):
+        ask(0, of(0, 1, 0, 1))
+    ask(2, of(0, 1, 0, 1))
+    for number in (0, 1):
+        with pytest.raises(InvalidArgument, match="Party 2 has not agreed to this sum"):
+            ask(number, AgreedSet(of(0, 1, 1, 1), proofs))
+    with pytest.raises(InvalidArgument, match="Party 0 has not agreed"):
+        ask(2, AgreedSet(of(0, 1, 0, 1), proofs))
+    with pytest.raises(InvalidArgument, match="Party 0 has not agreed to this sum"):
+        ask(1, AgreedSet(of(1, 1, 1, 0), proofs))
+
+    # After one sum is told no other is.
+    proofs = np.stack([ask(number, of(1, 1, 1, 1))["proofs"] for number in range(3)])
+    seeds = ask(0, AgreedSet(of(1, 1, 1, 1), proofs))["seeds"]
+    assert seeds[0].any() and not seeds[1:].any()
+    np.testing.assert_array_equal(ask(0, AgreedSet(of(1, 1, 1, 1), proofs))["seeds"], seeds)
+    with pytest.raises(InvalidArgument, match="another sum of this message"):
+        ask(0, of(2, 1, 1, 0))
+    with pytest.raises(InvalidArgument, match="answered this message for another sum"):
+        parties[0].answer(message)
+
+    for members in ((0, 1, 1), (1, 0, 0), (2, 1, 1)):
+        with pytest.raises(InvalidArgument, match="must be over itself and in all 2 or more"):
+            ask(0, of(1, *members))
+    unknown = of(0, 1, 1, 1)._replace(digest=np.zeros(32, np.uint8))
+    with pytest.raises(InvalidArgument, match="answered no such message"):
+        ask(0, unknown)
+    with pytest.raises(InvalidArgument, match="must be one of 0 to 3"):
+        parties[0].answer(at(9))
+
+
+def test_what_is_promised_outlasts_the_process():
+    make, kept = PROCESSES["fed_opt"], {}
+    party = next(parties_of(make, sealed=True, promises=kept))
+    here = Here(list(parties_of(make, sealed=False)))
+    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED)
+    party.answer(here.messages[0])
+    again = next(parties_of(make, sealed=True, promises=kept))
+    again.answer(here.messages[0])
+    with pytest.raises(InvalidArgument, match="answered this message for another sum"):
+        again.answer({**here.messages[0], "attempt": np.array(0, np.int32)})
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        (("members", lambda answer: {"proofs": np.zeros([3, 32], np.uint8)}), "has not agreed to this sum"),
+        (("proofs", lambda answer: {"seeds": np.zeros([3, 31], np.uint8)}), r"must have \[3, 32\]"),
+        (("proofs", lambda answer: {}), "misses 'seeds'"),
+    ],
+)
+def test_a_party_whose_proofs_or_seeds_are_none_is_named(lie, message):
+    exchange, act = lie
+    with pytest.raises(Error, match=f"(north|south|west): .*{message}"):
+        of_some(PROCESSES["fed_opt"], (), lies={(exchange, 1): act})

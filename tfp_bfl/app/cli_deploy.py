@@ -85,7 +85,7 @@ class _Run(Grouped):
     "--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds that a party has."
 )
 @click.option(
-    "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads their sum alone, and needs all."
+    "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads the sum of those who answer."
 )
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @functools.partial(config_options, without=OF_ONE_PLACE)

@@ -21,6 +21,7 @@ from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.revise import SITES, STATE
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import write_whole
 from tfp_bfl.servers import factors, online
 
 # A figure's width.
@@ -145,6 +146,4 @@ def write_results(
     for name, figure in figures.items():
         figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())
     # Last, and at once: that it is there says that the run is complete.
-    draft = folder / "summary.json.draft"
-    draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    draft.replace(folder / "summary.json")
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -12,6 +12,7 @@ from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
+from tfp_bfl.federated.masks import KEY_BYTES
 from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import collapse_warning
 from tfp_bfl.federated.parties import Party, PartyEngine, Transport, simulate_parties
@@ -19,7 +20,7 @@ from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
-from tfp_bfl.federated.sealed import KEY_BYTES, SealedEngine, SealedParty
+from tfp_bfl.federated.sealed import SealedEngine, SealedParty
 from tfp_bfl.federated.simulation import SimulationResult, check_clients, simulate
 from tfp_bfl.federated.threads import share_cores
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer

@@ -84,6 +84,7 @@ class Party:
       secret: of which all of its noise is a function, and which nobody else has.
       run: a name of the run, so that two runs have other noise.
       memory: where what it keeps is put; None for a dictionary.
+      charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
     """
 
     def __init__(
@@ -94,9 +95,10 @@ class Party:
         secret: bytes,
         run: str = "",
         memory: Optional[Versions] = None,
+        charge: Optional[Callable[[Arrays], None]] = None,
     ):
         self.number = number
-        self._secret, self._run = secret, run
+        self._secret, self._run, self._charge = secret, run, charge
         self._versions: Versions = {} if memory is None else memory
         self._first, self._coding = process.client_work.memory, process.client_work.coding
         self._examples = ClientExamples(
@@ -114,21 +116,24 @@ class Party:
           InvalidArgument: the message is not one of this run, or of a round whose memory is gone.
         """
         received = from_arrays(message, self._spec)
+        result = self._result(message, received)
+        if self._coding is None:
+            return to_arrays(result)
+        code = self._coding.encode(received, tf.nest.map_structure(np.asarray, result.sent.code))
+        sent = result.sent._replace(code=np.frombuffer(code, np.uint8))
+        return to_arrays(result._replace(weights=(), sent=sent))
+
+    def _result(self, message: Arrays, received: Any) -> Any:
+        """Its work's result, whose memory it has put away."""
+        if self._charge is not None:
+            self._charge(message)
         done = int(received.round)
         row = self._memory(received)
         given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
         result = self._work(given, self._examples, self._key(done))
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
-        return self._sent(received, result._replace(memory=()))
-
-    def _sent(self, message: Any, result: Any) -> dict[str, np.ndarray]:
-        """What the server gets of a result."""
-        if self._coding is None:
-            return to_arrays(result)
-        code = self._coding.encode(message, tf.nest.map_structure(np.asarray, result.sent.code))
-        sent = result.sent._replace(code=np.frombuffer(code, np.uint8))
-        return to_arrays(result._replace(weights=(), sent=sent))
+        return result._replace(memory=())
 
     def _memory(self, message: Any) -> Any:
         if self._first is None:
@@ -189,6 +194,24 @@ class PartyEngine:
         """
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         message = self._broadcast(state).message
+        total, left_out = self._gather(message, numbers)
+        metrics: Metrics = {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}
+        after = state
+        if total is not None:
+            after, metrics = self._conclude(state, total)
+        output = Output(as_arrays(after), as_arrays(metrics), left_out)
+        sound, done = int(np.count_nonzero(output.metrics["clients"]["fault"] == 0)), int(state.round)
+        if sound < self._quorum:
+            raise self._too_few(sound, len(numbers), done, left_out)
+        return output
+
+    def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
+        """The sum of what the parties answer to a message, and why others are not in it."""
+        return self._summed(message, to_arrays(message), numbers)
+
+    def _summed(
+        self, message: Any, arrays: Arrays, numbers: Sequence[int]
+    ) -> tuple[Optional[Contribution], dict[int, str]]:
         silent, refused, waiting = set(numbers), {}, sorted(numbers)
         came: dict[int, Optional[Contribution]] = {}
         total: Optional[Contribution] = None
@@ -199,7 +222,7 @@ class PartyEngine:
                 one = came.pop(waiting.pop(0), None)
                 total = total if one is None else one if total is None else self._add(total, one)
 
-        for number, answer in self._transport.ask(numbers, to_arrays(message)):
+        for number, answer in self._transport.ask(numbers, arrays):
             if number not in silent:
                 continue  # Nobody asked it, or it has answered before.
             silent.remove(number)
@@ -209,19 +232,7 @@ class PartyEngine:
                 came[number], refused[number] = None, str(error)
             add(until_silence=True)
         add(until_silence=False)
-        left_out = {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
-        metrics: Metrics = {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}
-        after = state
-        if total is not None:
-            after, metrics = self._conclude(state, total)
-        output = Output(as_arrays(after), as_arrays(metrics), left_out)
-        sound, done = int(np.count_nonzero(output.metrics["clients"]["fault"] == 0)), int(state.round)
-        if sound < self._quorum:
-            raise Error(
-                f"{sound} of {len(numbers)} parties gave a sound answer in round {done + 1}, but the quorum is "
-                f"{self._quorum}{self._reasons(left_out)}. The rounds before are kept."
-            )
-        return output
+        return total, {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
 
     def replace_dead_workers(self) -> int:
         """0: parties are not started from here."""
@@ -249,6 +260,12 @@ class PartyEngine:
         _, known = find_row(message.memory, number)
         kept = () if message.memory == () else message.round + 1
         return self._round.take(message, result._replace(memory=kept), number, size, known)
+
+    def _too_few(self, sound: int, asked: int, done: int, left_out: Mapping[int, str]) -> Error:
+        return Error(
+            f"{sound} of {asked} parties gave a sound answer in round {done + 1}, but the quorum is {self._quorum}"
+            f"{self._reasons(left_out)}. The rounds before are kept."
+        )
 
     def _reasons(self, left_out: Mapping[int, str]) -> str:
         told = "; ".join(f"{self._parties.names[number]}: {reason}" for number, reason in left_out.items())

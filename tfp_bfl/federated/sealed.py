@@ -1,17 +1,25 @@
-"""Parties whose single contributions the server can't read: masks that cancel in the sum over all of them.
+"""Parties whose single contributions the server can't read: masks that cancel in the sum over those who answer.
 
-    party i sends q_i + sum_{j > i} m_ij - sum_{j < i} m_ij  modulo 2^64,   m_ij = SHAKE-256(k_ij, run, message)
+    party i sends q_i + b_i + sum_{j > i} m_ij - sum_{j < i} m_ij  modulo 2^64
 
-q_i are the whole numbers of `rules.quantised`, and k_ij is a key that parties i and j alone have. To the server each
-number of a party is uniform; their sum is that of the q_i, bit for bit. No mask is used for two messages, so that no
-difference of a party's answers is seen either; the same message again, after a break, gives the same bytes.
+q_i are the whole numbers of `rules.quantised`; the masks are those of `masks`. To the server each number of a party is
+uniform. When it has the answers, it says who answered: the set A. Each party of A proves to the others of A that it has
+agreed to this set and no other, and with all their proofs in hand tells the seeds of b_i and of m_ij for j not in A: of
+all that is left in the sum over A, which then is that of the q_i, bit for bit. The seeds of b_i and of i's masks with
+others of A are never both told, and of one message the sum over one set alone. Where all must answer (the quorum is
+everybody) there is no b_i, and nothing to be told.
+
+Source: Bonawitz et al. 2017 (doi:10.1145/3133956.3133982): masks of pairs and of one's own, with consistency by proofs
+in the place of signatures. Theirs shares seeds by thresholds, so that parties may leave until the end; here those of A
+must stay until they have told.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -20,13 +28,13 @@ from tfp_bfl.data import Parties
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.arrays import from_arrays, to_arrays
 from tfp_bfl.federated.faults import FAULTS, is_sound
-from tfp_bfl.federated.local import Output
-from tfp_bfl.federated.parties import Answer, Party, PartyEngine, Transport, result_spec
+from tfp_bfl.federated.masks import KEY_BYTES, Kept, Promises, add_mask, context_of, proof_of, seed_of
+from tfp_bfl.federated.parties import NO_ANSWER, Answer, Arrays, Party, PartyEngine, Transport, result_spec
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
 
-# Of a key that two parties share.
-KEY_BYTES = 32
+# At the sum of one round: a party that is gone before it has agreed costs one.
+ATTEMPTS = 4
 
 
 class Sealed(NamedTuple):
@@ -41,6 +49,32 @@ class Sealed(NamedTuple):
     report: Any
 
 
+class SetOfParties(NamedTuple):
+    """Over whom a server wants a sum; what a party answers are its proofs for the others [K, 32].
+
+    Fields:
+      digest: of the round's message, uint8 [32].
+      attempt: int32.
+      members: uint8 [K], 1 of those who answered.
+    """
+
+    digest: Any
+    attempt: Any
+    members: Any
+
+
+class AgreedSet(NamedTuple):
+    """That all of them have agreed; what a party answers are seeds [K, 32]: its own, and those with who is not in it.
+
+    Fields:
+      parties: the `SetOfParties`.
+      proofs: uint8 [K, K, 32], of each party for each other.
+    """
+
+    parties: SetOfParties
+    proofs: Any
+
+
 class SealedParty(Party):
     """A `Party` that masks what it sends, and checks itself what the server can't.
 
@@ -48,38 +82,109 @@ class SealedParty(Party):
       process: of the run, whose rule sums whole numbers (`compose(secure_sums=...)`).
       *own, **kept: the others of `Party`.
       keys: of each other party's number, `KEY_BYTES` that only the two have.
+      min_parties: it lets no sum of fewer be known.
+      promises: where it puts what it has promised of messages; None for a dictionary.
 
     Raises:
       InvalidArgument: the rule sums no whole numbers, or a key is none.
     """
 
-    def __init__(self, process: BayesianProcess, *own: Any, keys: Mapping[int, bytes], **kept: Any):
+    def __init__(
+        self,
+        process: BayesianProcess,
+        *own: Any,
+        keys: Mapping[int, bytes],
+        min_parties: int = 2,
+        promises: Optional[Kept] = None,
+        **kept: Any,
+    ):
         super().__init__(process, *own, **kept)
-        self._keys = dict(keys)
+        self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
             raise InvalidArgument(f"A key that parties share has not {KEY_BYTES} bytes: agree on them anew.")
         scalar = tf.TensorSpec([], tf.int32)
         types = self._spec, result_spec(process), scalar, scalar
         self._seal = tf.function(_sealing(process), autograph=False).get_concrete_function(*types)
+        number, byte = len(self._keys) + 1, tf.uint8
+        self._set = SetOfParties(tf.TensorSpec([32], byte), tf.TensorSpec([], tf.int32), tf.TensorSpec([number], byte))
+        self._agreed = AgreedSet(self._set, tf.TensorSpec([number, number, KEY_BYTES], byte))
+        # Of the last message: who is asked for another attempt at its sum need not do its work again.
+        self._last: tuple[bytes, Any] = (b"", None)
 
-    def _sent(self, message: Any, result: Any) -> dict[str, np.ndarray]:
-        size = tf.constant(len(self._examples.labels))
-        sealed = self._seal(message, result, tf.constant(self.number), size)
+    def answer(self, message: Arrays) -> dict[str, np.ndarray]:
+        """What it sends back: masked sums; or proofs and seeds, as `SetOfParties` and `AgreedSet` ask for them.
+
+        Raises:
+          InvalidArgument: the message is not one of this run, or would let a second sum of a message be known.
+        """
+        if "proofs" in message:
+            return self._tell(from_arrays(message, self._agreed))
+        if "members" in message:
+            return self._agree(from_arrays(message, self._set))
+        asked = {name: x for name, x in message.items() if name != "attempt"}
+        attempt = self._attempt(message["attempt"]) if "attempt" in message else None
+        received = from_arrays(asked, self._spec)
+        digest = _digest(received)
+        self._promises.answer(digest, attempt)
+        if self._last[0] != digest:
+            size = tf.constant(len(self._examples.labels))
+            sealed = self._seal(received, self._result(asked, received), tf.constant(self.number), size)
+            self._last = digest, sealed
+        sealed = self._last[1]
         leaves = [np.array(x) for x in tf.nest.flatten(sealed.statistics)]
-        context = self._run.encode() + _digest(message)
+        context = context_of(self._run, digest, attempt)
         for other, key in self._keys.items():
-            stream = hashlib.shake_256(key + context).digest(8 * sum(x.size for x in leaves))
-            masks = np.split(np.frombuffer(stream, np.int64), np.cumsum([x.size for x in leaves])[:-1])
-            for leaf, mask in zip(leaves, masks):
-                (np.add if other > self.number else np.subtract)(leaf, mask.reshape(leaf.shape), out=leaf)
+            add_mask(leaves, seed_of(key, context), 1 if other > self.number else -1)
+        if attempt is not None:
+            add_mask(leaves, seed_of(self._own, context), 1)
         return to_arrays(sealed._replace(statistics=tf.nest.pack_sequence_as(sealed.statistics, leaves)))
+
+    def _attempt(self, number: Any) -> int:
+        attempt = int(from_arrays({"attempt": number}, {"attempt": self._set.attempt})["attempt"])
+        if not 0 <= attempt < ATTEMPTS:
+            raise InvalidArgument(f"The attempt is {attempt}, but must be one of 0 to {ATTEMPTS - 1}.")
+        return attempt
+
+    @property
+    def _own(self) -> bytes:
+        return hmac.digest(self._secret, b"masks of one's own", hashlib.sha256)
+
+    def _agree(self, asked: SetOfParties) -> dict[str, np.ndarray]:
+        digest, attempt, members = asked.digest.tobytes(), int(asked.attempt), asked.members
+        there = int(np.count_nonzero(members))
+        if members.max() > 1 or members[self.number] != 1 or there < self._min_parties:
+            raise InvalidArgument(
+                f"The sum is over {there} parties, but must be over itself and in all {self._min_parties} or more."
+            )
+        self._promises.agree(digest, attempt, members)
+        context = context_of(self._run, digest, attempt)
+        rows = self._rows({other: proof_of(key, context, members, self.number) for other, key in self._keys.items()})
+        return {"proofs": rows}
+
+    def _tell(self, agreed: AgreedSet) -> dict[str, np.ndarray]:
+        (digest, attempt, members), proofs = agreed
+        context = context_of(self._run, digest.tobytes(), int(attempt))
+        for other, key in self._keys.items():
+            wanted = proof_of(key, context, members, other)
+            if members[other] and not hmac.compare_digest(wanted, proofs[other, self.number].tobytes()):
+                raise InvalidArgument(f"Party {other} has not agreed to this sum.")
+        self._promises.tell(digest.tobytes(), int(attempt), members)
+        seeds = {other: seed_of(key, context) for other, key in self._keys.items() if not members[other]}
+        return {"seeds": self._rows({**seeds, self.number: seed_of(self._own, context)})}
+
+    def _rows(self, of_parties: Mapping[int, bytes]) -> np.ndarray:
+        rows = np.zeros([len(self._keys) + 1, KEY_BYTES], np.uint8)
+        for number, content in of_parties.items():
+            rows[number] = np.frombuffer(content, np.uint8)
+        return rows
 
 
 class SealedEngine(PartyEngine):
     """Runs rounds over parties that mask what they send: it has their sum, and nothing of one of them but its report.
 
-    Masks cancel over all parties alone: a round that one of them does not answer ends the run, which goes on from
-    there when it is back.
+    If the quorum is all parties, a round has one message, and one that nobody may leave unanswered. If it is fewer, it
+    has three, and the sum is over those who answered the first: who does not answer the second is left out at another
+    attempt, and who does not answer the third ends the run, which goes on from there when it is back.
 
     Args:
       process, result, parties, transport: as of `PartyEngine`.
@@ -90,21 +195,81 @@ class SealedEngine(PartyEngine):
         super().__init__(process, result, parties, transport, quorum)
         message, scalar = types_of(process.round.broadcast, types_of(process.round.initialize)).message, tf.int32
         self._sealed = types_of(_sealing(process), message, result, *[tf.TensorSpec([], scalar)] * 2)
+        self._table = tf.TensorSpec([parties.num_clients, KEY_BYTES], tf.uint8)
 
-    def next(self, state: Any, numbers: Any) -> Output:
-        """As of `PartyEngine`; all parties must be asked."""
-        if sorted(numbers) != list(range(self._parties.num_clients)):
-            raise InvalidArgument(
-                "Masks cancel in the sum over all parties alone, and this round is of some: leave cohort_size out."
-            )
-        output = super().next(state, numbers)
-        if output.left_out:
-            told = self._reasons(output.left_out)
+    def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
+        if self._quorum < self._parties.num_clients:
+            return self._sum_of_some(message, numbers)
+        total, left_out = self._summed(message, to_arrays(message), numbers)
+        if left_out:
             raise Error(
-                f"Without an answer of every party the masks of round {int(state.round) + 1} do not cancel{told}. The "
-                "rounds before are kept: run it again when all are there."
+                f"Without an answer of every party the masks of round {int(message.round) + 1} do not cancel"
+                f"{self._reasons(left_out)}. The rounds before are kept: run it again when all are there."
             )
-        return output
+        return total, left_out
+
+    def _sum_of_some(self, message: Any, numbers: Sequence[int]) -> tuple[Contribution, dict[int, str]]:
+        arrays, digest = to_arrays(message), np.frombuffer(_digest(message), np.uint8)
+        left_out: dict[int, str] = {}
+        refused: dict[int, str] = {}
+        for attempt in range(ATTEMPTS):
+            number = np.array(attempt, np.int32)
+            asked = [one for one in numbers if one not in left_out]
+            total, missing = self._summed(message, {**arrays, "attempt": number}, asked)
+            left_out |= missing
+            there = [one for one in asked if one not in missing]
+            if total is None or len(there) < max(self._quorum, 2):
+                raise self._too_few(len(there), len(numbers), int(message.round), left_out)
+            members = np.isin(np.arange(self._parties.num_clients), there).astype(np.uint8)
+            wanted = SetOfParties(digest, number, members)
+            proofs, reasons = self._ask(wanted, there, "proofs")
+            if not reasons:
+                seeds = self._seeds(AgreedSet(wanted, proofs), there, int(message.round))
+                return self._unmasked(total, members, seeds), left_out
+            # Who says no may have let the sum of a later attempt be known, before the server was started again.
+            again = {one: why for one, why in reasons.items() if why == NO_ANSWER or one in refused}
+            left_out, refused = {**left_out, **again}, {**refused, **reasons}
+        raise Error(
+            f"In {ATTEMPTS} attempts the parties of round {int(message.round) + 1} did not agree on whose sum it is"
+            f"{self._reasons(refused)}. The rounds before are kept."
+        )
+
+    def _seeds(self, agreed: AgreedSet, there: Sequence[int], done: int) -> np.ndarray:
+        seeds, reasons = self._ask(agreed, there, "seeds")
+        if reasons:
+            more, reasons = self._ask(agreed, list(reasons), "seeds")
+            seeds = seeds + more
+        if reasons:
+            raise Error(
+                f"The sum of round {done + 1} can't be read without the seeds of all who are in it"
+                f"{self._reasons(reasons)}. The rounds before are kept: run it again when they are back."
+            )
+        return seeds
+
+    def _ask(self, what: Any, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
+        """What parties answer, by their numbers [K, K, 32] with zeros for others; and why some have not."""
+        found = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
+        reasons = dict.fromkeys(numbers, NO_ANSWER)
+        for number, answer in self._transport.ask(numbers, to_arrays(what)):
+            if number not in reasons:
+                continue
+            try:
+                if isinstance(answer, str):
+                    raise InvalidArgument(answer)
+                found[number] = from_arrays(answer, {name: self._table})[name]
+                del reasons[number]
+            except InvalidArgument as error:
+                reasons[number] = str(error)
+        return found, reasons
+
+    def _unmasked(self, total: Contribution, members: np.ndarray, seeds: np.ndarray) -> Contribution:
+        leaves = [np.array(x) for x in tf.nest.flatten(total.statistics)]
+        for i in np.flatnonzero(members):
+            add_mask(leaves, seeds[i, i].tobytes(), -1)
+            for j in np.flatnonzero(members == 0):
+                add_mask(leaves, seeds[i, j].tobytes(), -1 if j > i else 1)
+        clear = tf.nest.pack_sequence_as(total.statistics, list(map(tf.constant, leaves)))
+        return total._replace(statistics=clear)
 
     def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
         if isinstance(answer, str):

@@ -64,6 +64,16 @@ def digest(path: Path, what: str = "file") -> str:
     return total.hexdigest()
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all, and waits until it is on the disk."""
+    draft = f"{os.fspath(path)}.draft"
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
 def name(path: object) -> str:
     """A path as errors show it: plainly, or quoted where it would break the line."""
     text = str(path)

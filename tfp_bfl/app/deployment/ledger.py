@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import write_whole
 from tfp_bfl.privacy import Steps
 
 
@@ -76,12 +76,7 @@ class Ledger:
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         entry = {"told": list(self._told), "rounds": self._rounds, "messages": self._messages}
-        unfinished = self._folder / f".{self._run}"
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(entry, file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._folder / f"{self._run}.json")
+        write_whole(self._folder / f"{self._run}.json", json.dumps(entry))
 
     @staticmethod
     def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tfp_bfl.app.deployment.site import OFFER
 from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.run_folder import owned, recorder
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import arrays_of, to_bytes
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def serve(
       channel: that reaches the parties.
       quorum: the fewest parties that must take part, and give a sound answer in each round.
       tell: what is told of progress.
-      secure_sums: parties mask what they send, so that only their sum can be read here; each round then needs all.
+      secure_sums: parties mask what they send, so that only the sum over those who answer can be read here.
 
     Raises:
       InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
@@ -93,7 +94,7 @@ def serve(
         (folder / PARTIES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
-        _begin(channel, names, job, len(names) if secure_sums else quorum)
+        _begin(channel, names, job, quorum)
         tell.announce(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
@@ -230,9 +231,7 @@ def _write(
     bfl.export.save(result.model, folder / "saved_model", info)
     _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
     summary = {**metrics, "parties": of_parties, "warnings": list(result.warnings)}
-    draft = folder / "summary.json.draft"
-    draft.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    draft.replace(folder / "summary.json")
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def _report(

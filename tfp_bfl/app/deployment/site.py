@@ -21,6 +21,7 @@ from tfp_bfl.app.deployment.job import check_name, from_json, make_job
 from tfp_bfl.app.deployment.ledger import Ledger
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 
 FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
@@ -141,13 +142,14 @@ class Site:
         self._config = config
         self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
-        memory, secret = _Versions(self._folder / "memory" / run), secret_of(self._folder)
+        here, secret = self._folder / "memory" / run, secret_of(self._folder)
         own = self._process, self._source, number, secret, run
+        kept: dict[str, Any] = {"memory": _Versions(here), "charge": self._ledger and self._ledger.charge}
         if sums is None:
-            self._party = bfl.federated.Party(*own, memory=memory)
+            self._party = bfl.federated.Party(*own, **kept)
         else:
-            shared = self._shared(number, parties, secret, offers)
-            self._party = bfl.federated.SealedParty(*own, keys=shared, memory=memory)
+            kept |= {"keys": self._shared(number, parties, secret, offers), "promises": _Promises(here / "promises")}
+            self._party = bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
 
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
@@ -159,15 +161,12 @@ class Site:
         return {names.index(other): key for other, key in shared.items()}
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Its work in a round.
+        """Its work in a round, or what lets a masked sum be read (`federated.SealedParty`).
 
         Raises:
-          InvalidArgument: its examples would be told of more than its file allows.
+          InvalidArgument: its examples would be told of more than its file allows, or a second sum be known.
         """
-        party = self._begun()
-        if self._ledger:
-            self._ledger.charge(message)
-        return party.answer(message)
+        return self._begun().answer(message)
 
     def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Sums of a model's scores on its own test data (`evaluation.score_sums`).
@@ -240,6 +239,24 @@ class _Versions:
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_arrays(self._path(version), arrays)
+
+
+class _Promises:
+    """What a party has promised of messages, a file for each, on the disk before its answer goes."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    def _path(self, digest: str) -> pathlib.Path:
+        return self._folder / f"{digest}.json"
+
+    def get(self, digest: str) -> Optional[dict[str, Any]]:
+        path = self._path(digest)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def __setitem__(self, digest: str, promise: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(digest), json.dumps(promise))
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:

@@ -90,7 +90,7 @@ def submit(
       tell: is given lines of progress.
       timeout: seconds in which the server must be reached, at first and again.
       restarts: how often a run goes on after a process died.
-      secure_sums: parties mask what they send, and the server reads their sum alone; each round then needs all.
+      secure_sums: parties mask what they send, and the server reads the sum over those who answer alone.
 
     Raises:
       InvalidArgument: the options are no run's, or the folder is there. Then nothing was submitted.
