@@ -11,14 +11,17 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import click
 
+from experiments.records import Record, keep_records
 from tfp_bfl.app.cells import (
     SUMMARY,
     Options,
     Work,
     check_cells,
     forget_models,
+    is_done,
     list_cells,
     options_in,
+    read_summary,
     run_cells,
     use_threads,
 )
@@ -94,6 +97,19 @@ class Study(NamedTuple):
         use_threads(self.threads)
         given = {"listed": self.listed, "tables_only": self.tables_only, "jobs": self.jobs, "threads": self.threads}
         run_study(every, self.only, self.output, work, told, **given, **options)
+
+    def records(
+        self, every: Mapping[str, Options], kept: Callable[[pathlib.Path], Record] = read_summary
+    ) -> dict[str, Record]:
+        """The records of these cells, from the results and, of those that are done, anew from their folders.
+
+        Args:
+          every: name -> options of each cell.
+          kept: folder -> what is to be kept of a cell that is done; of long summaries that is less than all.
+        """
+        folders = {name: self.output / name for name in every}
+        found = {name: kept(folder) for name, folder in folders.items() if is_done(folder)}
+        return keep_records(self.results, found, every)
 
     def of_size(self, size: str) -> Study:
         """The study in folders of a size's own."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 
+from tfp_bfl.evaluation.repeats import Difference, paired_difference
 from tfp_bfl.files.tables import FORMATS
 
 
@@ -14,6 +16,19 @@ def mean_and_sd(values: Sequence[float], digits: int = 4) -> str:
     """Mean +- standard deviation; the mean alone of a single value."""
     mean = f"{np.mean(values):.{digits}f}"
     return f"{mean} +- {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Optional[Difference]:
+    """The first's scores less the second's, seed -> score each, over the seeds of both; None below two such seeds."""
+    seeds = sorted(first.keys() & second.keys())
+    return paired_difference([first[s] for s in seeds], [second[s] for s in seeds]) if len(seeds) > 1 else None
+
+
+def interval(difference: Difference, digits: int = 4, scale: float = 1.0) -> str:
+    """Mean and 95 % interval of a difference; bold where it leaves out 0."""
+    mean, low, high = (f"{scale * x:+.{digits}f}" for x in (difference.mean, difference.low, difference.high))
+    text = f"{mean} [{low}, {high}]"
+    return f"**{text}**" if difference.is_told else text
 
 
 def write(rows: list[list[str]], path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -69,30 +70,47 @@ def fake(monkeypatch):
 
 
 def invoke(output, *arguments):
-    return CliRunner().invoke(run.main, [*arguments, "--output", str(output)])
+    folders = ["--output", str(output / "cells"), "--results", str(output / "results")]
+    return CliRunner().invoke(run.main, [*arguments, *folders])
 
 
 def test_a_table_killed_half_way_goes_on_where_it_was(tmp_path, fake):
     fake.fails_at = 3
     assert invoke(tmp_path, "rules", "--size", "digits").exit_code != 0
-    assert len(fake.runs) == 3 and not (tmp_path / "digits" / "rules.md").exists()
+    assert len(fake.runs) == 3 and not (tmp_path / "results").exists()
     fake.fails_at = None
     result = invoke(tmp_path, "rules", "--size", "digits")
     assert result.exit_code == 0, result.output
     assert len(fake.runs) == len(set(fake.runs)) == 14
     assert "3 of 14 are done." in result.output
     assert not list(tmp_path.rglob("half"))
-    rows = list(csv.reader((tmp_path / "digits" / "rules.csv").read_text().splitlines()))
+    results = tmp_path / "results" / "digits"
+    rows = list(csv.reader((results / "rules.csv").read_text().splitlines()))
     assert len(rows) == 1 + len(RULES) and rows[0][0] == "rule"
     assert rows[1][rows[0].index("accuracy")] == "0.9050 +- 0.0071"
-    figures = sorted(path.name for path in (tmp_path / "digits" / "figures").iterdir())
+    figures = sorted(path.name for path in (results / "figures").iterdir())
     assert figures == ["rules-dirichlet_0.5-learning.png", "rules-dirichlet_0.5-retention.png"]
-    assert "not measured" in (tmp_path / "digits" / "findings.md").read_text()
+    assert "not measured" in (results / "findings.md").read_text()
+
+
+def test_tables_are_of_records_where_the_folders_are_gone(tmp_path, fake):
+    results = tmp_path / "results" / "digits"
+    assert invoke(tmp_path, "rules", "--size", "digits", "--cell", "rule=conflation").exit_code == 0
+    shutil.rmtree(tmp_path / "cells")
+    (results / "figures" / "rules-dirichlet_0.5-retention.png").unlink()
+    (results / "rules_5_epochs.md").write_text("of before there were records")
+    result = invoke(tmp_path, "rules", "--size", "digits", "--cell", "rule=linear_pool")
+    assert result.exit_code == 0, result.output
+    rows = list(csv.reader((results / "rules.csv").read_text().splitlines()))
+    assert [row[0] for row in rows] == ["rule", "linear_pool", "conflation"]
+    assert len(list((results / "figures").iterdir())) == 2
+    assert invoke(tmp_path, "--size", "digits", "--tables").exit_code == 0 and len(fake.runs) == 4
+    assert (results / "rules_5_epochs.md").read_text() == "of before there were records"
 
 
 def test_a_folder_of_another_config_is_refused_and_left_alone(tmp_path, fake):
     assert invoke(tmp_path, "rules", "--size", "digits", "--cell", "rule=conflation").exit_code == 0
-    (path,) = tmp_path.glob("digits/cells/*seed=0/config.yaml")
+    (path,) = tmp_path.glob("cells/digits/cells/*seed=0/config.yaml")
     path.write_text(path.read_text().replace("batch_size: 32", "batch_size: 64"))
     before, number = path.read_text(), len(fake.runs)
     result = invoke(tmp_path, "rules", "--size", "digits")
@@ -191,7 +209,11 @@ def test_retention_is_what_the_surest_examples_gain(tmp_path):
     probabilities = np.stack([0.4 + 0.2 * right, 0.6 - 0.2 * right], 1)
     told = {"entropy": 1.0 - right, "aleatoric": np.ones(1000), "epistemic": rng.uniform(size=1000)}
     np.savez(tmp_path / "predictions.npz", probabilities=probabilities, labels=np.zeros(1000, np.int64), **told)
-    found = [tables.retention(tmp_path)[name] for name in tables.RETENTION]
+    (tmp_path / "summary.json").write_text('{"test_nll": 1.5, "accuracy": 0.5, "seconds": 1.0}')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 1, "stddev_median": 0.1}\n{"round": 2}\n')
+    kept = tables.read_cell(tmp_path)
+    found = [kept[name] for name in tables.RETENTION]
     exact = np.mean([min(1, 0.5 / share) for share in np.arange(1, 21) / 20]) - 0.5
     assert found[0] == pytest.approx(exact, abs=1e-6)
     assert found[1] == pytest.approx(0, abs=1e-6) and abs(found[2]) < 0.05
+    assert kept["nll"] == 1.5 and kept["per_round"] == [{"round": 1, "stddev_median": 0.1}]

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from experiments.aggregation.tables import KEYS, UNCERTAINTIES, Run, grouped, spread_of
-from tfp_bfl.evaluation import retention_curve
 from tfp_bfl.plots import style
 
 NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior")
@@ -41,12 +40,9 @@ def retention_figure(runs: list[Run]) -> Figure:
     lines = _lines(runs)
     for axes, uncertainty in zip(panels, UNCERTAINTIES):
         for i, (label, same) in enumerate(lines.items()):
-            curves = []
-            for run in same:
-                with np.load(run["folder"] / "predictions.npz") as arrays:
-                    curves.append(retention_curve(arrays["probabilities"], arrays["labels"], arrays[uncertainty]))
-            accuracy = np.mean([curve.accuracy for curve in curves], 0)
-            axes.plot(100 * curves[0].retained, accuracy, **_look(i), label=label)
+            accuracy = np.mean([run["curves"][uncertainty] for run in same], 0)
+            retained = 100 * np.arange(1, len(accuracy) + 1) / len(accuracy)
+            axes.plot(retained, accuracy, **_look(i), label=label)
         style.tidy(axes, uncertainty, x="surest examples kept, in %", y="accuracy" if axes is panels[0] else "")
     # A rule that fails would flatten the others.
     lowest = min((run["accuracy"] for run in runs if run["accuracy"] > 0.3), default=0.0)
@@ -66,7 +62,7 @@ def learning_figure(runs: list[Run]) -> Figure:
             axes.plot(rounds, values, **_look(i), label=label)
         sds = spread_of(same)
         if sds:
-            spread.plot(range(1, len(sds) + 1), sds, **_look(i))
+            spread.plot([row["round"] for row in same[0]["per_round"]], sds, **_look(i))
     loss.set_ylim(bottom=0, top=min(loss.get_ylim()[1], 3.0))  # A rule that fails would hide the others.
     spread.set_yscale("log")
     for axes, title in zip(panels, ("Accuracy", "Negative log-likelihood", "Median standard deviation")):

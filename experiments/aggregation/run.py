@@ -1,12 +1,13 @@
 """Runs the aggregation study: `python -m experiments.aggregation.run rules --size fashion_mnist`.
 
 A cell is a run folder under OUTPUT/SIZE/cells; what is done is not run again, whichever table asked for it. Tables,
-figures and findings are written for what is there.
+figures and findings are of the records of cells in RESULTS/SIZE, which outlive their folders.
 """
 
 from __future__ import annotations
 
 import itertools
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +16,13 @@ import click
 from experiments.aggregation.config import COMMON, SIZES, TABLES
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
-from experiments.aggregation.tables import read_cell, write_tables
+from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
 from experiments.cells import Study, study_options
 from tfp_bfl import errors
-from tfp_bfl.app.cells import is_done
-from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.sweep import options_of_run, run_or_resume
 
 Options = dict[str, Any]
+HERE = pathlib.Path(__file__).parent
 
 NAMED = ("kind", "rule", "weighting", "partition", "clients", "local_epochs", "rounds", "seed")
 
@@ -63,29 +63,28 @@ def cell_name(options: Options) -> str:
     return ",".join(parts).replace(":", "_")
 
 
-def config_of(options: Options) -> RunConfig:
-    return make_config(None, {name: value for name, value in options.items() if value is not None})
-
-
 @click.command()
 @click.argument("tables", nargs=-1, type=click.Choice(list(TABLES)))
 @click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
-@study_options("aggregation")
+@study_options("aggregation", HERE / "results")
 def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     """Runs the cells of TABLES (all of the size's if none is named), and writes tables, figures and findings."""
     study, own = study.of_size(size), SIZES[size]["seeds"]
     for table in tables:
         if table not in own:
             raise errors.InvalidArgument(f"The size {size} has no table {table}: it has {', '.join(own)}.")
-    chosen = study.cells_of({table: cells(table, size) for table in tables or own}, cell_name)
-    everything = {name: config_of(o).told() for table in chosen.values() for name, o in table.items()}
-    study.run(everything, run_or_resume, told, held=options_of_run, goes_on=True)
+    every = {table: {cell_name(options): options for options in cells(table, size)} for table in own}
+    todo = {name: config_of(o).told() for table in tables or own for name, o in every[table].items()}
+    study.run(todo, run_or_resume, told, held=options_of_run, goes_on=True)
     if not study.listed:
-        for table, names in chosen.items():
-            runs = [read_cell(study.output / name) for name in names if is_done(study.output / name)]
-            write_tables(table, runs, study.results)
-            write_figures(table, runs, study.results / "figures")
-        write_findings([read_cell(path.parent) for path in sorted(study.output.glob("*/summary.json"))], study.results)
+        records = study.records({name: o for named in every.values() for name, o in named.items()}, read_cell)
+        runs = {name: run_of(record) for name, record in records.items()}
+        for table in tables or own:
+            of_table = [runs[name] for name in every[table] if name in runs]
+            if of_table:
+                write_tables(table, of_table, study.results)
+                write_figures(table, of_table, study.results / "figures")
+        write_findings(list(runs.values()), study.results)
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from experiments.records import Record
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.app.config import make_config
-from tfp_bfl.evaluation import area_under_retention_curve, retention_curve
+from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.evaluation import retention_curve
 
 Run = dict[str, Any]
 
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 # Retention: the area under the curve of accuracy on the surest examples, less the accuracy.
 RETENTION = tuple(f"retention by {name}" for name in UNCERTAINTIES)
+OF_ROUNDS = ("round", "accuracy", "test_nll", "stddev_median")
+OF_STARTS = ("pretrained_epochs", "pretrained_test_accuracy", "pretrained_test_nll")
 SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share", *RETENTION)
 # What tells the rows of a table apart; those that are the same in all of its rows are left out.
 KEYS = (
@@ -34,20 +38,36 @@ KEYS = (
 )
 
 
-def read_cell(folder: pathlib.Path) -> Run:
-    """What one run left: its options, final scores, each round's metrics, and its folder."""
+def read_cell(folder: pathlib.Path) -> Record:
+    """What is kept of a run: its final scores, those of the rounds that were evaluated, and its retention curves."""
     summary = json.loads((folder / "summary.json").read_text())
     rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    scores = {"nll": summary.get("test_nll"), **summary, **retention(folder)}  # Older runs called it as the tables do.
-    return {**make_config(folder / "config.yaml", {}).model_dump(), **scores, "per_round": rounds, "folder": folder}
+    rows = [{name: row[name] for name in OF_ROUNDS if name in row} for row in rounds]
+    found = {"nll": summary.get("test_nll"), **summary}  # Older runs called it as the tables do.
+    curves = curves_of(folder)
+    return {
+        **{name: found[name] for name in (*SCORES, *OF_STARTS, "seconds") if name in found},
+        # The least share of a curve is 1 / P: a curve at the level of the accuracy has the area of the accuracy.
+        **{f"retention by {name}": float(np.mean(curve)) - curve[-1] for name, curve in curves.items()},
+        "curves": curves,
+        "per_round": [row for row in rows if "accuracy" in row or row["round"] == 1],
+    }
 
 
-def retention(folder: pathlib.Path) -> dict[str, float]:
-    """By how much more accuracy there is on the surest examples, over all shares of them: 0 of what knows nothing."""
+def curves_of(folder: pathlib.Path) -> dict[str, list[float]]:
+    """Accuracy on the surest examples, for growing shares of them, by each uncertainty."""
     with np.load(folder / "predictions.npz") as arrays:
         curves = [retention_curve(arrays["probabilities"], arrays["labels"], arrays[name]) for name in UNCERTAINTIES]
-    # The least share of a curve is 1 / P: a curve at the level of the accuracy has the area of the accuracy.
-    return {n: float(area_under_retention_curve(c)) - float(c.accuracy[-1]) for n, c in zip(RETENTION, curves)}
+    return {name: [float(x) for x in curve.accuracy] for name, curve in zip(UNCERTAINTIES, curves)}
+
+
+def run_of(record: Record) -> Run:
+    """A record with all options of its run, those that its cell does not name too."""
+    return {**config_of(record["options"]).model_dump(), **record}
+
+
+def config_of(options: Mapping[str, Any]) -> RunConfig:
+    return make_config(None, {name: value for name, value in options.items() if value is not None})
 
 
 def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:

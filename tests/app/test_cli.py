@@ -249,6 +249,7 @@ def test_pretraining_updated_priors_and_gathered_weights(tmp_path):
     assert run_command_line(["run", *options.split(), *LOCAL, "--output", str(tmp_path / "run")]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["pretrained_epochs"] > 5 and summary["pretrained_accuracy"] > 0.85
+    assert 0.8 < summary["pretrained_test_accuracy"] < 1 and 0 < summary["pretrained_test_nll"] < 1
     assert summary["accuracy"] > 0.8
     lines = rows(tmp_path / "run")
     assert all(0.1 <= row["largest_share"] < 1 for row in lines)

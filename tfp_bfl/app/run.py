@@ -132,7 +132,9 @@ def _run(
             tell.phase("pre-training at the server")
             here = {"engine": "local"} if engine == "ray" else {"engine": engine, "runtime": runtime}
             pretrained = _pretrain(config, sample, server, held_out, function, **here)
-            words = {"pretrained_epochs": pretrained.epoch, "pretrained_accuracy": pretrained.accuracy}
+            words = _of_start(
+                pretrained, build.model_fn(config, sample, function)(), lambda x: score(x, test.features, test.labels)
+            )
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
         tell.phase("tracing, and the first round", lazily=True)
         with recorder(folder, config, tell, hook) as on_round:
@@ -278,6 +280,20 @@ def _pretrain(
     process = build.pretraining(config, sample, function)
     evaluate = bfl.evaluation.evaluator(features, labels, **_prediction(config))
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
+
+
+def _of_start(
+    pretrained: bfl.federated.Pretrained, model: tf.keras.Model, score: Callable[[tf.keras.Model], Any]
+) -> dict[str, float]:
+    """What pre-training came to, on what chose its epoch and on the test set: what the clients then add to."""
+    bfl.models.assign_weights(model, pretrained.weights)
+    of_test = score(model).metrics
+    return {
+        "pretrained_epochs": pretrained.epoch,
+        "pretrained_accuracy": pretrained.accuracy,
+        "pretrained_test_accuracy": of_test["accuracy"],
+        "pretrained_test_nll": of_test["test_nll"],
+    }
 
 
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]) -> float:

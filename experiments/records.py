@@ -1,0 +1,83 @@
+"""What a study keeps of its cells among its results: a line of JSON each, which outlives the folders of the cells."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfp_bfl.app.cells import Options
+from tfp_bfl.errors import InvalidArgument
+
+RECORDS = "records.jsonl"
+# Of numbers: what float32 holds.
+DIGITS = 7
+
+Record = dict[str, Any]
+
+
+def read_records(folder: pathlib.Path) -> dict[str, Record]:
+    """Name -> record of each cell that a folder of results tells of."""
+    path = folder / RECORDS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {record.pop("name"): record for record in map(json.loads, lines)}
+
+
+def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mapping[str, Options]) -> dict[str, Record]:
+    """Adds what cells found to the records of a study, each in the place of its earlier one.
+
+    Args:
+      folder: of the results.
+      found: name -> what is to be kept of each cell that is done: names -> numbers, words, and lists and mappings of
+        them.
+      every: name -> options of each cell that is asked for; records of others stay in the file.
+
+    Returns:
+      name -> record of the cells of `every` that have one, in its order: what was found, and the "options".
+
+    Raises:
+      InvalidArgument: a cell that is not done now has a record of other options.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {name: json.loads(json.dumps(options)) for name, options in every.items()}
+    with _alone(folder):
+        records = read_records(folder)
+        records |= {name: _short({**record, "options": wanted[name]}) for name, record in found.items()}
+        draft = folder / f".{RECORDS}"
+        lines = (json.dumps({"name": name, **records[name]}, separators=(",", ":")) for name in sorted(records))
+        draft.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        draft.replace(folder / RECORDS)
+    kept = {name: records[name] for name in wanted if name in records}
+    for name, record in kept.items():
+        there, now = record["options"], _short(wanted[name])
+        differing = sorted(key for key in {*there, *now} if there.get(key) != now.get(key))
+        if differing:
+            key = differing[0]
+            raise InvalidArgument(
+                f"{folder / RECORDS} holds {name} of other options ({key} {there.get(key)!r}, now {now.get(key)!r}): "
+                "run that cell, give another --results, or delete that line."
+            )
+    return kept
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """Other processes that keep records in the folder wait."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _short(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: _short(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_short(value) for value in x]
+    return float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x
