@@ -1,6 +1,7 @@
 """A party that bounds what all runs together tell of one of its examples."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from tests.app.test_deployment import Channel, hospitals, run  # noqa: F401  (a 
 from tfp_bfl.app.deployment.ledger import Ledger
 from tfp_bfl.app.deployment.server import BEGIN, ROUND
 from tfp_bfl.app.deployment.site import FILE, Site
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import arrays_of
 from tfp_bfl.privacy import Steps, composed_epsilon
 
@@ -91,3 +92,12 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
         site.answer(other)
     with pytest.raises(Error, match=r"west: Its file allows epsilon 3 for an example over all runs"):
         run(hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
+
+
+def test_what_counts_is_missed_when_the_party_starts_and_not_in_a_round(hospitals, monkeypatch):  # noqa: F811
+    bound(hospitals, 3.0)
+    file = hospitals / "west" / "local" / FILE
+    file.write_text(file.read_text() + "delta: 1.0e-7\n")
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(MissingDependency, match="dp-accounting, which is not installed"):
+        Site(hospitals / "west" / "local")

@@ -170,7 +170,7 @@ class Site(Executor):
             folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
             try:
                 self._answers = Answers(folder)
-            except InvalidArgument as error:
+            except Error as error:
                 self._answers = str(error)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -180,7 +180,7 @@ class Site(Executor):
             if isinstance(self._answers, str):
                 raise InvalidArgument(self._answers)
             reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
-        except InvalidArgument as error:
+        except Error as error:
             self.log_error(fl_ctx, f"{task_name} refused: {error}")
             reply[_REFUSED] = str(error)
         self.log_info(fl_ctx, f"{task_name} took {time.perf_counter() - started:.2f} s")

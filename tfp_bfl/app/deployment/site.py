@@ -103,11 +103,14 @@ class Site:
 
         Raises:
           InvalidArgument: the file or the data can't be read.
+          MissingDependency: the file has a bound of epsilon, and the package that counts it is not installed.
         """
         self._folder = pathlib.Path(folder)
         # Where a kit has its certificates.
         self._startup = self._folder.parent / "startup"
         self._file = read_file(folder)
+        if self._file.max_example_epsilon is not None:
+            bfl.privacy.composed_epsilon([], self._file.delta)  # which needs the package
         own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
         self._train, self._test = own.train, own.test
         self._party: Optional[bfl.federated.Party] = None
