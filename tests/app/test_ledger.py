@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.app.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
+from tfp_bfl.app.deployment.channel import BEGIN, ROUND
 from tfp_bfl.app.deployment.ledger import Ledger
-from tfp_bfl.app.deployment.server import BEGIN, ROUND
 from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import arrays_of

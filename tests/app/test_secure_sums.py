@@ -9,8 +9,8 @@ import tfp_bfl as bfl
 from tests.app.test_deployment import OPTIONS, Channel, run
 from tests.certificates import certify
 from tfp_bfl.app.deployment import keys
+from tfp_bfl.app.deployment.channel import DESCRIBE, ROUND, Refusal
 from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.server import DESCRIBE, ROUND, Refusal
 from tfp_bfl.app.deployment.site import FILE
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of

@@ -73,7 +73,19 @@ def start(kit: str) -> None:
 
 
 class _Run(Grouped):
-    first = ("name", "output", "quorum", "deadline", "secure_sums", "model", "algorithm", "rule", "rounds")
+    first = (
+        "name",
+        "output",
+        "quorum",
+        "deadline",
+        "secure_sums",
+        "max_examples",
+        "without",
+        "model",
+        "algorithm",
+        "rule",
+        "rounds",
+    )
 
 
 @deploy.command("run", cls=_Run)
@@ -87,6 +99,10 @@ class _Run(Grouped):
 @click.option(
     "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads the sum of those who answer."
 )
+@click.option(
+    "--max-examples", type=click.IntRange(1), metavar="N", help="As how many a party counts at most, whatever it says."
+)
+@click.option("--without", multiple=True, metavar="PARTY", help="A party that is not asked; again for another.")
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @functools.partial(config_options, without=OF_ONE_PLACE)
 def run(
@@ -96,6 +112,8 @@ def run(
     quorum: int,
     deadline: float,
     secure_sums: bool,
+    max_examples: Optional[int],
+    without: Sequence[str],
     config_file: Optional[str],
     **given: Any,
 ) -> None:
@@ -106,6 +124,7 @@ def run(
     options = {**(read_yaml(config_file) if config_file else {}), **{k: x for k, x in given.items() if x is not None}}
     tell = functools.partial(click.echo, err=True)
     how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "tell": tell, "secure_sums": secure_sums}
+    how |= {"max_examples": max_examples, "without": without}
     click.echo(str(submit(kit, name, options, output, **how)))
 
 

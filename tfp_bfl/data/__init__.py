@@ -14,7 +14,7 @@ from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.own import TABLES, OwnData, is_own, names_clients, read_own, read_rows
-from tfp_bfl.data.parties import Parties, Schema, agree, describe, fitted
+from tfp_bfl.data.parties import Parties, Schema, agree, check_description, describe, fitted
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
@@ -37,6 +37,7 @@ __all__ = [
     "Source",
     "agree",
     "answering",
+    "check_description",
     "cohort",
     "crop_and_flip",
     "describe",

@@ -70,7 +70,7 @@ def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
       InvalidArgument: a party's is no such description, or data differ in shape, columns or kind.
     """
     for party, own in told.items():
-        _check(party, own)
+        check_description(party, own)
     (first, one), *others = told.items()
     for party, own in others:
         for key in ("element_shape", "is_image"):
@@ -155,7 +155,12 @@ class Parties(NamedTuple):
         return f"{self.num_clients} parties of {self.source.name} ({digest})"
 
 
-def _check(party: str, own: Any) -> None:
+def check_description(party: str, own: Any) -> None:
+    """Checks what a party tells of its data, by itself.
+
+    Raises:
+      InvalidArgument: it is not of the form that `describe` gives.
+    """
     whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
     text = lambda x: isinstance(x, str) and x.isprintable()
     fine = lambda c: (

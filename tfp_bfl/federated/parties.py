@@ -85,6 +85,7 @@ class Party:
       run: a name of the run, so that two runs have other noise.
       memory: where what it keeps is put; None for a dictionary.
       charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
+      max_examples: as how many it counts at most, by which the server weighs it; None for as many as it has.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Party:
         run: str = "",
         memory: Optional[Versions] = None,
         charge: Optional[Callable[[Arrays], None]] = None,
+        max_examples: Optional[int] = None,
     ):
         self.number = number
+        self._size = min(source.num_examples, max_examples or source.num_examples)
         self._secret, self._run, self._charge = secret, run, charge
         self._versions: Versions = {} if memory is None else memory
         self._first, self._coding = process.client_work.memory, process.client_work.coding
@@ -131,6 +134,7 @@ class Party:
         row = self._memory(received)
         given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
         result = self._work(given, self._examples, self._key(done))
+        result = result._replace(num_examples=tf.minimum(result.num_examples, self._size))
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
         return result._replace(memory=())
@@ -141,7 +145,7 @@ class Party:
         version = int(find_row(message.memory, tf.constant(self.number))[0])
         # In the first round what there is may be of another run of that name.
         if version == 0 and (int(message.round) == 0 or 0 not in self._versions):
-            held, every = len(self._examples.labels), int(message.federation.num_examples)
+            held, every = self._size, int(message.federation.num_examples)
             share = np.float32(held / max(every, held)) if int(message.round) == 0 else np.float32(0)
             weights = tf.nest.map_structure(tf.constant, message.weights)
             self._versions[0] = to_arrays(self._first(weights, share))

@@ -127,7 +127,7 @@ class SealedParty(Party):
         digest = _digest(received)
         self._promises.answer(digest, attempt)
         if self._last[0] != digest:
-            size = tf.constant(len(self._examples.labels))
+            size = tf.constant(self._size)
             sealed = self._seal(received, self._result(asked, received), tf.constant(self.number), size)
             self._last = digest, sealed
         sealed = self._last[1]

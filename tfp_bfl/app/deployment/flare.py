@@ -11,7 +11,7 @@ import queue
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -24,18 +24,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from rich.console import Console
 
-from tfp_bfl.app.deployment.server import (
-    BEGIN,
-    DESCRIBE,
-    FAILURE,
-    MOST_BYTES,
-    ROUND,
-    SCORE,
-    TASKS,
-    Refusal,
-    Reply,
-    serve,
-)
+from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, ROUND, SCORE, TASKS, Refusal, Reply
+from tfp_bfl.app.deployment.server import FAILURE, serve
 from tfp_bfl.app.deployment.site import Site as Answers
 from tfp_bfl.app.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
@@ -58,15 +48,27 @@ class Server(Controller):
       folder: where runs are kept, from the server's own folder.
       quorum: the fewest parties that must answer.
       deadline: seconds that a party has for an answer.
-      secure_sums: parties mask what they send.
+      secure_sums, max_examples, without: of `server.serve`.
     """
 
     def __init__(
-        self, name: str, options: dict[str, Any], folder: str, quorum: int, deadline: float, secure_sums: bool
+        self,
+        name: str,
+        options: dict[str, Any],
+        folder: str,
+        quorum: int,
+        deadline: float,
+        secure_sums: bool,
+        max_examples: Optional[int],
+        without: list[str],
     ):
         super().__init__()
         self._arguments = name, options, folder, quorum, deadline
-        self._secure_sums = secure_sums
+        self._how: dict[str, Any] = {
+            "secure_sums": secure_sums,
+            "max_examples": max_examples,
+            "without": without,
+        }
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is to be prepared."""
@@ -83,7 +85,7 @@ class Server(Controller):
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
             with reporter(Console(force_terminal=False, width=200), "lines", int(options.get("rounds", 0))) as tell:
-                done = serve(options, name, here, channel, quorum, tell, secure_sums=self._secure_sums)
+                done = serve(options, name, here, channel, quorum, tell, **self._how)
             # What the administrator fetches: the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
         except _Aborted:
@@ -101,7 +103,7 @@ class Server(Controller):
 
 
 class _Channel:
-    """`server.Channel` by FLARE's tasks."""
+    """`channel.Channel` by FLARE's tasks."""
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, deadline: float):
         self._controller, self._fl_ctx, self._abort, self._deadline = controller, fl_ctx, abort, deadline
@@ -112,7 +114,7 @@ class _Channel:
         return [client.name for client in self._fl_ctx.get_engine().get_clients()]
 
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
-        """As of `server.Channel`; a party that is not connected refuses."""
+        """As of `channel.Channel`; a party that is not connected refuses."""
         there = set(self.names)
         asked = [name for name in what if name in there]
         yield from ((name, Refusal("it is not connected")) for name in what if name not in there)

@@ -6,46 +6,27 @@ import json
 import logging
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Optional
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
 from tfp_bfl.app.config import OF_ONE_PLACE, RunConfig
+from tfp_bfl.app.deployment.attendance import gather
+from tfp_bfl.app.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
 from tfp_bfl.app.deployment.job import check_name, make_job, to_json
 from tfp_bfl.app.deployment.site import OFFER
 from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.run_folder import owned, recorder
-from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import arrays_of, to_bytes
 
 logger = logging.getLogger(__name__)
 
-DESCRIBE, BEGIN, ROUND, SCORE = TASKS = ("describe", "begin", "round", "score")
-PARTIES = "parties.json"
 # In a result's folder, why there is no more of it.
 FAILURE = "failure.txt"
-MOST_BYTES = 2**32
-
-
-class Refusal(str):
-    """Why a party does not do what it is asked."""
-
-
-Reply = Union[bytes, Refusal]
-
-
-class Channel(Protocol):
-    """Reaches parties by name."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of those who can be reached."""
-
-    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
-        """The replies of parties, each by its authenticated name, as they come, until all have or time is up."""
 
 
 def serve(
@@ -57,6 +38,8 @@ def serve(
     tell: Reporter,
     *,
     secure_sums: bool = False,
+    max_examples: Optional[int] = None,
+    without: Sequence[str] = (),
 ) -> pathlib.Path:
     """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
 
@@ -71,6 +54,8 @@ def serve(
       quorum: the fewest parties that must take part, and give a sound answer in each round.
       tell: what is told of progress.
       secure_sums: parties mask what they send, so that only the sum over those who answer can be read here.
+      max_examples: that a party counts as having, whatever it says; None for what it says.
+      without: parties that are not asked.
 
     Raises:
       InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
@@ -80,21 +65,27 @@ def serve(
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run {name} is complete: give another one another name.")
     tell.phase("asking the parties what data they have")
-    told = _told(folder, channel, quorum)
-    names = tuple(sorted(told))
+    there = gather(folder, channel, quorum, without)
+    names, told = there.names, there.counted(max_examples)
     schema = bfl.data.agree(name, told)
-    offers = {party: told[party].get(OFFER) for party in names}
+    offers = {party: own.get(OFFER) for party, own in told.items()}
     config = make_job(options, len(names))
-    sizes = np.array([told[party]["num_examples"] for party in names], np.int64)
+    sizes = np.array([own["num_examples"] for own in told.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
     sums = _largest(offers, sizes) if secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     bfl.federated.check_clients(process, parties)
     with owned(folder, config):
-        (folder / PARTIES).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        there.write(folder)
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
-        _begin(channel, names, job, quorum)
+        job |= {"max_examples": max_examples}
+        jobs = {party: json.dumps({**job, "number": number}).encode() for number, party in enumerate(names)}
+        there.begin(channel, jobs, quorum)
+        there.write(folder)
+        doubts = there.doubts(max_examples)
+        for warning in [*there.absences(), *doubts]:
+            tell.phase(warning)
         tell.announce(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
@@ -104,7 +95,7 @@ def serve(
             result = bfl.federated.simulate_parties(
                 process,
                 parties,
-                _Carrier(channel, names),
+                _Carrier(channel, names, jobs, there.refused),
                 config.rounds,
                 quorum,
                 bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
@@ -118,20 +109,48 @@ def serve(
                 keep_checkpoints=config.keep_checkpoints,
                 max_retries=config.max_retries,
             )
-        _write(folder, config, schema, parties, result, scores.last)
+        there.write(folder)
+        _write(folder, config, schema, parties, result, scores.last, [*there.absences(), *doubts])
     return folder
 
 
 class _Carrier:
-    """`federated.Transport` by a channel: rounds' messages as bytes."""
+    """`federated.Transport` by a channel: rounds' messages as bytes.
 
-    def __init__(self, channel: Channel, names: Sequence[str]):
-        self._channel, self._names = channel, names
+    A party that was started anew or did not hear of the run is told of it before the next round, and is in that again.
+
+    Args:
+      channel: that reaches the parties.
+      names: of the parties, by their numbers.
+      jobs: name -> what that party is told of the run.
+      refused: name -> why that party takes no part, which is kept up to date.
+    """
+
+    def __init__(self, channel: Channel, names: Sequence[str], jobs: Mapping[str, bytes], refused: dict[str, str]):
+        self._channel, self._names, self._jobs, self._refused = channel, names, jobs, refused
+        self._again: set[str] = set()
 
     def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
-        content = to_bytes(message)
-        for party, reply in self._channel.ask(ROUND, {self._names[number]: content for number in numbers}):
+        """As of `federated.Transport`."""
+        asked = [self._names[number] for number in numbers]
+        self._begin_again([party for party in asked if party in self._again])
+        for party, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
+            if isinstance(reply, Refusal) and reply == NO_RUN:
+                self._again.add(party)
+            elif not isinstance(reply, Refusal):
+                self._refused.pop(party, None)
             yield self._names.index(party), _arrays(reply)
+
+    def _begin_again(self, parties: Sequence[str]) -> None:
+        if not parties:
+            return
+        for party, reply in self._channel.ask(BEGIN, {party: self._jobs[party] for party in parties}):
+            self._again.discard(party)
+            if isinstance(reply, Refusal):
+                self._refused[party] = str(reply)
+            logger.warning(
+                "%s was told of the run again: %s", party, str(reply) if isinstance(reply, Refusal) else "it takes part"
+            )
 
 
 class _Scores:
@@ -172,22 +191,6 @@ def _arrays(reply: Reply) -> Any:
         return str(error)
 
 
-def _told(folder: pathlib.Path, channel: Channel, quorum: int) -> dict[str, Any]:
-    """Who takes part, and what they have: of a run that broke off who took part in it."""
-    if (folder / PARTIES).exists():
-        return json.loads((folder / PARTIES).read_text(encoding="utf-8"))
-    told, refused = {}, {}
-    for party, reply in channel.ask(DESCRIBE, dict.fromkeys(channel.names, b"")):
-        try:
-            if isinstance(reply, Refusal):
-                raise InvalidArgument(reply)
-            told[party] = json.loads(reply)
-        except ValueError as error:
-            refused[party] = str(error)
-    _enough(len(told), quorum, refused)
-    return told
-
-
 def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
     """The bound of the parties' weights, of whom each must have offered half of a key."""
     without = [party for party, offer in offers.items() if offer is None]
@@ -199,19 +202,6 @@ def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
     return float(sizes.max())
 
 
-def _begin(channel: Channel, names: Sequence[str], job: Mapping[str, Any], quorum: int) -> None:
-    what = {party: json.dumps({**job, "number": number}).encode() for number, party in enumerate(names)}
-    replies = dict(channel.ask(BEGIN, what))
-    refused = {party: str(reply) for party, reply in replies.items() if isinstance(reply, Refusal)}
-    _enough(len(replies) - len(refused), quorum, refused)
-
-
-def _enough(number: int, quorum: int, refused: Mapping[str, str]) -> None:
-    if number < quorum:
-        reasons = "; ".join(f"{party}: {reason}" for party, reason in refused.items())
-        raise Error(f"{number} parties take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
-
-
 def _write(
     folder: pathlib.Path,
     config: RunConfig,
@@ -219,6 +209,7 @@ def _write(
     parties: bfl.data.Parties,
     result: bfl.federated.SimulationResult,
     scores: Mapping[str, Any],
+    warnings: Sequence[str],
 ) -> None:
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
@@ -230,7 +221,7 @@ def _write(
     info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
     _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
-    summary = {**metrics, "parties": of_parties, "warnings": list(result.warnings)}
+    summary = {**metrics, "parties": of_parties, "warnings": [*warnings, *result.warnings]}
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 

@@ -17,6 +17,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build
 from tfp_bfl.app.config import RunConfig, read_yaml
 from tfp_bfl.app.deployment import keys
+from tfp_bfl.app.deployment.channel import NO_RUN
 from tfp_bfl.app.deployment.job import check_name, from_json, make_job
 from tfp_bfl.app.deployment.ledger import Ledger
 from tfp_bfl.errors import InvalidArgument, shown
@@ -114,6 +115,7 @@ class Site:
         own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
         self._train, self._test = own.train, own.test
         self._party: Optional[bfl.federated.Party] = None
+        self._why_not = NO_RUN
         self._ledger: Optional[Ledger] = None
 
     def describe(self) -> str:
@@ -128,11 +130,20 @@ class Site:
         Raises:
           InvalidArgument: its file forbids that, or what is told is not of the form that it must have.
         """
+        self._party = None
+        try:
+            self._party = self._begin(told)
+        except InvalidArgument as error:
+            self._why_not = str(error)
+            raise
+
+    def _begin(self, told: str) -> bfl.federated.Party:
         try:
             job = json.loads(told)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
             rules, version = dict(options), str(job["version"])
             sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
+            most = None if job.get("max_examples") is None else int(job["max_examples"])
         except (KeyError, TypeError, ValueError):
             raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
         if version != bfl.__version__:
@@ -147,12 +158,12 @@ class Site:
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
         here, secret = self._folder / "memory" / run, secret_of(self._folder)
         own = self._process, self._source, number, secret, run
-        kept: dict[str, Any] = {"memory": _Versions(here), "charge": self._ledger and self._ledger.charge}
+        kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most}
+        kept["charge"] = self._ledger and self._ledger.charge
         if sums is None:
-            self._party = bfl.federated.Party(*own, **kept)
-        else:
-            kept |= {"keys": self._shared(number, parties, secret, offers), "promises": _Promises(here / "promises")}
-            self._party = bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
+            return bfl.federated.Party(*own, **kept)
+        kept |= {"keys": self._shared(number, parties, secret, offers), "promises": _Promises(here / "promises")}
+        return bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
 
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
@@ -192,7 +203,7 @@ class Site:
 
     def _begun(self) -> bfl.federated.Party:
         if self._party is None:
-            raise InvalidArgument("It takes part in no run.")
+            raise InvalidArgument(self._why_not)
         return self._party
 
     def _begin_ledger(self, config: RunConfig, run: str) -> Optional[Ledger]:

@@ -8,8 +8,8 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from typing import Any, Callable, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.app.deployment.job import check_name, make_job
 from tfp_bfl.app.deployment.kits import ADMIN, CLASSES, check_installed, role_of
@@ -32,12 +32,14 @@ def write_job(
     quorum: int,
     deadline: float,
     secure_sums: bool = False,
+    max_examples: Optional[int] = None,
+    without: Sequence[str] = (),
 ) -> pathlib.Path:
     """Writes a job's folder: two files that name one class each, and one that names the job."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
     server = {"name": name, "options": dict(options), "folder": RUNS, "quorum": quorum, "deadline": deadline}
-    server["secure_sums"] = secure_sums
+    server |= {"secure_sums": secure_sums, "max_examples": max_examples, "without": list(without)}
     files = {
         config.parent.parent / "meta.json": {
             "name": name,
@@ -73,6 +75,8 @@ def submit(
     timeout: float = 120.0,
     restarts: int = 3,
     secure_sums: bool = False,
+    max_examples: Optional[int] = None,
+    without: Sequence[str] = (),
 ) -> pathlib.Path:
     """Submits a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
     saved_model/.
@@ -91,6 +95,8 @@ def submit(
       timeout: seconds in which the server must be reached, at first and again.
       restarts: how often a run goes on after a process died.
       secure_sums: parties mask what they send, and the server reads the sum over those who answer alone.
+      max_examples: that a party counts as having, whatever it says.
+      without: parties that are not asked.
 
     Raises:
       InvalidArgument: the options are no run's, or the folder is there. Then nothing was submitted.
@@ -108,7 +114,7 @@ def submit(
     server = _Server(kit, timeout, tell)
     try:
         with tempfile.TemporaryDirectory() as draft:
-            job = write_job(pathlib.Path(draft), name, options, quorum, deadline, secure_sums)
+            job = write_job(pathlib.Path(draft), name, options, quorum, deadline, secure_sums, max_examples, without)
             for attempt in range(restarts + 1):
                 number = server.call("submit_job", str(job))
                 tell(f"run {name} is submitted")
