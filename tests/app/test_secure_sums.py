@@ -9,9 +9,10 @@ import tfp_bfl as bfl
 from tests.app.test_deployment import OPTIONS, Channel, run
 from tests.certificates import certify
 from tfp_bfl.app.deployment import keys
-from tfp_bfl.app.deployment.channel import DESCRIBE, ROUND, Refusal
+from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
 from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.site import FILE
+from tfp_bfl.app.deployment.kits import SERVER
+from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of
 
@@ -24,7 +25,7 @@ def kits(tmp_path_factory):
     for name in HOSPITALS:
         (folder / name / "local").mkdir(parents=True)
     write_hospitals(folder)
-    certify(folder, HOSPITALS)
+    certify(folder, HOSPITALS, others={SERVER: "fl.example.org"})
     return folder
 
 
@@ -46,9 +47,17 @@ def test_a_half_that_is_not_the_partys_own_is_refused(kits, tmp_path):
     true = {name: keys.offer(kits / name / "startup", name.encode()) for name in HOSPITALS}
     foreign = keys.offer(tmp_path / "west" / "startup", b"west")
     another = {**true["west"], "public": true["south"]["public"]}
-    for lie in (foreign, another, true["south"], {}, None, {**true["west"], "signature": "no base64!"}):
+    agree = lambda offers: keys.agree(kits / "north" / "startup", b"north", "north", offers)
+    for lie in (foreign, {}, None, {**true["west"], "signature": "no base64!"}):
         with pytest.raises(InvalidArgument, match="said to be the key of west is not signed by west"):
-            keys.agree(kits / "north" / "startup", b"north", "north", {**true, "west": lie})
+            agree({**true, "west": lie})
+    for lie in (another, true["south"]):
+        with pytest.raises(InvalidArgument, match="Two parties offer the same half"):
+            agree({**true, "west": lie})
+    # The server's certificate is by the same authority, and of no party.
+    of_server = keys.offer(kits / SERVER / "startup", b"of the server")
+    with pytest.raises(InvalidArgument, match=r"key of fl\.example\.org is not signed by fl\.example\.org"):
+        agree({"north": true["north"], "fl.example.org": of_server})
 
 
 def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
@@ -93,9 +102,32 @@ def test_a_party_that_is_gone_for_a_round_costs_that_round_its_numbers_alone(kit
     rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
     assert [row["num_faulty"] for row in rows] == [1, 0]
     folder = kits / "north" / "local" / "memory" / "first-gone" / "promises"
-    promises = [json.loads(path.read_text()) for path in folder.iterdir()]
-    assert sorted(promise["sets"]["0"] for promise in promises) == ["110", "111"]
+    promises = [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+    assert [promise["sets"]["0"] for promise in promises] == ["110", "111"]
     assert all(promise["told"] == 0 for promise in promises)
+
+
+def test_a_party_takes_part_in_one_run_of_a_name(kits):
+    """Else a server could have the sum of the same work over other sets, of other options, or in the clear."""
+    channel = Channel(kits)
+    sealed(kits, channel, "once", quorum=3)
+    told = next(json.loads(content) for task, name, content in channel.sent if task == BEGIN and name == "north")
+    site = channel.sites["north"]
+    site.begin(json.dumps(told))
+    others = [
+        {**told, "options": {**told["options"], "learning_rate": 1e-9}},
+        {**told, "secure_sums": None},
+        {**told, "secure_sums": told["secure_sums"] * 2},
+        {**told, "parties": 2, "offers": {name: x for name, x in told["offers"].items() if name != "west"}},
+    ]
+    for job in others:
+        with pytest.raises(InvalidArgument, match="masked what it sent in another run of the name once"):
+            site.begin(json.dumps(job))
+    with pytest.raises(InvalidArgument, match="The server calls it south, which its certificate or its key does not"):
+        site.begin(json.dumps({**told, "number": 1}))
+    site.begin(json.dumps(told))
+    with pytest.raises(InvalidArgument, match="Another process of this party takes part"):
+        Site(kits / "north" / "local").begin(json.dumps(told))
 
 
 def test_who_wants_only_sums_takes_part_in_no_other_run(kits, tmp_path):

@@ -72,8 +72,9 @@ def test_what_one_party_sends_is_noise_and_no_mask_is_used_twice():
     assert not any(name.startswith("statistics") for name in other.answer(message))
     # Asked again it says the same; of another message no number has the same mask.
     np.testing.assert_array_equal(sent, numbers(one.answer(message)))
-    moved = {**message, "weights/posterior/mean/0": message["weights/posterior/mean/0"] + 1e-7}
-    again = numbers(one.answer(moved)) - sent
+    moved = {**message, "weights/posterior/mean/0": message["weights/posterior/mean/0"] + np.float32(1e-7)}
+    anew = list(parties_of(PROCESSES["variational"], sealed=True))[1]
+    again = numbers(anew.answer(moved)) - sent
     assert np.mean(np.abs(again) > 2**55) > 0.9
 
 
@@ -112,18 +113,90 @@ def test_lies_about_itself_are_named(lie, message):
         simulated(PROCESSES["fed_opt"], sealed=True, lies={1: lie})
 
 
-def test_a_party_without_a_sound_result_adds_nothing_and_says_so():
-    make = PROCESSES["fed_opt"]
-    here = Here(list(parties_of(make, sealed=True)))
-    spoilt = here.parties[1]
-    spoilt._work = lambda *given, work=spoilt._work: tf.nest.map_structure(
+def spoilt(parties, number):
+    """The parties, of whom one's work comes out as no numbers."""
+    work = parties[number]._work
+    parties[number]._work = lambda *given: tf.nest.map_structure(
         lambda x: x * np.nan if x.dtype == tf.float32 else x, work(*given)
     )
-    found = simulate_parties(
-        make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED, make_engine=SealedEngine, quorum=2
-    )
-    assert found.rounds[0]["faulty_clients"] == {"1": "not finite"}
+    return parties
+
+
+def test_a_party_without_a_sound_result_is_not_in_the_sum():
+    """Zeros in its place would leave the sum to fewer than the others have agreed to."""
+    make = PROCESSES["fed_opt"]
+    here, found = of_some(make, (), spoilt(list(parties_of(make, sealed=True)), 1))
+    assert [row["num_faulty"] for row in found.rounds] == [1, 1]
     assert all(np.all(np.isfinite(x)) for x in tf.nest.flatten(found.state.weights))
+    assert [numbers for exchange, numbers, _ in here.heard if exchange == "proofs"] == [(0, 2)] * 2
+    with pytest.raises(Error, match="south: What it found is unsound: not finite"):
+        simulated(make, sealed=True, here=Leaving(spoilt(list(parties_of(make, sealed=True)), 1), ()))
+
+
+def test_who_masks_other_work_on_the_same_message_is_not_answered():
+    make, kept = PROCESSES["fed_opt"], {}
+    here = Here(list(parties_of(make, sealed=False)))
+    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=1, seed=SEED)
+    party = next(parties_of(make, sealed=True, promises=kept))
+    first = party.answer(here.messages[0])
+    again = next(parties_of(make, sealed=True, promises=kept))
+    assert all(np.array_equal(x, first[name]) for name, x in again.answer(here.messages[0]).items())
+    other = next(parties_of(make, sealed=True, promises=kept))
+    other._secret = b"whose noise is another"
+    with pytest.raises(InvalidArgument, match="came out otherwise than before, and one mask hides one answer"):
+        other.answer(here.messages[0])
+
+
+def hostile(engine_class):
+    """An engine whose sums come out far too large."""
+
+    class Hostile(engine_class):
+        def _read(self, *given):
+            total = super()._read(*given)
+            return total._replace(statistics=tf.nest.map_structure(lambda x: x + 2**62, total.statistics))
+
+    return Hostile
+
+
+def test_a_sum_that_spoils_the_round_ends_the_run_with_a_sentence(tmp_path):
+    make = PROCESSES["fed_opt"]
+    run = {"rounds": 2, "seed": SEED, "checkpoint_dir": tmp_path / "a", "make_engine": hostile(SealedEngine)}
+    process = make(secure_sums=WEIGHT, max_magnitude=10.0)
+    parties = Here(list(parties_of(make, sealed=True)))
+    with pytest.raises(Error, match=r"after round 1 are such as no run can go on from, and under masks nobody"):
+        simulate_parties(process, PARTIES, parties, quorum=2, **run)
+
+
+def test_losses_are_sums_too():
+    """Of each party's report nothing is in the clear but its number, size and weight."""
+    make = PROCESSES["variational"]
+    here, sealed = of_some(make, ())
+    _, clear = simulated(make, sealed=False)
+    for name in ("nll", "kl", "elbo"):
+        assert [r[name] for r in sealed.rounds] == pytest.approx([r[name] for r in clear.rounds], rel=1e-3)
+    told = {name: x for answer in here.heard[0][2].values() for name, x in answer.items() if name.startswith("report/")}
+    assert {name for name, x in told.items() if x.any()} <= {
+        f"report/{x}" for x in ("client", "num_examples", "weight")
+    }
+
+
+def test_parties_who_are_told_otherwise_of_a_run_have_no_mask_in_common():
+    make = PROCESSES["fed_opt"]
+    jobs = [bytes(32), bytes(32), bytes([1]) * 32]
+    parties = [
+        SealedParty(make(secure_sums=WEIGHT), source, k, bytes([k]), "a", keys=keys_of(k), job=jobs[k])
+        for k, source in enumerate(sources())
+    ]
+    with pytest.raises(Error, match="has not agreed to this sum"):
+        of_some(make, (), parties)
+    with pytest.raises(InvalidArgument, match="no sum of fewer than 4 parties"):
+        next(parties_of(make, sealed=True, min_parties=4))
+    last = next(parties_of(make, sealed=True, rounds=1))
+    here = Here(list(parties_of(make, sealed=False)))
+    simulate_parties(make(secure_sums=WEIGHT), PARTIES, here, rounds=2, seed=SEED)
+    last.answer(here.messages[0])
+    with pytest.raises(InvalidArgument, match="agreed to 1 rounds, and round 2 is none of them"):
+        last.answer(here.messages[1])
 
 
 def test_what_masks_do_not_go_with():
@@ -193,7 +266,7 @@ def test_who_is_gone_before_it_has_told_ends_the_run_which_goes_on_when_it_is_ba
     with pytest.raises(Error, match=r"sum of round 1 can't be read without .*south: it did not answer in time"):
         simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("proofs", 1)}), **run)
     # The others have told: without south no other sum of this round is to be had.
-    with pytest.raises(Error, match=r"0 of 3 parties .*north: It has let another sum of this message be known"):
+    with pytest.raises(Error, match=r"0 of 3 parties .*north: It has let another sum of this round be known"):
         simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("round", 1)}), **run)
     found = simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, ()), **run)
     _, whole = simulated(make, sealed=True)
@@ -231,7 +304,7 @@ def test_what_the_server_has_of_one_party_stays_noise_whoever_is_gone():
     for number, answer in [*rounds[0].items(), *rounds[1].items()]:
         assert all(np.mean(np.abs(numbers_less(answer, masks)) > 2**55) > 0.9 for masks in signs), number
     # Who had the key of the two who stayed would read them.
-    context = context_of("a", here.parties[0]._last[0], 1)
+    context = context_of("a", bytes(32), here.parties[0]._last[0], 1)
     of_round_two = [answers for exchange, _, answers in here.heard if exchange == "round"][-1]
     told = [answers for exchange, _, answers in here.heard if exchange == "proofs"][-1][0]["seeds"]
     masks = [(told[0].tobytes(), 1), (told[1].tobytes(), 1), (seed_of(keys_of(0)[2], context), 1)]
@@ -248,13 +321,13 @@ def test_a_server_that_would_have_two_sums_is_refused():
     for party in parties:
         party.answer(at(0))
         party.answer(at(1))
-    digest = np.frombuffer(parties[0]._last[0], np.uint8)
-    of = lambda attempt, *members: SetOfParties(digest, np.array(attempt, np.int32), np.array(members, np.uint8))
+    zero = np.array(0, np.int32)
+    of = lambda attempt, *members: SetOfParties(zero, np.array(attempt, np.int32), np.array(members, np.uint8))
     ask = lambda number, what: parties[number].answer(to_arrays(what))
 
     # Two are told that all are there, and the third that it is alone with the first.
     proofs = np.stack([ask(number, of(0, 1, 1, 1))["proofs"] for number in (0, 1)] + [np.zeros([3, 32], np.uint8)])
-    with pytest.raises(InvalidArgument, match="another sum of this message"):
+    with pytest.raises(InvalidArgument, match="another sum of this round"):
         ask(0, of(0, 1, 0, 1))
     ask(2, of(0, 1, 0, 1))
     for number in (0, 1):
@@ -270,17 +343,23 @@ def test_a_server_that_would_have_two_sums_is_refused():
     seeds = ask(0, AgreedSet(of(1, 1, 1, 1), proofs))["seeds"]
     assert seeds[0].any() and not seeds[1:].any()
     np.testing.assert_array_equal(ask(0, AgreedSet(of(1, 1, 1, 1), proofs))["seeds"], seeds)
-    with pytest.raises(InvalidArgument, match="another sum of this message"):
+    with pytest.raises(InvalidArgument, match="another sum of this round"):
         ask(0, of(2, 1, 1, 0))
-    with pytest.raises(InvalidArgument, match="answered this message for another sum"):
+    with pytest.raises(InvalidArgument, match="answered this round for another sum"):
         parties[0].answer(message)
+    # Nor of a message that is nearly the same.
+    moved = {name: x + np.float32(1e-7) if name == "weights/posterior/mean/0" else x for name, x in at(2).items()}
+    with pytest.raises(InvalidArgument, match="answered another message of this round"):
+        parties[0].answer(moved)
 
     for members in ((0, 1, 1), (1, 0, 0), (2, 1, 1)):
         with pytest.raises(InvalidArgument, match="must be over itself and in all 2 or more"):
             ask(0, of(1, *members))
-    unknown = of(0, 1, 1, 1)._replace(digest=np.zeros(32, np.uint8))
-    with pytest.raises(InvalidArgument, match="answered no such message"):
-        ask(0, unknown)
+    with pytest.raises(InvalidArgument, match="answered no such round"):
+        ask(0, of(0, 1, 1, 1)._replace(number=np.array(1, np.int32)))
+    for bad in (of(9, 1, 1, 1), of(-1, 1, 1, 1)):
+        with pytest.raises(InvalidArgument, match="must be one of 0 to 3"):
+            ask(0, bad)
     with pytest.raises(InvalidArgument, match="must be one of 0 to 3"):
         parties[0].answer(at(9))
 
@@ -293,7 +372,7 @@ def test_what_is_promised_outlasts_the_process():
     party.answer(here.messages[0])
     again = next(parties_of(make, sealed=True, promises=kept))
     again.answer(here.messages[0])
-    with pytest.raises(InvalidArgument, match="answered this message for another sum"):
+    with pytest.raises(InvalidArgument, match="answered this round for another sum"):
         again.answer({**here.messages[0], "attempt": np.array(0, np.int32)})
 
 

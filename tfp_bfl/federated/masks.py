@@ -1,6 +1,6 @@
 """Masks of whole numbers: seeds that two parties or one alone have for a message, and of which sums they are told.
 
-    m_ij = SHAKE-256(HMAC(k_ij, c)),   b_i = SHAKE-256(HMAC(s_i, c)),   c = (run, message, attempt)
+    m_ij = SHAKE-256(HMAC(k_ij, c)),   b_i = SHAKE-256(HMAC(s_i, c)),   c = (run, job, message, attempt)
 
 k_ij is a key that parties i and j alone have, s_i the secret of party i.
 """
@@ -20,9 +20,16 @@ from tfp_bfl.errors import InvalidArgument
 KEY_BYTES = 32
 
 
-def context_of(run: str, digest: bytes, attempt: Optional[int] = None) -> bytes:
-    """What seeds are of: a run, one message of it, and which attempt at its sum; None if all parties must answer."""
-    return run.encode() + digest + (b"" if attempt is None else attempt.to_bytes(4, "big"))
+def context_of(run: str, job: bytes, digest: bytes, attempt: Optional[int] = None) -> bytes:
+    """What seeds are of: a run, what its parties are told of it, one message of it, and which attempt at its sum.
+
+    Args:
+      run: its name.
+      job: a digest [32] of who takes part and in what, so that parties who are told otherwise have no mask in common.
+      digest: of the message [32].
+      attempt: None if all parties must answer.
+    """
+    return run.encode() + job + digest + (b"" if attempt is None else attempt.to_bytes(4, "big"))
 
 
 def seed_of(key: bytes, context: bytes) -> bytes:
@@ -44,19 +51,20 @@ def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
 
 
 class Kept(Protocol):
-    """Where promises are put, by the digest of a message: such as a dictionary."""
+    """Where promises are put, by the number of a round: such as a dictionary."""
 
-    def get(self, digest: str, /) -> Optional[dict[str, Any]]:
-        """What there is of that message, or None."""
+    def get(self, number: int, /) -> Optional[dict[str, Any]]:
+        """What there is of that round, or None."""
 
-    def __setitem__(self, digest: str, promise: dict[str, Any], /) -> None:
+    def __setitem__(self, number: int, promise: dict[str, Any], /) -> None:
         """Puts it there."""
 
 
 class Promises:
-    """Of which set of parties one party lets the sum be known: of one set a message, for ever.
+    """Of which set of parties one party lets the sum be known: one message a round, and of that one sum, for ever.
 
-    A server that could have the sum of one message over two sets would know what their difference found.
+    A server that could have the sums over two sets, or of two messages that are nearly the same, would know what their
+    difference found.
 
     Args:
       kept: where they are put; None for a dictionary, which ends with the process.
@@ -65,46 +73,68 @@ class Promises:
     def __init__(self, kept: Optional[Kept] = None):
         self._kept: Kept = {} if kept is None else kept
 
-    def answer(self, digest: bytes, attempt: Optional[int]) -> None:
-        """Notes that a message is answered, for a sum over all parties or over those who answer.
+    def answer(self, number: int, digest: bytes, attempt: Optional[int], found: bytes) -> None:
+        """Notes that a round is answered, for a sum over all parties or over those who answer.
+
+        Args:
+          number: of rounds done.
+          digest: of its message.
+          attempt: at the sum over those who answer; None for all.
+          found: a digest of what is masked.
 
         Raises:
-          InvalidArgument: it was answered for the other kind of sum.
+          InvalidArgument: it had another message, was answered for the other kind of sum, or with other numbers.
         """
-        of_some = attempt is not None
-        record = self._kept.get(digest.hex()) or {"of_some": of_some, "sets": {}, "told": None}
-        if record["of_some"] != of_some:
-            raise InvalidArgument("It has answered this message for another sum: two sums would tell their difference.")
-        self._kept[digest.hex()] = record
+        now = {"digest": digest.hex(), "found": found.hex(), "of_some": attempt is not None}
+        record = self._kept.get(number) or {**now, "sets": {}, "told": None}
+        reasons = {
+            "digest": "It has answered another message of this round: two answers would tell their difference.",
+            "of_some": "It has answered this round for another sum: two sums would tell their difference.",
+            "found": "Its work on this message came out otherwise than before, and one mask hides one answer alone.",
+        }
+        for name, reason in reasons.items():
+            if record[name] != now[name]:
+                raise InvalidArgument(reason)
+        self._kept[number] = record
 
-    def agree(self, digest: bytes, attempt: int, members: np.ndarray) -> None:
-        """Agrees to a set of members [K] for an attempt.
+    def agree(self, number: int, attempt: int, members: np.ndarray) -> bytes:
+        """Agrees to a set of members [K] for an attempt, and returns the digest of the round's message.
 
         Raises:
           InvalidArgument: it has agreed to another set of this attempt, or told of another attempt.
         """
-        record = self._of(digest)
+        record = self._of(number)
         found = "".join(map(str, members.tolist()))
         other = record["sets"].get(str(attempt), found) != found
         if other or record["told"] not in (None, attempt):
-            raise InvalidArgument("It has let another sum of this message be known: two would tell their difference.")
+            raise InvalidArgument("It has let another sum of this round be known: two would tell their difference.")
         record["sets"][str(attempt)] = found
-        self._kept[digest.hex()] = record
+        self._kept[number] = record
+        return bytes.fromhex(record["digest"])
 
-    def tell(self, digest: bytes, attempt: int, members: np.ndarray) -> None:
+    def agreed(self, number: int, attempt: int) -> bytes:
+        """The digest of the message of a round in which it has agreed to a set.
+
+        Raises:
+          InvalidArgument: it has not.
+        """
+        record = self._of(number)
+        if str(attempt) not in record["sets"]:
+            raise InvalidArgument("It has not agreed to this sum.")
+        return bytes.fromhex(record["digest"])
+
+    def tell(self, number: int, attempt: int, members: np.ndarray) -> None:
         """Notes that what is needed for the sum over the members [K] is told.
 
         Raises:
           InvalidArgument: it has not agreed to them.
         """
-        record = self._of(digest)
-        if record["sets"].get(str(attempt)) is None:
-            raise InvalidArgument("It has not agreed to this sum.")
-        self.agree(digest, attempt, members)
-        self._kept[digest.hex()] = {**record, "told": attempt}
+        self.agreed(number, attempt)
+        self.agree(number, attempt, members)
+        self._kept[number] = {**self._of(number), "told": attempt}
 
-    def _of(self, digest: bytes) -> dict[str, Any]:
-        record = self._kept.get(digest.hex())
+    def _of(self, number: int) -> dict[str, Any]:
+        record = self._kept.get(number)
         if record is None or not record["of_some"]:
-            raise InvalidArgument("It has answered no such message for a sum over some parties.")
+            raise InvalidArgument("It has answered no such round for a sum over some parties.")
         return record

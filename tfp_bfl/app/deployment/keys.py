@@ -39,7 +39,8 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
       offers: name -> what that party offers, as the server passed it on.
 
     Raises:
-      InvalidArgument: an offer is not signed by whom it is of, or by nobody whom the authority knows.
+      InvalidArgument: an offer is not signed by whom it is of, by no party whom the authority knows, or is another's
+        too; or the name is another's.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -47,6 +48,12 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     authority = x509.load_pem_x509_certificate((startup / _AUTHORITY).read_bytes())
+    own_half = _text(_half(secret).public_key().public_bytes_raw())
+    mine = x509.load_pem_x509_certificate((startup / _CERTIFICATE).read_bytes())
+    if _named(mine, x509.NameOID.COMMON_NAME) != name or (offers.get(name) or {}).get("public") != own_half:
+        raise InvalidArgument(f"The server calls it {name}, which its certificate or its key does not.")
+    if len({str((told or {}).get("public")) for told in offers.values()}) < len(offers):
+        raise InvalidArgument("Two parties offer the same half of a key, and one of them is not who it says.")
     found = {}
     for other, told in offers.items():
         if other == name:
@@ -54,19 +61,25 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
         try:
             certificate = x509.load_pem_x509_certificate(told["certificate"].encode())
             certificate.verify_directly_issued_by(authority)
-            (common,) = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
             public = base64.b64decode(told["public"], validate=True)
             signature = base64.b64decode(told["signature"], validate=True)
             own: Any = certificate.public_key()
             own.verify(signature, _SIGNED + public, *_padding())
-            if common.value != other:
-                raise ValueError("the certificate is of another")
+            # The server and the administrator have certificates too, of an organisation that no party is of.
+            names = (x509.NameOID.COMMON_NAME, x509.NameOID.ORGANIZATION_NAME)
+            if any(_named(certificate, kind) != other for kind in names):
+                raise ValueError("the certificate is of another, or of no party")
             shared = _half(secret).exchange(X25519PublicKey.from_public_bytes(public))
         except Exception:  # Whatever a stranger's bytes make of the parsers.
             raise InvalidArgument(f"What is said to be the key of {other} is not signed by {other}.") from None
         between = " ".join(sorted((name, other))).encode()
         found[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
     return found
+
+
+def _named(certificate: Any, kind: Any) -> str:
+    (found,) = certificate.subject.get_attributes_for_oid(kind)
+    return str(found.value)
 
 
 def _half(secret: bytes) -> Any:

@@ -22,6 +22,8 @@ from tfp_bfl.files import name as path_name
 ADMIN, SERVER = "admin", "server"
 _ROLE = "tfp_bfl.json"
 _USER = "admin@federation.local"
+# The organisation of the server and the administrator: no party is of it.
+_PROJECT = "federation"
 _NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
 CLASSES = "tfp_bfl.app.deployment.flare."
 _TEMPLATE = """# What this party has, and what it takes part in. Nobody else reads it; docs/deployment.md says more.
@@ -67,11 +69,11 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
     """
     check_installed()
     for name in parties:
-        if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority"):
+        if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
             raise InvalidArgument(f"{shown(name)} is no name of a party: take small letters, digits and -.")
     if len(set(parties)) != len(parties) or not parties:
         raise InvalidArgument("Name each party once, and at least one.")
-    if not _HOST.fullmatch(host):
+    if not _HOST.fullmatch(host) or host == _PROJECT:
         raise InvalidArgument(f"{shown(host)} is no host's name.")
     folder = pathlib.Path(folder).resolve()
     wanted = [name for name in (SERVER, ADMIN) if not (folder / name).exists()] + list(parties)
@@ -83,11 +85,11 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
     authority.chmod(0o700)
     project = {
         "api_version": 3,
-        "name": "federation",
+        "name": _PROJECT,
         "participants": [
-            {"name": host, "type": "server", "org": "federation", "fed_learn_port": port},
+            {"name": host, "type": "server", "org": _PROJECT, "fed_learn_port": port},
             *({"name": name, "type": "client", "org": name} for name in parties),
-            {"name": _USER, "type": "admin", "org": "federation", "role": "project_admin"},
+            {"name": _USER, "type": "admin", "org": _PROJECT, "role": "project_admin"},
         ],
         "builders": [
             {"path": f"nvflare.lighter.impl.{path}", "args": arguments}

@@ -105,7 +105,8 @@ def serve(
                 evaluate=scores.of,
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
-                checkpoint_every=config.checkpoint_every,
+                # A party answers a round with masks once: no round is gone back over.
+                checkpoint_every=1 if secure_sums else config.checkpoint_every,
                 keep_checkpoints=config.keep_checkpoints,
                 max_retries=config.max_retries,
             )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
 import math
 import os
@@ -26,6 +29,9 @@ from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 
 FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
+# In the memory of a run with masks, what run that is.
+JOB = "job"
+_OTHER_JOB = "It has masked what it sent in another run of the name {}: give this one another name."
 _SECRET_BYTES = 32
 _MOST_BYTES = 2**33
 
@@ -117,6 +123,7 @@ class Site:
         self._party: Optional[bfl.federated.Party] = None
         self._why_not = NO_RUN
         self._ledger: Optional[Ledger] = None
+        self._open = contextlib.ExitStack()
 
     def describe(self) -> str:
         """What its data look like, as JSON: no example; and its half of the keys by which it can mask what it sends."""
@@ -161,9 +168,40 @@ class Site:
         kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most}
         kept["charge"] = self._ledger and self._ledger.charge
         if sums is None:
+            if (here / JOB).exists():
+                raise InvalidArgument(_OTHER_JOB.format(run))
             return bfl.federated.Party(*own, **kept)
-        kept |= {"keys": self._shared(number, parties, secret, offers), "promises": _Promises(here / "promises")}
+        kept |= {"keys": self._shared(number, parties, secret, offers), "job": self._bound(here, job)}
+        kept |= {"promises": _Promises(here / "promises"), "rounds": config.rounds}
         return bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
+
+    def _bound(self, folder: pathlib.Path, job: Mapping[str, Any]) -> bytes:
+        """A digest of a run with masks, which stays the one that it is: who takes part, and all that they are told.
+
+        Raises:
+          InvalidArgument: it has masked what it sent in another run of this name, or does in another process.
+        """
+        told = {name: x for name, x in job.items() if name not in ("number", "offers")}
+        told["halves"] = {party: offer["public"] for party, offer in sorted(dict(job["offers"]).items())}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open.close()
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(open(folder / JOB, "a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidArgument("Another process of this party takes part in this run: end that one.") from None
+            file.seek(0)
+            there = file.read()
+            if there not in ("", digest):
+                raise InvalidArgument(_OTHER_JOB.format(folder.name))
+            if not there:
+                file.write(digest)
+                file.flush()
+                os.fsync(file.fileno())
+            self._open = opened.pop_all()
+        return bytes.fromhex(digest)
 
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
@@ -256,21 +294,21 @@ class _Versions:
 
 
 class _Promises:
-    """What a party has promised of messages, a file for each, on the disk before its answer goes."""
+    """What a party has promised of a run's rounds, a file for each, on the disk before its answer goes."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
 
-    def _path(self, digest: str) -> pathlib.Path:
-        return self._folder / f"{digest}.json"
+    def _path(self, number: int) -> pathlib.Path:
+        return self._folder / f"{number:06d}.json"
 
-    def get(self, digest: str) -> Optional[dict[str, Any]]:
-        path = self._path(digest)
+    def get(self, number: int) -> Optional[dict[str, Any]]:
+        path = self._path(number)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
-    def __setitem__(self, digest: str, promise: dict[str, Any]) -> None:
+    def __setitem__(self, number: int, promise: dict[str, Any]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(digest), json.dumps(promise))
+        write_whole(self._path(number), json.dumps(promise))
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:
