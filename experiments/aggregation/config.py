@@ -87,15 +87,30 @@ TABLES = {
     # Beyond the paper: noise that training feels, so that rules which shrink it can tell themselves apart.
     "wide_start": ({"rule": RULES, "partition": PARTITIONS, "initial_stddev": (WIDE_STDDEV,), "length": ("short",)},),
     "wide_start_5_epochs": ({"rule": RULES, "initial_stddev": (WIDE_STDDEV,), "length": ("long",)},),
-    # The published schedule has five times the steps at E = 5: epochs and steps apart.
-    "equal_steps": (
+    # The published schedule has five times the steps at E = 5, for its rates fall by the round. Here each step has the
+    # same rate at either E: the short rounds have five times the silent ones, and a fifth of the decay.
+    "equal_steps": tuple(
+        {**methods, "partition": ("iid", "dirichlet:0.5"), "evaluate_every": (each,), "length": (length,), **schedule}
+        for length, each, schedule in (
+            ("many_short", 10, {"silent_rounds": (250,), "learning_rate_decay": (0.008,)}),
+            ("many_long", 2, {}),
+        )
+        for methods in (
+            {
+                "rule": ("naive_weighted_average", "linear_pool", "log_linear_pool", "weighted_sum"),
+                "initial_stddev": (WIDE_STDDEV,),
+            },
+            {"kind": ("deterministic",)},
+        )
+    ),
+    # The paper contradicts itself on whether clients of a Dirichlet partition are of one size; these are.
+    "equal_sizes": (
         {
-            "rule": ("naive_weighted_average", "linear_pool", "log_linear_pool", "weighted_sum"),
-            "partition": ("iid", "dirichlet:0.5"),
-            "initial_stddev": (WIDE_STDDEV,),
-            "length": ("many_short", "many_long"),
+            "rule": ("naive_weighted_average", "linear_pool", "weighted_sum"),
+            "partition": ("dirichlet:0.5", "lda:0.5"),
+            "length": ("short",),
         },
-        {"kind": ("deterministic",), "partition": ("iid", "dirichlet:0.5"), "length": ("many_short", "many_long")},
+        {"kind": ("deterministic",), "partition": ("dirichlet:0.5", "lda:0.5"), "length": ("short",)},
     ),
     # Dropout learns more slowly.
     "long_baselines": (
@@ -160,8 +175,9 @@ SIZES = {
         },
         "seeds": {
             **dict.fromkeys((*PUBLISHED, "equal_steps"), (0, 1)),
-            **dict.fromkeys(("rules", "learnt", "wide_start", "pretraining"), (0, 1, 2)),
+            **dict.fromkeys(("rules", "learnt", "wide_start", "pretraining", "prior"), (0, 1, 2)),
             **dict.fromkeys(("wide_start_5_epochs", "long_baselines"), (0,)),
+            "equal_sizes": (0, 1, 2),
         },
     },
     # The demo's federation, on which the defaults were chosen.

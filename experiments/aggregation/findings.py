@@ -1,255 +1,251 @@
-"""The paper's findings as questions to our numbers; the answers are reported as found."""
+"""The paper's findings as questions to our numbers: differences paired by seed, and what their 95 % intervals leave.
+
+A finding is asked of each partition, or rule, by itself. It holds where the interval of other seeds lies on the side
+that it claims, does not hold where it lies on the other, and can't be told where it has both.
+"""
 
 from __future__ import annotations
 
 import functools
 import pathlib
-from typing import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from experiments.aggregation.config import COMMON, WIDE_STDDEV
-from experiments.aggregation.tables import RETENTION, Run, write
+from experiments.aggregation.tables import OF_STARTS, RETENTION, Run
+from experiments.tables import interval, paired, write
+from tfp_bfl.evaluation import Difference
 
 PRODUCTS = ("weighted_sum", "weighted_conflation", "conflation")
 AVERAGES = ("naive_weighted_average", "linear_pool")
 DWC = "distributed_weight_consolidation"
-_WORDS = {DWC: "DWC", "weighted_sum": "weighted sum"}
-# Rounds of `equal_steps` at E = 5.
-LONG = 60
-# A finding about levels counts as met within this difference of accuracies.
+_WORDS = {DWC: "DWC", "weighted_sum": "WS"}
+# Rounds of `equal_steps` at E = 1 and E = 5.
+MANY = {1: 300, 5: 60}
+# What counts as level: accuracies that differ by less.
 NEAR = 0.02
+HOLDS, FAILS, UNTOLD, FEW = "holds", "does not hold", "cannot be told", "one seed or none"
 
-Answer = tuple[bool, str]
+Scores = dict[int, float]
 
 
-def _select(runs: list[Run], **wanted: object) -> list[Run]:
+class Compared(NamedTuple):
+    """A finding in one place: that the first's scores are above the second's, or that both are level.
+
+    Fields:
+      where: the partition, rule or setting.
+      first, second: seed -> score.
+      level: whether the claim is that they are level; else that the first is above.
+    """
+
+    where: str
+    first: Scores
+    second: Scores
+    level: bool = False
+
+    def answer(self) -> tuple[str, Optional[Difference]]:
+        difference = paired(self.first, self.second)
+        if difference is None:
+            return FEW, None
+        low, high = difference.low, difference.high
+        if self.level:
+            inside, outside = low > -NEAR and high < NEAR, high < -NEAR or low > NEAR
+        else:
+            inside, outside = low > 0, high < 0
+        return (HOLDS if inside else FAILS if outside else UNTOLD), difference
+
+
+Question = Callable[[list[Run]], list[Compared]]
+
+
+def select(runs: Iterable[Run], **wanted: object) -> list[Run]:
     return [run for run in runs if all(run[name] == value for name, value in wanted.items())]
 
 
-def _federated(runs: list[Run], **wanted: object) -> list[Run]:
-    """Runs of the main comparison: as published, weighted by size, the prior fixed, nothing pre-trained, the fewest
-    rounds of several."""
+def federated(runs: list[Run], **wanted: object) -> list[Run]:
+    """Runs of the main comparison: as published, the prior fixed, nothing pre-trained, the fewest rounds of several."""
     plain = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
     plain |= {name: COMMON[name] for name in ("initial_stddev", "inference")}
-    found = [run for run in _select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
-    fewest = lambda run: min(other["rounds"] for other in found if other["local_epochs"] == run["local_epochs"])
-    return found if "rounds" in wanted else [run for run in found if run["rounds"] == fewest(run)]
+    found = [run for run in select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
+    return found if "rounds" in wanted else select(found, rounds=min((run["rounds"] for run in found), default=0))
 
 
-def _accuracy(runs: list[Run]) -> float:
-    return float(np.mean([run["accuracy"] for run in runs]))
+def of_seeds(runs: Sequence[Run], score: str | Callable[[Run], float] = "accuracy") -> Scores:
+    """Seed -> score, the mean over the runs of a seed; seeds at which fewer runs are there than at others are left."""
+    get = (lambda run: run[score]) if isinstance(score, str) else score
+    seeds: dict[int, list[float]] = {}
+    for run in runs:
+        seeds.setdefault(run["seed"], []).append(get(run))
+    most = max(map(len, seeds.values()), default=0)
+    return {seed: float(np.mean(values)) for seed, values in seeds.items() if len(values) == most}
 
 
-def _by_rule(runs: list[Run], rules: tuple[str, ...], score: str = "accuracy") -> dict[str, float]:
-    of = {rule: [run[score] for run in _select(runs, rule=rule)] for rule in rules}
-    return {rule: float(np.mean(scores)) for rule, scores in of.items() if scores}
+def of_group(runs: list[Run], rules: Sequence[str], score: str | Callable[[Run], float] = "accuracy") -> Scores:
+    """`of_seeds` of a group of rules, all of which must be there."""
+    own = [run for run in runs if run["rule"] in rules]
+    return of_seeds(own, score) if {run["rule"] for run in own} == set(rules) else {}
 
 
-def _partitions(runs: list[Run]) -> list[str]:
+def partitions(runs: Iterable[Run]) -> list[str]:
     return list(dict.fromkeys(run["partition"] for run in runs))
 
 
-def _rounds_to(runs: list[Run], threshold: float) -> float:
-    """The mean round in which a run's test accuracy first reaches the threshold; one past the last if it never does."""
-    reached = [
-        next((row["round"] for row in run["per_round"] if row.get("accuracy", 0) >= threshold), run["rounds"] + 1)
-        for run in runs
+def rounds_to(run: Run, threshold: float) -> float:
+    """The first round whose test accuracy reaches the threshold; one past the last if none does."""
+    reached = (row["round"] for row in run["per_round"] if row.get("accuracy", 0) >= threshold)
+    return next(reached, run["rounds"] + 1)
+
+
+def groups_apart(
+    runs: list[Run],
+    high: Sequence[str] = PRODUCTS,
+    low: Sequence[str] = AVERAGES,
+    score: str = "accuracy",
+    level: bool = False,
+    **options: object,
+) -> list[Compared]:
+    """One group of rules against another, in each partition."""
+    found = [run for run in federated(runs, **{"local_epochs": 1, **options}) if score in run]
+    by_partition = {name: select(found, partition=name) for name in partitions(found)}
+    return [
+        Compared(name, of_group(same, high, score), of_group(same, low, score), level)
+        for name, same in by_partition.items()
     ]
-    return float(np.mean(reached))
 
 
-def products_end_above_averages(runs: list[Run], **options: object) -> Answer | None:
-    runs = _federated(runs, local_epochs=1, **options)
-    answers, words = [], []
-    for partition in _partitions(runs):
-        same = _select(runs, partition=partition)
-        high, low = _by_rule(same, PRODUCTS), _by_rule(same, AVERAGES)
-        if len(high) + len(low) == len(PRODUCTS) + len(AVERAGES):
-            answers.append(min(high.values()) > max(low.values()))
-            words.append(f"{partition}: {min(high.values()):.3f} to {max(high.values()):.3f} against "
-                         f"{min(low.values()):.3f} to {max(low.values()):.3f}")  # fmt: skip
-    return (all(answers), "; ".join(words)) if answers else None
+def products_converge_faster(runs: list[Run], **options: object) -> list[Compared]:
+    """Rounds of the averages less those of the products, to 0.9 of the lowest mean accuracy at the end."""
+    found, answers = federated(runs, local_epochs=1, **options), []
+    for partition in partitions(found):
+        same = [run for run in select(found, partition=partition) if run["rule"] in PRODUCTS + AVERAGES]
+        ends = [np.mean([run["accuracy"] for run in select(same, rule=rule)]) for rule in {r["rule"] for r in same}]
+        if ends:
+            rounds = functools.partial(rounds_to, threshold=0.9 * min(ends))
+            answers.append(Compared(partition, of_group(same, AVERAGES, rounds), of_group(same, PRODUCTS, rounds)))
+    return answers
 
 
-def products_converge_faster(runs: list[Run], **options: object) -> Answer | None:
-    runs = _federated(runs, local_epochs=1, **options)
-    answers, words = [], []
-    for partition in _partitions(runs):
-        same = _select(runs, partition=partition)
-        if len(_by_rule(same, PRODUCTS + AVERAGES)) == len(PRODUCTS + AVERAGES):
-            threshold = 0.9 * min(_by_rule(same, PRODUCTS + AVERAGES).values())
-            fast, slow = ([_rounds_to(_select(same, rule=r), threshold) for r in g] for g in (PRODUCTS, AVERAGES))
-            answers.append(max(fast) < min(slow))
-            words.append(f"{partition}: accuracy {threshold:.2f} by round {max(fast):.1f} against {min(slow):.1f}")
-    return (all(answers), "; ".join(words)) if answers else None
+def equal_weighted_conflation_is_conflation(runs: list[Run]) -> list[Compared]:
+    equal = federated(runs, weighting="equal", local_epochs=1)
+    both = [of_group(equal, (rule,)) for rule in ("weighted_conflation", "conflation")]
+    return [Compared("all", *both, level=True)] if all(both) else []
 
 
-def linear_pool_is_last(runs: list[Run], **options: object) -> Answer | None:
-    runs = _federated(runs, local_epochs=1, **options)
-    answers, words = [], []
-    for partition in _partitions(runs):
-        scores = _by_rule(_select(runs, partition=partition), PRODUCTS + AVERAGES)
-        if "linear_pool" in scores and len(scores) > 1:
-            last = min(scores, key=lambda rule: scores[rule])
-            answers.append(last == "linear_pool")
-            words.append(f"{partition}: last {last}, {scores[last]:.3f}; linear_pool {scores['linear_pool']:.3f}")
-    return (all(answers), "; ".join(words)) if answers else None
+def _once(runs: list[Run], **wanted: object) -> list[Run]:
+    return [run for run in select(runs, rounds=1, **wanted) if run["clients"] > 1]
 
 
-def five_epochs_draw_level(runs: list[Run], **options: object) -> Answer | None:
-    answers, words = [], []
-    for partition in _partitions(runs):
-        ranges = []
-        for epochs in (1, 5):
-            scores = _by_rule(
-                _federated(runs, local_epochs=epochs, partition=partition, **options), PRODUCTS + AVERAGES
-            )
-            if len(scores) == len(PRODUCTS + AVERAGES):
-                ranges.append(max(scores.values()) - min(scores.values()))
-        if len(ranges) == 2:
-            answers.append(ranges[1] < NEAR)
-            words.append(f"{partition}: rules apart by {ranges[0]:.3f} at E = 1, {ranges[1]:.3f} at E = 5")
-    return (all(answers), "; ".join(words)) if answers else None
+def consolidation_fails_without_pretraining(runs: list[Run]) -> list[Compared]:
+    once = _once(runs, pretrain_share=None)
+    return [
+        Compared(name, of_group(here, ("weighted_sum",)), of_group(select(here, update_prior=False), (DWC,)))
+        for name in partitions(once)
+        if (here := select(once, partition=name))
+    ]
 
 
-def equal_weighted_conflation_is_conflation(runs: list[Run]) -> Answer | None:
-    differences = []
-    for run in _select(runs, rule="weighted_conflation", weighting="equal"):
-        same = {name: run[name] for name in ("kind", "partition", "clients", "local_epochs", "rounds", "seed")}
-        differences += [
-            max(abs(run[score] - other[score]) for score in ("accuracy", "nll"))
-            for other in _select(runs, rule="conflation", weighting="equal", **same)
-        ]
-    return (max(differences) == 0, f"largest difference {max(differences):.2g}") if differences else None
+def consolidation_is_near_the_sum(runs: list[Run], update_prior: bool) -> list[Compared]:
+    once = [run for run in _once(runs, update_prior=update_prior) if run["pretrain_share"]]
+    return [
+        Compared(name, of_group(here, (DWC,)), of_group(here, ("weighted_sum",)), level=True)
+        for name in partitions(once)
+        if (here := select(once, partition=name))
+    ]
 
 
-def consolidation_needs_pretraining(runs: list[Run]) -> Answer | None:
-    once = [run for run in _select(runs, partition="iid") if run["rounds"] == 1 and run["clients"] > 1]
-    settings = {
-        "without": (False, False),
-        "with": (True, False),
-        "with, its posterior the clients' prior": (True, True),
-    }
-    scores: dict[str, list[float]] = {}
-    for name, (pretrained, updated) in settings.items():
-        same = [run for run in once if bool(run["pretrain_share"]) == pretrained and run["update_prior"] == updated]
-        both = [_select(same, rule=rule) for rule in (DWC, "weighted_sum")]
-        if all(both):
-            scores[name] = [_accuracy(rule) for rule in both]
-    if not {"without", "with"} <= scores.keys():
-        return None
-    consolidated, summed = scores["without"]
-    fails = consolidated < summed - 10 * NEAR
-    near = any(abs(dwc - ws) < NEAR for name, (dwc, ws) in scores.items() if name != "without")
-    return fails and near, "; ".join(
-        f"{name}: DWC {dwc:.3f}, weighted sum {ws:.3f}" for name, (dwc, ws) in scores.items()
-    )
+def clients_add_to_the_start(runs: list[Run]) -> list[Compared]:
+    """One round from a pre-trained start against that start."""
+    once = [run for run in runs if run["rounds"] == 1 and OF_STARTS[1] in run]
+    answers = []
+    for partition in partitions(once):
+        for rule, updated in ((r, u) for u in (False, True) for r in _WORDS):
+            same = select(once, partition=partition, rule=rule, update_prior=updated)
+            where = f"{partition}, {_WORDS[rule]}{', the start their prior' if updated else ''}"
+            answers += [Compared(where, of_seeds(same), of_seeds(same, OF_STARTS[1]))] if same else []
+    return answers
 
 
-def updating_the_prior_hurts(runs: list[Run]) -> Answer | None:
-    answers, words = [], []
-    for rule in dict.fromkeys(run["rule"] for run in runs):
-        updated = [run for run in runs if run["update_prior"] and run["rule"] == rule and run["rounds"] > 1]
-        fixed = [
-            other
-            for run in updated
-            for other in _federated(runs, rule=rule, partition=run["partition"], seed=run["seed"])
-            if other["local_epochs"] == run["local_epochs"]
-        ]
-        if updated and fixed:
-            answers.append(_accuracy(updated) < _accuracy(fixed))
-            words.append(f"{rule}: {_accuracy(fixed):.3f} fixed, {_accuracy(updated):.3f} updated")
-    return (all(answers), "; ".join(words)) if answers else None
+def pretraining_wins_with_two_classes(runs: list[Run]) -> list[Compared]:
+    """One round from a pre-trained start against all rounds of E = 1 from a random one, under WS."""
+    runs = select(runs, partition="label_skew:2")
+    once = [run for run in _once(runs, update_prior=False) if run["pretrain_share"]]
+    return [
+        Compared(f"{word} against WS from {start}", of_group(once, (rule,)), of_group(plain, ("weighted_sum",)))
+        for start in (COMMON["initial_stddev"], WIDE_STDDEV)
+        if (plain := federated(runs, local_epochs=1, initial_stddev=start))
+        for rule, word in _WORDS.items()
+    ]
 
 
-def pretraining_wins_with_two_classes(runs: list[Run]) -> Answer | None:
-    """One round from a pre-trained start against all rounds of E = 1 from a random one."""
-    runs = _select(runs, partition="label_skew:2")
-    once = [run for run in runs if run["rounds"] == 1 and run["pretrain_share"] and not run["update_prior"]]
-    high, low = _by_rule(once, (DWC, "weighted_sum")), _by_rule(_federated(runs, local_epochs=1), PRODUCTS + AVERAGES)
-    if not high or not low:
-        return None
-    words = f"{', '.join(f'{_WORDS[rule]} {accuracy:.3f}' for rule, accuracy in high.items())} against at most "
-    return min(high.values()) > max(low.values()), f"{words}{max(low.values()):.3f}"
+def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
+    updated = [run for run in runs if run["update_prior"] and run["rounds"] > 1]
+    answers = []
+    for rule in dict.fromkeys(run["rule"] for run in updated):
+        own = select(updated, rule=rule)
+        same = {name: own[0][name] for name in ("rule", "weighting", "partition", "local_epochs", "rounds")}
+        fixed = federated(runs, **same)
+        answers.append(Compared(rule, of_seeds(fixed), of_seeds(own)))
+    return answers
 
 
-def products_order_mistakes_better(runs: list[Run], **options: object) -> Answer | None:
-    """By the area that the epistemic part gains on a retention curve."""
-    runs = [run for run in _federated(runs, local_epochs=1, **options) if RETENTION[2] in run]
-    answers, words = [], []
-    for partition in _partitions(runs):
-        same = _select(runs, partition=partition)
-        high, low = (_by_rule(same, rules, RETENTION[2]) for rules in (PRODUCTS, AVERAGES))
-        if len(high) + len(low) == len(PRODUCTS) + len(AVERAGES):
-            answers.append(min(high.values()) > max(low.values()))
-            words.append(f"{partition}: {_ends(high)} against {_ends(low)}")
-    return (all(answers), "; ".join(words)) if answers else None
+def dropout_beats_none(runs: list[Run]) -> list[Compared]:
+    plain = [run for run in select(runs, weighting="train_size") if run["clients"] > 1 and run["local_epochs"] == 1]
+    dropped = select(plain, kind="mc_dropout")
+    answers = []
+    for rounds, partition in sorted({(run["rounds"], run["partition"]) for run in dropped}):
+        same = select(plain, rounds=rounds, partition=partition)
+        both = [of_seeds(select(same, kind=kind)) for kind in ("mc_dropout", "deterministic")]
+        answers.append(Compared(f"{partition}, {rounds} rounds", *both))
+    return answers
 
 
-def averages_have_less_nll_at_five_epochs(runs: list[Run]) -> Answer | None:
-    long = [run for run in _federated(runs, local_epochs=5, initial_stddev=WIDE_STDDEV, rounds=LONG) if "nll" in run]
-    answers, words = [], []
-    for partition in _partitions(long):
-        scores = _by_rule(_select(long, partition=partition), ("weighted_sum", *AVERAGES), "nll")
-        if len(scores) == 1 + len(AVERAGES):
-            products = scores.pop("weighted_sum")
-            answers.append(max(scores.values()) < products)
-            words.append(f"{partition}: {_ends(scores)} against {products:.3f} nats")
-    return (all(answers), "; ".join(words)) if answers else None
+_WIDE = {"initial_stddev": WIDE_STDDEV}
+_LP = {"high": AVERAGES[:1], "low": AVERAGES[1:]}
+_ASK = functools.partial
 
 
-def dropout_beats_none_but_for_two_classes(runs: list[Run]) -> Answer | None:
-    answers, words = [], []
-    plain = [run for run in _select(runs, weighting="train_size") if run["clients"] > 1 and run["local_epochs"] == 1]
-    for rounds in sorted({run["rounds"] for run in plain if run["kind"] == "mc_dropout"}):
-        for partition in _partitions(plain):
-            same = _select(plain, rounds=rounds, partition=partition)
-            with_it, without = (_select(same, kind=kind) for kind in ("mc_dropout", "deterministic"))
-            if with_it and without:
-                gain = _accuracy(with_it) - _accuracy(without)
-                answers.append((gain > 0) == (partition != "label_skew:2"))
-                words.append(f"{partition}, {rounds} rounds: {gain:+.3f}")
-    return (all(answers), "; ".join(words)) if answers else None
+def _many(epochs: int) -> dict[str, object]:
+    return {**_WIDE, "high": PRODUCTS[:1], "local_epochs": epochs, "rounds": MANY[epochs]}
 
 
-def _ends(scores: dict[str, float]) -> str:
-    return f"{min(scores.values()):.3f} to {max(scores.values()):.3f}"
-
-
-def _from_wide(question: Callable[..., Answer | None]) -> Callable[[list[Run]], Answer | None]:
-    return functools.partial(question, initial_stddev=WIDE_STDDEV)
-
-
-_WIDE = f"E = 1, initial sd {WIDE_STDDEV}"
-
-FINDINGS: dict[str, Callable[[list[Run]], Answer | None]] = {
-    "E = 1: WS, WC and conflation converge faster than NWA and LP": products_converge_faster,
-    "E = 1: WS, WC and conflation end above NWA and LP": products_end_above_averages,
-    "E = 1: LP is last": linear_pool_is_last,
-    f"{_WIDE}: WS, WC and conflation converge faster than NWA and LP": _from_wide(products_converge_faster),
-    f"{_WIDE}: WS, WC and conflation end above NWA and LP": _from_wide(products_end_above_averages),
-    f"{_WIDE}: LP is last": _from_wide(linear_pool_is_last),
-    f"E = 5, initial sd {WIDE_STDDEV}: the rules draw level": _from_wide(five_epochs_draw_level),
-    "E = 5: the rules draw level": five_epochs_draw_level,
-    f"{_WIDE}: the epistemic part orders mistakes better under WS, WC and conflation": _from_wide(
-        products_order_mistakes_better
+FINDINGS: dict[str, Question] = {
+    "E = 1: WS, WC and conflation end above NWA and LP": groups_apart,
+    "E = 1: WS, WC and conflation converge faster, in rounds": products_converge_faster,
+    "E = 1: LP ends below NWA": _ASK(groups_apart, **_LP),
+    "E = 1, wide start: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_WIDE),
+    "E = 1, wide start: WS, WC and conflation converge faster, in rounds": _ASK(products_converge_faster, **_WIDE),
+    "E = 1, wide start: LP ends below NWA": _ASK(groups_apart, **_LP, **_WIDE),
+    "E = 1, wide start: the epistemic part gains more area by retention under WS, WC and conflation": (
+        _ASK(groups_apart, score=RETENTION[2], **_WIDE)
     ),
-    f"E = 5, initial sd {WIDE_STDDEV}, {LONG} rounds: NWA and LP have less NLL": averages_have_less_nll_at_five_epochs,
-    "MC dropout is above the deterministic network, and below with two classes": dropout_beats_none_but_for_two_classes,
-    "Pre-training wins with two classes": pretraining_wins_with_two_classes,
-    "WC with equal weights is conflation exactly": equal_weighted_conflation_is_conflation,
-    "One round: DWC fails without pre-training, is near WS with it": consolidation_needs_pretraining,
-    "Updating the prior hurts": updating_the_prior_hurts,
+    "E = 5, few rounds: the groups are level": _ASK(groups_apart, level=True, local_epochs=5),
+    "E = 5, 60 rounds, wide start: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(5)),
+    "E = 1, as many steps as that: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(1)),
+    "E = 5, 60 rounds, wide start: WS has more NLL than NWA and LP": _ASK(groups_apart, score="nll", **_many(5)),
+    "MC dropout is above the deterministic network": dropout_beats_none,
+    "One round: WS is above DWC without pre-training": consolidation_fails_without_pretraining,
+    "One round, pre-trained: DWC is level with WS": _ASK(consolidation_is_near_the_sum, update_prior=False),
+    "One round, pre-trained, the start the clients' prior: DWC is level with WS": (
+        _ASK(consolidation_is_near_the_sum, update_prior=True)
+    ),
+    "One round, pre-trained: the clients' round is above the start alone": clients_add_to_the_start,
+    "Two classes a client: one round from a pre-trained start is above all of E = 1": pretraining_wins_with_two_classes,
+    "WC with equal weights is conflation": equal_weighted_conflation_is_conflation,
+    "A fixed prior is above an updated one": updating_the_prior_hurts,
 }
 
 
 def write_findings(runs: list[Run], output: pathlib.Path) -> None:
-    """Writes what the cells that are done say of each finding."""
-    rows = [["finding", "here", "figures"]]
+    """Writes what the records say of each finding: a row for each place in which it can be asked."""
+    rows = [["finding", "where", "difference", "seeds", "here"]]
     for name, question in FINDINGS.items():
-        answer = question(runs)
-        rows.append(
-            [name, *(("holds" if answer[0] else "does not hold", answer[1]) if answer else ("not measured", ""))]
-        )
+        answers = [(compared, *compared.answer()) for compared in question(runs)]
+        rows += [
+            [name, compared.where, interval(difference) if difference else "", str(difference.number), here]
+            if difference
+            else [name, compared.where, "", "", here]
+            for compared, here, difference in answers
+        ] or [[name, "", "", "", "not measured"]]
     write(rows, output / "findings")
