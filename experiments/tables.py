@@ -25,10 +25,10 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Optional[
 
 
 def interval(difference: Difference, digits: int = 4, scale: float = 1.0) -> str:
-    """Mean and 95 % interval of a difference; bold where it leaves out 0."""
+    """Mean and 95 % interval of a difference; bold where the interval as it is printed leaves out 0."""
     mean, low, high = (f"{scale * x:+.{digits}f}" for x in (difference.mean, difference.low, difference.high))
     text = f"{mean} [{low}, {high}]"
-    return f"**{text}**" if difference.is_told else text
+    return f"**{text}**" if float(low) * float(high) > 0 else text
 
 
 def write(rows: list[list[str]], path: pathlib.Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -217,8 +218,8 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
     assert {"raw.csv", "raw_curves.csv", "curves.png", "controls.md", "failures.md", "scores-iid.md"} <= names
     assert read(results / "scores-iid.csv")["fed_avg"]["nll"] == "0.5010 +- 0.0010"
     different = read(results / "differences-dirichlet_0_5.csv")
-    assert different["curvature_0.05"]["nll"] == "**-0.1990 +- 0.0010**" and FITTED not in different
-    assert different["fed_avg"]["nll"] == "+0.0000 +- 0.0000" and "mc_dropout" not in different
+    assert different["curvature_0.05"]["nll"] == "**-0.1990 [-0.2015, -0.1965]**" and FITTED not in different
+    assert different["fed_avg"]["nll"] == "+0.0000 [+0.0000, +0.0000]" and "mc_dropout" not in different
     assert read(results / "permutation-iid.csv")["curvature_0.05"]["permutation_costs"].startswith("0.0980")
     assert "Diverged: because" in (results / "failures.md").read_text()
 
@@ -239,17 +240,40 @@ def test_a_folder_of_another_config_and_a_wrong_name_are_refused(study, monkeypa
     assert study.invoke("--cell", "nothing").exit_code == 2
 
 
-def test_bold_is_only_what_is_better_in_every_seed():
+def test_tables_are_of_records_where_the_folders_are_gone(study):
+    assert study.invoke("--cell", "dirichlet_0_5,seed=").exit_code == 2
+    assert study.invoke("--cell", "fed_avg,iid").exit_code == 0
+    before = (study.folder / "results" / "scores-iid.csv").read_text()
+    shutil.rmtree(study.folder / "cells")
+    assert study.invoke("--tables").exit_code == 0
+    assert (study.folder / "results" / "scores-iid.csv").read_text() == before
+    kept = (study.folder / "results" / "records.jsonl").read_text()
+    assert kept.count("\n") == 3 and "train_nll" not in kept and '"faulty":1' in kept
+
+
+def test_bold_is_only_what_other_seeds_would_leave_better_or_worse():
     rows = [
         {"row": name, "method": "fed_avg", "seed": seed, "nll": value}
         for name, values in {
-            FITTED: (0.5, 0.5),
-            "better": (0.4, 0.41),
-            "mixed": (0.3, 0.51),
-            "worse": (0.6, 0.6),
+            FITTED: (0.5, 0.5, 0.51),
+            "better": (0.4, 0.401, 0.41),
+            "in every seed": (0.3, 0.49, 0.5),
+            "worse": (0.6, 0.6, 0.612),
         }.items()
         for seed, value in enumerate(values)
     ]
     found = {line[0]: line[2] for line in tables.differences(rows)}
-    assert found["better"].startswith("**-0.0950")
-    assert found["mixed"].startswith("-0.0950") and found["worse"].startswith("+0.1000")
+    assert found["better"].startswith("**-0.0997 [") and found["worse"].startswith("**+0.1007 [")
+    assert found["in every seed"] == "-0.0733 [-0.3458, +0.1992]"
+    assert tables.differences([row for row in rows if row["seed"] == 0])[1][2] == "-0.1000"
+
+
+def test_pairs_are_of_the_places_where_both_rows_are():
+    row = lambda name, seed, x: {"row": name, "seed": seed, "accuracy": x, "nll": x, "ece": x}
+    groups = {
+        "a": [row("mc_dropout", s, 0.5 + 0.01 * s) for s in range(3)] + [row("fed_avg", s, 0.4) for s in range(3)]
+    }
+    groups["b"] = [row("mc_dropout", 0, 0.5)]
+    table = tables.pairs_table(groups)
+    assert len(table) == 2 and table[1][:3] == ["mc_dropout", "fed_avg", "a"] and table[1][-1] == "3"
+    assert table[1][3] == "**+0.1100 [+0.0852, +0.1348]**"

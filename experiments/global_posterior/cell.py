@@ -19,12 +19,21 @@ from experiments.global_posterior.scores import (
     spread_scores,
     without_spread,
 )
+from experiments.records import Record
+from tfp_bfl.app.cells import read_summary
 
 Options = dict[str, Any]
 
 IN_CURVES = ("round", "accuracy", "test_nll", "ece", "brier", "error_auroc", "ood_auroc_entropy", "ood_auroc_epistemic")
 IN_CURVES += ("retention_area", "epistemic", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95")
 IN_CURVES += ("fitted_temperature", "nll_fitted", "ece_fitted", "train_cpu_seconds")
+
+
+def read_cell(folder: pathlib.Path) -> Record:
+    """What is kept of a cell: all but the training loss of each round."""
+    summary = read_summary(folder)
+    training = {name: x for name, x in summary.get("training", {}).items() if name != "train_nll"}
+    return {**summary, **({"training": training} if training else {})}
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:

@@ -1,7 +1,7 @@
 """Runs the study: `python -m experiments.global_posterior.run`.
 
 A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at
-the end, and by --tables at any time, for what is there.
+the end, and by --tables at any time, of the records of cells in RESULTS, which outlive their folders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from experiments.cells import Study, study_options
-from experiments.global_posterior.cell import run_cell
+from experiments.global_posterior.cell import read_cell, run_cell
 from experiments.global_posterior.config import (
     CURVE_METHODS,
     CURVES,
@@ -25,7 +25,6 @@ from experiments.global_posterior.config import (
     SIZES,
 )
 from experiments.global_posterior.tables import write_all
-from tfp_bfl.app.cells import read_cells
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -65,9 +64,9 @@ def main(study: Study) -> None:
     every = {cell_name(options): options for options in cells()}
     study.run(every, run_cell, told)
     if not study.listed:
-        summaries = read_cells(study.output)
-        write_all(summaries, study.results)
-        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {study.results}")
+        records = study.records(every, read_cell)
+        write_all(list(records.values()), study.results)
+        click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import pathlib
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from experiments.global_posterior.config import BASELINE, CURVE_METHODS, METHODS, PLAN, PUBLISHED_METHODS, VARIANTS
 from experiments.global_posterior.figures import curve_figure
-from experiments.tables import mean_and_sd, write
+from experiments.tables import interval, mean_and_sd, paired, write
 
 Summary = dict[str, Any]
 Row = dict[str, Any]
@@ -42,6 +43,9 @@ SPREAD = (
 LOST = ("nll", "nll_permuted", "nll_permuted_sd", "permutation_costs", "nll_of_means")
 COSTS = ("train_seconds", "train_cpu_seconds", "megabytes_a_round")
 IDENTITY = ("row", "dataset", "method", "partition", "variant", "seed")
+# Dropout against none; whether what keeps its spread has less NLL than what loses it.
+PAIRS = (("mc_dropout", "fed_avg"), ("former_naive_average", "former_conflation"))
+PAIRED = ("accuracy", "nll", "ece")
 # Rounds of a curve that its table shows.
 SHOWN = (20, 40, 60, 100, 160, 240, 320, 400, 500)
 IN_TABLE = ("accuracy", "test_nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
@@ -80,6 +84,7 @@ def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
         write(table(here, SPREAD, digits=None), folder / f"spread-{name}")
         write(table([row for row in here if "nll_permuted" in row], LOST), folder / f"permutation-{name}")
         write(table(here, COSTS, digits=1), folder / f"costs-{name}")
+    write(pairs_table(groups), folder / "pairs")
     controls = controls_table(rows)
     if len(controls) > 1:
         write(controls, folder / "controls")
@@ -103,29 +108,42 @@ def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> 
 
 
 def differences(rows: list[Row]) -> list[list[str]]:
-    """Each row less the baseline of the same seed; bold where it is better beyond the seeds' spread.
+    """Each row less the baseline of the same seed, with the 95 % interval of other seeds.
 
-    That is: in all of at least two seeds, and on average by more than the sd of the differences. The baseline has no
-    epistemic part: detection by that is compared with the baseline's detection by entropy.
+    The baseline has no epistemic part: detection by that is compared with the baseline's detection by entropy.
     """
-    base = {row["seed"]: row for row in rows if row["row"] == BASELINE}
-    base = {seed: {**row, "ood_auroc_epistemic": row.get("ood_auroc_entropy")} for seed, row in base.items()}
     lines = [["", *SCORES, "seeds"]]
-    for name, same in by_row(rows).items():
-        paired = [(row, base[row["seed"]]) for row in same if row["seed"] in base]
-        if name == BASELINE or not paired:
-            continue
-        cells = []
-        for column, more_is_better in SCORES.items():
-            values = [a[column] - b[column] for a, b in paired if None not in (a.get(column), b.get(column))]
-            text = f"{np.mean(values):+.4f}" if values else ""
-            if len(values) > 1:
-                text += f" +- {np.std(values, ddof=1):.4f}"
-                better = np.array(values) if more_is_better else -np.array(values)
-                text = f"**{text}**" if better.min() > 0.00005 and better.mean() > np.std(values, ddof=1) else text
-            cells.append(text)
-        lines.append([name, *cells, str(len(paired))])
+    groups = by_row(rows)
+    base = groups.pop(BASELINE, [])
+    for name, same in groups.items():
+        seeds = len(of_seeds(same, "nll").keys() & of_seeds(base, "nll").keys())
+        as_for = {**dict(zip(SCORES, SCORES)), "ood_auroc_epistemic": "ood_auroc_entropy"}
+        cells = [less(of_seeds(same, column), of_seeds(base, as_for[column])) for column in SCORES]
+        lines += [[name, *cells, str(seeds)]] if seeds else []
     return lines
+
+
+def pairs_table(groups: dict[str, list[Row]]) -> list[list[str]]:
+    """What claims of others are about: a row less another, in each place where both are."""
+    lines = [["", "less", "where", *PAIRED, "seeds"]]
+    for (first, second), (where, rows) in itertools.product(PAIRS, groups.items()):
+        both = [[row for row in rows if row["row"] == name] for name in (first, second)]
+        cells = [less(*(of_seeds(own, column) for own in both)) for column in PAIRED]
+        seeds = len(of_seeds(both[0], "nll").keys() & of_seeds(both[1], "nll").keys())
+        lines += [[first, second, where, *cells, str(seeds)]] if seeds else []
+    return lines
+
+
+def less(first: dict[int, float], second: dict[int, float]) -> str:
+    """A paired difference with its interval; alone of a single seed; empty of none."""
+    difference = paired(first, second)
+    common = first.keys() & second.keys()
+    return interval(difference) if difference else "".join(f"{first[s] - second[s]:+.4f}" for s in common)
+
+
+def of_seeds(rows: list[Row], column: str) -> dict[int, float]:
+    """Seed -> score, of the seeds that have it."""
+    return {row["seed"]: row[column] for row in rows if row.get(column) is not None}
 
 
 def controls_table(rows: list[Row]) -> list[list[str]]:
