@@ -144,6 +144,7 @@ def made(rule, accuracy, **options):
         "nll": 1.0,
         "inference": "backprop",
         "pretrained": False,
+        "output_dropout": False,
         **dict.fromkeys(tables.RETENTION, accuracy / 10),
     }
     per_round = [{"round": i + 1, "accuracy": accuracy * (i + 1) / 4} for i in range(4)]
@@ -218,10 +219,12 @@ def test_what_seeds_contradict_cannot_be_told():
     assert findings.Compared("iid", far, first, level=True).answer()[0] == findings.FAILS
 
 
-def test_a_group_lacks_a_seed_where_one_of_its_rules_does():
-    runs = [run for rule in ("weighted_sum", "conflation") for run in over_seeds(rule, 0.5)][:-1]
-    assert set(findings.of_group(runs, ("weighted_sum", "conflation"))) == {0, 1}
-    assert findings.of_group(runs, ("weighted_sum", "linear_pool")) == {}
+def test_a_group_lacks_a_seed_where_one_of_its_rules_does_and_says_which_rule_is_missing():
+    runs = [run for rule in ("weighted_sum", "conflation", "linear_pool") for run in over_seeds(rule, 0.5)]
+    assert set(findings.of_group(runs[:5], ("weighted_sum", "conflation"))) == {0, 1}
+    (found,) = findings.groups_apart(runs)
+    assert found.where == "iid, without weighted_conflation, naive_weighted_average"
+    assert len(found.first) == 3
 
 
 def test_steps_of_equal_tables_have_equal_rates():

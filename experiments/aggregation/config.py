@@ -55,7 +55,11 @@ TABLES = {
     "centralised": ({"kind": ("deterministic", "mc_dropout", "flipout"), "clients": (1,), "length": ("alone",)},),
     "rules": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",)},),
     "rules_5_epochs": ({"rule": RULES, "partition": ("iid", "dirichlet:0.5"), "length": ("long",)},),
-    "baselines": ({"kind": ("deterministic", "mc_dropout"), "partition": PARTITIONS, "length": ("short",)},),
+    "baselines": (
+        {"kind": ("deterministic", "mc_dropout"), "partition": PARTITIONS, "length": ("short",)},
+        # After the last layer too, as published.
+        {"kind": ("mc_dropout",), "output_dropout": (True,), "partition": PARTITIONS, "length": ("short",)},
+    ),
     "weightings": (
         {"rule": WEIGHTED, "weighting": WEIGHTINGS, "partition": PARTITIONS, "length": ("short", "long")},
         {"rule": ("conflation",), "weighting": ("equal",), "partition": PARTITIONS, "length": ("short", "long")},

@@ -83,9 +83,14 @@ def of_seeds(runs: Sequence[Run], score: str | Callable[[Run], float] = "accurac
 
 
 def of_group(runs: list[Run], rules: Sequence[str], score: str | Callable[[Run], float] = "accuracy") -> Scores:
-    """`of_seeds` of a group of rules, all of which must be there."""
-    own = [run for run in runs if run["rule"] in rules]
-    return of_seeds(own, score) if {run["rule"] for run in own} == set(rules) else {}
+    """`of_seeds` of a group of rules, or of those that are there."""
+    return of_seeds([run for run in runs if run["rule"] in rules], score)
+
+
+def missing(runs: list[Run], rules: Sequence[str]) -> str:
+    """Words on the rules of groups that are not there."""
+    lacking = [rule for rule in rules if rule not in {run["rule"] for run in runs}]
+    return f", without {', '.join(lacking)}" if lacking else ""
 
 
 def partitions(runs: Iterable[Run]) -> list[str]:
@@ -110,7 +115,7 @@ def groups_apart(
     found = [run for run in federated(runs, **{"local_epochs": 1, **options}) if score in run]
     by_partition = {name: select(found, partition=name) for name in partitions(found)}
     return [
-        Compared(name, of_group(same, high, score), of_group(same, low, score), level)
+        Compared(name + missing(same, (*high, *low)), of_group(same, high, score), of_group(same, low, score), level)
         for name, same in by_partition.items()
     ]
 
@@ -123,7 +128,8 @@ def products_converge_faster(runs: list[Run], **options: object) -> list[Compare
         ends = [np.mean([run["accuracy"] for run in select(same, rule=rule)]) for rule in {r["rule"] for r in same}]
         if ends:
             rounds = functools.partial(rounds_to, threshold=0.9 * min(ends))
-            answers.append(Compared(partition, of_group(same, AVERAGES, rounds), of_group(same, PRODUCTS, rounds)))
+            where = partition + missing(same, PRODUCTS + AVERAGES)
+            answers.append(Compared(where, of_group(same, AVERAGES, rounds), of_group(same, PRODUCTS, rounds)))
     return answers
 
 
@@ -191,7 +197,8 @@ def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
 
 
 def dropout_beats_none(runs: list[Run]) -> list[Compared]:
-    plain = [run for run in select(runs, weighting="train_size") if run["clients"] > 1 and run["local_epochs"] == 1]
+    usual = select(runs, weighting="train_size", local_epochs=1, output_dropout=False)
+    plain = [run for run in usual if run["clients"] > 1]
     dropped = select(plain, kind="mc_dropout")
     answers = []
     for rounds, partition in sorted({(run["rounds"], run["partition"]) for run in dropped}):
@@ -241,7 +248,8 @@ def write_findings(runs: list[Run], output: pathlib.Path) -> None:
     """Writes what the records say of each finding: a row for each place in which it can be asked."""
     rows = [["finding", "where", "difference", "seeds", "here"]]
     for name, question in FINDINGS.items():
-        answers = [(compared, *compared.answer()) for compared in question(runs)]
+        asked = [compared for compared in question(runs) if compared.first and compared.second]
+        answers = [(compared, *compared.answer()) for compared in asked]
         rows += [
             [name, compared.where, interval(difference) if difference else "", str(difference.number), here]
             if difference

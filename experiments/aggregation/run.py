@@ -54,6 +54,8 @@ def cell_name(options: Options) -> str:
         parts.append("updated_prior")
     if options.get("pretrained"):
         parts.append("start_as_prior")
+    if options.get("output_dropout"):
+        parts.append("output_dropout")
     if options.get("augmentation"):
         parts.append(f"augmentation={options['augmentation']}")
     if options["initial_stddev"] != COMMON["initial_stddev"]:

@@ -33,6 +33,7 @@ KEYS = (
     "pretrain_share",
     "update_prior",
     "pretrained",
+    "output_dropout",
     "local_epochs",
     "rounds",
 )

@@ -43,8 +43,9 @@ SPREAD = (
 LOST = ("nll", "nll_permuted", "nll_permuted_sd", "permutation_costs", "nll_of_means")
 COSTS = ("train_seconds", "train_cpu_seconds", "megabytes_a_round")
 IDENTITY = ("row", "dataset", "method", "partition", "variant", "seed")
-# Dropout against none; whether what keeps its spread has less NLL than what loses it.
+# Dropout against none; whether what keeps its spread has less NLL than what loses it; sites against none.
 PAIRS = (("mc_dropout", "fed_avg"), ("former_naive_average", "former_conflation"))
+PAIRS += tuple((sites, "curvature_0.05") for sites in ("partitioned_vi", "bayesian_admm"))
 PAIRED = ("accuracy", "nll", "ece")
 # Rounds of a curve that its table shows.
 SHOWN = (20, 40, 60, 100, 160, 240, 320, 400, 500)

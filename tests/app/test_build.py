@@ -223,3 +223,15 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
         **{"update_prior": False, "pretrained": True},
         **({"inference": "backprop", "temperature": 1.0} if name == "variational" else {}),
     }
+
+
+def test_the_published_dropout_is_one_more():
+    def dropouts(**options):
+        config = make_config(None, {**SMALL, "kind": "mc_dropout", **options})
+        return sum(isinstance(layer, bfl.layers.MCDropout) for layer in build.model_fn(config, SOURCE)().layers)
+
+    assert dropouts(output_dropout="true") == dropouts() + 1
+    with pytest.raises(
+        bfl.errors.InvalidArgument, match="output_dropout is of kind 'mc_dropout', and this is 'flipout'"
+    ):
+        dropouts(kind="flipout", output_dropout="true")

@@ -35,6 +35,8 @@ def model_fn(
     if function is not None or own_model.names_code(config.model):
         return own_model.model_fn(function or own_model.load(config.model), source, common)
     options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
+    if config.output_dropout:
+        options["output_dropout"] = True
     if config.variational_layers is not None:
         options["variational_layers"] = config.variational_layers.split(",")
     return lambda: bfl.models.MODELS[config.model](

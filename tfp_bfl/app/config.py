@@ -77,6 +77,7 @@ class _Run(pydantic.BaseModel):
     )
     min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
     dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
+    output_dropout: bool = option(False, "Kind mc_dropout drops logits too, as published.")
     parametrization: str = option(
         "log_variance",
         "log_variance or log_alpha: what layers of kind variational_dropout hold of the noise.",

@@ -80,6 +80,8 @@ class Blocks:
         lookup(KINDS, kind, "kind of model")
         lookup(NORMALIZATIONS, normalization, "normalization")
         lookup(PRECISIONS, precision, "precision")
+        if output_dropout and kind != "mc_dropout":
+            raise InvalidArgument(f"output_dropout is of kind 'mc_dropout', and this is {kind!r}: leave it out.")
         if not 0 <= dropout_rate < 1:
             raise InvalidArgument(f"dropout_rate must be at least 0 and below 1, but is {dropout_rate}.")
         self._kind = kind
