@@ -4,6 +4,7 @@ import collections
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -63,6 +64,7 @@ def test_two_cells_from_end_to_end(digits, tmp_path, monkeypatch):
     cells = [{"algorithm": name, "server": config.SGD} for name in ("FedBE", "FedKP, clustered")]
     monkeypatch.setitem(config.TABLES["alphas"], "cells", cells)
     options = ["--table", "alphas", "--size", "tiny", "--cell", "lda_0.1,", "--output", str(tmp_path)]
+    options += ["--results", str(tmp_path)]
     result = CliRunner().invoke(run.main, options, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     rows = list(csv.reader((tmp_path / "tiny" / "alphas.csv").read_text().splitlines()))
@@ -126,7 +128,7 @@ def test_a_cell_of_each_other_dataset(
     }
     monkeypatch.setitem(config.SIZES["tiny"], config.TABLES[table]["dataset"], size)
     monkeypatch.setitem(config.TABLES[table], "cells", [{"algorithm": algorithm, "server": "sgd 0.5"}])
-    arguments = ["--table", table, "--size", "tiny", *options, "--output", str(tmp_path)]
+    arguments = ["--table", table, "--size", "tiny", *options, "--output", str(tmp_path), "--results", str(tmp_path)]
     result = CliRunner().invoke(run.main, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert ("mnist_writers takes the place of femnist: it is not here" in result.output) is (dataset == "mnist_writers")
@@ -275,23 +277,88 @@ def test_groups_of_cifar100_by_the_numbers_of_its_classes():
         assert [i for i, own in enumerate(GROUPS[100]) if own == group] == members
 
 
-def test_pairs_are_of_equal_seeds_against_fedavg_with_each_server():
-    def ran(algorithm, server, seed, accuracy):
-        options = {"algorithm": algorithm, "server": server, "seed": seed, "dataset": "mnist", "partition": "lda:1"}
-        return {
-            "options": {**options, "local_epochs": 5, "cohort_size": 10},
-            "rounds": [{"round": 1, "accuracy": accuracy}],
-        }
+def ran(algorithm, server, seed, accuracy, **others):
+    options = {"algorithm": algorithm, "server": server, "seed": seed, "dataset": "mnist", "partition": "lda:1"}
+    row = {"round": 1, "accuracy": accuracy, "cohort_accuracy": accuracy - 0.1}
+    run = {"options": {**options, "local_epochs": 5, "cohort_size": 10}, "rounds": [row], "seconds": 1.0, **others}
+    scores = dict.fromkeys(("test_nll", "ece", "macro_recall", "macro_precision"), 1 - accuracy)
+    return {**run, "metrics": {"accuracy": accuracy, **scores, "epistemic": 0.1, "aleatoric": 0.3}}
 
-    runs = [ran("FedAvg", server, seed, 0.8 + shift + 0.01 * seed)
+
+def test_pairs_are_of_equal_seeds_against_every_fedavg():
+    runs = [ran("FedAvg", server, seed, 0.7 + shift + 0.01 * seed)
             for server, shift in (("sgd 0.5", 0.0), ("none", 0.1)) for seed in range(3)]  # fmt: skip
     runs += [ran("FedKP", "none", seed, 0.9 + 0.01 * seed) for seed in (0, 2)]
-    (head, *rows) = tables.pairs_table(runs)
-    assert head[3:] == ["points", "from", "to", "seeds"]
-    told = {(row[1], row[2]): (float(row[3]), int(row[6])) for row in rows}
+    runs += [ran(config.AVERAGED, "sgd 0.5", seed, 0.85, alone=[0.1, *[0.7 + 0.01 * seed] * 10]) for seed in range(3)]
+    head, *rows = tables.pairs_table(runs)
+    assert head[3:6] == ["seeds", "points, last 10", "points, each round alone"]
+    mean = lambda text: float(text.strip("*").split(" ")[0])
+    told = {(row[1], row[2]): (mean(row[4]), mean(row[5]), int(row[3])) for row in rows}
+    half, whole, kp, averaged = (
+        f"{name}, server {server}"
+        for name, server in (
+            ("FedAvg", "sgd 0.5"),
+            ("FedAvg", "none"),
+            ("FedKP", "none"),
+            (config.AVERAGED, "sgd 0.5"),
+        )
+    )
     assert told == {
-        ("FedAvg, server sgd 0.5", "FedAvg, server none"): (-10.0, 3),
-        ("FedAvg, server none", "FedAvg, server sgd 0.5"): (10.0, 3),
-        ("FedKP, server none", "FedAvg, server sgd 0.5"): (10.0, 2),
-        ("FedKP, server none", "FedAvg, server none"): (0.0, 2),
+        (half, whole): (-10.0, -10.0, 3),
+        (half, averaged): (-14.0, 0.0, 3),
+        (whole, half): (10.0, 10.0, 3),
+        (whole, averaged): (-4.0, 10.0, 3),
+        (kp, half): (20.0, 20.0, 2),
+        (kp, whole): (10.0, 10.0, 2),
+        (kp, averaged): (6.0, 20.0, 2),
+        (averaged, half): (14.0, 0.0, 3),
+        (averaged, whole): (4.0, -10.0, 3),
     }
+    rounds = {(row[1], row[2]): row[head.index("rounds to 0.8")] for row in rows}
+    assert rounds[whole, averaged].startswith("+0.0 [") and not rounds[whole, half]
+
+
+def test_tables_outlive_the_folders_of_cells(tmp_path):
+    """And a cell's long rounds are kept as their accuracies."""
+    every = {run.cell_name(cell): cell for cell in run.cells("server_steps", "tiny")}
+    name, cell = next(iter(every.items()))
+    made = ran(cell["algorithm"], cell["server"], 0, 0.75)
+    made["rounds"][0]["train_seconds"] = 3.0
+    folder = tmp_path / "runs" / "tiny" / "cells" / name
+    folder.mkdir(parents=True)
+    options = {**cell, "cache_dir": None}
+    (folder / "summary.json").write_text(json.dumps({**made, "options": options}))
+    arguments = ["--table", "server_steps", "--size", "tiny", "--output", str(tmp_path / "runs")]
+    arguments += ["--results", str(tmp_path / "results"), "--tables"]
+    for _ in range(2):
+        result = CliRunner().invoke(run.main, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        table = (tmp_path / "results" / "tiny" / "server_steps.csv").read_text()
+        assert len(table.splitlines()) == 2 and "0.7500" in table
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    (record,) = (json.loads(x) for x in (tmp_path / "results" / "tiny" / "records.jsonl").read_text().splitlines())
+    assert record["options"] == cell and record["rounds"] == [{"round": 1, "accuracy": 0.75, "cohort_accuracy": 0.65}]
+
+
+def test_averaged_rounds_are_those_of_sgld_without_its_noise(digits, monkeypatch):
+    """And each of them alone is federated averaging's."""
+    monkeypatch.setitem(config.ALGORITHMS, "SGLD", ("fed_sgld", {"step_size": 1e-30, "burn_in_share": 0.5}))
+    wanted = {"algorithm": "FedAvg", "server": "sgd 0.5", "partition": "lda:1", "seed": 0}
+    (cell,) = (cell for cell in run.cells("server_steps", "tiny") if wanted.items() <= cell.items())
+    clients, test = run.clients_and_test(cell)
+
+    def weights_of(algorithm):
+        own = {**cell, "algorithm": algorithm}
+        found = bfl.simulate(run.build(own, clients), clients, rounds=4, cohort_size=2, seed=0, engine="local")
+        return own, found
+
+    _, noiseless = weights_of("SGLD")
+    own, averaged = weights_of(config.AVERAGED)
+    _, plain = weights_of("FedAvg")
+    for a, b, last in zip(noiseless.draws.values, averaged.draws.values, plain.state.weights.point):
+        assert len(a) == len(b) == 2
+        np.testing.assert_allclose(a, b, atol=1e-7)
+        np.testing.assert_array_equal(b[-1], last)
+    shown = test.subset(50, seed=0)
+    scored = bfl.evaluation.evaluate(plain.model, shown.features, shown.labels).metrics["accuracy"]
+    assert run.alone(averaged.draws, own, shown)[-1] == scored

@@ -8,6 +8,7 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from experiments.robustness import attacks, config, run
+from experiments.tables import write
 from tfp_bfl import data, rules
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.posterior import MeanField
@@ -47,12 +48,22 @@ def test_hostile_clients_send_what_the_attack_says_and_the_others_what_they_lear
         assert result.num_examples == 7
 
 
-def test_every_cell_can_be_built():
-    names = [run.cell_name(options) for options in run.cells()]
+def test_every_cell_has_a_name_and_its_parts():
+    cells = list(run.cells())
+    names = [run.cell_name(options) for options in cells]
     assert tuple(rules.RULES) == config.RULES
-    assert len(set(names)) == len(names) == (2 + 2 + 7) * (1 + 5 * 5)
+    with_variances, without = (2 + 2 + 7) * (1 + 5 * 5) + 5 * 3, 3 * (1 + 4 * (4 + 3))
+    assert len(set(names)) == len(names) == with_variances + without
+    assert {"iid,conflation,flipped,median", "deterministic,iid,kernel_posterior,scaled,mean_gaussian"} < set(names)
     for defence in config.DEFENCES[1:]:
         rules.parse_robust(defence)
+
+
+@pytest.mark.parametrize("defence", config.KERNELS)
+def test_a_kernel_posterior_pools_by_itself_in_the_place_of_a_defence(defence):
+    options = {"model": "deterministic", "rule": config.KERNEL, "attack": "flipped", "defence": defence}
+    process = run.build(options, data.load(config.DATASET).element_shape)
+    assert process.description["rule"] == "kernel posterior (silverman)"
 
 
 def test_the_control_has_the_honest_clients_alone():
@@ -91,3 +102,30 @@ def test_goes_on_where_it_was_and_writes_what_is_there(tmp_path, monkeypatch):
     (row,) = (row for row in rows if row[:2] == ["conflation", "hostile clients absent"])
     assert row[2:] == ["0.850 +- 0.071", "", "", "", ""]
     assert rows[1][2:] == [""] * 5  # another rule's, not run
+
+
+def record(attack, defence, accuracy, rule="naive_weighted_average", partition="iid"):
+    options = {"model": "deterministic", "partition": partition, "rule": rule, "attack": attack, "defence": defence}
+    return {"options": {**options, "seeds": [0, 1, 2]}, "accuracy": accuracy}
+
+
+def test_pairs_are_of_one_attack_and_of_seeds_that_both_have():
+    found = [
+        record("flipped", "none", [0.1, 0.2, None]),
+        record("flipped", "mean gaussian", [0.9, 0.8, 0.5], config.KERNEL),
+        record("scaled", "mean gaussian", [0.9, 0.8, 0.5], config.KERNEL),
+        record("flipped", "median", [0.8, 0.8, 0.8], partition="dirichlet:0.5"),
+    ]
+    head, row = run.pairs_table(found, "deterministic", "iid")
+    assert head[3:] == ["attack: none", "attack: flipped", "attack: scaled", "attack: reversed"]
+    assert row[:3] == [config.KERNEL, "mean gaussian", "naive_weighted_average, none"]
+    assert row[4].startswith("+70.0 [") and (row[3], *row[5:]) == ("", "", "")
+
+
+def test_what_a_table_has_of_cells_without_a_record_stays_in_it(tmp_path):
+    head = ["rule", "defence", "attack: none", "attack: flipped"]
+    write([head, ["a", "median", "0.7", "0.6"], ["b", "median", "0.5", ""]], tmp_path / "accuracy-iid")
+    anew = [head, ["a", "median", "", "0.9"], ["a", "mean", "0.1", ""], ["b", "median", "", ""]]
+    kept = [head, ["a", "median", "0.7", "0.9"], ["a", "mean", "0.1", ""], ["b", "median", "0.5", ""]]
+    assert run.kept_entries(anew, tmp_path / "accuracy-iid") == kept
+    assert run.kept_entries(anew, tmp_path / "nothing") == anew

@@ -1,7 +1,7 @@
 """Runs the kernel-posterior study: `python -m experiments.kernel_posterior.run --table alphas --size small`.
 
 A cell is a folder under OUTPUT/SIZE. What is done is not run again, whichever table asked for it; one that was stopped
-goes on from its last checkpoint. Tables and figures are written for what is there.
+goes on from its last checkpoint. What a cell found is kept by seed beside the tables and figures, in RESULTS/SIZE.
 
 The table "writers" wants FEMNIST, "pachinko" CIFAR-100: where these can't be had, made writers and CIFAR-10 take their
 place, which the console, the cells' names and summaries, and the tables tell. --characters and --cifar ask for one.
@@ -26,8 +26,9 @@ from experiments.kernel_posterior.figures import write_figures
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
 from tfp_bfl import errors
-from tfp_bfl.app.cells import SUMMARY, is_done, read_summary
+from tfp_bfl.app.cells import SUMMARY, read_summary
 
+HERE = pathlib.Path(__file__).parent
 Cell = dict[str, Any]
 
 
@@ -40,7 +41,7 @@ def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cel
     for partition in content["partitions"]:
         for own in content["cells"]:
             cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
-            for seed in content.get("seeds", options["seeds"]):
+            for seed in own.get("seeds", content.get("seeds", options["seeds"])):
                 cell = {"dataset": dataset, "partition": partition, **options, **own}
                 yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
 
@@ -94,6 +95,8 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
     options = dict(options)
     if "burn_in_share" in options:
         options["burn_in_rounds"] = int(options.pop("burn_in_share") * cell["rounds"])
+    if "averaged_rounds" in options:
+        options["thinning"] = bfl.federated.Thinning(options.pop("burn_in_rounds"), most=options.pop("averaged_rounds"))
     if recipe == "fed_be":
         # Of the clients' own data, without labels: the server of the study holds some.
         rows = np.random.default_rng([cell["seed"], 8]).permutation(np.concatenate(clients.indices))[
@@ -140,11 +143,23 @@ def run_cell(folder: pathlib.Path, cell: Cell) -> None:
         "options": cell,
         "metrics": final.metrics,
         "rounds": result.rounds,
+        **({} if result.draws is None else {"alone": alone(result.draws, cell, shown)}),
         "seconds": time.perf_counter() - started,
     }
     draft = folder / "summary.draft"
     draft.write_text(json.dumps(summary))
     draft.replace(folder / SUMMARY)
+
+
+def alone(draws: bfl.posterior.Samples, cell: Cell, shown: bfl.data.Source) -> list[float]:
+    """Accuracy of each kept round by itself, where they predict together."""
+    model = NETWORKS[cell["network"]](shown.num_classes, cell["seed"])
+    found = []
+    for values in zip(*draws.values):
+        for variable, value in zip(model.trainable_variables, values):
+            variable.assign(value)
+        found.append(bfl.evaluation.evaluate(model, shown.features, shown.labels).metrics["accuracy"])
+    return found
 
 
 @click.command()
@@ -156,7 +171,7 @@ def run_cell(folder: pathlib.Path, cell: Cell) -> None:
     "--characters", type=click.Choice(CHOICES["characters"]), help="Else femnist where TFF has it, or mnist_writers."
 )
 @click.option("--cache-dir", help="Where TFF keeps FEMNIST; TFF's own place if not given.")
-@study_options("kernel_posterior")
+@study_options("kernel_posterior", HERE / "results")
 def main(
     study: Study,
     tables: tuple[str, ...],
@@ -179,10 +194,18 @@ def main(
     study.run(everything, run_cell, told, goes_on=True)
     if not study.listed:
         for table in names:
-            folders = [study.output / cell_name(cell) for cell in cells(table, size, datasets)]
-            runs = [read_summary(folder) for folder in folders if is_done(folder)]
+            every = {cell_name(cell): cell for cell in cells(table, size, datasets)}
+            runs = list(study.records(every, record_of).values())
             write_tables(table, runs, study.results)
             write_figures(table, runs, study.results / "figures")
+
+
+def record_of(folder: pathlib.Path) -> dict[str, Any]:
+    """What is kept of a cell that is done: all but what a round tells besides its accuracies."""
+    summary = read_summary(folder)
+    shown = ("round", "accuracy", "cohort_accuracy")
+    rounds = [{name: row[name] for name in shown if name in row} for row in summary["rounds"]]
+    return {**summary, "rounds": rounds}
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
-from typing import Any
+from typing import Any, Callable, Optional
 
 import numpy as np
 
-from experiments.tables import mean_and_sd, write
+from experiments.tables import interval, mean_and_sd, paired, write
 from tfp_bfl import evaluation
 
 Run = dict[str, Any]
@@ -34,6 +35,22 @@ def setting(run: Run) -> str:
 def last_rounds(run: Run, metric: str = "accuracy") -> float:
     """The mean of a metric over the last ten evaluations."""
     return float(evaluation.running_mean(run["rounds"], metric, LAST)[-1])
+
+
+def last_alone(run: Run) -> float:
+    """`last_rounds` of accuracy with no round's predictions averaged with others'."""
+    return float(np.mean(run["alone"][-LAST:])) if "alone" in run else last_rounds(run)
+
+
+# What is compared in pairs: a run's score, and its digits.
+PAIRED: dict[str, tuple[Callable[[Run], Optional[float]], int]] = {
+    f"points, last {LAST}": (lambda run: 100 * last_rounds(run), 2),
+    "points, each round alone": (lambda run: 100 * last_alone(run), 2),
+    "points, the round's clients": (lambda run: 100 * last_rounds(run, "cohort_accuracy"), 2),
+    f"rounds to {THRESHOLD}": (lambda run: evaluation.rounds_to(run["rounds"], THRESHOLD), 1),
+    "NLL at the end": (lambda run: run["metrics"]["test_nll"], 3),
+    "ECE at the end": (lambda run: run["metrics"]["ece"], 3),
+}
 
 
 def grouped(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
@@ -63,23 +80,28 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
 
 
 def pairs_table(runs: list[Run]) -> list[list[str]]:
-    """Accuracy of the last rounds less FedAvg's of the same seeds, in points, with the 95 % interval of other seeds."""
-    table = [["setting", "method", "less", "points", "from", "to", "seeds"]]
+    """Each method less every FedAvg in the same setting: means and 95 % intervals of the seeds that both have."""
+    table = [["setting", "method", "less", "seeds", *PAIRED]]
     groups = grouped(runs)
-    servers = list(dict.fromkeys(run["options"]["server"] for run in runs))
-    for where in dict.fromkeys(key[0] for key in groups):
-        for (_, how), own in ((key, own) for key, own in groups.items() if key[0] == where):
-            for base in (f"FedAvg, server {server}" for server in servers):
-                first, second = (
-                    {run["options"]["seed"]: 100 * last_rounds(run) for run in g}
-                    for g in (own, groups.get((where, base), []))
-                )
-                seeds = sorted(first.keys() & second.keys())
-                if how == base or len(seeds) < 2:
-                    continue
-                d = evaluation.paired_difference([first[s] for s in seeds], [second[s] for s in seeds])
-                table.append([where, how, base, f"{d.mean:+.2f}", f"{d.low:+.2f}", f"{d.high:+.2f}", str(len(seeds))])
+    for (where, how), (same, base) in itertools.product(groups, groups):
+        own, other = ({run["options"]["seed"]: run for run in groups[key]} for key in ((where, how), (same, base)))
+        seeds = sorted(own.keys() & other.keys())
+        if same == where and base != how and base.startswith("FedAvg") and len(seeds) > 1:
+            entries = [
+                _entry(*score, *([side[seed] for seed in seeds] for side in (own, other))) for score in PAIRED.values()
+            ]
+            table.append([where, how, base, str(len(seeds)), *entries])
     return table
+
+
+def _entry(score: Callable[[Run], Optional[float]], digits: int, own: list[Run], other: list[Run]) -> str:
+    """Of the seeds at which both have the score: their number is told where it is not all."""
+    first, second = (dict(enumerate(map(score, side))) for side in (own, other))
+    seeds = [i for i in first if first[i] is not None and second[i] is not None]
+    difference = paired({i: first[i] for i in seeds}, {i: second[i] for i in seeds})
+    if difference is None:
+        return ""
+    return interval(difference, digits) + (f" ({len(seeds)} seeds)" if len(seeds) < len(own) else "")
 
 
 def _row(where: str, how: str, seeds: list[Run]) -> list[str]:

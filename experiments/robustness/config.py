@@ -19,14 +19,35 @@ ABSENT = "absent"
 # Clipped to somewhat below the median honest norm (`norms`), 6.2 to 6.8.
 DEFENCES = ("none", "clip:6", "trimmed:0.2", "median", "centered_clip")
 
-DATASET = "digits"
-# Which rules on which partition, in the order in which they run.
-PARTITIONS = {
-    "dirichlet:0.1": ("log_linear_pool", "linear_pool"),
-    "dirichlet:0.5": ("log_linear_pool", "linear_pool"),
-    "iid": RULES,
+# FedKP's rule pools by itself, behind no defence: in the place of that stands how its modes are found.
+KERNEL = "kernel_posterior"
+KERNELS = {
+    "clients": {"start": "clients"},
+    "mean": {"start": "mean"},
+    "mean gaussian": {"start": "mean", "kernel": "gaussian"},
 }
-MODEL = {"kind": "flipout", "num_classes": 10, "initial_stddev": 0.003}
+
+DATASET = "digits"
+# Which rules on which partition, in the order in which they run, by the kind of model. FedKP is of weights without a
+# variance.
+PARTITIONS = {
+    "flipout": {
+        "dirichlet:0.1": ("log_linear_pool", "linear_pool"),
+        "dirichlet:0.5": ("log_linear_pool", "linear_pool", KERNEL),
+        "iid": RULES,
+    },
+    "deterministic": {
+        "dirichlet:0.1": ("naive_weighted_average", KERNEL),
+        "dirichlet:0.5": ("naive_weighted_average", KERNEL),
+        "iid": ("naive_weighted_average", KERNEL),
+    },
+}
+MODELS = {
+    "flipout": {"num_classes": 10, "initial_stddev": 0.003},
+    "deterministic": {"num_classes": 10},
+}
+# Without variances `overconfident` is `reversed`, and clip's bound was chosen with them.
+LEFT_OUT = {"flipout": (), "deterministic": ("overconfident", "clip:6")}
 TRAINING = {"local_epochs": 5, "batch_size": 32, "learning_rate": 3e-3}
 ROUNDS = 20
 NUM_SAMPLES = 20

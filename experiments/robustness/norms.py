@@ -61,7 +61,7 @@ def honest(rule: str, seed: int = 0, partition: str = "iid", rounds: int = ROUND
 
 
 if __name__ == "__main__":
-    for where in PARTITIONS:
+    for where in PARTITIONS["flipout"]:
         for name in RULES:
             rows = honest(name, partition=where)
             medians = " ".join(f"{np.median(row.norm):.2f}" for row in rows)

@@ -1,11 +1,12 @@
 """Runs the robustness study: `python -m experiments.robustness.run`.
 
-A cell is a partition, a rule, an attack and a defence, over all seeds: a folder under OUTPUT with one summary. What is
-done is not run again; the tables are of what is there.
+A cell is a kind of model, a partition, a rule, an attack and a defence, over all seeds: a folder under OUTPUT with one
+summary. What is done is not run again, and what its scores were by seed stays with the tables.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import itertools
 import pathlib
@@ -20,40 +21,60 @@ import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
 from experiments.robustness import config
 from experiments.robustness.attacks import attacked
-from experiments.tables import write
-from tfp_bfl.app.cells import read_cells
+from experiments.tables import interval, paired, write
 
 HERE = pathlib.Path(__file__).parent
 SCORES = ("accuracy", "test_nll", "ece", "stddev_median")
 Options = dict[str, Any]
 
 
+def rows_of(kind: str, partition: str) -> list[tuple[str, str]]:
+    """The rules, each with each defence, or the kernel posterior with what finds its modes."""
+    rows = []
+    for rule in config.PARTITIONS[kind][partition]:
+        defences = config.KERNELS if rule == config.KERNEL else config.DEFENCES
+        rows += [(rule, defence) for defence in defences if defence not in config.LEFT_OUT[kind]]
+    return rows
+
+
+def attacks_of(kind: str) -> list[str]:
+    return [attack for attack in config.ATTACKS if attack not in config.LEFT_OUT[kind]]
+
+
 def cells() -> Iterator[Options]:
     """The options of each cell, in the order in which they run."""
     given = {"rounds": config.ROUNDS, "seeds": list(config.SEEDS)}
-    for partition, rules in config.PARTITIONS.items():
-        for rule in rules:
-            pairs = [(config.ABSENT, "none"), *itertools.product(config.ATTACKS, config.DEFENCES)]
-            for attack, defence in pairs:
-                yield {"partition": partition, "rule": rule, "attack": attack, "defence": defence, **given}
+    for kind, partitions in config.PARTITIONS.items():
+        for partition, rules in partitions.items():
+            for rule in rules:
+                defences = [own for other, own in rows_of(kind, partition) if other == rule]
+                pairs = list(itertools.product(attacks_of(kind), defences))
+                if rule != config.KERNEL:
+                    pairs.insert(0, (config.ABSENT, "none"))
+                for attack, defence in pairs:
+                    cell = {"partition": partition, "rule": rule, "attack": attack, "defence": defence, **given}
+                    yield {"model": kind, **cell}
 
 
 def cell_name(options: Options) -> str:
-    """Its folder's name."""
-    return ",".join(options[name] for name in ("partition", "rule", "attack", "defence")).replace(":", "_")
+    """Its folder's name; of Flipout models, which are most, without their kind."""
+    parts = [options[name] for name in ("model", "partition", "rule", "attack", "defence")]
+    return ",".join(parts[parts[0] == "flipout" :]).replace(":", "_").replace(" ", "_")
 
 
-def model(shape: Sequence[int], seed: int = 0) -> tf.keras.Model:
-    return bfl.models.mlp(input_shape=shape, seed=seed, **config.MODEL)
+def model(shape: Sequence[int], seed: int = 0, kind: str = "flipout") -> tf.keras.Model:
+    return bfl.models.mlp(kind, input_shape=shape, seed=seed, **config.MODELS[kind])
 
 
-def build(rule: str, attack: str, defence: str, shape: Sequence[int]) -> bfl.federated.BayesianProcess:
+def build(options: Options, shape: Sequence[int]) -> bfl.federated.BayesianProcess:
     """`bfl.algorithms.variational`, with hostile clients."""
-    model_fn = functools.partial(model, shape)
+    model_fn = functools.partial(model, shape, kind=options["model"])
     work = bfl.clients.variational(model_fn, **config.TRAINING)
-    if attack not in ("none", config.ABSENT):
-        work = attacked(work, config.HOSTILE, *config.ATTACKS[attack])
-    robust = None if defence == "none" else defence
+    if options["attack"] not in ("none", config.ABSENT):
+        work = attacked(work, config.HOSTILE, *config.ATTACKS[options["attack"]])
+    rule, robust = options["rule"], None if options["defence"] == "none" else options["defence"]
+    if rule == config.KERNEL:
+        rule, robust = bfl.rules.kernel_posterior(**config.KERNELS[options["defence"]]), None
     return bfl.algorithms.compose(model_fn, work, rule, bfl.servers.replace(), weighting="equal", robust=robust)
 
 
@@ -67,7 +88,7 @@ def run_cell(options: Options) -> dict[str, list[Any]]:
     """Each score of the last round, a value a seed; None where the training left no finite weights."""
     train, test = (bfl.data.load(config.DATASET, split=split) for split in ("train", "test"))
     scores: dict[str, list[Any]] = {name: [] for name in SCORES}
-    process = build(options["rule"], options["attack"], options["defence"], train.element_shape)
+    process = build(options, train.element_shape)
     for seed in options["seeds"]:
         evaluate = bfl.evaluation.evaluator(test.features, test.labels, num_samples=config.NUM_SAMPLES, seed=seed)
         try:
@@ -76,7 +97,7 @@ def run_cell(options: Options) -> dict[str, list[Any]]:
                 clients_of(train, options, seed),
                 rounds=options["rounds"],
                 seed=seed,
-                start=bfl.models.get_weights(model(train.element_shape, seed)),
+                start=bfl.models.get_weights(model(train.element_shape, seed, options["model"])),
                 evaluate=evaluate,
                 evaluate_every=options["rounds"],
                 engine="local",
@@ -88,25 +109,68 @@ def run_cell(options: Options) -> dict[str, list[Any]]:
     return scores
 
 
-def table(found: list[dict[str, Any]], partition: str, score: str) -> list[list[str]]:
+def table(records: list[Options], kind: str, partition: str, score: str) -> list[list[str]]:
     """A row for each rule and defence, a column for each attack: mean +- standard deviation over seeds."""
-    key = lambda options: tuple(options[name] for name in ("partition", "rule", "attack", "defence"))
-    results = {key(summary["options"]): summary.get(score, [None]) for summary in found}
+    results = {_key(record["options"]): record.get(score, [None]) for record in records}
+    attacks = attacks_of(kind)
 
     def entry(*cell: str) -> str:
-        values = results.get((partition, *cell), [])
+        values = results.get((kind, partition, *cell), [])
         if None in values:
             return "not finite"
         return f"{np.mean(values):.3f} +- {np.std(values, ddof=1):.3f}" if values else ""
 
-    rows = []
-    for rule in config.PARTITIONS[partition]:
-        rows.append(
-            [rule, "hostile clients absent", entry(rule, config.ABSENT, "none"), *[""] * (len(config.ATTACKS) - 1)]
-        )
-        for defence in config.DEFENCES:
-            rows.append([rule, defence, *(entry(rule, attack, defence) for attack in config.ATTACKS)])
-    return [["rule", "defence", *(f"attack: {attack}" for attack in config.ATTACKS)], *rows]
+    rows: list[list[str]] = []
+    for rule, defence in rows_of(kind, partition):
+        if defence == "none":
+            absent = entry(rule, config.ABSENT, defence)
+            rows.append([rule, "hostile clients absent", absent, *[""] * (len(attacks) - 1)])
+        rows.append([rule, defence, *(entry(rule, attack, defence) for attack in attacks)])
+    return [["rule", "defence", *(f"attack: {attack}" for attack in attacks)], *rows]
+
+
+def pairs_table(records: list[Options], kind: str, partition: str) -> list[list[str]]:
+    """Accuracy less that of others under the same attack with the same seeds, in points, with 95 % t intervals.
+
+    The others are the first rule undefended, and behind the median.
+    """
+    by_seed = {_key(x["options"]): dict(zip(x["options"]["seeds"], x.get("accuracy", []))) for x in records}
+    first = config.PARTITIONS[kind][partition][0]
+    rows = [["rule", "defence", "less", *(f"attack: {attack}" for attack in attacks_of(kind))]]
+    for (rule, defence), other in itertools.product(rows_of(kind, partition), ("none", "median")):
+        if (rule, defence) == (first, other):
+            continue
+        differences = []
+        for attack in attacks_of(kind):
+            own, base = (
+                {seed: x for seed, x in by_seed.get((kind, partition, *key), {}).items() if x is not None}
+                for key in ((rule, attack, defence), (first, attack, other))
+            )
+            difference = paired(own, base)
+            differences.append(interval(difference, 1, 100) if difference else "")
+        if any(differences):
+            rows.append([rule, defence, f"{first}, {other}", *differences])
+    return rows
+
+
+def kept_entries(rows: list[list[str]], path: pathlib.Path) -> list[list[str]]:
+    """The rows of a table, where they are empty with what its file has: cells that ran before there were records."""
+    path = path.with_name(f"{path.name}.csv")
+    old = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+    entries = {(row["rule"], row["defence"], name): x for row in old for name, x in row.items()}
+    head, *rest = rows
+    fill = lambda row: [x or entries.get((*row[:2], name), "") for name, x in zip(head, row)]
+    return [head, *map(fill, rest)]
+
+
+def write_told(rows: list[list[str]], path: pathlib.Path) -> None:
+    """Writes a table that tells something."""
+    if any(any(row[2:]) for row in rows[1:]):
+        write(rows, path)
+
+
+def _key(options: Options) -> tuple[str, ...]:
+    return tuple(options[name] for name in ("model", "partition", "rule", "attack", "defence"))
 
 
 def write_cell(folder: pathlib.Path, options: Options) -> None:
@@ -124,12 +188,16 @@ def main(study: Study) -> None:
     """Runs the cells that are not done, and writes a table of each score on each partition."""
     every = {cell_name(options): options for options in cells()}
     study.run(every, write_cell, told)
-    if not study.listed:
-        for partition, score in itertools.product(config.PARTITIONS, SCORES):
-            write(
-                table(read_cells(study.output), partition, score),
-                study.results / f"{score}-{partition.replace(':', '_')}",
-            )
+    if study.listed:
+        return
+    records = list(study.records(every).values())
+    for kind, partitions in config.PARTITIONS.items():
+        for partition in partitions:
+            where = f"{'' if kind == 'flipout' else f'{kind}-'}{partition.replace(':', '_')}"
+            for score in SCORES if kind == "flipout" else SCORES[:3]:
+                path = study.results / f"{score}-{where}"
+                write_told(kept_entries(table(records, kind, partition, score), path), path)
+            write_told(pairs_table(records, kind, partition), study.results / f"pairs-{where}")
 
 
 if __name__ == "__main__":
