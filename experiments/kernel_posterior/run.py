@@ -51,6 +51,7 @@ def cell_name(cell: Cell) -> str:
     parts = [cell["dataset"], cell["partition"], cell["algorithm"], cell["server"]]
     parts += [f"epochs={cell['local_epochs']}", f"cohort={cell['cohort_size']}"]
     parts += [f"popularity={cell['popularity']:g}"] if cell.get("popularity") else []
+    parts += [cell["network"]] if cell["network"] != DATASETS[cell["dataset"]]["network"] else []
     return ",".join([*parts, f"seed={cell['seed']}"]).replace(", ", "_").replace(" ", "_").replace(":", "_")
 
 
@@ -93,6 +94,8 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
     """The process of a cell."""
     recipe, options = ALGORITHMS[cell["algorithm"]]
     options = dict(options)
+    if "shrinkage" in options:
+        options["shrinkage"] = cell.get("shrinkage", options["shrinkage"])
     if "burn_in_share" in options:
         options["burn_in_rounds"] = int(options.pop("burn_in_share") * cell["rounds"])
     if "averaged_rounds" in options:

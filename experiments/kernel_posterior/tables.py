@@ -75,7 +75,7 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     cell = lambda s, m: mean_and_sd([last_rounds(r) for r in groups[s, m]]) if (s, m) in groups else ""
     pivot = [["method", *settings], *([m, *(cell(s, m) for s in settings)] for m in methods)]
     write(pivot, output / f"{table}_accuracy")
-    if table == "server_steps":
+    if table in ("server_steps", "popularity_of_writers"):
         write(pairs_table(runs), output / f"{table}_pairs")
 
 
