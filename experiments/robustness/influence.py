@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.robustness.config import RULES
+from experiments.robustness.config import KERNEL, KERNELS, RULES
 from experiments.tables import write
 from tfp_bfl.federated.faults import FAULTS, Limits, find_fault
 
@@ -41,8 +41,11 @@ def influence(rule: str, defence: str, poison: str) -> str:
     stddevs[-1] = stddev
     anchor = bfl.posterior.MeanField(tf.zeros([SIZE]), tf.fill([SIZE], STDDEV**2))
     stacked = bfl.posterior.MeanField(*(tf.constant(x, tf.float32) for x in (means, stddevs**2)))
-    made = bfl.rules.RULES[rule]()
-    made = made if defence == "none" else bfl.rules.parse_robust(defence)(made)
+    if rule == KERNEL:
+        made = bfl.rules.kernel_posterior(**KERNELS[defence])
+    else:
+        made = bfl.rules.RULES[rule]()
+        made = made if defence == "none" else bfl.rules.parse_robust(defence)(made)
     pool = lambda number, weights: bfl.rules.aggregate(
         made, tf.nest.map_structure(lambda x: x[:number], stacked), weights, anchor
     ).mean.numpy()
@@ -65,7 +68,7 @@ def table() -> list[list[str]]:
     """A row for each rule and defence, a column for each poison; the last row is what the round does by itself."""
     rows = [
         [rule, defence, *(influence(rule, defence, poison) for poison in POISONS)]
-        for rule, defence in itertools.product(RULES, DEFENCES)
+        for rule, defence in (*itertools.product(RULES, DEFENCES), *((KERNEL, defence) for defence in KERNELS))
     ]
     return [["rule", "defence", *POISONS], *rows, ["any", "bounds of a round", *map(fault, POISONS)]]
 
