@@ -245,6 +245,7 @@ class ServerStep(NamedTuple):
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
       most_clients: those who have a place in its state, by their numbers; None for any number.
+      most_in_round: for how many clients of a round it is what it says; None for any number.
     """
 
     initialize: Callable[[ModelWeights], Any]
@@ -256,3 +257,4 @@ class ServerStep(NamedTuple):
     takes: str = WEIGHTS
     name: str = "custom"
     most_clients: Optional[int] = None
+    most_in_round: Optional[int] = None

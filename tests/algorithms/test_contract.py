@@ -181,6 +181,8 @@ def test_learns(name, runtime):
     """
     test, method = load("breast_cancer", split="test"), method_of(name)
     score = lambda model: evaluation.evaluate(model, test.features, test.labels, num_samples=5).metrics
-    result = federated.simulate(process_of(name), method.data, method.rounds, seed=SEED, runtime=runtime)
+    process = process_of(name)
+    given = {"cohort_size": process.server_step.most_in_round, "seed": SEED, "runtime": runtime}
+    result = federated.simulate(process, method.data, method.rounds, **given)
     assert score(result.model)["accuracy"] > 0.75
     assert score(result.model)["test_nll"] < score(method.model_fn())["test_nll"]

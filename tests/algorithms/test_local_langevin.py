@@ -1,5 +1,7 @@
 """DG-SGLD and FSGLD against what is known of them on Gaussians."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from tests import gaussians
 from tfp_bfl import algorithms, clients
 from tfp_bfl.clients import Surrogate
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.federated import simulate_chains
+from tfp_bfl.federated import simulate, simulate_chains
 
 more = pytest.mark.deep(after="tests/algorithms/test_local_langevin.py")
 SIZES, MEANS, SAME = (2, 3, 5), (1.0, -1.0, 0.2), 256
@@ -64,6 +66,20 @@ def test_fsgld_is_the_posterior_where_its_surrogates_are_the_likelihoods():
     found = simulate_chains(process, DATA, 2100, cohort_size=1).draws.point[0][0, 100:]
     variance, error = variance_of(found, 0)
     assert abs(variance - 0.133333) < 4.5 * error and error < 0.01 * variance
+
+
+def test_fsgld_is_of_one_client_a_round_and_of_the_clients_of_its_surrogates():
+    """A mean over clients would have their chains' variance over their number, and no word of it."""
+    surrogates = [Surrogate(np.full(SAME, m), np.full(SAME, float(n))) for n, m in zip(SIZES, MEANS)]
+    make = lambda some: algorithms.fsgld(gaussians.model_fn(SAME), some, step_size=0.05, likelihood="density")
+    process = make(surrogates)
+    for run in (simulate_chains, functools.partial(simulate, engine="local")):
+        for cohort_size, number in ((None, 3), (2, 2)):
+            message = f"A round has {number} clients, but the server step follow is of 1 a round: give cohort_size=1"
+            with pytest.raises(InvalidArgument, match=message):
+                run(process, DATA, 2, cohort_size=cohort_size)
+        with pytest.raises(InvalidArgument, match="There are 3 clients, but the server step follow has a place for 2"):
+            run(make(surrogates[:2]), DATA, 2, cohort_size=1)
 
 
 @more

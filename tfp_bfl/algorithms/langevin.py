@@ -99,7 +99,7 @@ def fsgld(
 ) -> federated.BayesianProcess:
     """FSGLD: one client a round takes several steps of the chain, with Gaussians in the place of those who are away.
 
-    Give `simulate` and `simulate_chains` a cohort_size of 1.
+    Give `simulate` and `simulate_chains` a cohort_size of 1: they refuse others, of which no chain would come.
 
     Args:
       surrogates: of the clients, in the order of their numbers: `clients.fit_surrogate`.
@@ -111,7 +111,7 @@ def fsgld(
     """
     work, process = split_options(fsgld, clients.conducive_langevin, options, (*SHARED, "surrogates"))
     local = clients.conducive_langevin(model_fn, surrogates, step_size=step_size, prior_stddev=prior_stddev, **work)
-    return _chain(model_fn, local, servers.follow(), thinning, process)
+    return _chain(model_fn, local, servers.follow(len(surrogates)), thinning, process)
 
 
 def _chain(model_fn: Model, work: Any, step: Any, thinning: Any, process: dict[str, Any]) -> federated.BayesianProcess:

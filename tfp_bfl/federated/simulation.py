@@ -274,7 +274,7 @@ def _predictive(process: BayesianProcess, state: ServerState, kept: Optional[Dra
 def check_clients(
     process: BayesianProcess, clients: Union[ClientData, Parties], cohort_size: Optional[int] = None
 ) -> None:
-    """Raises InvalidArgument for clients that `simulate` would refuse: too few, or with data too few or unfit."""
+    """Raises InvalidArgument for clients that `simulate` would refuse: too few, too many, or with data unfit."""
     if not isinstance(clients, (ClientData, Parties)):
         raise InvalidArgument(
             f"clients must be Clients, such as Source.partition(...) gives, not {type(clients).__name__}: a process's "
@@ -291,6 +291,12 @@ def check_clients(
         raise InvalidArgument(
             f"There are {clients.num_clients} clients, but the server step {process.server_step.name} has a place for "
             f"{most}: build it for so many, or leave the others out of training."
+        )
+    most = process.server_step.most_in_round
+    if most is not None and size > most:
+        raise InvalidArgument(
+            f"A round has {size} clients, but the server step {process.server_step.name} is of {most} a round: give "
+            f"cohort_size={most}."
         )
     few = np.flatnonzero(clients.sizes < process.min_examples)
     if few.size:

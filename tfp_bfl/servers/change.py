@@ -70,8 +70,14 @@ def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep:
     )
 
 
-def follow() -> ServerStep:
-    """w <- w + the mean of the changes: where one client is in each round, as in FSGLD, its weights."""
+def follow(num_clients: Optional[int] = None) -> ServerStep:
+    """w <- w + the change of the one client of the round: its weights, as in FSGLD.
+
+    A mean of several chains is none: with all clients its variance is that of one over their number. Drivers refuse it.
+
+    Args:
+      num_clients: of the federation at most; None for any number.
+    """
 
     def initialize(weights: ModelWeights) -> tf.Tensor:
         check_point_weights(weights, "A Langevin chain")
@@ -83,5 +89,11 @@ def follow() -> ServerStep:
         return present, weights._replace(point=unflatten(flatten(weights.point) + mean, weights.point))
 
     return ServerStep(
-        initialize, advance, meet=lambda present, federation, number: number, takes=total_of(CHANGE), name="follow"
+        initialize,
+        advance,
+        meet=lambda present, federation, number: number,
+        takes=total_of(CHANGE),
+        name="follow",
+        most_clients=num_clients,
+        most_in_round=1,
     )
