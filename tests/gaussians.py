@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl import data, models
+from tfp_bfl import clients, data, models
 
 OPTIONS = {"likelihood": "density", "prior_stddev": None}
 
@@ -19,6 +19,12 @@ def log_density(theta, rows):
 @functools.cache
 def model_fn(size, start=0.0):
     return lambda: models.density(log_density, size, size, start)
+
+
+def mode_at(point, num_examples, error=0.0):
+    """A point that is the mode of so many rows [D] without a prior, or is said to be."""
+    scale = np.full(np.size(point), np.sqrt(num_examples), np.float32)
+    return clients.Mode((point,), error, None, "density", num_examples, scale)
 
 
 def clients_of(tables):

@@ -88,6 +88,8 @@ class ClientWork(NamedTuple):
       personal: (what a client has kept, the server's predictive weights) -> the weights that predict for this client;
         None where what it keeps is no model of its own.
       coding: of its results' `sent`; None where they have none.
+      check: raises InvalidArgument for clients (`data.ClientData`) whose examples are not those that it is of; None
+        for work that is of no examples in particular.
     """
 
     build: Callable[[], Work]
@@ -96,6 +98,7 @@ class ClientWork(NamedTuple):
     shapes: str = ""
     personal: Optional[Callable[[Any, ModelWeights], ModelWeights]] = None
     coding: Optional[Coding] = None
+    check: Optional[Callable[[Any], None]] = None
 
     def __call__(self) -> Work:
         return self.build()

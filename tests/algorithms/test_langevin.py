@@ -18,7 +18,7 @@ from tfp_bfl.federated import Thinning, simulate, simulate_chains
 more = pytest.mark.deep(after="tests/algorithms/test_langevin.py")
 SIZES, MEANS, STEP = (2, 3, 5), (1.0, -1.0, 0.2), 0.05
 TOTAL, SAME = sum(SIZES), 256
-AT_MODE = clients.Mode((np.zeros(SAME, np.float32),), 0.0)
+AT_MODE = gaussians.mode_at(np.zeros(SAME, np.float32), TOTAL)
 EXACT = {"compressor": "none", "count_bits": False, **gaussians.OPTIONS}
 ROUNDS = 700
 
@@ -94,7 +94,7 @@ def test_batches_make_no_difference_where_gradients_differ_by_a_constant(options
     """grad u_j(w) - grad u_j(w') = w - w' for every j: the chain of the full gradient, step by step."""
     given = {**options, "batch_size": 1}
     if "fixed_point" in given:
-        given["fixed_point"] = clients.Mode((np.full(SAME, np.mean(MEANS), np.float32),), 0.0)
+        given["fixed_point"] = gaussians.mode_at(np.full(SAME, np.mean(MEANS), np.float32), 12)
     found = chain(rows_with_spread(), 30, **given).draws.point[0]
     full = chain(rows_with_spread(), 30, **PLAIN).draws.point[0]
     batches = chain(rows_with_spread(), 30, **PLAIN, batch_size=1).draws.point[0]
@@ -148,6 +148,24 @@ def test_the_prior_is_on_the_server_alone():
     data = rows_with_spread()
     found = simulate_chains(process, data, 60).draws.point[0][0, -1]
     np.testing.assert_allclose(found, 12 * np.mean(MEANS) / 16, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"prior_stddev": 0.1}, "the mode with the prior_stddev 0.1, but the chain's is None: take clients.find_mode"),
+        ({"shift": 3.0}, "fixed_point is .* standard deviations from the mode of these clients' examples"),
+        ({"rows": 9}, "fixed_point is the mode of 9 examples, but the clients have 10"),
+    ],
+)
+def test_a_mode_of_something_else_is_refused(other, message):
+    """A chain about it would be off by as much, and nothing in it would say so."""
+    data, size = gaussians.clients_of([np.full((n, 2), m) for n, m in zip(SIZES, MEANS)]), 2
+    rows = data.source.features[: other.get("rows")] + other.get("shift", 0.0)
+    find = {"prior_stddev": other.get("prior_stddev"), "likelihood": "density"}
+    mode = clients.find_mode(gaussians.model_fn(size), rows, np.zeros(len(rows), np.int32), **find)
+    with pytest.raises(InvalidArgument, match=message):
+        chain(data, 2, size=size, estimator="fixed_point", fixed_point=mode)
 
 
 def test_rounds_in_which_no_coin_says_yes():

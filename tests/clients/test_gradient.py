@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from tests.gaussians import model_fn
+from tests.gaussians import mode_at, model_fn
 from tfp_bfl import clients, compression, models, servers
 from tfp_bfl.clients import gradient
 from tfp_bfl.clients.gradient import draw_batch
@@ -93,7 +93,7 @@ def test_the_estimate_has_no_bias(estimator, with_memory, monkeypatch):
         batch_size=1,
         compressor=with_draws(1, uniform),
         memory_rate=rate,
-        fixed_point=clients.Mode((mode,), 0.0) if estimator == "fixed_point" else None,
+        fixed_point=mode_at(mode, 6) if estimator == "fixed_point" else None,
         count_bits=False,
         **DENSITY,
     )
@@ -239,14 +239,18 @@ def lenet(kind, normalization="none"):
             "must be at most 1 / \\(1 \\+ omega\\), 0.414214 for the compressor",
         ),
         ({"estimator": "fixed_point"}, "needs a fixed_point: take clients.find_mode"),
-        ({"fixed_point": clients.Mode([np.zeros(2)], 0.0)}, "The estimator 'plain' takes no fixed_point"),
+        ({"fixed_point": mode_at(np.zeros(2), 5)}, "The estimator 'plain' takes no fixed_point"),
         (
-            {"estimator": "fixed_point", "fixed_point": clients.Mode([np.zeros(3)], 0.0)},
+            {"estimator": "fixed_point", "fixed_point": mode_at(np.zeros(3), 5)},
             r"has leaves \[\(3,\)\], but the model's weights are \[\(2,\)\]",
         ),
         (
-            {"estimator": "fixed_point", "fixed_point": clients.Mode([np.zeros(2)], 0.5)},
+            {"estimator": "fixed_point", "fixed_point": mode_at(np.zeros(2), 5, 0.5)},
             "fixed_point is 0.5 standard deviations from the mode",
+        ),
+        (
+            {"estimator": "fixed_point", "fixed_point": mode_at(np.zeros(2), 5)._replace(likelihood="categorical")},
+            "the mode with the likelihood 'categorical', but the clients have 'density'",
         ),
         ({"estimator": "fixed_point", "fixed_point": [np.zeros(2)]}, "must be a Mode, as clients.find_mode"),
     ],

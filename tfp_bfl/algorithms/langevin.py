@@ -11,6 +11,7 @@ from typing import Any, Optional, Union
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.compression import Compressor
+from tfp_bfl.errors import InvalidArgument, shown
 
 SHARED = ("element_spec", "seed", "min_examples")
 
@@ -49,17 +50,22 @@ def qlsd(
     """
     work, process = split_options(qlsd, clients.stochastic_gradient, options, SHARED)
     work |= {"estimator": estimator, "compressor": compressor}
-    anchored = estimator == "anchored"
+    anchored, mode = estimator == "anchored", work.get("fixed_point")
     rate = clients.memory_rate(model_fn, **work) if anchored and memory else None
+    local = clients.stochastic_gradient(model_fn, memory_rate=rate, **work)
+    if mode is not None and mode.prior_stddev != prior_stddev:
+        raise InvalidArgument(
+            f"fixed_point is the mode with the prior_stddev {shown(mode.prior_stddev)}, but the chain's is "
+            f"{shown(prior_stddev)}: take clients.find_mode(...) with that."
+        )
     step = servers.descend(
         step_size,
         prior_stddev=prior_stddev,
         participation=work.get("participation", 1.0),
         memory_rate=rate,
         refresh_every=refresh_every if anchored else None,
-        fixed_point=work["fixed_point"].point if work.get("fixed_point") else None,
+        fixed_point=None if mode is None else mode.point,
     )
-    local = clients.stochastic_gradient(model_fn, memory_rate=rate, **work)
     return _chain(model_fn, local, servers.langevin(step, step_size), thinning, process)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.batches import without_initial_values
 from tfp_bfl.clients.likelihoods import Likelihood
-from tfp_bfl.clients.mode import TOLERANCE, Mode
+from tfp_bfl.clients.mode import TOLERANCE, Mode, check_mode
 from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Coding, Work, is_traced_for_xla
@@ -75,7 +75,8 @@ def stochastic_gradient(
       per_tensor: C takes each tensor of the model for itself.
       memory_rate: of the client's memory, at most 1 / (1 + omega); None for no memory.
       participation: the probability that a client takes part, above 0 and at most 1.
-      fixed_point: w*, the mode, as `find_mode` gives it; for "fixed_point".
+      fixed_point: w*, the mode, as `find_mode` gives it of all clients' examples; for "fixed_point". Drivers of
+        simulations look whether it is; parties' data they do not see.
       likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       count_bits: report `upload_bits`, which XLA can't.
 
@@ -84,7 +85,8 @@ def stochastic_gradient(
 
     Raises:
       InvalidArgument: no such estimator, compressor or likelihood; a model whose potential is random; numbers outside
-        their ranges; a fixed point where none is needed, none where one is, or one far from the mode.
+        their ranges; a fixed point where none is needed, none where one is, one of another likelihood,
+        or one far from the mode.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
@@ -97,7 +99,7 @@ def stochastic_gradient(
     check_batch_size(batch_size)
     _check_participation(participation)
     check_memory_rate(memory_rate, compressor, potential.size)
-    mode = _checked_mode(fixed_point, potential, estimator)
+    mode = _checked_mode(fixed_point, potential, estimator, likelihood)
     anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
     nothing: Any = ()
 
@@ -157,7 +159,9 @@ def stochastic_gradient(
         lambda message, code: compressor.encode(code),
         lambda message, code: compressor.decode(code, potential.size),
     )
-    return ClientWork(build, sends=GRADIENT, memory=memory if keeps else None, shapes=shapes, coding=coding)
+    check = fixed_point and (lambda clients: check_mode(fixed_point, Potential(model_fn(), likelihood), clients))
+    kept_by = memory if keeps else None
+    return ClientWork(build, sends=GRADIENT, memory=kept_by, shapes=shapes, coding=coding, check=check)
 
 
 def memory_rate(
@@ -255,7 +259,9 @@ def _check_participation(participation: Any) -> None:
         raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
 
 
-def _checked_mode(mode: Any, potential: Potential, estimator: str) -> Optional[np.ndarray]:
+def _checked_mode(
+    mode: Any, potential: Potential, estimator: str, likelihood: Union[str, Likelihood]
+) -> Optional[np.ndarray]:
     if (mode is None) != (estimator != "fixed_point"):
         raise InvalidArgument(
             "The estimator 'fixed_point' needs a fixed_point: take clients.find_mode(...)."
@@ -269,6 +275,11 @@ def _checked_mode(mode: Any, potential: Potential, estimator: str) -> Optional[n
     shapes, own = [tuple(np.shape(x)) for x in mode.point], [tuple(v.shape) for v in potential.leaves]
     if shapes != own:
         raise InvalidArgument(f"fixed_point has leaves {shapes}, but the model's weights are {own}.")
+    if mode.likelihood != likelihood:
+        raise InvalidArgument(
+            f"fixed_point is the mode with the likelihood {shown(mode.likelihood)}, but the clients have "
+            f"{shown(likelihood)}: take clients.find_mode(...) with theirs."
+        )
     if not mode.error <= TOLERANCE:
         raise InvalidArgument(
             f"fixed_point is {mode.error:.2g} standard deviations from the mode, by which the chain would be off, and "

@@ -24,10 +24,17 @@ class Mode(NamedTuple):
       point: w*, leaves like the model's point weights.
       error: max_d abs(grad U(w*)_d) / sqrt(sum_j (grad u_j(w*)_d)^2 + 1 / t^2): about how many standard deviations
         of the posterior a chain with its control variate there is off, in the weight where it is most.
+      prior_stddev, likelihood: of U, as `find_mode` was given them.
+      num_examples: of which U is.
+      scale: the square roots that `error` is over [D].
     """
 
     point: tuple[np.ndarray, ...]
     error: float
+    prior_stddev: Optional[float]
+    likelihood: Union[str, Likelihood]
+    num_examples: int
+    scale: np.ndarray
 
 
 def find_mode(
@@ -62,7 +69,7 @@ def find_mode(
         ),
         autograph=False,
     )(potential.start())
-    mode = _at(potential, value_and_gradient, found, *given, prior_stddev)
+    mode = _at(potential, value_and_gradient, found, *given, prior_stddev, likelihood)
     if not mode.error <= TOLERANCE:
         raise InvalidArgument(
             f"No mode was found in {max_steps} steps: the last point is {mode.error:.2g} standard deviations off, and "
@@ -83,7 +90,38 @@ def mode_at(
     """A point of one's own as a `Mode`, with how far off it is; arguments as of `find_mode`."""
     potential, value_and_gradient, given = _target(model_fn, features, labels, prior_stddev, likelihood)
     vector = tf.concat([tf.reshape(tf.convert_to_tensor(x, tf.float32), [-1]) for x in point], 0)
-    return _at(potential, value_and_gradient, vector, *given, prior_stddev)
+    return _at(potential, value_and_gradient, vector, *given, prior_stddev, likelihood)
+
+
+def check_mode(mode: Mode, potential: Potential, clients: Any) -> None:
+    """Makes sure that a point is the mode of the examples of clients, each of whom is gone through once.
+
+    Args:
+      mode: the point.
+      potential: of a model, with the mode's likelihood.
+      clients: `data.ClientData`.
+
+    Raises:
+      InvalidArgument: it is the mode of another number of examples, or further than `TOLERANCE` from that of these.
+    """
+    number = int(np.sum(clients.sizes))
+    if number != mode.num_examples:
+        raise InvalidArgument(
+            f"fixed_point is the mode of {mode.num_examples:,} examples, but the clients have {number:,}: take "
+            "clients.find_mode(...) of theirs."
+        )
+    w = tf.concat([tf.reshape(tf.convert_to_tensor(x, tf.float32), [-1]) for x in mode.point], 0)
+    of = tf.function(lambda x, y: potential.total(w, x, y)[1], autograph=False, reduce_retracing=True)
+    total = 0.0 if mode.prior_stddev is None else w.numpy().astype(np.float64) / mode.prior_stddev**2
+    for k in range(clients.num_clients):
+        part = clients.examples(k)
+        total = total + of(tf.convert_to_tensor(part.features), tf.convert_to_tensor(part.labels)).numpy()
+    off = np.max(np.divide(np.abs(total), mode.scale, out=np.zeros(potential.size), where=mode.scale > 0))
+    if not off <= TOLERANCE:
+        raise InvalidArgument(
+            f"fixed_point is {off:.2g} standard deviations from the mode of these clients' examples, by which the "
+            f"chain would be off, and at most {TOLERANCE:g} serve: take clients.find_mode(...) of theirs."
+        )
 
 
 def _target(
@@ -111,12 +149,14 @@ def _at(
     features: tf.Tensor,
     labels: tf.Tensor,
     prior_stddev: Optional[float],
+    likelihood: Union[str, Likelihood],
 ) -> Mode:
     scale = tf.sqrt(
         squared_gradients(potential, w, features, labels) + (0.0 if prior_stddev is None else 1 / prior_stddev**2)
     )
     off = tf.math.divide_no_nan(tf.abs(value_and_gradient(w)[1]), scale)
-    return Mode(tuple(x.numpy() for x in potential.shaped(w)), float(tf.reduce_max(off)))
+    point, number = tuple(x.numpy() for x in potential.shaped(w)), int(labels.shape[0])
+    return Mode(point, float(tf.reduce_max(off)), prior_stddev, likelihood, number, scale.numpy())
 
 
 def squared_gradients(potential: Potential, w: tf.Tensor, features: Any, labels: Any) -> tf.Tensor:

@@ -317,6 +317,8 @@ def check_clients(
             f"have shape {list(have.shape[1:])} and type {have.dtype.name}: build the process with "
             "element_spec=clients.element_spec, and the model with input_shape of the data."
         )
+    if process.client_work.check is not None and isinstance(clients, ClientData):
+        process.client_work.check(clients)
 
 
 def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Any, outcome: Outcome) -> dict[str, float]:
