@@ -95,7 +95,7 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
 
 
 class Diverged(Error, ArithmeticError):
-    """The server's weights are not finite after its step.
+    """The server's weights are not finite after its step, or a chain's client sends what is faulty.
 
     Attributes:
       state: before that step.

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState, traced_for_xla
 from tfp_bfl.data import ClientExamples, Clients, cohort
-from tfp_bfl.errors import Diverged, Error, InvalidArgument, check_count
+from tfp_bfl.errors import Diverged, InvalidArgument, check_count
 from tfp_bfl.federated.draws import Thinning
-from tfp_bfl.federated.faults import is_sound, within
+from tfp_bfl.federated.faults import FAULTS, is_sound, within
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
 from tfp_bfl.federated.simulation import check_clients
@@ -22,7 +22,7 @@ from tfp_bfl.models import ModelWeights
 # Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
 ROUNDS_AT_ONCE = 1000
 
-_GOES_ON, _DIVERGED, _NOBODY_SOUND = range(3)
+_GOES_ON, _DIVERGED, _FAULTY = range(3)
 
 
 class Chains(NamedTuple):
@@ -76,8 +76,8 @@ def simulate_chains(
 
     Raises:
       InvalidArgument: as of `simulate`; a metric that the round has not; for `xla`, clients of several sizes.
-      Diverged: the weights of a chain are not finite after the server's step; the error has the `state` before.
-      Error: all clients of a round were faulty.
+      Diverged: the weights of a chain are not finite after the server's step, or a client is faulty
+        (`federated.faults`), whom `simulate` would leave out; the error has the `state` before.
     """
     check_count(rounds, "rounds")
     check_count(num_chains, "num_chains")
@@ -142,7 +142,8 @@ def _first_states(
 def _compiled(
     process: BayesianProcess, clients: Clients, thinning: Thinning, at_once: int, metrics: tuple[str, ...], xla: bool
 ) -> Callable[..., Any]:
-    """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M])."""
+    """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M, 3]): what has
+    happened, and of a fault the first client and its code."""
     round = process.round
     next_state = _round_over(round, _rows_of(clients, pad=xla))
 
@@ -151,11 +152,15 @@ def _compiled(
         for name in metrics:
             if name not in told or name == "clients":
                 raise InvalidArgument(f"The round has no metric {name!r}: it has {', '.join(sorted(told))}.")
-        verdict = tf.where(within(new.weights, process.limits.max_magnitude), _GOES_ON, _DIVERGED)
-        verdict = tf.where(tf.reduce_any(is_sound(told["clients"]["fault"])), verdict, _NOBODY_SOUND)
+        reports = told["clients"]
+        sound = is_sound(reports["fault"])
+        verdict = tf.where(tf.reduce_all(sound), _GOES_ON, _FAULTY)
+        verdict = tf.where(within(new.weights, process.limits.max_magnitude), verdict, _DIVERGED)
+        first = tf.argmin(tf.cast(sound, tf.int32))
         # The state before what went wrong stays.
         kept = tf.nest.map_structure(lambda x, y: tf.where(tf.equal(verdict, _GOES_ON), x, y), new, state)
-        return kept, (new.weights, {name: told[name] for name in metrics}), verdict
+        told = {name: told[name] for name in metrics}
+        return kept, (new.weights, told), tf.stack([verdict, reports["client"][first], reports["fault"][first]])
 
     def chain(state: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         size = at_once // thinning.every + 2
@@ -171,8 +176,8 @@ def _compiled(
             write = lambda x, y: tf.tensor_scatter_nd_update(x, [[place]], y[tf.newaxis])
             return i + 1, new, tf.nest.map_structure(write, rows, values), verdict
 
-        start = tf.constant(0), state, rows, tf.constant(_GOES_ON)
-        going = lambda i, state, rows, verdict: (i < number) & tf.equal(verdict, _GOES_ON)
+        start = tf.constant(0), state, rows, tf.constant([_GOES_ON, 0, 0])
+        going = lambda i, state, rows, verdict: (i < number) & tf.equal(verdict[0], _GOES_ON)
         return tf.while_loop(going, body, start, parallel_iterations=1)[1:]
 
     @tf.function(autograph=False, jit_compile=xla)
@@ -252,11 +257,17 @@ def _index(done: Any, thinning: Thinning) -> Any:
 
 def _check(verdict: np.ndarray, states: ServerState, process: BayesianProcess) -> None:
     bound = process.limits.max_magnitude
-    for m in np.flatnonzero(verdict):
+    for m in np.flatnonzero(verdict[:, 0]):
         state = tf.nest.map_structure(lambda x, m=m: x[m].numpy(), states)
         number = state.round + 1
-        if verdict[m] == _NOBODY_SOUND:
-            raise Error(f"Nothing was learnt in round {number} of chain {m}: every client was faulty.")
+        what, client, fault = verdict[m]
+        if what == _FAULTY:
+            raise Diverged(
+                f"What client {client} sends in round {number} of chain {m} is faulty ({FAULTS[fault]}), and a chain "
+                f"without it would be of another posterior: look at its examples, or take a smaller step than the "
+                f"server's {process.server_step.name}; the state of round {number - 1} is kept.",
+                state,
+            )
         raise Diverged(
             f"The weights of chain {m} are not finite, or beyond {bound:g}, after round {number}, by "
             f"the server's step {process.server_step.name}: take a smaller step, at the server or the clients; the "
