@@ -18,9 +18,9 @@ pytest.importorskip("nvflare")
 import tfp_bfl as bfl
 from tests.app.test_deployment import Channel, run
 from tfp_bfl.app.deployment.demo import HOSPITALS, running, write_hospitals
-from tfp_bfl.app.deployment.kits import SERVER, make_kits
+from tfp_bfl.app.deployment.kits import SERVER, make_kits, start
 from tfp_bfl.app.deployment.submit import RUNS, submit, write_job
-from tfp_bfl.errors import Error
+from tfp_bfl.errors import Error, InvalidArgument
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
 # What each party keeps at home goes through kills and restarts, too.
@@ -167,12 +167,18 @@ def test_a_job_with_code_in_it_is_refused(federation, tmp_path):
     assert all(found["permissions"]["project_admin"]["byoc"] == "none" for found in rules)
 
 
-def test_a_foreign_certificate_gets_nowhere(federation, tmp_path):
+def test_a_foreign_certificate_gets_nowhere_and_is_told_so_at_once(federation, tmp_path):
+    """The administrator's and a party's; neither waits for a server that will not have it."""
     kits, _ = federation
     port = json.loads((kits / "admin" / "startup" / "fed_admin.json").read_text())["admin"]["port"]
     make_kits(tmp_path / "others", "localhost", port, ["north"])
-    with pytest.raises(Error, match=r"The server at localhost:\d+ can't be reached"):
-        submit(
-            tmp_path / "others" / "admin", "no", OPTIONS, tmp_path / "no", quorum=1, deadline=5, tell=print, timeout=15
-        )
+    wanted = rf"The server at localhost:{port} is of another federation than this folder"
+    with pytest.raises(Error, match=wanted):
+        submit(tmp_path / "others" / "admin", "no", OPTIONS, tmp_path / "no", quorum=1, deadline=5, tell=print)
+    with pytest.raises(InvalidArgument, match=wanted):
+        start(tmp_path / "others" / "north")
+    # Who has the server's authority by some other way, too.
+    shutil.copy(kits / "north" / "startup" / "rootCA.pem", tmp_path / "others" / "north" / "startup")
+    with pytest.raises(InvalidArgument, match=r"does not take this folder's certificate, which another authority made"):
+        start(tmp_path / "others" / "north")
     assert not pathlib.Path(kits / SERVER / RUNS / "no").exists()

@@ -16,6 +16,7 @@ from typing import Any, Union
 import yaml
 
 from tfp_bfl.app.deployment.site import FILE
+from tfp_bfl.app.deployment.strangers import strangers
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
 from tfp_bfl.files import name as path_name
 
@@ -191,9 +192,20 @@ def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[
 
 
 def start(kit: Union[str, pathlib.Path]) -> None:
-    """Becomes the server or the party, until it is ended."""
+    """Becomes the server or the party, until it is ended.
+
+    Raises:
+      InvalidArgument: the folder is neither's, or of another federation than the server that is there.
+      MissingDependency: NVIDIA FLARE is not installed.
+    """
     check_installed()
     command = start_command(kit)
+    told = pathlib.Path(kit) / "startup" / "fed_client.json"
+    if told.exists():
+        (server,) = json.loads(told.read_text(encoding="utf-8"))["servers"]
+        host, _, port = server["service"]["target"].rpartition(":")
+        if why := strangers(told.parent, host, int(port)):
+            raise InvalidArgument(why)
     os.environ.setdefault("MALLOC_ARENA_MAX", "4")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.chdir(kit)

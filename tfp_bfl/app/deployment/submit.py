@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional, Union
 from tfp_bfl.app.deployment.job import check_name, make_job
 from tfp_bfl.app.deployment.kits import ADMIN, CLASSES, check_installed, role_of
 from tfp_bfl.app.deployment.server import FAILURE
+from tfp_bfl.app.deployment.strangers import strangers
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 
@@ -175,6 +176,8 @@ class _Server:
         told = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
         end = time.monotonic() + self._timeout
         while True:
+            if why := strangers(self._kit / "startup", told["host"], int(told["port"])):
+                raise Error(why)
             try:
                 self._session = new_secure_session(told["username"], str(self._kit), timeout=10)
                 return
