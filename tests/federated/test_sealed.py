@@ -335,7 +335,7 @@ def test_a_server_that_would_have_two_sums_is_refused():
             ask(number, AgreedSet(of(0, 1, 1, 1), proofs))
     with pytest.raises(InvalidArgument, match="Party 0 has not agreed"):
         ask(2, AgreedSet(of(0, 1, 0, 1), proofs))
-    with pytest.raises(InvalidArgument, match="Party 0 has not agreed to this sum"):
+    with pytest.raises(InvalidArgument, match="It has not agreed to this sum"):
         ask(1, AgreedSet(of(1, 1, 1, 0), proofs))
 
     # After one sum is told no other is.
