@@ -75,7 +75,7 @@ def test_fixed_cost_of_a_round(benchmark, num_clients):
 
 
 @pytest.mark.parametrize("way", ["encode", "decode"])
-@pytest.mark.parametrize("levels", [4, 16, 256, 65_536])
+@pytest.mark.parametrize("levels", [4, 16, 256, 1024, 4096, 65_536])
 def test_coding_of_a_million_coordinates(benchmark, levels, way):
     compressor, size = bfl.compression.quantiser(levels), 1_000_000
     message = compressor.compress(tf.random.stateless_normal([size], [0, 1]), [0, 2])

@@ -162,12 +162,23 @@ def test_integers_come_back_and_take_what_is_counted(values):
     assert counted(levels) == 8 * len(code)
 
 
-@pytest.mark.parametrize("spread", [0.2, 0.35, 0.5, 0.8, 1.5, 3.0, 10.0, 100.0, 3000.0])
+@pytest.mark.parametrize(
+    "spread", [0.2, 0.35, 0.5, 0.7, 0.8, 1.0, 1.25, 1.5, 1.8, 2.2, 3.0, 4.0, 10.0, 65.0, 100.0, 3000.0]
+)
 def test_codes_are_within_five_percent_of_the_entropy(spread):
     levels = levels_of(100_000, spread)
     _, counts = np.unique(levels, return_counts=True)
     entropy = -np.sum(counts * np.log2(counts / counts.sum()))
     assert entropy * 0.999 < 8 * len(golomb.encode(levels)) < 1.05 * entropy + 64
+
+
+@pytest.mark.parametrize("spread", [1.0, 2.0, 4.0, 65.0, 3000.0])
+def test_few_planes_are_left(spread, monkeypatch):
+    """Each costs a pass over what has come so far: they are what a code takes in time."""
+    lengths, plane = [], golomb._plane
+    monkeypatch.setattr(golomb, "_plane", lambda ones: lengths.append(len(ones)) or plane(ones))
+    golomb.encode(levels_of(100_000, spread))
+    assert len(lengths) <= 8 and sum(lengths) < 2.5 * 100_000
 
 
 def test_a_large_vector_of_one_value_or_with_an_outlier_takes_a_few_bytes():

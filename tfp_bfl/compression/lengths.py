@@ -15,9 +15,8 @@ def num_bits(levels: tf.Tensor) -> tf.Tensor:
     length = tf.size(sizes, out_type=tf.int64)
     low = tf.constant(0, tf.int64)
     for step in STEPS:
-        reach = tf.math.count_nonzero(sizes >= tf.bitwise.left_shift(tf.constant(1, tf.int64), low + step))
-        low += step * tf.cast(5 * reach >= 2 * tf.maximum(length, 1), tf.int64)
-    low = tf.maximum(low - 1, 0)
+        reach = tf.math.count_nonzero(sizes >= tf.bitwise.left_shift(tf.constant(1, tf.int64), low + step - 1))
+        low += step * tf.cast(2 * reach >= tf.maximum(length, 1), tf.int64)
     signs = tf.math.count_nonzero(sizes)
 
     def plane(left: tf.Tensor, bits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
