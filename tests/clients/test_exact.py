@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gaussians import model_fn
-from tfp_bfl import clients, posterior
+from tfp_bfl import clients, models, posterior
 from tfp_bfl.errors import InvalidArgument
 
 ROWS = np.random.default_rng(3).normal([3, -1], size=(20, 2)).astype(np.float32)
@@ -53,7 +53,32 @@ def test_arguments_out_of_range(given, message):
 
 
 def test_a_langevin_chain_is_of_the_same_potential():
-    """One step of `langevin_chain` without noise is a step down the potential's gradient."""
+    """Of one seed a step on other rows differs by half the step size times the difference of the gradients."""
+    potential, step = clients.Potential(model_fn(2, 1.5)(), "density"), 0.01
+    options = {"step_size": step, "num_steps": 1, "prior_stddev": None, "likelihood": "density", "seed": 3}
+    rows = ROWS, np.float32(ROWS[::-1] * [2, -1])
+    ends = [clients.langevin_chain(model_fn(2, 1.5), x, LABELS, **options).values[0][0] for x in rows]
+    gradients = [potential.gradient(potential.start(), tf.constant(x), tf.constant(LABELS))[1] for x in rows]
+    np.testing.assert_allclose(gradients[0], 20 * 1.5 - ROWS.sum(0), rtol=1e-5)
+    np.testing.assert_allclose(ends[0] - ends[1], -step / 2 * (gradients[0] - gradients[1]), rtol=1e-5)
+    with_prior = clients.langevin_chain(model_fn(2, 1.5), ROWS, LABELS, **{**options, "prior_stddev": 0.5}).values[0]
+    np.testing.assert_allclose(with_prior[0] - ends[0], np.full(2, -step / 2 * 1.5 * 4), rtol=1e-4)
+
+
+def test_a_chain_that_never_accepts_is_none():
     potential = clients.Potential(model_fn(2)(), "density")
-    _, gradient = potential.gradient(tf.constant([1.0, 2.0]), tf.constant(ROWS), tf.constant(LABELS))
-    np.testing.assert_allclose(gradient, 20 * np.float32([1, 2]) - ROWS.sum(0), rtol=1e-5)
+    options = {"kernel": "mala", "step_size": 10.0, "prior_stddev": None, "num_draws": 20, "burn_in": 10}
+    with pytest.raises(
+        InvalidArgument, match=r"accepted 0 of its proposals, of which at least 0\.01 must be, at the step"
+    ):
+        clients.exact_chains(potential, ROWS, LABELS, np.full((2, 2), 50.0), **options)
+
+
+@pytest.mark.parametrize(("kind", "normalization"), [("mc_dropout", "none"), ("deterministic", "batch")])
+def test_a_random_potential_is_refused(kind, normalization):
+    """Masks that change from one leapfrog step to the next are no density to accept by."""
+    model = models.lenet(kind, (8, 8, 1), 3, normalization=normalization)
+    potential = clients.Potential(model)
+    features, labels = np.zeros((4, 8, 8, 1), np.float32), np.zeros(4, np.int32)
+    with pytest.raises(InvalidArgument, match="draws masks" if kind == "mc_dropout" else "normalises by the batch"):
+        clients.exact_chains(potential, features, labels, np.zeros((1, potential.size)), num_draws=5, burn_in=10)

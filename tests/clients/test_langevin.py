@@ -1,6 +1,7 @@
 """Langevin dynamics: stationary laws in closed form, posteriors on a grid, and chains that follow their seed."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tensorflow_probability as tfp
 
 from tfp_bfl import evaluation, models
 from tfp_bfl.clients import langevin_chain, psgld_step, sgld_step
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import Diverged, InvalidArgument
 from tfp_bfl.layers import MCDropout
 from tfp_bfl.posterior import Samples
 
@@ -377,8 +378,15 @@ def test_models_of_which_a_chain_would_miss_a_part_are_refused(layer, message):
 
 
 def test_a_chain_that_diverges_says_so():
-    with pytest.raises(InvalidArgument, match="left the finite numbers: choose a smaller step_size"):
-        langevin_chain(linear, ROWS, LABELS, step_size=100.0, num_steps=200, prior_stddev=0.1)
+    """w <- (1 - step / (2 t^2)) w and more, by 4,999 a step: from 1e38 on it is no number."""
+    run = functools.partial(langevin_chain, linear, ROWS, LABELS, step_size=100.0, prior_stddev=0.1)
+    with pytest.raises(Diverged, match=r"after step \d+, of the step size 100: take a smaller step_size") as caught:
+        run(num_steps=200)
+    done = int(re.search(r"after step (\d+) is kept", str(caught.value))[1])
+    assert 5 < done < 20
+    each(lambda a, b: np.testing.assert_array_equal(a, b[-1]), caught.value.state, run(num_steps=done).values)
+    with pytest.raises(Diverged, match=f"after step {done + 1}, of"):
+        run(num_steps=200, burn_in=150)
 
 
 @pytest.mark.parametrize(("share", "diverges"), [(0.9, False), (1.1, True)])

@@ -8,11 +8,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_bfl.clients.potential import Potential
+from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 
 KERNELS = {"hmc": "Hamiltonian Monte Carlo", "mala": "Metropolis-adjusted Langevin"}
 TARGET_ACCEPTANCE = 0.75
+# Of its proposals a chain that moves at all accepts more.
+LEAST_ACCEPTANCE = 0.01
 
 
 class ExactChains(NamedTuple):
@@ -65,11 +67,13 @@ def exact_chains(
       seed: the same seed, the same draws.
 
     Raises:
-      InvalidArgument: arguments outside their ranges, or starts that are not [M, D].
+      InvalidArgument: arguments outside their ranges, starts that are not [M, D], a model whose potential is random, or
+        a chain that accepts less than a hundredth of its proposals.
 
     Source: Neal 2011, "MCMC using Hamiltonian dynamics"; Roberts & Tweedie 1996.
     """
     lookup(KERNELS, kernel, "kernel")
+    check_independent(potential.model)
     for name, value, least in (
         ("num_draws", num_draws, 1),
         ("burn_in", burn_in, 10),
@@ -124,4 +128,12 @@ def exact_chains(
         )
 
     draws, (log_ratios, step_sizes) = chains()
-    return ExactChains(draws, np.exp(np.minimum(log_ratios, 0)).mean(0), float(step_sizes[-1]))
+    # Where the ratio is not a number the proposal is refused.
+    rates = np.nan_to_num(np.exp(np.minimum(log_ratios, 0))).mean(0)
+    if rates.min() < LEAST_ACCEPTANCE:
+        raise InvalidArgument(
+            f"Chain {rates.argmin()} accepted {rates.min():.2g} of its proposals, of which at least "
+            f"{LEAST_ACCEPTANCE:g} must be, at the step size {float(step_sizes[-1]):.3g}: it has "
+            "not moved; give a smaller step_size."
+        )
+    return ExactChains(draws, rates, float(step_sizes[-1]))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl import posterior
 from tfp_bfl.clients.batches import steps_per_epoch
+from tfp_bfl.clients.likelihoods import Likelihood
 from tfp_bfl.clients.potential import Potential
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
+from tfp_bfl.errors import Diverged, InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import as_model_fn, check_layers
 from tfp_bfl.posterior import MeanField, Samples
@@ -104,7 +105,8 @@ def langevin_chain(
     burn_in: int = 0,
     thin: int = 1,
     batch_size: int = 32,
-    prior_stddev: float = 1.0,
+    prior_stddev: Optional[float] = 1.0,
+    likelihood: Union[str, Likelihood] = "categorical",
     preconditioned: bool = False,
     decay: float = DECAY,
     stabilizer: float = STABILIZER,
@@ -128,13 +130,14 @@ def langevin_chain(
     Args:
       model_fn: builds a Keras model without variational layers that returns logits [B, C].
       features: [N, ...]; integers are scaled to [0, 1].
-      labels: [N], integers in [0, C).
+      labels: [N], integers in [0, C), or numbers where the likelihood is of such.
       step_size: a positive number, or a function from the steps done so far (scalar int32) to a scalar.
       num_steps: of the chain, those of the burn-in included.
       burn_in: steps before the first that counts.
       thin: a draw is kept after every so many steps: L = (num_steps - burn_in) // thin draws.
       batch_size: B; more than N count as N.
-      prior_stddev: of every weight, biases and BatchNorm's scale and shift among them.
+      prior_stddev: of every weight, biases and BatchNorm's scale and shift among them; None for a flat prior.
+      likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       preconditioned: `psgld_step` instead of `sgld_step`.
       decay, stabilizer: as of `psgld_step`; for a network with ReLUs the stabilizer must be above
         step_size / (4 prior_stddev^2).
@@ -145,17 +148,19 @@ def langevin_chain(
 
     Raises:
       InvalidArgument: arguments outside their ranges, features and labels that do not fit, a model with variational
-        layers or with layers whose losses or noise a step would miss; or draws that are not finite.
+        layers or with layers whose losses or noise a step would miss.
+      Diverged: the weights are not finite after a step, where the chain stops; the error has the `state` before.
 
     Source: Welling & Teh 2011; Li et al. 2016 (arXiv:1512.07666), algorithm 1. Departures: batches without replacement,
     and a step size that may stay constant.
     """
     _check_counts(num_steps, burn_in, thin, batch_size, seed)
     _check_numbers(step_size, prior_stddev, decay, stabilizer)
-    features, labels = _examples(features, labels)
+    features, labels = _examples(features, labels, likelihood == "categorical")
     model = as_model_fn(model_fn)()
     check_layers(model)
-    potential = Potential(model)
+    potential = Potential(model, likelihood)
+    precision = 0.0 if prior_stddev is None else 1 / prior_stddev**2
     num_examples, batch_size = labels.shape[0], min(batch_size, labels.shape[0])
     steps_a_pass = steps_per_epoch(num_examples, batch_size)
 
@@ -166,7 +171,8 @@ def langevin_chain(
         return -gradient / tf.cast(tf.shape(rows)[0], tf.float32)
 
     @without_autograph
-    def advance(chain: _Chain, key: tf.Tensor) -> _Chain:
+    def advance(chain: _Chain, key: tf.Tensor) -> tuple[_Chain, tf.Tensor]:
+        before = chain
         steps, weights, second_moment, order = chain
         orders, noises = tf.unstack(tf.random.experimental.stateless_split(key))
         of_pass = tf.random.experimental.stateless_fold_in(orders, steps // steps_a_pass)
@@ -177,7 +183,7 @@ def langevin_chain(
         of_step = tf.random.experimental.stateless_fold_in(noises, steps)
         masks, noise = tf.unstack(tf.random.experimental.stateless_split(of_step))
         likelihood = mean_gradient(weights, rows, masks)
-        gradient = num_examples * likelihood - weights / prior_stddev**2
+        gradient = num_examples * likelihood - precision * weights
         step = step_size(steps) if callable(step_size) else step_size
         if preconditioned:
             weights, second_moment = psgld_step(
@@ -185,33 +191,46 @@ def langevin_chain(
             )
         else:
             weights = sgld_step(weights, gradient, step, noise)
-        return _Chain(steps + 1, weights, second_moment, order)
+        goes_on = tf.reduce_all(tf.math.is_finite(weights))
+        after = _Chain(steps + 1, weights, second_moment, order)
+        return tf.nest.map_structure(lambda x, y: tf.where(goes_on, x, y), after, before), goes_on
+
+    @without_autograph
+    def some(chain: _Chain, goes_on: tf.Tensor, number: int, key: tf.Tensor) -> tuple[_Chain, tf.Tensor]:
+        more = lambda i, chain, goes_on: (i < number) & goes_on
+        a_step = lambda i, chain, goes_on: (i + 1, *advance(chain, key))
+        return tf.while_loop(more, a_step, (tf.constant(0), chain, goes_on), parallel_iterations=1)[1:]
 
     @tf.function
-    def run(start: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    def run(start: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, _Chain, tf.Tensor]:
         chain = _Chain(tf.constant(0), start, tf.zeros_like(start), tf.range(num_examples))
-        for _ in tf.range(burn_in):
-            chain = advance(chain, key)
+        chain, goes_on = some(chain, tf.constant(True), burn_in, key)
         number = (num_steps - burn_in) // thin
         draws = tf.TensorArray(start.dtype, number, element_shape=start.shape)
         for i in tf.range(number):
-            for _ in tf.range(thin):
-                chain = advance(chain, key)
+            chain, goes_on = some(chain, goes_on, thin, key)
             draws = draws.write(i, chain.weights)
-        return draws.stack()
+        return draws.stack(), chain, goes_on
 
-    draws = run(potential.start(), tf.constant([seed, 0]))
-    if not bool(tf.reduce_all(tf.math.is_finite(draws))):
-        raise InvalidArgument("The chain has left the finite numbers: choose a smaller step_size.")
+    draws, last, goes_on = run(potential.start(), tf.constant([seed, 0]))
+    if not goes_on:
+        done = int(last.steps)
+        step = step_size(last.steps) if callable(step_size) else step_size
+        raise Diverged(
+            f"The weights are not finite after step {done + 1}, of the step size {float(step):g}: take a smaller "
+            f"step_size; the state after step {done} is kept.",
+            tuple(x.numpy() for x in potential.shaped(last.weights)),
+        )
     return Samples(potential.shaped(draws))
 
 
-def _examples(features: Any, labels: Any) -> tuple[tf.Tensor, tf.Tensor]:
+def _examples(features: Any, labels: Any, of_classes: bool) -> tuple[tf.Tensor, tf.Tensor]:
     features, labels = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
-    if not labels.dtype.is_integer or labels.shape.rank != 1 or features.shape[:1] != labels.shape or not len(labels):
+    wrong = of_classes and not labels.dtype.is_integer
+    if wrong or labels.shape.rank != 1 or features.shape[:1] != labels.shape or not len(labels):
         raise InvalidArgument(
-            "langevin_chain needs features [N, ...] and integer labels [N] of one N of at least 1, but has features "
-            f"{features.shape} and {labels.dtype.name} labels {labels.shape}."
+            f"langevin_chain needs features [N, ...] and {'integer ' * of_classes}labels [N] of one N of at least 1, "
+            f"but has features {features.shape} and {labels.dtype.name} labels {labels.shape}."
         )
     return features, labels
 
@@ -234,7 +253,7 @@ def _check_counts(num_steps: Any, burn_in: Any, thin: Any, batch_size: Any, seed
 
 def _check_numbers(step_size: Any, prior_stddev: Any, decay: Any, stabilizer: Any) -> None:
     for name, value in (("step_size", step_size), ("prior_stddev", prior_stddev), ("stabilizer", stabilizer)):
-        if name == "step_size" and callable(value):
+        if (name == "step_size" and callable(value)) or (name == "prior_stddev" and value is None):
             continue
         check_number(value, name)
     if check_number(decay, "decay", zero=True) > 1:

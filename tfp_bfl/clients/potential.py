@@ -28,6 +28,7 @@ class Potential:
       likelihood: of the labels: "categorical", "gaussian:STDDEV", "heteroscedastic", "density", or a `Likelihood`.
 
     Attributes:
+      model: as given.
       leaves: the model's point weights, in the order of `models.layout`.
       size: D, how many they are.
 
@@ -42,7 +43,7 @@ class Potential:
                 "A chain draws point weights, but the model has variational layers: use one of kind "
                 "'deterministic' or 'mc_dropout'."
             )
-        self._model = model
+        self.model = model
         self._likelihood = parse_likelihood(likelihood)
         self._by_batch = bool(places.moving_mean)
         self.leaves = tuple(places.point)
@@ -60,7 +61,7 @@ class Potential:
     def outputs(self, vector: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
         """The model's outputs [B, C] at weights [D]; integer features are scaled to [0, 1]."""
         call = batch_normalized_call if self._by_batch else functional_call
-        found = call(self._model, self.shaped(vector), tf.image.convert_image_dtype(features, tf.float32))
+        found = call(self.model, self.shaped(vector), tf.image.convert_image_dtype(features, tf.float32))
         return found[0] if self._by_batch else found
 
     def each(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
