@@ -6,13 +6,14 @@ import sys
 import numpy as np
 import pytest
 
+import tfp_bfl as bfl
 from tests.app.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.app.deployment.channel import BEGIN, ROUND
 from tfp_bfl.app.deployment.ledger import Ledger
 from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import arrays_of
-from tfp_bfl.privacy import Steps, composed_epsilon
+from tfp_bfl.privacy import Steps, composed_epsilon, example_steps
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.cpu_seconds(60)
@@ -79,6 +80,10 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
     done = run(hospitals, channel, "first", OPTIONS, quorum=3)
     summary = json.loads((done / "summary.json").read_text())
     assert summary["num_clients"] == 3
+    fewest = min(told["num_examples"] for told in json.loads((done / "parties.json").read_text()).values())
+    steps = example_steps(2.0, fewest, batch_size=32, epochs=4)
+    assert summary["example_epsilon"] == composed_epsilon([steps]) and summary["delta"] == 1e-5
+    assert bfl.export.read_info(done / "saved_model").metrics["example_epsilon"] == summary["example_epsilon"]
     ledger_file = hospitals / "west" / "local" / "ledger" / "first.json"
     assert len(json.loads(ledger_file.read_text())["messages"]) == 2
     # Whoever asks again with another message, from the party's start on, is refused.

@@ -143,6 +143,26 @@ def in_a_line(summary: Mapping[str, Any]) -> str:
     return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
+def privacy(config: RunConfig, last: Mapping[str, Any], fewest: int) -> dict[str, float]:
+    """The epsilon of clients, and that of the examples of the client who has the fewest; nothing where none are hidden.
+
+    Args:
+      config: of the run.
+      last: row of its rounds.
+      fewest: examples of a client.
+
+    Raises:
+      MissingDependency: the package dp-accounting is not installed.
+    """
+    found = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
+    if config.example_clip_norm:
+        epochs = config.rounds * config.local_epochs
+        told = bfl.privacy.example_steps(config.example_noise, fewest, config.batch_size, epochs)
+        of_examples = bfl.privacy.composed_epsilon([told], config.privacy_delta)
+        found |= {} if of_examples is None else {"example_epsilon": of_examples}
+    return {**found, "delta": config.privacy_delta} if found else {}
+
+
 def truth(test: bfl.data.Source) -> np.ndarray:
     """The labels as predictions are of them: numbers in their own units."""
     return test.labels if test.target is None else test.target.mean + test.target.stddev * test.labels

@@ -170,7 +170,7 @@ def _run(
             **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
-            **_privacy(config, result.rounds[-1], clients.sizes.min()),
+            **report.privacy(config, result.rounds[-1], clients.sizes.min()),
             **_permuted(result, shown, score),
         }
         if shards:
@@ -194,17 +194,6 @@ def _run(
         tell.phase("SavedModel, figures and report")
         write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
-
-
-def _privacy(config: RunConfig, last: dict[str, Any], fewest: int) -> dict[str, float]:
-    """The epsilon of clients, and that of the examples of the client who has the fewest."""
-    found = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
-    if config.example_clip_norm:
-        epochs = config.rounds * config.local_epochs
-        told = bfl.privacy.example_steps(config.example_noise, fewest, config.batch_size, epochs)
-        of_examples = bfl.privacy.composed_epsilon([told], config.privacy_delta)
-        found |= {} if of_examples is None else {"example_epsilon": of_examples}
-    return {**found, "delta": config.privacy_delta} if found else {}
 
 
 def _permuted(

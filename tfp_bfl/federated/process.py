@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
+from tfp_bfl.contracts import TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.federated import tff
@@ -38,6 +38,7 @@ class BayesianProcess:
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]).
       min_examples: the fewest that a client must have.
       min_clients: the fewest that a cohort must have.
+      is_sum: its rule needs no more of what clients send than their sum, whoever sees it besides.
       one_shot: its rule is for one round.
       burn_in_rounds: rounds before those that make the result: a run must have more.
       limits: of what clients send, and of the server's weights.
@@ -68,6 +69,7 @@ class BayesianProcess:
         self.element_spec = round.element_spec
         self.min_examples = limits.min_examples
         self.min_clients = rule.min_clients
+        self.is_sum = rule.units is not None or rule.gives == TOTAL
         self.one_shot = rule.one_shot and bool(tf.nest.flatten(round.initialize().weights.posterior))
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning

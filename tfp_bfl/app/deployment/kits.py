@@ -33,9 +33,11 @@ label: label             # the column of the labels
 # test_data: test.csv    # to score models on; a fifth of the data if not given
 # algorithms: [variational, partitioned_vi]    # all, if not given
 # models: [mlp, lenet]
+# rules: [log_linear_pool]
 # max_rounds: 1000
 # min_parties: 2
 # share_scores: true     # sums of a model's scores on the test data
+# allow_single_posteriors: true   # false: only rules that need no more than the sum of what parties send
 # only_secure_sums: false   # true: no run whose server sees by itself what this party finds
 # max_example_epsilon: 8    # what all runs together may tell of one example; only runs with --example-clip-norm then
 """

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build
+from tfp_bfl.app import build, report
 from tfp_bfl.app.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.app.deployment.attendance import gather
 from tfp_bfl.app.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # In a result's folder, why there is no more of it.
 FAILURE = "failure.txt"
+# Under which name a server has its lines about a run.
+TOLD = "told"
 
 
 def serve(
@@ -75,6 +77,7 @@ def serve(
     sums = _largest(offers, sizes) if secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     bfl.federated.check_clients(process, parties)
+    hidden = report.privacy(config, {}, min(own["num_examples"] for own in there.told.values()))
     with owned(folder, config):
         there.write(folder)
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
@@ -111,7 +114,7 @@ def serve(
                 max_retries=config.max_retries,
             )
         there.write(folder)
-        _write(folder, config, schema, parties, result, scores.last, [*there.absences(), *doubts])
+        _write(folder, config, schema, parties, result, scores.last, hidden, [*there.absences(), *doubts])
     return folder
 
 
@@ -210,10 +213,12 @@ def _write(
     parties: bfl.data.Parties,
     result: bfl.federated.SimulationResult,
     scores: Mapping[str, Any],
+    hidden: Mapping[str, float],
     warnings: Sequence[str],
 ) -> None:
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    metrics |= hidden
     of_parties = {party: bfl.evaluation.from_sums(sums) for party, sums in scores.items()}
     data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})

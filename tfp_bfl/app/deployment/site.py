@@ -46,9 +46,12 @@ class PartyFile(pydantic.BaseModel):
       task: classification or regression.
       algorithms: those that it takes part in; none means all.
       models: those that it trains; none means all.
+      rules: those by which its posterior may be pooled with others', as `tfp-bfl list` has them; none means all.
       max_rounds: of a run.
       min_parties: it takes part in no run of fewer.
       share_scores: whether it sends sums of a model's scores on its test data.
+      allow_single_posteriors: whether a rule may need more of what parties send than their sum, as those do that
+        compare or keep each posterior by itself.
       only_secure_sums: it takes part in no run whose server sees what it finds by itself.
       max_example_epsilon: what all its runs together may tell of one example (`clients.ExamplePrivacy`); None for no
         bound. Its scores are not shared then.
@@ -63,9 +66,11 @@ class PartyFile(pydantic.BaseModel):
     task: str = "classification"
     algorithms: list[str] = []
     models: list[str] = []
+    rules: list[str] = []
     max_rounds: int = pydantic.Field(1000, ge=1)
     min_parties: int = pydantic.Field(2, ge=1)
     share_scores: bool = True
+    allow_single_posteriors: bool = True
     only_secure_sums: bool = False
     max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0)
     delta: float = pydantic.Field(1e-5, gt=0, lt=1)
@@ -103,7 +108,13 @@ def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
 
 
 class Site:
-    """Answers what a server asks, by the party's own file; what that forbids is refused with a sentence."""
+    """Answers what a server asks, by the party's own file; what that forbids is refused with a sentence.
+
+    Attributes:
+      seen: what the server of the run sees of what this party sends, in a sentence, from the rule that is built here.
+    """
+
+    seen = "The server sees nothing."
 
     def __init__(self, folder: Union[str, os.PathLike[str]]):
         """The party's folder; its file and data are read at once.
@@ -163,6 +174,7 @@ class Site:
         self._config = config
         self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
+        self.seen = self._check_rule(sums)
         here, secret = self._folder / "memory" / run, secret_of(self._folder)
         own = self._process, self._source, number, secret, run
         kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most}
@@ -256,6 +268,22 @@ class Site:
             config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
         )
         return Ledger(self._folder / "ledger", run, told, config.rounds, limit, self._file.delta)
+
+    def _check_rule(self, sums: Any) -> str:
+        name = str(self._process.description["rule"])
+        # Which add something to a sum that stays one.
+        plain = name.removeprefix("quantised ").removeprefix("clipped ")
+        if self._file.rules and plain not in self._file.rules:
+            raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
+        if not self._process.is_sum and not self._file.allow_single_posteriors:
+            raise InvalidArgument(
+                f"Its file allows only rules that need no more than the sum of what parties send, and {plain} needs "
+                "what each sends by itself."
+            )
+        if sums is not None:
+            return f"The server sees the sum of what parties send, pooled by {plain}, and of this party masked numbers."
+        use = "adds it to the others'" if self._process.is_sum else "needs it by itself"
+        return f"The server sees what this party sends in each round, and by the rule {plain} {use}."
 
     def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
         if sums is None and self._file.only_secure_sums:
