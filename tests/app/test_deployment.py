@@ -12,10 +12,10 @@ from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.deployment import kits
 from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
 from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.job import make_job
+from tfp_bfl.app.deployment.job import make_job, to_json
 from tfp_bfl.app.deployment.server import serve
 from tfp_bfl.app.deployment.site import FILE, SECRET, Site, check, read_file
-from tfp_bfl.app.deployment.submit import write_job
+from tfp_bfl.app.deployment.submit import tell_new, write_job
 from tfp_bfl.app.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of, to_bytes
@@ -287,6 +287,31 @@ def test_a_party_says_no_by_its_own_file(hospitals):
             site.begin(json.dumps({**job, **change}))
 
 
+def told_of(site, options):
+    """What a server tells of a run of this party and two like it."""
+    own = json.loads(site.describe())
+    schema = bfl.data.agree("a", {"north": own})
+    job = {"options": {"model": "mlp", **options}, "number": 0, "parties": 3, "run": "a", "schema": to_json(schema)}
+    return json.dumps({**job, "version": bfl.__version__})
+
+
+def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
+    file = hospitals / "north" / "local" / FILE
+    plain = file.read_text()
+    file.write_text(plain + "allow_single_posteriors: false\n")
+    site = Site(hospitals / "north" / "local")
+    for options in ({"robust": "median"}, {"rule": "weighted_conflation"}, {"algorithm": "fl_swag"}):
+        with pytest.raises(InvalidArgument, match="needs what each sends by itself"):
+            site.begin(told_of(site, options))
+    site.begin(told_of(site, {"robust": "clip:3"}))
+    assert "by the rule log_linear_pool adds it to the others'" in site.seen
+    file.write_text(plain + "rules: [conflation, total]\n")
+    site = Site(hospitals / "north" / "local")
+    with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median log_linear_pool"):
+        site.begin(told_of(site, {"robust": "median"}))
+    site.begin(told_of(site, {"algorithm": "qlsd"}))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -321,6 +346,15 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     }.values():
         with pytest.raises(InvalidArgument, match=message):
             make_job(options, 3)
+
+
+def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():
+    told = []
+    known = tell_new({"before": 0, "lines": ["one", "two"]}, 0, told.append)
+    known = tell_new({}, known, told.append)
+    known = tell_new({"before": 1, "lines": ["two", "three"]}, known, told.append)
+    known = tell_new({"before": 4, "lines": ["five", "\x1b[2Jsix"]}, known, told.append)
+    assert told == ["one", "two", "three", "five", r"'\x1b[2Jsix'"] and known == 6
 
 
 @pytest.mark.parametrize(

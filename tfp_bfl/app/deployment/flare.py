@@ -6,9 +6,11 @@ A job is JSON that names these two classes; what a message holds are bytes that 
 from __future__ import annotations
 
 import functools
+import io
 import pathlib
 import queue
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
@@ -22,10 +24,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import InfoCollector
 from rich.console import Console
 
 from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, ROUND, SCORE, TASKS, Refusal, Reply
-from tfp_bfl.app.deployment.server import FAILURE, serve
+from tfp_bfl.app.deployment.server import FAILURE, TOLD, serve
 from tfp_bfl.app.deployment.site import Site as Answers
 from tfp_bfl.app.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
@@ -33,10 +36,33 @@ from tfp_bfl.files.arrays import arrays_of, to_bytes
 
 _CONTENT, _REFUSED = "content", "refused"
 _POLL = 0.2
+# Of the lines about a run, how many wait for whoever submitted it.
+_KEPT = 200
 
 
 class _Aborted(Error):
     """The administrator, or FLARE because a process died, ended the job."""
+
+
+class _Lines(io.TextIOBase):
+    """What is told of a run: to the server's own output, and kept for whoever submitted it and asks."""
+
+    def __init__(self) -> None:
+        self._every: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Takes whole lines."""
+        self._every += filter(None, text.splitlines())
+        return sys.stdout.write(text)
+
+    def flush(self) -> None:
+        """Of the server's output."""
+        sys.stdout.flush()
+
+    def last(self) -> dict[str, Any]:
+        """The last lines, and how many there were before them."""
+        every = self._every[:]
+        return {"before": max(0, len(every) - _KEPT), "lines": every[-_KEPT:]}
 
 
 class Server(Controller):
@@ -63,6 +89,7 @@ class Server(Controller):
         without: list[str],
     ):
         super().__init__()
+        self._lines = _Lines()
         self._arguments = name, options, folder, quorum, deadline
         self._how: dict[str, Any] = {
             "secure_sums": secure_sums,
@@ -76,6 +103,12 @@ class Server(Controller):
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is to be cleared."""
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tells of the rounds where it is asked how the run goes."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(TOLD, self._lines.last())
+
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The run, from its first question to its folder."""
         name, options, folder, quorum, deadline = self._arguments
@@ -84,7 +117,8 @@ class Server(Controller):
         channel = _Channel(self, fl_ctx, abort_signal, deadline)
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
-            with reporter(Console(force_terminal=False, width=200), "lines", int(options.get("rounds", 0))) as tell:
+            console = Console(file=self._lines, force_terminal=False, width=200)
+            with reporter(console, "lines", int(options.get("rounds", 0))) as tell:
                 done = serve(options, name, here, channel, quorum, tell, **self._how)
             # What the administrator fetches: the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
@@ -182,6 +216,8 @@ class Site(Executor):
             if isinstance(self._answers, str):
                 raise InvalidArgument(self._answers)
             reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
+            if task_name == BEGIN:
+                self.log_info(fl_ctx, self._answers.seen)
         except Error as error:
             self.log_error(fl_ctx, f"{task_name} refused: {error}")
             reply[_REFUSED] = str(error)

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.app.deployment.job import check_name, make_job
 from tfp_bfl.app.deployment.kits import ADMIN, CLASSES, check_installed, role_of
-from tfp_bfl.app.deployment.server import FAILURE
+from tfp_bfl.app.deployment.server import FAILURE, TOLD
 from tfp_bfl.app.deployment.strangers import strangers
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
@@ -165,6 +165,14 @@ class _Server:
                 self._connect()
         raise Error("The server answers and then does not: look at its log.")
 
+    def told(self, number: str) -> dict[str, Any]:
+        """The server's last lines about a job that runs, if it answers."""
+        with contextlib.suppress(Exception):
+            for found in dict(self._session.show_stats(number, "server")).values():
+                if isinstance(found, dict) and TOLD in found:
+                    return dict(found[TOLD])
+        return {}
+
     def close(self) -> None:
         """Ends the session."""
         with contextlib.suppress(Exception):
@@ -191,7 +199,7 @@ class _Server:
 
 
 def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
-    last, missed = "", 0
+    last, missed, lines = "", 0, 0
     while True:
         status = str(server.call("get_job_meta", number).get("status", ""))
         if status != last:
@@ -199,9 +207,25 @@ def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
             last = status
         if status.startswith("FINISHED"):
             return status
+        if status == "RUNNING":
+            lines = tell_new(server.told(number), lines, tell)
         # A server that was started anew calls the jobs running that ran before, and runs none.
         there = status != "RUNNING" or any(job.job_id == number for job in server.call("get_system_info").job_info)
         missed = 0 if there else missed + 1
         if missed == _MISSED:
             return _LOST
         time.sleep(_POLL)
+
+
+def tell_new(told: Mapping[str, Any], known: int, tell: Callable[[str], None]) -> int:
+    """Tells what a server has told since so many lines of its were known, and returns how many are now.
+
+    Args:
+      told: `lines`, and how many there were `before` them; nothing where the server did not answer.
+      known: lines that were told of.
+      tell: is given each line.
+    """
+    before, lines = int(told.get("before", 0)), [str(line)[:500] for line in told.get("lines", ())]
+    for line in lines[max(0, known - before) :]:
+        tell(line if line.isprintable() else ascii(line))
+    return max(known, before + len(lines))
