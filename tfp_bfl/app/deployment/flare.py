@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import IO, Any, Optional, cast
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -117,7 +117,7 @@ class Server(Controller):
         channel = _Channel(self, fl_ctx, abort_signal, deadline)
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
-            console = Console(file=self._lines, force_terminal=False, width=200)
+            console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
             with reporter(console, "lines", int(options.get("rounds", 0))) as tell:
                 done = serve(options, name, here, channel, quorum, tell, **self._how)
             # What the administrator fetches: the run without its checkpoints.
