@@ -309,7 +309,7 @@ def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median log_linear_pool"):
         site.begin(told_of(site, {"robust": "median"}))
-    site.begin(told_of(site, {"algorithm": "qlsd"}))
+    site.begin(told_of(site, {"algorithm": "qlsd", "rounds": 200, "burn_in_rounds": 100}))
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ class Party:
         row = self._memory(received)
         given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
         result = self._work(given, self._examples, self._key(done))
-        result = result._replace(num_examples=tf.minimum(result.num_examples, self._size))
+        result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
         return result._replace(memory=())
