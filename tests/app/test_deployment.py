@@ -73,13 +73,35 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     summary = json.loads((done / "summary.json").read_text())
     assert summary["num_clients"] == 3 and len((done / "metrics.jsonl").read_text().splitlines()) == 2
     assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
-    # What they score together is what the exported model scores on all of their test data.
-    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in HOSPITALS]
-    loaded = bfl.export.load(done / "saved_model")
+    # What they score together is what their model scores on all of their test data in one place.
+    sites = [channel.sites[name] for name in sorted(HOSPITALS)]
+    weights = arrays_of([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
+    model = sites[0]._process.model_fn()
+    spec = bfl.models.predictive_spec(model, weights)
+    model = bfl.models.predictive_model(model, bfl.federated.from_arrays(weights, spec))
+    features, labels = (
+        np.concatenate([getattr(site._held, name) for site in sites]) for name in ("features", "labels")
+    )
+    config = sites[0]._config
+    central = bfl.evaluation.evaluate(model, features, labels, config.num_samples, config.seed)
+    for name in ("accuracy", "test_nll", "brier", "ece", "entropy", "aleatoric", "epistemic"):
+        assert summary[name] == pytest.approx(central.metrics[name], rel=1e-4, abs=1e-6), name
+    sums = dict(np.load(done / "scores.npz"))
+    assert all(sums[name] == pytest.approx(sum(sums[f"{n}/{name}"] for n in HOSPITALS)) for name in ("count", "nll"))
+    # Retention, and a limit above which to abstain: at the edges of 200 bins of the entropy.
+    curve, right = bfl.evaluation.risk_coverage_of(sums), central.probabilities.argmax(-1) == labels
+    for limit, coverage, risk in zip(*(np.asarray(x) for x in (curve.limit, curve.coverage, curve.risk))):
+        kept = central.entropy <= limit + 1e-6
+        assert coverage == pytest.approx(kept.mean(), abs=1e-4) and risk == pytest.approx(
+            1 - right[kept].mean(), abs=1e-4
+        )
+    limit = bfl.evaluation.abstention_limit(*bfl.evaluation.as_examples(sums), coverage=0.8).limit
+    assert np.mean(central.entropy <= limit + 1e-6) >= 0.8 and np.mean(central.entropy <= limit - 1 / 200) < 0.8
+    # And the exported model is that one, by draws of its own.
+    tests = [bfl.data.read_own(hospitals / n / "local" / "patients.csv", "diagnosis").test for n in sorted(HOSPITALS)]
     raw = [t.features * [c.stddev for c in t.columns] + [c.mean for c in t.columns] for t in tests]
-    answer = loaded.predict(np.concatenate(raw).astype(np.float32))
-    labels = np.concatenate([t.labels for t in tests])
-    assert np.mean(answer["label"] == labels) == pytest.approx(summary["accuracy"], abs=0.011)
+    answer = bfl.export.load(done / "saved_model").predict(np.concatenate(raw).astype(np.float32))
+    assert np.mean(answer["label"] == central.probabilities.argmax(-1)) > 0.98
     info = bfl.export.read_info(done / "saved_model")
     assert info.class_names == ["benign", "malignant"] and info.data["parties"] == sorted(HOSPITALS)
     assert info.configuration["rounds"] == 2 and "dataset" not in info.configuration

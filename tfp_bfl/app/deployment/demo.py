@@ -89,10 +89,7 @@ def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess
     processes: list[subprocess.Popen] = []
     try:
         for kit in kits:
-            command = [sys.executable, "-m", "tfp_bfl", "deploy", "start", str(kit)]
-            with open(kit / "process.log", "ab") as log:
-                options = {"stdout": log, "stderr": log, "start_new_session": True}
-                processes.append(subprocess.Popen(command, **options))  # type: ignore[call-overload]
+            processes.append(start_process(kit))
             if len(processes) == 1:
                 _wait_for(port, processes[0], kit)
         yield processes
@@ -107,6 +104,13 @@ def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(every, _SECONDS_TO_END)
+
+
+def start_process(kit: pathlib.Path) -> subprocess.Popen:
+    """The server or the party of a folder, in a session of its own, which writes `process.log` there."""
+    command = [sys.executable, "-m", "tfp_bfl", "deploy", "start", str(kit)]
+    with open(kit / "process.log", "ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait_for(port: int, process: subprocess.Popen, kit: pathlib.Path) -> None:

@@ -21,12 +21,14 @@ from tfp_bfl.app.progress import Reporter
 from tfp_bfl.app.run_folder import owned, recorder
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import arrays_of, to_bytes
+from tfp_bfl.files.arrays import arrays_of, to_bytes, write_arrays
 
 logger = logging.getLogger(__name__)
 
 # In a result's folder, why there is no more of it.
 FAILURE = "failure.txt"
+# The sums from which the last scores are (`evaluation.score_sums`): over all parties, and of each under its name.
+SCORES = "scores.npz"
 # Under which name a server has its lines about a run.
 TOLD = "told"
 
@@ -46,7 +48,8 @@ def serve(
     """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
 
     The folder holds what a run's does: config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json; and
-    parties.json: who takes part, and what their data look like. summary.json has what each scored.
+    parties.json: who takes part, and what their data look like. summary.json has what each scored, scores.npz the sums
+    from which that is.
 
     Args:
       options: of `tfp-bfl run`, but those of data.
@@ -227,6 +230,9 @@ def _write(
     info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
     _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
+    if scores:
+        of_each = {f"{party}/{name}": x for party, sums in scores.items() for name, x in sums.items()}
+        write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
     summary = {**metrics, "parties": of_parties, "warnings": [*warnings, *result.warnings]}
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 

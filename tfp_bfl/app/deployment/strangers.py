@@ -35,11 +35,12 @@ def strangers(startup: pathlib.Path, host: str, port: int) -> str:
             f"{there} is of another federation than this folder ({error.verify_message}): ask for a folder by whoever "
             "made the server's, with the same authority."
         )
-    except (ConnectionResetError, ssl.SSLError) as error:
-        if not met and "ALERT" not in str(getattr(error, "reason", "")):
+    except ssl.SSLError as error:
+        if not met and "ALERT" not in str(error.reason):
             return f"{there} does not speak TLS as a server of tfp-bfl does: is it another's port?"
     except OSError:
-        return ""
+        if not met:
+            return ""
     if answered:
         return ""
     return (

@@ -144,6 +144,9 @@ class _Server:
     def __init__(self, kit: Union[str, pathlib.Path], timeout: float, tell: Callable[[str], None]):
         self._kit, self._timeout, self._tell = pathlib.Path(kit).resolve(), timeout, tell
         self._session: Any = None
+        at = self._admin()
+        if why := strangers(self._kit / "startup", at["host"], int(at["port"])):
+            raise Error(why)
         self._connect()
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -178,14 +181,16 @@ class _Server:
         with contextlib.suppress(Exception):
             self._session.close()
 
+    def _admin(self) -> dict[str, Any]:
+        found = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))
+        return dict(found["admin"])
+
     def _connect(self) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        told = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]
+        told = self._admin()
         end = time.monotonic() + self._timeout
         while True:
-            if why := strangers(self._kit / "startup", told["host"], int(told["port"])):
-                raise Error(why)
             try:
                 self._session = new_secure_session(told["username"], str(self._kit), timeout=10)
                 return
