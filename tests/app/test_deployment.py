@@ -2,6 +2,9 @@
 
 import json
 import os
+import socket
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.app.deployment.job import make_job, to_json
 from tfp_bfl.app.deployment.server import serve
 from tfp_bfl.app.deployment.site import FILE, SECRET, Site, check, read_file
-from tfp_bfl.app.deployment.submit import tell_new, write_job
+from tfp_bfl.app.deployment.submit import submit, tell_new, write_job
 from tfp_bfl.app.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of, to_bytes
@@ -368,6 +371,26 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     }.values():
         with pytest.raises(InvalidArgument, match=message):
             make_job(options, 3)
+
+
+def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatch):
+    from tests.certificates import certify
+
+    certify(tmp_path, ["admin"])
+    kit = tmp_path / "admin"
+    (kit / "tfp_bfl.json").write_text('{"role": "admin", "name": "admin", "host": "localhost"}')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {"admin": {"username": "admin", "host": "127.0.0.1", "port": port}}
+    (kit / "startup" / "fed_admin.json").write_text(json.dumps(told))
+    monkeypatch.setattr("tfp_bfl.app.deployment.submit.check_installed", lambda: None)
+    api = types.ModuleType("flare_api")
+    api.new_secure_session = lambda *args, **kwargs: pytest.fail("nobody listens")
+    monkeypatch.setitem(sys.modules, "nvflare.fuel.flare_api.flare_api", api)
+    lines, how = [], {"quorum": 2, "deadline": 5, "timeout": 2}
+    with pytest.raises(Error, match=rf"at 127.0.0.1:{port} can't be reached \(ConnectionRefusedError\): is it started"):
+        submit(kit, "first", OPTIONS, tmp_path / "first", tell=lines.append, **how)
+    assert lines == [f"nobody answers at 127.0.0.1:{port}; trying for 2 s"]
 
 
 def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():

@@ -1,5 +1,6 @@
 """A federation of processes that NVIDIA FLARE connects, with certificates: `make test-deployment`."""
 
+import contextlib
 import json
 import pathlib
 import re
@@ -17,10 +18,11 @@ pytest.importorskip("nvflare")
 
 import tfp_bfl as bfl
 from tests.app.test_deployment import Channel, run
-from tfp_bfl.app.deployment.demo import HOSPITALS, running, write_hospitals
+from tfp_bfl.app.deployment.demo import HOSPITALS, running, start_process, write_hospitals
 from tfp_bfl.app.deployment.kits import SERVER, make_kits, start
 from tfp_bfl.app.deployment.submit import RUNS, submit, write_job
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.federated.parties import NO_ANSWER
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
 # What each party keeps at home goes through kills and restarts, too.
@@ -29,7 +31,7 @@ OPTIONS = {"model": "mlp", "algorithm": "partitioned_vi", "rounds": 6, "evaluate
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """Folders of everybody, all started, and their processes by name."""
+    """Folders of everybody, all started, and the list of their processes."""
     kits = tmp_path_factory.mktemp("federation") / "kits"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -37,13 +39,26 @@ def federation(tmp_path_factory):
     make_kits(kits, "localhost", port, HOSPITALS)
     write_hospitals(kits)
     with running([kits / name for name in (SERVER, *HOSPITALS)], port) as processes:
-        yield kits, dict(zip((SERVER, *HOSPITALS), processes))
+        for name in HOSPITALS:
+            connected(kits / name, 1)
+        yield kits, processes
 
 
-def submitted(kits, name, told=None, secure_sums=False, **options):
+def connected(kit, times):
+    """Waits until a party has connected so often to the server, by its log."""
+    end = time.monotonic() + 180
+    while time.monotonic() < end:
+        log = kit / "process.log"
+        if log.exists() and log.read_text(errors="replace").count("Connected to server") >= times:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"{kit.name} did not connect")
+
+
+def submitted(kits, name, told=None, secure_sums=False, deadline=60, **options):
     folder = kits.parent / f"result of {name}"
     lines = [] if told is None else told
-    how = {"quorum": 2, "deadline": 30, "tell": lines.append, "timeout": 120, "secure_sums": secure_sums}
+    how = {"quorum": 2, "deadline": deadline, "tell": lines.append, "timeout": 120, "secure_sums": secure_sums}
     return submit(kits / "admin", name, {**OPTIONS, **options}, folder, **how)
 
 
@@ -84,24 +99,46 @@ def test_with_masks_it_comes_to_the_bits_of_one_process_too(federation, referenc
         np.testing.assert_array_equal(ours, theirs)
 
 
+def processes_of(kit, kind):
+    """Of the server or a party of this folder: its own, or that of a job; with what they have started."""
+    wanted = [str(kit), kind]
+    found = [p for p in psutil.process_iter(["cmdline"]) if all(x in " ".join(p.info["cmdline"] or []) for x in wanted)]
+    return [*found, *(child for p in found for child in p.children(recursive=True))]
+
+
 def job_process_of(kit):
-    wanted = [str(kit), "worker_process"]
-    return next(
-        p for p in psutil.process_iter(["cmdline"]) if all(x in " ".join(p.info["cmdline"] or []) for x in wanted)
-    )
+    return processes_of(kit, "worker_process")[0]
 
 
-def while_it_runs(kits, name, rounds, act):
-    """Submits a run, and does something after some of its rounds."""
-    told, found = [], []
-    thread = threading.Thread(target=lambda: found.append(submitted(kits, name, told)))
-    thread.start()
+def kill(kit):
+    """All of the server or of a party, as a power cut does."""
+    for process in [p for kind in ("_train", "worker_process", "runner_process") for p in processes_of(kit, kind)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def after(kits, name, rounds):
+    """Waits until a run has done so many rounds."""
     lines = kits / SERVER / RUNS / name / "metrics.jsonl"
     end = time.monotonic() + 300
     while not (lines.exists() and len(lines.read_text().splitlines()) >= rounds) and time.monotonic() < end:
         time.sleep(0.2)
+
+
+def while_it_runs(kits, name, rounds, act, **how):
+    """Submits a run, and does something after some of its rounds."""
+    told, found = [], []
+    thread = threading.Thread(target=lambda: found.append(submitted(kits, name, told, **how)))
+    thread.start()
+    after(kits, name, rounds)
+    began = time.monotonic()
     act()
     thread.join(600)
+    print(f"{name} ended {time.monotonic() - began:.0f} s after what happened to it")
     assert found, told
     return found[0], told
 
@@ -110,10 +147,51 @@ def test_a_party_that_is_killed_is_there_again_and_the_run_ends_with_the_same_bi
     kits, _ = federation
     done, told = while_it_runs(kits, "killed", 2, lambda: job_process_of(kits / "west").send_signal(signal.SIGKILL))
     assert any("goes on from its last checkpoint" in line for line in told)
-    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
-    assert [row["num_faulty"] for row in rows] == [0] * 6
+    assert [row["num_faulty"] for row in rows_of(done)] == [0] * 6
     for ours, theirs in zip(weights(done), reference("killed")):
         np.testing.assert_array_equal(ours, theirs)
+    # Who submitted it was told of rounds as they came.
+    assert sum(re.match(r"round 6/6 .*accuracy 0\.", line) is not None for line in told) == 1
+
+
+def test_a_server_that_is_killed_and_started_again_ends_the_run_with_the_same_bits(federation, reference):
+    kits, processes = federation
+
+    def cut():
+        kill(kits / SERVER)
+        processes.append(start_process(kits / SERVER))
+
+    done, told = while_it_runs(kits, "power", 2, cut)
+    assert any("goes on from its last checkpoint" in line for line in told), told
+    assert [row["round"] for row in rows_of(done)] == list(range(1, 7))
+    for ours, theirs in zip(weights(done), reference("power")):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_who_is_silent_past_the_deadline_is_left_out_until_it_answers_again(federation):
+    kits, _ = federation
+
+    def pause():
+        process = job_process_of(kits / "west")
+        process.send_signal(signal.SIGSTOP)
+        try:
+            after(kits, "silent", 4)
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    done, _ = while_it_runs(kits, "silent", 2, pause, deadline=6, rounds=12, evaluate_every=12)
+    faults = [row["faulty_clients"] for row in rows_of(done)]
+    assert {"2": NO_ANSWER} in faults and faults[0] == faults[-1] == {}
+    assert json.loads((done / "summary.json").read_text())["accuracy"] > 0.8
+
+
+def test_what_is_compressed_comes_to_the_bits_of_one_process(federation, reference):
+    kits, _ = federation
+    options = {**OPTIONS, "algorithm": "fed_opt", "compressor": "largest:0.01", "error_memory": True}
+    done = submitted(kits, "short", **options)
+    for ours, theirs in zip(weights(done), reference("short", options)):
+        np.testing.assert_array_equal(ours, theirs)
+    assert rows_of(done)[-1]["upload_bits"] < 0.1 * 3 * 32 * sum(x.size for x in weights(done))
 
 
 def ended(kits, job):
@@ -182,3 +260,20 @@ def test_a_foreign_certificate_gets_nowhere_and_is_told_so_at_once(federation, t
     with pytest.raises(InvalidArgument, match=r"does not take this folder's certificate, which another authority made"):
         start(tmp_path / "others" / "north")
     assert not pathlib.Path(kits / SERVER / RUNS / "no").exists()
+
+
+def test_a_host_that_is_gone_is_gone_without_and_has_a_place_when_it_is_back(federation):
+    kits, processes = federation
+    done, _ = while_it_runs(kits, "gone", 2, lambda: kill(kits / "west"), deadline=6)
+    faults = [row["faulty_clients"] for row in rows_of(done)]
+    assert set(faults[0]) | set(faults[1]) == set() and faults[-1].keys() == {"2"}, faults
+    # A run that begins without it has its reason.
+    done = submitted(kits, "absent", deadline=10, rounds=2, evaluate_every=2)
+    told = json.loads((done / "parties.json").read_text())
+    assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
+    assert "west" not in told or "refused" in told["west"]
+    times = (kits / "west" / "process.log").read_text(errors="replace").count("Connected to server")
+    processes.append(start_process(kits / "west"))
+    connected(kits / "west", times + 1)
+    done = submitted(kits, "back", rounds=2, evaluate_every=2)
+    assert json.loads((done / "summary.json").read_text())["num_clients"] == 3

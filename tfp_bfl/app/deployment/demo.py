@@ -55,7 +55,7 @@ def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Cal
             "demo",
             options,
             folder / "run",
-            quorum=2,
+            quorum=len(HOSPITALS),
             deadline=120,
             tell=tell,
             timeout=_SECONDS_TO_START,

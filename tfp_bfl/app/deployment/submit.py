@@ -6,6 +6,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -189,17 +190,22 @@ class _Server:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         told = self._admin()
-        end = time.monotonic() + self._timeout
+        at, waits, end = (told["host"], int(told["port"])), False, time.monotonic() + self._timeout
         while True:
             try:
+                with socket.create_connection(at, timeout=10):
+                    pass  # Where nobody listens FLARE tells of each attempt at length.
                 self._session = new_secure_session(told["username"], str(self._kit), timeout=10)
                 return
             except Exception as error:
                 if time.monotonic() > end:
                     raise Error(
-                        f"The server at {told['host']}:{told['port']} can't be reached ({type(error).__name__}): is it "
-                        "started, and the port open?"
+                        f"The server at {at[0]}:{at[1]} can't be reached ({type(error).__name__}): is it started, and "
+                        "the port open?"
                     ) from None
+                if not waits:
+                    self._tell(f"nobody answers at {at[0]}:{at[1]}; trying for {self._timeout:.0f} s")
+                waits = True
                 time.sleep(_POLL)
 
 
