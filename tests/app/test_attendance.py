@@ -1,0 +1,112 @@
+"""Who takes part in a federation, who does not and why, and who is there again."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.app.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
+from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
+from tfp_bfl.app.deployment.site import FILE, Site
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import to_bytes
+
+pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
+
+
+def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
+    lies = {(SCORE, "south"): to_bytes({"count": np.float64(3)})}
+    told = json.loads(Site(hospitals / "west" / "local").describe())
+    channel = Channel(hospitals, lies)
+    for lie, reason in {
+        b'{"num_examples": -3}': "What west tells of its data is not of the form",
+        json.dumps({**told, "num_test": "many"}).encode(): "What west tells of its data is not of the form",
+        b"[1]": "What west tells of its data is not of the form",
+        b"[" * 100_000: "is no JSON",
+        b"no JSON": "is no JSON",
+    }.items():
+        lies[DESCRIBE, "west"] = lie
+        with pytest.raises(Error, match=rf"2 parties take part, but the quorum is 3 \(west: .*{reason}"):
+            run(hospitals, channel, quorum=3)
+    # It is refused by itself: the others go on.
+    done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
+    summary = json.loads((done / "summary.json").read_text())
+    assert set(summary["parties"]) == {"north"} and summary["num_clients"] == 2
+    assert json.loads((done / "parties.json").read_text())["west"] == {
+        "refused": "What west tells of its data is no JSON."
+    }
+    assert "Without west: What west tells of its data is no JSON." in summary["warnings"]
+
+
+def test_a_reason_is_kept_of_who_refuses_a_run_that_the_others_do(hospitals):  # noqa: F811
+    (hospitals / "west" / "local" / FILE).write_text("data: patients.csv\nlabel: diagnosis\nmax_rounds: 1\n")
+    done = run(hospitals, Channel(hospitals))
+    reason = "Its file allows at most 1 rounds, not 2."
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["faulty_clients"] for row in rows] == [{"2": reason}] * 2
+    assert json.loads((done / "parties.json").read_text())["west"]["refused"] == reason
+    assert f"Without west: {reason}" in json.loads((done / "summary.json").read_text())["warnings"]
+    assert reason in (done / "report.html").read_text()
+
+
+def test_a_run_without_a_party_does_not_ask_it(hospitals):  # noqa: F811
+    channel = Channel(hospitals)
+    done = run(hospitals, channel, without=["south"])
+    assert {name for _, name, _ in channel.sent} == {"north", "west"}
+    assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
+    (done / "summary.json").unlink()
+    with pytest.raises(InvalidArgument, match="west took part when the run began, and can't be left out of it now"):
+        run(hospitals, channel, without=["south", "west"])
+
+
+def test_what_one_party_says_of_its_number_need_not_count(hospitals):  # noqa: F811
+    """Neither for its weight nor for the columns by which all standardise; and who sticks out is told of."""
+    channel = Channel(hospitals)
+    told = json.loads(channel.sites["west"].describe())
+    boast = {**told, "num_examples": 2_000_000_000, "columns": [[n, m + 1e3, s] for n, m, s in told["columns"]]}
+    channel.lies[DESCRIBE, "west"] = json.dumps(boast).encode()
+    found = {}
+    for name, how in {"believed": {}, "bounded": {"max_examples": 100}}.items():
+        done = run(hospitals, channel, name, {**OPTIONS, "rounds": 1}, **how)
+        (begun,) = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1:]
+        found[name] = json.loads((done / "summary.json").read_text()), begun["schema"]["columns"][0][1]
+    (believed, far), (bounded, near) = found.values()
+    assert any("west tells of 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
+    assert "west tells of 2,000,000,000 examples and counts as 100." in bounded["warnings"]
+    truth = told["columns"][0][1]
+    assert far - truth == pytest.approx(1e3, rel=0.01) and near - truth == pytest.approx(333, rel=0.05)
+    # Honest parties that have more count as the bound, and are at no fault by it.
+    assert bounded["num_faulty"] == 0 and bounded["num_examples"] == 300
+
+
+def test_a_party_that_was_started_anew_is_told_of_the_run_again(hospitals):  # noqa: F811
+    class Restarts(Channel):
+        """One whose party is another process from its second round on."""
+
+        rounds = 0
+
+        def reply(self, task, site, content):
+            if task == ROUND and site is self.sites["west"]:
+                self.rounds += 1
+                if self.rounds == 2:
+                    site = self.sites["west"] = Site(hospitals / "west" / "local")
+            return super().reply(task, site, content)
+
+    channel = Restarts(hospitals)
+    done = run(hospitals, channel, options={**OPTIONS, "algorithm": "partitioned_vi", "rounds": 4})
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["faulty_clients"] for row in rows] == [{}, {"2": "It takes part in no run."}, {}, {}]
+    assert [name for task, name, _ in channel.sent if task == BEGIN].count("west") == 2
+    assert "refused" not in json.loads((done / "parties.json").read_text())["west"]
+
+
+def test_a_party_that_was_late_for_the_beginning_is_in_the_next_round(hospitals):  # noqa: F811
+    class Late(Channel):
+        def ask(self, task, what):
+            late = task == BEGIN and not any(sent[0] == ROUND for sent in self.sent)
+            yield from super().ask(task, {name: x for name, x in what.items() if not (late and name == "west")})
+
+    done = run(hospitals, Late(hospitals))
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["faulty_clients"] for row in rows] == [{"2": "It takes part in no run."}, {}]
+    assert not any("Without" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
