@@ -14,6 +14,9 @@ from .method import ALIKE, SEED, SIZES, Method, fold, mlp, of_points, unflat
 
 POINT, STEP, THINNING = "deterministic", 5e-4, federated.Thinning(1, most=40)
 
+# Bits of three clients' 101 weights, each way.
+UNCOMPRESSED = {"participants": 3, **dict.fromkeys(("upload_bits", "upload_bound", "download_bits"), 3 * 32 * 101)}
+
 
 def told(work, tell):
     """The work of a client whom the server has told something of its weights."""
@@ -80,7 +83,7 @@ def dg_sgld():
         lambda result, anchor: pool([result], anchor)[1],
         ALIKE,
         100,
-        {},
+        UNCOMPRESSED,
     )
 
 
@@ -105,5 +108,5 @@ def fsgld():
         lambda result, anchor: pool([result], anchor)[1],
         ALIKE,
         100,
-        {},
+        UNCOMPRESSED,
     )

@@ -1,4 +1,8 @@
-"""Clients that take several Langevin steps of their own in a round: DG-SGLD and FSGLD, QLSD's competitors."""
+"""Clients that take several Langevin steps of their own in a round: DG-SGLD and FSGLD, QLSD's competitors.
+
+Rounds report `participants`, `upload_bits` and `download_bits`, 32 a weight each way: what the server tells once, where
+the run began or the surrogates, is not counted.
+"""
 
 from __future__ import annotations
 
@@ -194,7 +198,9 @@ def _local(
             _, z, value = tf.while_loop(lambda i, *_: i < local_steps, a_step, begin, parallel_iterations=1)
             mean = value / (local_steps * tf.cast(tf.maximum(number, 1), tf.float32))
             metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
-            return ClientResult(z - start, number, metrics, memory=message.memory + z - start if keeps else ())
+            bits = tf.constant(32.0 * size)
+            told = {"participants": tf.constant(1), "upload_bits": bits, "upload_bound": bits, "download_bits": bits}
+            return ClientResult(z - start, number, metrics, told, memory=message.memory + z - start if keeps else ())
 
         return tf.function(work, autograph=False)
 
