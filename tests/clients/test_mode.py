@@ -41,6 +41,21 @@ def test_the_mode_of_logistic_regression():
     assert mode.error < 0.01
 
 
+def test_potentials_of_draws(monkeypatch):
+    """U of each, by NumPy; parts of the examples at a time make no difference."""
+    draws = np.random.default_rng(4).normal(size=(2, 3, 2)).astype(np.float32)
+    potential = clients.Potential(model_fn(2)(), "density")
+    wanted = 0.5 * np.square(ROWS - draws[:, :, np.newaxis]).sum((2, 3)) + 2 * np.square(draws).sum(-1)
+    for at_once in (512, 7):
+        monkeypatch.setattr("tfp_bfl.clients.potential.AT_ONCE", at_once)
+        found = clients.potentials_of(potential, (draws,), ROWS, LABELS, prior_stddev=0.5)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    flat = clients.potentials_of(potential, (draws,), ROWS, LABELS, prior_stddev=None)
+    np.testing.assert_allclose(wanted - flat, 2 * np.square(draws).sum(-1), rtol=1e-3)
+    with pytest.raises(InvalidArgument, match=r"leaves \[\(2, 3\)\], but the model's weights are \[\(2,\)\]"):
+        clients.potentials_of(potential, (draws[:, 0][:, :1].repeat(3, 1),), ROWS, LABELS)
+
+
 def test_too_few_steps():
     with pytest.raises(InvalidArgument, match="No mode was found in 1 steps: the last point is"):
         rng = np.random.default_rng(1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import servers
+from tfp_bfl import evaluation, models, servers
 from tfp_bfl.errors import Diverged, InvalidArgument
 from tfp_bfl.federated import Thinning, simulate, simulate_chains
 
@@ -115,6 +115,23 @@ def test_a_chain_that_diverges_stops_with_the_state_before():
     ) as caught:
         simulate_chains(process, CLIENTS, 9)
     assert caught.value.state.round == 1 and np.all(np.isfinite(caught.value.state.weights.point[1]))
+
+
+def test_draws_are_written_once_and_predict_together(monkeypatch, tmp_path):
+    monkeypatch.setattr("tfp_bfl.federated.chains.ROUNDS_AT_ONCE", 4)
+    options = {"num_chains": 2, "thinning": Thinning(3, 2), "draws_dir": tmp_path / "draws"}
+    chains = simulate_chains(toys.process(seed=3), CLIENTS, 10, **options)
+    files = [np.load(tmp_path / "draws" / f"draws_{n}.npz") for n in (4, 8, 10)]
+    assert [f["rounds"].tolist() for f in files] == [[4], [6, 8], [10]]
+    for i, leaf in enumerate(chains.draws.point):
+        np.testing.assert_array_equal(np.concatenate([f[str(i)] for f in files], 1), leaf)
+    predictive = chains.predictive()
+    assert [x.shape for x in predictive.posterior.values] == [(8, 2, 2), (8, 2)] and predictive.point == ()
+    np.testing.assert_array_equal(predictive.posterior.values[1][4], chains.draws.point[1][1, 0])
+    model = models.predictive_model(toys.model_fn(), predictive)
+    assert 0 < evaluation.evaluate(model, toys.FEATURES, toys.LABELS).metrics["test_nll"] < 20
+    with pytest.raises(InvalidArgument, match="which is there already: give a new folder"):
+        simulate_chains(toys.process(seed=3), CLIENTS, 2, draws_dir=tmp_path / "draws")
 
 
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=more)])

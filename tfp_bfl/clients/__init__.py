@@ -18,7 +18,7 @@ from tfp_bfl.clients.mode import Mode, find_mode, mode_at
 from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
-from tfp_bfl.clients.potential import Potential
+from tfp_bfl.clients.potential import Potential, potentials_of
 from tfp_bfl.clients.schedules import exponential_decay, sigmoid_warm_up
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
@@ -54,6 +54,7 @@ __all__ = [
     "personal_posterior",
     "posterior_averaging",
     "posterior_delta",
+    "potentials_of",
     "psgld_step",
     "sgld_step",
     "sigmoid_warm_up",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import MCDropout, without_autograph
 from tfp_bfl.models import batch_normalized_call, functional_call, layout
 from tfp_bfl.posterior import flatten, unflatten
@@ -80,6 +82,13 @@ class Potential:
         return value, tape.gradient(value, vector)
 
     @without_autograph
+    def value(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """sum_j u_j of any number of examples, a few hundred at a time: a scalar."""
+        number = int(features.shape[0])
+        parts = [slice(i, i + AT_ONCE) for i in range(0, number, AT_ONCE)]
+        return tf.add_n([tf.reduce_sum(self.each(vector, features[part], labels[part])) for part in parts])
+
+    @without_autograph
     def total(
         self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -99,6 +108,40 @@ class Potential:
 
         start = tf.constant(0), tf.constant(0.0), tf.zeros_like(vector)
         return tf.while_loop(lambda i, *_: i * size < number, some, start, parallel_iterations=1)[1:]
+
+
+def potentials_of(
+    potential: Potential, draws: Any, features: Any, labels: Any, *, prior_stddev: Optional[float] = 1.0
+) -> np.ndarray:
+    """U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) of each draw, over all examples.
+
+    R-hat, effective draws and the HPD level of a chain are asked of this: the NLL of a round is of its batches, whose
+    noise hides a chain that hardly moves.
+
+    Args:
+      potential: of a model.
+      draws: leaves [..., *shape] like the model's point weights, such as `federated.Chains.draws.point`.
+      features, labels: of all examples [N, ...], [N].
+      prior_stddev: t; None for a flat prior.
+
+    Returns:
+      U [...], in nats.
+
+    Raises:
+      InvalidArgument: draws of another model; a prior_stddev not above 0.
+    """
+    precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
+    shapes, own = [np.shape(x) for x in draws], [tuple(v.shape) for v in potential.leaves]
+    lead = shapes[0][: len(shapes[0]) - len(own[0])] if shapes else ()
+    if shapes != [(*lead, *shape) for shape in own]:
+        raise InvalidArgument(f"The draws have leaves {shapes}, but the model's weights are {own}.")
+    vectors = np.concatenate([np.reshape(x, (math.prod(lead), -1)) for x in draws], 1).astype(np.float32)
+    given = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
+    of_all = tf.function(
+        lambda w: tf.map_fn(lambda x: potential.value(x, *given), w, parallel_iterations=1), autograph=False
+    )
+    squares = np.square(vectors, dtype=np.float64).sum(1)
+    return (of_all(tf.constant(vectors)).numpy() + 0.5 * precision * squares).reshape(lead)
 
 
 def check_independent(model: tf.keras.Model) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
+import pathlib
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +19,9 @@ from tfp_bfl.federated.faults import FAULTS, is_sound, within
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
 from tfp_bfl.federated.simulation import check_clients
+from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import Samples
 
 # Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
 ROUNDS_AT_ONCE = 1000
@@ -40,6 +44,15 @@ class Chains(NamedTuple):
     rounds: np.ndarray
     metrics: dict[str, np.ndarray]
 
+    def predictive(self) -> ModelWeights:
+        """The weights with all chains' draws as the posterior over them, for `models.predictive_model`.
+
+        What is no point weight, such as moments, is the last chain's.
+        """
+        last = tf.nest.map_structure(lambda x: x[-1, -1], self.draws)
+        joined = tuple(np.reshape(x, (-1, *np.shape(x)[2:])) for x in self.draws.point)
+        return last._replace(posterior=Samples(joined), point=())
+
 
 def simulate_chains(
     process: BayesianProcess,
@@ -53,6 +66,7 @@ def simulate_chains(
     start: Optional[ModelWeights] = None,
     thinning: Optional[Thinning] = None,
     metrics: Sequence[str] = (),
+    draws_dir: Union[str, os.PathLike, None] = None,
     xla: bool = False,
 ) -> Chains:
     """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
@@ -70,6 +84,9 @@ def simulate_chains(
       start: the first weights, leaves [...] for all chains or [M, ...]; None for the process's own.
       thinning: which rounds are kept; None for the process's own choice, or all.
       metrics: names of the round's metrics to keep of these rounds.
+      draws_dir: a new folder for the draws, each written once: `draws_2000.npz` is of the kept ones of the last 1,000
+        rounds or fewer up to round 2,000, point weights "0", "1", ... [M, R, ...] and "rounds" [R]. A run that diverges
+        has left there what came before.
       xla: compiles the loop by XLA, which makes rounds of small models many times faster and those of convolutions
         slower. It needs client work and rules whose shapes are known beforehand, and clients of one size unless the
         work lets them be padded.
@@ -96,6 +113,11 @@ def simulate_chains(
     state = _first_states(process, clients, first, num_chains, start)
     at_once = min(rounds, ROUNDS_AT_ONCE)
     some_rounds = _compiled(process, clients, thinning, at_once, tuple(metrics), xla)
+    folder = None if draws_dir is None else pathlib.Path(draws_dir)
+    if folder is not None:
+        if folder.exists():
+            raise InvalidArgument(f"draws_dir is {folder}, which is there already: give a new folder.")
+        folder.mkdir(parents=True)
     kept: list[Any] = []
     for done in range(0, rounds, at_once):
         numbers = range(done + 1, min(done + at_once, rounds) + 1)
@@ -108,6 +130,10 @@ def simulate_chains(
         _check(verdict.numpy(), state, process)
         due = sum(thinning.is_due(n) for n in numbers)
         kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
+        if folder is not None and due:
+            arrays = {str(i): x for i, x in enumerate(kept[-1][0].point)}
+            arrays["rounds"] = np.array([n for n in numbers if thinning.is_due(n)])
+            write_arrays(folder / f"draws_{numbers[-1]}.npz", arrays)
     draws, told = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *kept)
     arrays = tf.nest.map_structure(np.asarray, state)
     return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), told)
