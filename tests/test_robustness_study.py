@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from click.testing import CliRunner
 
-from experiments.robustness import attacks, config, run
+from experiments.robustness import attacks, config, influence, run
 from experiments.tables import write
 from tfp_bfl import data, rules
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
@@ -129,3 +129,11 @@ def test_what_a_table_has_of_cells_without_a_record_stays_in_it(tmp_path):
     kept = [head, ["a", "median", "0.7", "0.9"], ["a", "mean", "0.1", ""], ["b", "median", "0.5", ""]]
     assert run.kept_entries(anew, tmp_path / "accuracy-iid") == kept
     assert run.kept_entries(anew, tmp_path / "nothing") == anew
+
+
+@pytest.mark.parametrize(("hostile", "majority"), [(1, True), (5, True), (6, False)])
+def test_a_gaussian_kernel_from_the_mean_goes_to_the_majority_and_the_published_kernel_stays(hostile, majority):
+    shift = lambda how: float(influence.influence(config.KERNEL, how, "opposite", hostile))
+    assert (shift("mean gaussian") < 0.05) is majority
+    for how in ("clients", "mean"):
+        np.testing.assert_allclose(shift(how), 2 * hostile / 11, atol=0.01)

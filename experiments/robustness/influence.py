@@ -3,6 +3,8 @@
 Ten honest clients have moved 0.05 from an anchor of sd 0.003, give or take 0.003; the eleventh sends the opposite, or a
 number that nobody sends. The table has how far the pooled means are from what the ten honest ones give, over the honest
 change: 1 is all of it, 2 the opposite. Its last row says what a round leaves out by itself (`federated.faults`).
+
+The table `breakdown` has the same by the number of hostile clients.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ POISONS = {
 }
 
 
-def influence(rule: str, defence: str, poison: str) -> str:
-    """The shift of the pooled mean that one hostile client makes, or that the round leaves it out."""
+def influence(rule: str, defence: str, poison: str, hostile: int = 1) -> str:
+    """The shift of the pooled mean that so many hostile clients of eleven make, or that it is not finite."""
     change, stddev, weight = POISONS[poison]
-    rng = np.random.default_rng(0)
-    means = np.concatenate([CHANGE + STDDEV * rng.normal(size=(CLIENTS, SIZE)), np.full((1, SIZE), change * CHANGE)])
+    rng, honest = np.random.default_rng(0), CLIENTS + 1 - hostile
+    own = CHANGE + STDDEV * rng.normal(size=(honest, SIZE))
+    means = np.concatenate([own, np.full((hostile, SIZE), change * CHANGE)])
     stddevs = np.full((CLIENTS + 1, SIZE), STDDEV)
-    stddevs[-1] = stddev
+    stddevs[honest:] = stddev
     anchor = bfl.posterior.MeanField(tf.zeros([SIZE]), tf.fill([SIZE], STDDEV**2))
     stacked = bfl.posterior.MeanField(*(tf.constant(x, tf.float32) for x in (means, stddevs**2)))
     if rule == KERNEL:
@@ -49,7 +52,8 @@ def influence(rule: str, defence: str, poison: str) -> str:
     pool = lambda number, weights: bfl.rules.aggregate(
         made, tf.nest.map_structure(lambda x: x[:number], stacked), weights, anchor
     ).mean.numpy()
-    shift = np.abs(pool(CLIENTS + 1, [1.0] * CLIENTS + [weight]) - pool(CLIENTS, None)).mean() / CHANGE
+    poisoned = pool(CLIENTS + 1, [1.0] * honest + [weight] * hostile)
+    shift = np.abs(poisoned - pool(honest, None)).mean() / CHANGE
     return f"{shift:.3g}" if np.isfinite(shift) else "not finite"
 
 
@@ -73,5 +77,18 @@ def table() -> list[list[str]]:
     return [["rule", "defence", *POISONS], *rows, ["any", "bounds of a round", *map(fault, POISONS)]]
 
 
+def breakdown() -> list[list[str]]:
+    """A row for each defence and poison, a column for each number of hostile clients of eleven, all of one mind."""
+    kinds = [("log_linear_pool", defence) for defence in DEFENCES] + [(KERNEL, defence) for defence in KERNELS]
+    numbers = range(1, (CLIENTS + 1) // 2 + 2)
+    rows = [
+        [rule, defence, poison, *(influence(rule, defence, poison, number) for number in numbers)]
+        for poison, (rule, defence) in itertools.product(list(POISONS)[:2], kinds)
+    ]
+    return [["rule", "defence", "poison", *(f"{number} of {CLIENTS + 1}" for number in numbers)], *rows]
+
+
 if __name__ == "__main__":
-    write(table(), pathlib.Path(__file__).parent / "results" / "influence")
+    results = pathlib.Path(__file__).parent / "results"
+    write(table(), results / "influence")
+    write(breakdown(), results / "breakdown")
