@@ -290,10 +290,6 @@ def test_pairs_are_of_equal_seeds_against_every_fedavg():
             for server, shift in (("sgd 0.5", 0.0), ("none", 0.1)) for seed in range(3)]  # fmt: skip
     runs += [ran("FedKP", "none", seed, 0.9 + 0.01 * seed) for seed in (0, 2)]
     runs += [ran(config.AVERAGED, "sgd 0.5", seed, 0.85, alone=[0.1, *[0.7 + 0.01 * seed] * 10]) for seed in range(3)]
-    head, *rows = tables.pairs_table(runs)
-    assert head[3:6] == ["seeds", "points, last 10", "points, each round alone"]
-    mean = lambda text: float(text.strip("*").split(" ")[0])
-    told = {(row[1], row[2]): (mean(row[4]), mean(row[5]), int(row[3])) for row in rows}
     half, whole, kp, averaged = (
         f"{name}, server {server}"
         for name, server in (
@@ -303,6 +299,17 @@ def test_pairs_are_of_equal_seeds_against_every_fedavg():
             (config.AVERAGED, "sgd 0.5"),
         )
     )
+    head, *rows, own = tables.pairs_table(runs)
+    assert own[:5] == [
+        "lda:1, 5 epochs, 10 clients",
+        averaged,
+        "its own rounds alone",
+        "3",
+        "**+14.00 [+11.52, +16.48]**",
+    ]
+    assert head[3:6] == ["seeds", "points, last 10", "points, each round alone"]
+    mean = lambda text: float(text.strip("*").split(" ")[0])
+    told = {(row[1], row[2]): (mean(row[4]), mean(row[5]), int(row[3])) for row in rows}
     assert told == {
         (half, whole): (-10.0, -10.0, 3),
         (half, averaged): (-14.0, 0.0, 3),

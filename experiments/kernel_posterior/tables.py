@@ -66,7 +66,7 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     if not runs:
         return
     groups = grouped(runs)
-    header = ["setting", "method", *SCORES, f"accuracy, last {LAST}", f"last {LAST}, the round's clients"]
+    header = ["setting", "method", *SCORES, f"accuracy, last {LAST}", "each alone", f"last {LAST}, the round's clients"]
     header += [f"rounds to {THRESHOLD}", "epistemic share", "seeds", "s a run"]
     rows = [header, *(_row(*key, seeds) for key, seeds in groups.items())]
     write(rows, output / table)
@@ -80,7 +80,10 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
 
 
 def pairs_table(runs: list[Run]) -> list[list[str]]:
-    """Each method less every FedAvg in the same setting: means and 95 % intervals of the seeds that both have."""
+    """Each method less every FedAvg in the same setting: means and 95 % intervals of the seeds that both have.
+
+    Then those that predict with many rounds, less what each of the rounds scores alone.
+    """
     table = [["setting", "method", "less", "seeds", *PAIRED]]
     groups = grouped(runs)
     for (where, how), (same, base) in itertools.product(groups, groups):
@@ -91,6 +94,12 @@ def pairs_table(runs: list[Run]) -> list[list[str]]:
                 _entry(*score, *([side[seed] for seed in seeds] for side in (own, other))) for score in PAIRED.values()
             ]
             table.append([where, how, base, str(len(seeds)), *entries])
+    for (where, how), own in groups.items():
+        if len(own) > 1 and all("alone" in run for run in own):
+            together, by_itself = (dict(enumerate(map(score, own))) for score in (last_rounds, last_alone))
+            gain = paired(together, by_itself)
+            table.append([where, how, "its own rounds alone", str(len(own)), interval(gain, 2, 100) if gain else ""])
+            table[-1] += [""] * (len(PAIRED) - 1)
     return table
 
 
@@ -107,6 +116,7 @@ def _entry(score: Callable[[Run], Optional[float]], digits: int, own: list[Run],
 def _row(where: str, how: str, seeds: list[Run]) -> list[str]:
     scores = [mean_and_sd([run["metrics"][name] for run in seeds]) for name in SCORES]
     last = [mean_and_sd([last_rounds(run, name) for run in seeds]) for name in ("accuracy", "cohort_accuracy")]
+    last.insert(1, mean_and_sd([last_alone(run) for run in seeds]) if "alone" in seeds[0] else "")
     reached = [evaluation.rounds_to(run["rounds"], THRESHOLD) for run in seeds]
     rounds = "never" if None in reached else mean_and_sd([float(r) for r in reached if r], 1)
     shares = [
