@@ -125,5 +125,9 @@ def test_tables_have_a_row_for_each_method():
     given = [made("QLSD++", 0.25, 0.75), made("HMC", 0.5)]
     _, exact, ours = tables.network_table(given)
     assert exact[:2] == ["HMC", "0.5"] and ours[:2] == ["QLSD++", "0.5 +- 0.2"] and ours[10] == "2"
+    of_lenet = [{**s, "options": {**s["options"], "study": "lenet"}} for s in given]
+    head, exact, ours = tables.network_table(of_lenet)
+    beside = dict(zip(head, ours))
+    assert (beside["published accuracy"], beside["published nll"], exact[-1]) == ("0.988", "0.0411", "")
     _, exact, ours = tables.movement_table(given)
     assert (exact[5], ours[5], ours[3]) == ("", "0.0001", "")

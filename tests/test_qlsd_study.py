@@ -141,7 +141,7 @@ def test_a_cell_of_logistic_regression_runs(tmp_path, monkeypatch, study, fewest
     assert len(summary["quantile"]) == 2 and min(summary["quantile_above_least"]) > 0, summary
     sizes = logistic.task(study).clients.sizes
     assert len(sizes) == 10 and min(sizes) >= fewest and max(sizes) < below and sum(sizes) == summary["examples"]
-    assert 0 < summary["bits_coder"] < 32 * 640 and summary["bits_bound"] < 32 * 640
+    assert 32 < summary["bits_entropy"] < 1.1 * summary["bits_coder"] < 32 * 640 and summary["bits_bound"] < 32 * 640
 
 
 @pytest.mark.long
@@ -163,7 +163,8 @@ def made(options):
         return {**{key: [0.5] for key in names}, "draws": 9, "seconds": 1.0}
     if options["study"] in (*config.LOGISTICS, "covertype"):
         values = {name: [100.0, 101.0] for name in ("quantile", "quantile_above_least", "mean_above_least")}
-        return {**values, "least": 1.0, "bits_bound": 10.0, "bits_coder": 5.0, "seconds": 1.0}
+        numbers = {"least": 1.0, "bits_bound": 10.0, "bits_entropy": 4.0, "bits_coder": 5.0}
+        return {**values, **numbers, "seconds": 7.0, "seconds_per_1e5_steps": 3.0}
     names = ("error", "error_se", "bias", "bias_se", "ratio", "ratio_se", "expected_ratio", "expected_error")
     names += ("exact_draws", "exact_chain", "twice_the_variance", "bits_bound", "bits_entropy", "bits_coder")
     return {**dict.fromkeys([*names, "seconds", "seconds_per_1e5_steps"], options["step"]), "rounds": 100}
@@ -217,6 +218,7 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
     (reference, *others) = read(results / "logistic.csv")
     assert reference["HPD error of U, same seed"].startswith("0.0e+00") and others[0]["published error"] == "6.1e-03"
     assert reference["of U, other seeds"].startswith("1.0e-02")
+    assert [others[0][name] for name in ("bits by entropy", "bits by coder", "seconds")] == ["4", "5", "7"]
     assert "Diverged: because" in (results / "failures.md").read_text()
 
 

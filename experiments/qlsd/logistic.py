@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from experiments.qlsd import config
+from experiments.qlsd import config, gaussian
+from tfp_bfl.federated.memory import find_row
+from tfp_bfl.federated.round import fold
 
 Options = dict[str, Any]
-# Rounds outside the compiled loop: those in which memories fill, and those whose codes are measured.
-MEASURED = bfl.federated.Thinning(200, 1)
-ROUNDS_TO_MEASURE = 300
+# After the last of a chain, in which its messages are encoded: a whole one from an anchor to the next.
+ROUNDS_TO_MEASURE = 100
 
 
 class Task(NamedTuple):
@@ -95,7 +96,7 @@ def errors_of(etas: Sequence[float], reference: Sequence[float], same: bool) -> 
     return [abs(etas[i] - reference[j]) / abs(reference[j]) for i, j in pairs]
 
 
-def process_of(build: Any, held: Task, options: Options, *, count_bits: bool) -> bfl.federated.BayesianProcess:
+def process_of(build: Any, held: Task, options: Options) -> bfl.federated.BayesianProcess:
     """The chain of a cell over the posterior of the model that `build` gives: QLSD++, DG-SGLD or FSGLD."""
     algorithm = options.get("algorithm", "qlsd")
     given = {name: options[name] for name in ("prior_stddev", "batch_size")}
@@ -109,25 +110,43 @@ def process_of(build: Any, held: Task, options: Options, *, count_bits: bool) ->
         surrogates = [fit(part.features, part.labels) for part in parts]
         return bfl.algorithms.fsgld(build, surrogates, local_steps=options["local_steps"], **given)
     how = {name: options[name] for name in ("compressor", "refresh_every")}
-    return bfl.algorithms.qlsd(build, estimator="anchored", count_bits=count_bits, **how, **given)
+    return bfl.algorithms.qlsd(build, estimator="anchored", count_bits=False, **how, **given)
 
 
-def bits(build: Any, held: Task, options: Options) -> dict[str, float]:
-    """Bits of a client's message by the bound and as coded; those of the rivals go uncompressed."""
-    if "algorithm" in options:
-        return dict.fromkeys(("bits_bound", "bits_coder"), 32.0 * len(held.mode))
-    told = bfl.federated.simulate_chains(
-        process_of(build, held, options, count_bits=True),
-        held.clients,
-        ROUNDS_TO_MEASURE,
-        seed=0,
-        thinning=MEASURED,
-        metrics=("upload_bits", "upload_bound", "participants"),
-    ).metrics
-    clients = told["participants"].sum()
+def bits(process: bfl.federated.BayesianProcess, held: Task, options: Options, state: Any) -> dict[str, float]:
+    """Bits of a client's message in the rounds after a state: by the bound, by the levels' entropy and as encoded.
+
+    The entropy is that of one law for all levels of all messages, with 32 bits of norm. Those of the rivals, and
+    without compression, go uncompressed.
+    """
+    size, clients = len(held.mode), held.clients
+    plain = dict.fromkeys(("bits_bound", "bits_entropy", "bits_coder"), 32.0 * size)
+    found = bfl.compression.parse_compressor(options.get("compressor", "none"))
+    if found.name == "none":
+        return plain
+    work, lengths, levels = process.client_work(), [], []
+    everyone, most = range(clients.num_clients), max(clients.sizes)
+    # Of one size, so that the work is traced once: rows of client -1 do not count.
+    fill = lambda x: tf.constant(np.pad(x, [(0, most - len(x)), *[(0, 0)] * (x.ndim - 1)]))
+    parts = [
+        bfl.data.ClientExamples(fill(part.client + 1) - 1, fill(part.features), fill(part.labels))
+        for part in map(clients.examples, everyone)
+    ]
+    for _ in range(ROUNDS_TO_MEASURE):
+        state = tf.nest.map_structure(tf.constant, state)
+        sent = process.round.broadcast(state)
+        for k in everyone:
+            row, _ = find_row(sent.message.memory, tf.constant(k))
+            seed = fold(sent.seed, sent.message.round, k)
+            code = work(sent.message._replace(memory=row), parts[k], seed).sent.code
+            message = tf.nest.map_structure(lambda x: x.numpy(), code)
+            lengths.append(8 * len(found.encode(message)))
+            levels.append(message.levels)
+        state = process.local.next(state, [clients.dataset(k) for k in everyone]).state
     return {
-        "bits_bound": float(told["upload_bound"].sum() / clients),
-        "bits_coder": float(told["upload_bits"].sum() / clients),
+        "bits_bound": float(found.bound(size)),
+        "bits_entropy": 32 + size * gaussian.entropy(np.stack(levels)),
+        "bits_coder": float(np.mean(lengths)),
     }
 
 
@@ -150,8 +169,9 @@ def quantiles(held: Task, options: Options, chains: np.ndarray) -> dict[str, Any
 def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
     """Runs the chains of a cell on a task: quantiles of U and U - min U of each, and bits of a client's message."""
     started = time.perf_counter()
+    process = process_of(build, held, options)
     chains = bfl.federated.simulate_chains(
-        process_of(build, held, options, count_bits=False),
+        process,
         held.clients,
         options["rounds"],
         num_chains=options["runs"],
@@ -163,7 +183,7 @@ def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     return {
         **quantiles(held, options, chains.draws.point[0]),
-        **bits(build, held, options),
+        **bits(process, held, options, tf.nest.map_structure(lambda x: x[0], chains.state)),
         "seconds": seconds,
         "seconds_per_1e5_steps": seconds / (options["rounds"] * options["runs"]) * 1e5,
     }

@@ -124,13 +124,14 @@ def langevin(options: Options, data: Data) -> np.ndarray:
 
 
 def trained(options: Options, data: Data) -> np.ndarray:
-    """The point weights [M, 1, D] of FedAvg, or of what FedBE's ensemble of a Gaussian has taught."""
+    """The point weights [M, 1, D] of FedAvg, or of what FedBE's ensemble has taught."""
     clients, found = federation(options, data.train), []
     how = {name: options[name] for name in ("local_epochs", "batch_size", "learning_rate")}
+    ensemble = {"distribution": options.get("distribution", "gaussian")}
     for seed in range(options["runs"]):
         build = functools.partial(model_of, options, seed)
         if options["algorithm"] == "fed_be":
-            process = bfl.algorithms.fed_be(build, data.unlabelled, ensemble={"distribution": "gaussian"}, **how)
+            process = bfl.algorithms.fed_be(build, data.unlabelled, ensemble=ensemble, **how)
         else:
             process = bfl.algorithms.fed_opt(build, **how)
         result = bfl.simulate(process, clients, rounds=options["rounds"], seed=seed, engine="local")

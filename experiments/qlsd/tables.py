@@ -21,6 +21,7 @@ from experiments.qlsd.config import (
     NETWORKS,
     PUBLISHED_COVERTYPE,
     PUBLISHED_LOGISTIC,
+    PUBLISHED_NETWORKS,
     TOY_METHODS,
     TOY_STEPS,
 )
@@ -121,15 +122,17 @@ def logistic_table(summaries: Sequence[Summary]) -> Lines:
         "of U - min U, same seed",
         "of U - min U, other seeds",
     ]
-    head += ["bits by bound", "times fewer by bound", "bits by coder", "times fewer by coder"]
-    head += ["published error", "published times fewer"]
+    head += ["bits by bound", "times fewer by bound", "bits by entropy", "bits by coder", "times fewer by coder"]
+    head += ["seconds", "seconds per 1e5 rounds of a chain", "published error", "published times fewer"]
     lines = [head]
     for s in ordered(summaries, (*LOGISTIC_METHODS, *LOGISTIC_RIVALS)):
         row = [s["options"]["method"]]
         for name, same in itertools.product(("quantile", "quantile_above_least"), (True, False)):
             row.append(mean_and_spread(errors_of(s[name], reference[name], same)))
-        for name in ("bits_bound", "bits_coder"):
-            row += [f"{s[name]:.0f}", f"{reference[name] / s[name]:.2f}"]
+        row += [f"{s['bits_bound']:.0f}", f"{reference['bits_bound'] / s['bits_bound']:.2f}"]
+        row += [f"{s['bits_entropy']:.0f}" if "bits_entropy" in s else "", f"{s['bits_coder']:.0f}"]
+        row.append(f"{reference['bits_coder'] / s['bits_coder']:.2f}")
+        row += [f"{s[name]:.0f}" for name in ("seconds", "seconds_per_1e5_steps")]
         published = PUBLISHED_LOGISTIC.get(s["options"]["method"])
         lines.append([*row, *([f"{published[0]:.1e}", f"{published[1]:g}"] if published else ["", ""])])
     return lines
@@ -216,10 +219,14 @@ def covertype_table(summaries: Sequence[Summary]) -> Lines:
 def network_table(summaries: Sequence[Summary]) -> Lines:
     """A row for each method: scores of mean predictions, means over seeds, and how near they are to HMC's.
 
-    HMC's own agreement and total variation are those of its first chain with its last.
+    HMC's own agreement and total variation are those of its first chain with its last. What the source has beside is of
+    the published size.
     """
     names = ("accuracy", "ece", "brier", "nll", "auroc", "agreement", "total_variation")
-    lines = [["", *(name.replace("_", " ") for name in names), "draws", "rounds", "seeds", "seconds"]]
+    published = PUBLISHED_NETWORKS.get(summaries[0]["options"]["study"], {})
+    theirs = [name for name in names if any(name in row for row in published.values())]
+    head = ["", *(name.replace("_", " ") for name in names), "draws", "rounds", "seeds", "seconds"]
+    lines = [[*head, *(f"published {name.replace('_', ' ')}" for name in theirs)]]
     for s in ordered(summaries, NETWORK_METHODS):
         row = [
             s["options"]["method"],
@@ -227,7 +234,9 @@ def network_table(summaries: Sequence[Summary]) -> Lines:
             str(s["draws"]),
         ]
         rounds = s["options"].get("rounds", 0) * s["options"].get("times_as_long", 1)
-        lines.append([*row, str(rounds or ""), str(len(s["accuracy"])), f"{s['seconds']:.0f}"])
+        row += [str(rounds or ""), str(len(s["accuracy"])), f"{s['seconds']:.0f}"]
+        found = published.get(s["options"]["method"], {})
+        lines.append([*row, *(f"{found[name]:g}" if name in found else "" for name in theirs)])
     return lines
 
 
