@@ -118,6 +118,9 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     assert oct((hospitals / "north" / "local" / SECRET).stat().st_mode)[-3:] == "600"
     with pytest.raises(InvalidArgument, match="run first is complete"):
         run(hospitals, Channel(hospitals))
+    # But not for whoever submitted it and did not see its end.
+    assert run(hospitals, Channel(hospitals), again=True) == done
+    assert json.loads((done / "summary.json").read_text()) == summary
 
 
 @pytest.mark.deep(after="test_deployment.py")

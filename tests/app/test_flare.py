@@ -129,12 +129,12 @@ def after(kits, name, rounds):
         time.sleep(0.2)
 
 
-def while_it_runs(kits, name, rounds, act, **how):
+def while_it_runs(kits, name, done, act, **how):
     """Submits a run, and does something after some of its rounds."""
     told, found = [], []
     thread = threading.Thread(target=lambda: found.append(submitted(kits, name, told, **how)))
     thread.start()
-    after(kits, name, rounds)
+    after(kits, name, done)
     began = time.monotonic()
     act()
     thread.join(600)
@@ -179,7 +179,7 @@ def test_who_is_silent_past_the_deadline_is_left_out_until_it_answers_again(fede
         finally:
             process.send_signal(signal.SIGCONT)
 
-    done, _ = while_it_runs(kits, "silent", 2, pause, deadline=6, rounds=12, evaluate_every=12)
+    done, _ = while_it_runs(kits, "silent", 2, pause, deadline=12, rounds=12, evaluate_every=12)
     faults = [row["faulty_clients"] for row in rows_of(done)]
     assert {"2": NO_ANSWER} in faults and faults[0] == faults[-1] == {}
     assert json.loads((done / "summary.json").read_text())["accuracy"] > 0.8
@@ -264,7 +264,7 @@ def test_a_foreign_certificate_gets_nowhere_and_is_told_so_at_once(federation, t
 
 def test_a_host_that_is_gone_is_gone_without_and_has_a_place_when_it_is_back(federation):
     kits, processes = federation
-    done, _ = while_it_runs(kits, "gone", 2, lambda: kill(kits / "west"), deadline=6)
+    done, _ = while_it_runs(kits, "gone", 2, lambda: kill(kits / "west"), deadline=12)
     faults = [row["faulty_clients"] for row in rows_of(done)]
     assert set(faults[0]) | set(faults[1]) == set() and faults[-1].keys() == {"2"}, faults
     # A run that begins without it has its reason.

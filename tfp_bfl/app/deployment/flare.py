@@ -74,7 +74,7 @@ class Server(Controller):
       folder: where runs are kept, from the server's own folder.
       quorum: the fewest parties that must answer.
       deadline: seconds that a party has for an answer.
-      secure_sums, max_examples, without: of `server.serve`.
+      secure_sums, max_examples, without, again: of `server.serve`.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Server(Controller):
         secure_sums: bool,
         max_examples: Optional[int],
         without: list[str],
+        again: bool,
     ):
         super().__init__()
         self._lines = _Lines()
@@ -95,6 +96,7 @@ class Server(Controller):
             "secure_sums": secure_sums,
             "max_examples": max_examples,
             "without": without,
+            "again": again,
         }
 
     def start_controller(self, fl_ctx: FLContext) -> None:

@@ -44,6 +44,7 @@ def serve(
     secure_sums: bool = False,
     max_examples: Optional[int] = None,
     without: Sequence[str] = (),
+    again: bool = False,
 ) -> pathlib.Path:
     """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
 
@@ -61,6 +62,7 @@ def serve(
       secure_sums: parties mask what they send, so that only the sum over those who answer can be read here.
       max_examples: that a party counts as having, whatever it says; None for what it says.
       without: parties that are not asked.
+      again: whoever submitted it has not seen how it ended: a run that is complete is returned as it is.
 
     Raises:
       InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
@@ -68,6 +70,8 @@ def serve(
     """
     check_name(name)
     if (folder / "summary.json").exists():
+        if again:
+            return folder
         raise InvalidArgument(f"The run {name} is complete: give another one another name.")
     tell.phase("asking the parties what data they have")
     there = gather(folder, channel, quorum, without)

@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.app.deployment.job import check_name, make_job
@@ -23,8 +23,8 @@ from tfp_bfl.files import name as path_name
 RUNS = "runs"
 # How many parties there are is known at the server.
 _MANY = 10_000
-_POLL, _MISSED = 1.0, 5
-_COMPLETED, _ABORTED, _LOST = "FINISHED:COMPLETED", "FINISHED:ABORTED", "LOST"
+_POLL, _MISSED, _STARTS = 1.0, 5, 6.0
+_ABORTED, _LOST = "FINISHED:ABORTED", "LOST"
 
 
 def write_job(
@@ -36,12 +36,13 @@ def write_job(
     secure_sums: bool = False,
     max_examples: Optional[int] = None,
     without: Sequence[str] = (),
+    again: bool = False,
 ) -> pathlib.Path:
     """Writes a job's folder: two files that name one class each, and one that names the job."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
     server = {"name": name, "options": dict(options), "folder": RUNS, "quorum": quorum, "deadline": deadline}
-    server |= {"secure_sums": secure_sums, "max_examples": max_examples, "without": list(without)}
+    server |= {"secure_sums": secure_sums, "max_examples": max_examples, "without": list(without), "again": again}
     files = {
         config.parent.parent / "meta.json": {
             "name": name,
@@ -116,19 +117,22 @@ def submit(
     server = _Server(kit, timeout, tell)
     try:
         with tempfile.TemporaryDirectory() as draft:
-            job = write_job(pathlib.Path(draft), name, options, quorum, deadline, secure_sums, max_examples, without)
+            how = options, quorum, deadline, secure_sums, max_examples, without
+            parties: set[str] = set()
             for attempt in range(restarts + 1):
+                job = write_job(pathlib.Path(draft) / f"job {attempt}", name, *how, again=attempt > 0)
+                parties |= server.wait_for(parties, deadline)
                 number = server.call("submit_job", str(job))
                 tell(f"run {name} is submitted")
                 status = _follow(server, number, tell)
                 if status == _LOST:
-                    tell("the server was started anew: the run goes on from its last checkpoint")
+                    tell("the server has lost the job: the run goes on from its last checkpoint")
                     continue
                 there = server.call("download_job_result", number, str(pathlib.Path(draft) / f"{attempt}"))
                 failure, done = (next(pathlib.Path(there).rglob(file), None) for file in (FAILURE, "summary.json"))
                 if failure:
                     raise Error(failure.read_text(encoding="utf-8"))
-                if done and status == _COMPLETED:
+                if done:  # Written last: what FLARE makes of a party that was gone at the end changes nothing.
                     shutil.copytree(done.parent, output)
                     return output
                 if status == _ABORTED:
@@ -168,6 +172,19 @@ class _Server:
                 self.close()
                 self._connect()
         raise Error("The server answers and then does not: look at its log.")
+
+    def wait_for(self, parties: Collection[str], seconds: float) -> set[str]:
+        """Those who are connected, once these are, or time is up: who goes on with a run goes on with all of it."""
+        end, waits = time.monotonic() + seconds, False
+        while True:
+            there = {client.name for client in self.call("get_system_info").client_info}
+            missing = sorted(set(parties) - there)
+            if not missing or time.monotonic() > end:
+                return there
+            if not waits:
+                self._tell(f"waiting for {', '.join(missing)}")
+            waits = True
+            time.sleep(_POLL)
 
     def told(self, number: str) -> dict[str, Any]:
         """The server's last lines about a job that runs, if it answers."""
@@ -210,7 +227,7 @@ class _Server:
 
 
 def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
-    last, missed, lines = "", 0, 0
+    last, missed, lines, asked = "", 0, 0, time.monotonic()
     while True:
         status = str(server.call("get_job_meta", number).get("status", ""))
         if status != last:
@@ -218,7 +235,9 @@ def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
             last = status
         if status.startswith("FINISHED"):
             return status
-        if status == "RUNNING":
+        # A job that is not quite there yet makes FLARE's server log each question as an error.
+        if status == "RUNNING" and (lines or time.monotonic() > asked + _STARTS):
+            asked = time.monotonic()
             lines = tell_new(server.told(number), lines, tell)
         # A server that was started anew calls the jobs running that ran before, and runs none.
         there = status != "RUNNING" or any(job.job_id == number for job in server.call("get_system_info").job_info)
