@@ -121,11 +121,13 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def after(kits, name, rounds):
-    """Waits until a run has done so many rounds."""
+def after(kits, name, rounds, goes_on=lambda: True):
+    """Waits until a run has done so many rounds, or has ended."""
     lines = kits / SERVER / RUNS / name / "metrics.jsonl"
     end = time.monotonic() + 300
-    while not (lines.exists() and len(lines.read_text().splitlines()) >= rounds) and time.monotonic() < end:
+    while not (lines.exists() and len(lines.read_text().splitlines()) >= rounds):
+        if time.monotonic() > end or not goes_on():
+            return
         time.sleep(0.2)
 
 
@@ -134,7 +136,7 @@ def while_it_runs(kits, name, done, act, **how):
     told, found = [], []
     thread = threading.Thread(target=lambda: found.append(submitted(kits, name, told, **how)))
     thread.start()
-    after(kits, name, done)
+    after(kits, name, done, thread.is_alive)
     began = time.monotonic()
     act()
     thread.join(600)

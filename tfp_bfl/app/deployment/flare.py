@@ -36,6 +36,8 @@ from tfp_bfl.files.arrays import arrays_of, to_bytes
 
 _CONTENT, _REFUSED = "content", "refused"
 _POLL = 0.2
+# Seconds that a party has at least to begin a run, in which it builds and traces a model.
+_TO_BEGIN = 60.0
 # Of the lines about a run, how many wait for whoever submitted it.
 _KEPT = 200
 
@@ -155,14 +157,14 @@ class _Channel:
         asked = [name for name in what if name in there]
         yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
         came: queue.SimpleQueue[tuple[str, Reply]] = queue.SimpleQueue()
-        tasks = []
+        tasks, seconds = [], max(self._deadline, _TO_BEGIN) if task == BEGIN else self._deadline
         for content in dict.fromkeys(what[name] for name in asked):
             shareable = Shareable()
             shareable[_CONTENT] = content
             one = Task(
                 task,
                 shareable,
-                timeout=int(self._deadline),
+                timeout=int(seconds),
                 result_received_cb=functools.partial(_received, came.put),
             )
             targets = [name for name in asked if what[name] == content]
