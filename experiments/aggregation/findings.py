@@ -54,7 +54,9 @@ class Compared(NamedTuple):
             inside, outside = low > -NEAR and high < NEAR, high < -NEAR or low > NEAR
         else:
             inside, outside = low > 0, high < 0
-        return (HOLDS if inside else FAILS if outside else UNTOLD), difference
+        # Whole numbers, such as rounds, that are the same in each of so few seeds have no interval.
+        told = difference.stddev > 0 or self.level
+        return (HOLDS if told and inside else FAILS if told and outside else UNTOLD), difference
 
 
 Question = Callable[[list[Run]], list[Compared]]

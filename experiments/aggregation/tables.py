@@ -19,7 +19,7 @@ Run = dict[str, Any]
 UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 # Retention: the area under the curve of accuracy on the surest examples, less the accuracy.
 RETENTION = tuple(f"retention by {name}" for name in UNCERTAINTIES)
-OF_ROUNDS = ("round", "accuracy", "test_nll", "stddev_median")
+OF_ROUNDS = ("round", "accuracy", "test_nll", "stddev_median", "kept_weights")
 OF_STARTS = ("pretrained_epochs", "pretrained_test_accuracy", "pretrained_test_nll")
 SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share", *RETENTION)
 # What tells the rows of a table apart; those that are the same in all of its rows are left out.
