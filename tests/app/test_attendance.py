@@ -7,6 +7,7 @@ import pytest
 
 from tests.app.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
+from tfp_bfl.app.deployment.demo import HOSPITALS
 from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
@@ -110,3 +111,14 @@ def test_a_party_that_was_late_for_the_beginning_is_in_the_next_round(hospitals)
     rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
     assert [row["faulty_clients"] for row in rows] == [{"2": "It takes part in no run."}, {}]
     assert not any("Without" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
+
+
+@pytest.mark.deep(after="test_attendance.py")
+def test_under_masks_parties_bound_themselves(hospitals):  # noqa: F811
+    from tests.certificates import certify
+
+    certify(hospitals, HOSPITALS)
+    options = {**OPTIONS, "rounds": 1}
+    done = run(hospitals, Channel(hospitals), options=options, secure_sums=True, max_examples=100)
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["num_examples"] == 100 * len(HOSPITALS) and summary["num_faulty"] == 0
