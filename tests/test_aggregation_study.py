@@ -1,6 +1,7 @@
 """The aggregation study: its cells, how it goes on after an interruption, its tables, figures and findings."""
 
 import csv
+import itertools
 import json
 import shutil
 
@@ -176,11 +177,9 @@ GOOD = dict(zip(findings.PRODUCTS + findings.AVERAGES, (0.9, 0.91, 0.92, 0.6, 0.
 def as_published():
     start = dict(zip(tables.OF_STARTS, (3, 0.6, 1.0)))
     runs = []
-    for stddev in (0.003, 0.05):
-        runs += [run for rule, a in GOOD.items() for run in over_seeds(rule, a, initial_stddev=stddev)]
-        runs += [
-            r for rule, a in GOOD.items() for r in over_seeds(rule, a, initial_stddev=stddev, partition="label_skew:2")
-        ]
+    for (rule, a), stddev, partition in itertools.product(GOOD.items(), (0.003, 0.05), ("iid", "label_skew:2")):
+        where = {"initial_stddev": stddev, "partition": partition}
+        runs += over_seeds(rule, a, nll=1.0 + (rule in findings.AVERAGES), **where)
     for epochs, rounds in ((5, 4), (5, findings.MANY[5]), (1, findings.MANY[1])):
         for i, rule in enumerate(GOOD):
             wide = {"initial_stddev": 0.05} if rounds > 4 else {}

@@ -224,6 +224,9 @@ FINDINGS: dict[str, Question] = {
     "E = 1: WS, WC and conflation converge faster, in rounds": products_converge_faster,
     "E = 1: LP ends below NWA": _ASK(groups_apart, **_LP),
     "E = 1, wide start: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_WIDE),
+    "E = 1, wide start: NWA and LP have more NLL than WS, WC and conflation": (
+        _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll", **_WIDE)
+    ),
     "E = 1, wide start: WS, WC and conflation converge faster, in rounds": _ASK(products_converge_faster, **_WIDE),
     "E = 1, wide start: LP ends below NWA": _ASK(groups_apart, **_LP, **_WIDE),
     "E = 1, wide start: the epistemic part gains more area by retention under WS, WC and conflation": (
