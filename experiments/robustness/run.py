@@ -125,7 +125,8 @@ def table(records: list[Options], kind: str, partition: str, score: str) -> list
         if defence == "none":
             absent = entry(rule, config.ABSENT, defence)
             rows.append([rule, "hostile clients absent", absent, *[""] * (len(attacks) - 1)])
-        rows.append([rule, defence, *(entry(rule, attack, defence) for attack in attacks)])
+        row = [rule, defence, *(entry(rule, attack, defence) for attack in attacks)]
+        rows += [row] if rule != config.KERNEL or any(row[2:]) else []
     return [["rule", "defence", *(f"attack: {attack}" for attack in attacks)], *rows]
 
 
