@@ -13,16 +13,16 @@ CELL = {**next(run.cells("logistic_regression", "small")), "clients": 3}
 @pytest.fixture(scope="module")
 def held():
     with bfl.federated.local_workers() as runtime:
-        return controls.held(federation.federation(CELL, None, runtime))
+        return controls.held(federation.federation(CELL, None, runtime), CELL["last_layer"])
 
 
 def some_weights(held, seed):
     rng = np.random.default_rng(seed)
-    return tuple(tf.constant(rng.normal(size=w.shape, scale=0.1), tf.float32) for w in held.head.trainable_variables)
+    return tuple(tf.constant(rng.normal(size=w.shape, scale=0.1), tf.float32) for w in held.model.trainable_variables)
 
 
 def nll(held, weights, k):
-    logits = bfl.models.functional_call(held.head, weights, held.inputs[k])
+    logits = bfl.models.functional_call(held.model, weights, held.inputs[k])
     return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(held.labels[k], logits))
 
 
@@ -44,13 +44,13 @@ def hessian_diagonal(held, weights, k):
 
 def test_the_curvature_is_the_hessians_diagonal(held):
     weights = some_weights(held, 0)
-    for mine, own in zip(controls.curvature(held.head, weights, held.inputs[1]), hessian_diagonal(held, weights, 1)):
+    for mine, own in zip(controls.curvature(held.model, weights, held.inputs[1]), hessian_diagonal(held, weights, 1)):
         np.testing.assert_allclose(mine, own, rtol=1e-4, atol=1e-4)
 
 
 def test_the_hessian_is_that_of_automatic_differentiation(held):
     weights = some_weights(held, 0)
-    matrix = controls.hessian(held.head, weights, held.inputs[1])
+    matrix = controls.hessian(held.model, weights, held.inputs[1])
     np.testing.assert_allclose(matrix, matrix.T, rtol=1e-9, atol=1e-9)
     diagonal = np.concatenate([np.ravel(x) for x in hessian_diagonal(held, weights, 1)])
     np.testing.assert_allclose(np.diag(matrix), diagonal, rtol=1e-4, atol=1e-4)
@@ -67,10 +67,27 @@ def test_the_hessian_is_that_of_automatic_differentiation(held):
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3 * np.abs(wanted).max())
 
 
+def test_what_clients_know_is_sampled_by_the_librarys_own_pass_and_near_the_closed_form(held):
+    """One drawn label an example: each batch's square is chi^2 with one degree of freedom about its mean."""
+    weights = some_weights(held, 0)
+    sampled, exact = controls.estimator(held)(weights, 1), controls.curvature(held.model, weights, held.inputs[1])
+    for mine, own in zip(sampled, exact):
+        assert float(tf.reduce_sum(mine) / tf.reduce_sum(own)) == pytest.approx(1, abs=0.25)
+    q = bfl.posterior.LowRank(weights, *(tuple(f(w) for w in weights) for f in (tf.ones_like, lambda w: w[None])))
+    (wider, _, _) = controls.informed(held, [q, q, q])
+    for w, before, after in zip(weights, q.diagonal, wider.diagonal):
+        assert (
+            0
+            < float(tf.reduce_min(after - before))
+            <= float(tf.reduce_max(after - before))
+            <= float(tf.reduce_mean(w**2)) * 1.001
+        )
+
+
 def test_newtons_method_ends_where_the_gradient_does(held):
-    potential, prior_stddev = bfl.clients.Potential(held.head), 0.5
+    potential, prior_stddev = bfl.clients.Potential(held.model), 0.5
     inputs, labels = tf.concat(held.inputs, 0), tf.constant(np.concatenate(held.labels))
-    w, matrix = controls.mode(held.head, inputs, labels, prior_stddev)
+    w, matrix = controls.mode(held.model, inputs, labels, prior_stddev)
     w32 = tf.constant(w, tf.float32)
     with tf.GradientTape() as tape:
         tape.watch(w32)
@@ -84,7 +101,7 @@ def test_newtons_method_ends_where_the_gradient_does(held):
 def test_laplace_counts_the_prior_once_and_weighs_each_client_by_its_precision(held):
     ends, stddev = [some_weights(held, k) for k in range(3)], 0.7
     q = controls.laplace(held, ends, stddev)
-    each = [controls.curvature(held.head, w, x) for w, x in zip(ends, held.inputs)]
+    each = [controls.curvature(held.model, w, x) for w, x in zip(ends, held.inputs)]
     for i, (mean, variance) in enumerate(zip(q.mean, q.variance)):
         precision = 1 / stddev**2 + sum(h[i].numpy() for h in each)
         np.testing.assert_allclose(variance, 1 / precision, rtol=1e-5)
@@ -97,7 +114,7 @@ def test_laplace_counts_the_prior_once_and_weighs_each_client_by_its_precision(h
 
 def test_the_temperature_has_the_least_nll_on_what_the_clients_hold(held):
     """The weights are three times those of twenty steps of gradient descent from zero, and so too sure."""
-    weights = [tf.Variable(tf.zeros(w.shape)) for w in held.head.trainable_variables]
+    weights = [tf.Variable(tf.zeros(w.shape)) for w in held.model.trainable_variables]
     optimizer = tf.keras.optimizers.SGD(0.003)
     for _ in range(20):
         optimizer.minimize(lambda: tf.add_n([nll(held, weights, k) for k in range(3)]), weights)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.fl_swag import federation, geometry, methods, run, tables
-from experiments.fl_swag.config import PRETRAINING, SIZES, TABLES
+from experiments.fl_swag.config import DEFAULT, PRETRAINING, SIZES, TABLES
 from tfp_bfl.evaluation import decompose
 from tfp_bfl.posterior import LowRank, swag_moments
 
@@ -103,9 +103,9 @@ def test_a_cell_writes_rows_that_differ_and_frozen_means_frozen(table, tmp_path,
     monkeypatch.setitem(PRETRAINING, "lenet_small", {**PRETRAINING["lenet_small"], "epochs": 2})
     cell = small(table)
     run.run_cell(tmp_path / "cell", cell, pretrained=tmp_path / "pretrained")
-    summary = tables.read_cell(tmp_path / "cell")
+    summary = {**tables.read_cell(tmp_path / "cell"), "options": cell}
     names = [row["method"] for row in summary["rows"]]
-    assert {"FL-SWAG", "FL-SWAG, diagonal", "FedAvg", "wFedAvg", "BayAvg", "wBayAvg", "client 0"} <= set(names)
+    assert {"FL-SWAG", "FL-SWAG, diagonal", "FedAvg", "wFedAvg", "BayAvg", "wBayAvg", "client 0", DEFAULT} <= set(names)
     with np.load(tmp_path / "cell" / "predictions.npz") as arrays:
         assert {name.rpartition(", ")[0] or name for name in arrays} >= {"client 0", "wBayAvg", "wFedAvg"} and len(
             {arrays[name].tobytes() for name in arrays}
@@ -134,7 +134,7 @@ def test_a_chain_over_all_data_learns(number, tmp_path):
 
 @pytest.mark.deep(after="tests/test_fl_swag_tables.py")
 def test_the_study_goes_on_and_refuses_another_config(tmp_path):
-    arguments = ["--table", "burn_in", "--size", "small", "--output", str(tmp_path)]
+    arguments = ["--table", "burn_in", "--size", "small", "--output", str(tmp_path), "--results", str(tmp_path)]
     first = CliRunner().invoke(run.main, [*arguments, "--cell", "burn_in=0"])
     assert first.exit_code == 0, first.output
     listed = CliRunner().invoke(run.main, [*arguments, "--list"]).output.splitlines()
@@ -146,6 +146,8 @@ def test_the_study_goes_on_and_refuses_another_config(tmp_path):
         "FL-SWAG, diagonal",
         "FL-SWAG, diagonal, random effects",
         "FL-SWAG, diagonal without halves",
+        "FL-SWAG, curvature alone",
+        "FL-SWAG, default",
     }
     assert list((tmp_path / "small" / "figures").glob("*-floor.png"))
     (path,) = tmp_path.glob("small/cells/*/summary.json")
@@ -188,8 +190,19 @@ def test_scores_stand_beside_the_published_ones():
     assert calibration[1][:4] == ["mnist", "FL-SWAG as published", "", "0.77"]
 
 
+def test_the_default_is_paired_with_every_other_method_by_seed():
+    runs = [made(method, nll + seed / 10, floor, seed=seed) for seed in (0, 1, 2)
+            for method, nll, floor in ((DEFAULT, 0.1, 1e-6), ("FedAvg", 0.2, None))]  # fmt: skip
+    header, row = tables.pairs_table(runs)
+    told = dict(zip(header, row))
+    assert told["FL-SWAG, default less"] == "FedAvg" and told["seeds"] == "3"
+    assert told["NLL"] == "**-0.1000 [-0.1000, -0.1000]**" and told["accuracy, points"].startswith("**+10.00 ")
+    assert told["ECE"] == "+0.0000 [+0.0000, +0.0000]"
+    assert tables.pairs_table(runs[:2]) == [header]
+
+
 def test_the_config_has_what_the_grids_chose():
-    results = pathlib.Path(run.__file__).parent / "results"
+    results = pathlib.Path(run.__file__).parent / "results" / "full"
     trainings = SIZES["full"]["trainings"]
     for row in csv.DictReader((results / "choice_chosen.csv").read_text().splitlines()):
         if row["by the NLL of"] == "FL-SWAG":

@@ -84,6 +84,7 @@ def train(partition: Any, epochs: dict[str, Any], prior: bool, seed: int, runtim
     clients = source.partition(partition, seed=0)
     process = bfl.algorithms.fl_swag(
         functools.partial(hmc.model, seed),
+        curvature=False,
         min_examples=1,
         element_spec=clients.element_spec,
         weight_decay=weight_decay(len(source.labels)) if prior else 0.0,

@@ -45,6 +45,7 @@ COMMON: dict[str, Any] = {
     "alone": True,
 }
 
+DEFAULT = "FL-SWAG, default"
 DEFAULT_FLOOR = 1e-6
 FLOORS = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
@@ -133,7 +134,7 @@ TABLES: dict[str, dict[str, Any]] = {
         "settings": ("whole_model", "whole_model_from_scratch"),
         "trainings": "whole",
         "chains": "whole_chains",
-        "options": {"alone": False},
+        "options": {},
     },
     "burn_in": {"settings": ("logistic_regression",), "trainings": "burn_in", "options": {"alone": False}},
     "fedavg": {
@@ -174,7 +175,10 @@ SIZES: dict[str, dict[str, Any]] = {
                 ("shared_features", "cifar10"): [_chain("sgld", 1e-6, 20), _chain("psgld", 1e-8, 20)],
                 None: [_chain("sgld", 1e-6), _chain("psgld", 1e-8), NUTS],
             },
-            "whole_chains": {("whole_model_from_scratch", "mnist"): [_chain("sgld", 1e-6), _chain("psgld", 1e-8)]},
+            "whole_chains": {
+                ("whole_model_from_scratch", "mnist"): [_chain("sgld", 1e-6), _chain("psgld", 1e-8)],
+                ("whole_model", "fashion_mnist"): [_chain("sgld", 1e-6), _chain("psgld", 1e-8)],
+            },
             "drift": {("logistic_regression", "mnist"): DRIFT, ("shared_features", "mnist"): DRIFT},
             "examples": {None: EXAMPLES},
             "own_starts": {None: OWN_STARTS},
@@ -192,7 +196,7 @@ SIZES: dict[str, dict[str, Any]] = {
             "shared_features": (0, 1, 2),
             "fedavg": (0, 1, 2),
             "whole_model": (0,),
-            "drift": (0,),
+            "drift": (0, 1, 2),
             "examples": (0, 1, 2),
             "own_starts": (0,),
             "burn_in": (0,),

@@ -1,19 +1,24 @@
-"""Controls without SWAG: one fitted temperature, and Laplace approximations in one round."""
+"""Controls without SWAG: one fitted temperature, and Laplace approximations in one round; and what clients know."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_bfl as bfl
+from experiments.fl_swag.config import COMMON
 from experiments.fl_swag.federation import Federation
+from tfp_bfl.clients.curvature import curvature as sampled_curvature
+from tfp_bfl.clients.curvature import with_curvature
+from tfp_bfl.clients.likelihoods import parse_likelihood
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.evaluation import Evaluation, at_temperature, fit_temperature
-from tfp_bfl.models import assign_weights, functional_call, split_head
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.models import FlatWeights, assign_weights, functional_call, split_head
+from tfp_bfl.posterior import LowRank, MeanField
 
 AT_ONCE = 500
 PRIOR_STDDEV = 1.0  # As the chains'.
@@ -21,36 +26,64 @@ NEWTON_STEPS, NEAR = 30, 0.1
 
 
 class Held(NamedTuple):
-    """What the clients train their last layer on.
+    """What the clients train, and on what.
 
     Fields:
-      head: the last layer.
-      inputs: what goes into it, of each client [n_k, D].
+      model: their last layer, or the whole network.
+      inputs: what goes into it, of each client [n_k, ...].
       labels: of each client [n_k].
+      is_layer: it is one dense layer.
     """
 
-    head: tf.keras.Model
+    model: tf.keras.Model
     inputs: list[tf.Tensor]
     labels: list[np.ndarray]
+    is_layer: bool
 
 
-def held(data: Federation) -> Held:
-    """The clients' examples as the last layer sees them, below which are the weights of the start."""
+def held(data: Federation, last_layer: bool) -> Held:
+    """The clients' examples as what they train sees them: the last layer, if there is no other, on its inputs."""
     model = data.model_fn()
     assign_weights(model, data.start)
-    below, head = split_head(model)
+    is_layer = last_layer or len(model.trainable_variables) == 2
+    below, model = split_head(model) if is_layer else (None, model)
     predict = tf.function(lambda x: below(_floats(x), training=False))
     inputs, labels = [], []
     for k in range(data.clients.num_clients):
         _, features, own = data.clients.examples(k)
-        parts = [predict(tf.constant(features[i : i + AT_ONCE])) for i in range(0, len(features), AT_ONCE)]
-        inputs.append(tf.concat(parts, 0))
+        parts = [tf.constant(features[i : i + AT_ONCE]) for i in range(0, len(features), AT_ONCE)]
+        inputs.append(tf.concat([predict(x) for x in parts] if is_layer else parts, 0))
         labels.append(own)
-    return Held(head, inputs, labels)
+    return Held(model, inputs, labels, is_layer)
 
 
 def _floats(features: tf.Tensor) -> tf.Tensor:
     return tf.image.convert_image_dtype(features, tf.float32) if features.dtype.is_integer else features
+
+
+def estimator(held: Held) -> Callable[[Sequence[tf.Tensor], int], tuple[tf.Tensor, ...]]:
+    """(weights, k) -> the diagonal of the Gauss-Newton matrix of client k's examples, as FL-SWAG's clients take it."""
+    weights, likelihood = FlatWeights(held.model), parse_likelihood("categorical")
+    shape, dtype = held.inputs[0].shape[1:], held.inputs[0].dtype
+
+    @tf.function(
+        autograph=False, input_signature=[tf.TensorSpec([None, *shape], dtype), tf.TensorSpec([None], tf.int32)]
+    )
+    def of_examples(features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        examples = ClientExamples(tf.zeros_like(labels), features, labels)
+        return sampled_curvature(held.model, weights, likelihood, examples, tf.constant([0, 1]), COMMON["batch_size"])
+
+    def at(values: Sequence[tf.Tensor], k: int) -> tuple[tf.Tensor, ...]:
+        weights.values.assign(weights.flatten(values))
+        return weights.unflatten(of_examples(held.inputs[k], tf.constant(held.labels[k], tf.int32)))
+
+    return at
+
+
+def informed(held: Held, posteriors: Sequence[LowRank]) -> list[LowRank]:
+    """The clients' posteriors as wide as their data leave open, as FL-SWAG's are unless told otherwise."""
+    at = estimator(held)
+    return [with_curvature(q, at(q.mean, k)) for k, q in enumerate(posteriors)]
 
 
 def curvature(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -114,7 +147,9 @@ def laplace(held: Held, ends: Sequence[Any], prior_stddev: float = PRIOR_STDDEV)
 
     P = 1 / t^2 + sum_k h_k(w_k),   m = (sum_k h_k(w_k) w_k) / P
     """
-    each = [curvature(held.head, w, x) for w, x in zip(ends, held.inputs)]
+    sampled = estimator(held)
+    at = lambda w, k: curvature(held.model, w, held.inputs[k]) if held.is_layer else sampled(w, k)
+    each = [at(w, k) for k, w in enumerate(ends)]
     precision = [1 / prior_stddev**2 + tf.add_n(h) for h in zip(*each)]
     pull = [tf.add_n([h[i] * w[i] for h, w in zip(each, ends)]) for i in range(len(precision))]
     return MeanField(tuple(a / b for a, b in zip(pull, precision)), tuple(1 / b for b in precision))
@@ -122,7 +157,8 @@ def laplace(held: Held, ends: Sequence[Any], prior_stddev: float = PRIOR_STDDEV)
 
 def temperature(held: Held, weights: Sequence[tf.Tensor]) -> float:
     """The temperature of least NLL on all that the clients have been trained on: no example is held out for it."""
-    p = [tf.nn.softmax(functional_call(held.head, weights, x)).numpy() for x in held.inputs]
+    predict = tf.function(lambda x: tf.nn.softmax(functional_call(held.model, weights, _floats(x))))
+    p = [predict(x[i : i + AT_ONCE]).numpy() for x in held.inputs for i in range(0, len(x), AT_ONCE)]
     return fit_temperature(np.concatenate(p), np.concatenate(held.labels))
 
 

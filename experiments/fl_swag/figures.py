@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.fl_swag.federation import clients_of, source
-from experiments.fl_swag.tables import Run, by_dataset, row_name
+from experiments.fl_swag.tables import Run, by_dataset, has_predictions, row_name
 from tfp_bfl import plots
 from tfp_bfl.plots import style
 
@@ -65,7 +65,7 @@ def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
         name = f"{dataset}-{setting}"
         if table == "burn_in":
             figures[f"{name}-floor"] = floor_figure(first)
-        elif table in ("logistic_regression", "shared_features"):
+        elif table in ("logistic_regression", "shared_features") and all(map(has_predictions, first)):
             title = f"{dataset.replace('_', ' ')}, {setting.replace('_', ' ')}"
             figures[f"{name}-confidence"] = confidence_figure(first, title)
         if table == "logistic_regression":

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.fl_swag import controls
+from experiments.fl_swag.config import DEFAULT, DEFAULT_FLOOR
 from experiments.fl_swag.federation import Federation
 from tfp_bfl.evaluation import Evaluation
 from tfp_bfl.models import ClientPosterior, ModelWeights, assign_weights, predictive_model, split_head
@@ -137,13 +138,16 @@ def average(weights: Sequence[Any], shares: np.ndarray) -> Any:
     return tf.nest.map_structure(lambda *w: tf.tensordot(tf.constant(shares, w[0].dtype), tf.stack(w), 1), *weights)
 
 
-def products(posteriors: Sequence[LowRank], floor: float) -> Iterator[tuple[str, Any]]:
-    """The products by name, each as a function to call."""
+def products(posteriors: Sequence[LowRank], known: Sequence[LowRank], floor: float) -> Iterator[tuple[str, Any]]:
+    """The products by name, each as a function to call; `known` with what the clients' data leave open."""
     own = [floored(q, floor) for q in posteriors]
     yield "FL-SWAG", lambda: gaussian_product(own)
     yield "FL-SWAG, diagonal", lambda: gaussian_product(own, diagonal_only=True)
     yield "FL-SWAG, diagonal, random effects", lambda: gaussian_product(with_random_effects([*map(marginals, own)]))
     yield "FL-SWAG, diagonal without halves", lambda: gaussian_product([without_halves(q) for q in own])
+    if floor == DEFAULT_FLOOR:
+        yield "FL-SWAG, curvature alone", lambda: gaussian_product(known, diagonal_only=True)
+        yield DEFAULT, lambda: gaussian_product(with_random_effects([*map(marginals, known)]))
 
 
 def unchanged(net: Network) -> Row:
@@ -159,11 +163,11 @@ def rows(
     floors: Sequence[float],
     num_collected: int,
     alone: bool,
-    held: Optional[controls.Held] = None,
+    held: controls.Held,
+    known: Sequence[LowRank],
 ) -> Iterator[Row]:
-    """Every row: products and averages of weights; if `alone`, also each client, and averages of their predictions.
-
-    With what the clients hold of their last layer, whose weights these must be, also the controls without SWAG.
+    """Every row: products, averages of weights, the controls without SWAG; if `alone`, also each client, and averages
+    of their predictions, by posteriors of the first floor.
     """
     posteriors = posteriors_of(clients)
     sizes = np.asarray(clients.num_examples, np.float64)
@@ -175,7 +179,7 @@ def rows(
         return Row(method, floor, evaluation, time.perf_counter() - started)
 
     for floor in floors:
-        for name, product in products(posteriors, floor):
+        for name, product in products(posteriors, known, floor):
             yield timed(name, floor, lambda product=product: evaluate(net, drawn(product())))
     ends = [last_weights(q, num_collected) for q in posteriors]
     for prefix, share in shares.items():
@@ -183,16 +187,15 @@ def rows(
     # Without any posterior: what the clients' iterates are about.
     centers = [q.mean for q in posteriors]
     yield timed("mean of SWAG means", None, lambda: evaluate(net, fixed(average(centers, shares[""]))))
-    if held is not None:
-        mean = average(ends, shares[""])
-        at = functools.partial(controls.temperature, held, mean)
-        one = lambda: mixture([controls.scaled(evaluate(net, fixed(mean)), at())], np.ones(1), net.labels)
-        yield timed("FedAvg, one temperature", None, one)
-        for name, q in controls.posteriors(held, ends, mean):
-            yield timed(name, None, lambda q=q: evaluate(net, drawn(q)))
+    mean = average(ends, shares[""])
+    at = functools.partial(controls.temperature, held, mean)
+    one = lambda: mixture([controls.scaled(evaluate(net, fixed(mean)), at())], np.ones(1), net.labels)
+    yield timed("FedAvg, one temperature", None, one)
+    for name, q in controls.posteriors(held, ends, mean):
+        yield timed(name, None, lambda q=q: evaluate(net, drawn(q)))
     if not alone:
         return
-    for floor in floors:
+    for floor in floors[:1]:
         single = [
             timed(f"client {k}", floor, lambda q=q, floor=floor: evaluate(net, drawn(floored(q, floor))))
             for k, q in enumerate(posteriors)

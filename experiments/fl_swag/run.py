@@ -1,7 +1,8 @@
 """Runs the FL-SWAG study: `python -m experiments.fl_swag.run --table logistic_regression --size full`.
 
 A cell is a folder under OUTPUT/SIZE/cells, a pre-trained network one under OUTPUT/SIZE/pretrained. What is done is not
-run again, whichever table asked for it; tables and figures are written for what is there.
+run again, whichever table asked for it. Tables are of the records of cells in RESULTS/SIZE, which outlive their
+folders; figures, and distances from the truth, of the folders that are there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from experiments.fl_swag.federation import Cell, Federation, federation, model
 from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
-from tfp_bfl.app.cells import SUMMARY, is_done
+from tfp_bfl.app.cells import SUMMARY
+
+HERE = pathlib.Path(__file__).parent
 
 
 def cells(table: str, size: str) -> Iterator[Cell]:
@@ -70,6 +73,7 @@ def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple
         last_layer=cell["last_layer"],
         min_examples=1,
         max_columns=cell["max_columns"],
+        curvature=False,  # It is added to what they send, in rows of its own.
         element_spec=data.clients.element_spec,
         local_epochs=cell["local_epochs"],
         burn_in_epochs=cell["burn_in_epochs"],
@@ -99,15 +103,16 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     net = methods.network(data, cell["last_layer"], cell["num_samples"])
     start = [np.asarray(x) for x in net.model.trainable_variables]
     posteriors = methods.posteriors_of(clients)
+    held = controls.held(data, cell["last_layer"])
+    known = controls.informed(held, posteriors)
     moved = {
         row_name(name, floor): float(np.linalg.norm(flat(product().mean) - flat(start)))
         for floor in cell["floors"]
-        for name, product in methods.products(posteriors, floor)
+        for name, product in methods.products(posteriors, known, floor)
     }
     rows = [methods.unchanged(net)] if cell["server"] else []
     num_collected = cell["local_epochs"] - cell["burn_in_epochs"]
-    held = controls.held(data) if len(start) == 2 else None  # of a last layer alone
-    rows += methods.rows(net, clients, cell["floors"], num_collected, cell["alone"], held)
+    rows += methods.rows(net, clients, cell["floors"], num_collected, cell["alone"], held, known)
     facts = {"server": data.server, "geometry": geometry(posteriors, start), "moved": moved}
     return rows, {**facts, "train_seconds": seconds, "sizes": data.clients.sizes.tolist()}
 
@@ -137,17 +142,19 @@ def told(summary: dict[str, Any]) -> str:
 @click.command()
 @click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="All of them if none is named.")
 @click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
-@study_options("fl_swag")
+@study_options("fl_swag", HERE / "results")
 def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     """Runs the cells that are not done, and writes their tables and figures."""
     study = study.of_size(size)
-    chosen = study.cells_of({table: cells(table, size) for table in tables or TABLES}, cell_name)
-    everything = {name: cell for table in chosen.values() for name, cell in table.items()}
-    study.run(everything, functools.partial(run_cell, pretrained=study.output.parent / "pretrained"), told)
-    if not study.listed:
-        for table in chosen:
-            folders = [study.output / cell_name(cell) for cell in cells(table, size)]
-            runs = [read_cell(folder) for folder in folders if is_done(folder)]
+    every = {table: {cell_name(cell): cell for cell in cells(table, size)} for table in TABLES}
+    todo = {name: cell for table in tables or TABLES for name, cell in every[table].items()}
+    study.run(todo, functools.partial(run_cell, pretrained=study.output.parent / "pretrained"), told)
+    if study.listed:
+        return
+    records = study.records({name: cell for named in every.values() for name, cell in named.items()}, read_cell)
+    for table in tables or TABLES:
+        runs = [{**records[name], "folder": study.output / name} for name in every[table] if name in records]
+        if runs:
             write_tables(table, runs, study.results)
             write_figures(table, runs, study.results / "figures")
 

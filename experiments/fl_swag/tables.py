@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterable
 from typing import Any, Optional
 
 import numpy as np
 
-from experiments.fl_swag.config import PUBLISHED, PUBLISHED_CALIBRATION
-from experiments.tables import mean_and_sd, write
-from tfp_bfl.app.cells import SUMMARY
+from experiments.fl_swag.config import DEFAULT, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
+from experiments.records import Record
+from experiments.tables import interval, mean_and_sd, paired, write
+from tfp_bfl.app.cells import read_summary
 
 Run = dict[str, Any]
 Scores = dict[str, Any]
@@ -26,9 +26,9 @@ SCORES = {
 CLIENTS = ("client, lowest", "client, mean", "client, highest")
 
 
-def read_cell(folder: pathlib.Path) -> Run:
-    """What a cell left, with its folder."""
-    return {**json.loads((folder / SUMMARY).read_text()), "folder": folder}
+def read_cell(folder: pathlib.Path) -> Record:
+    """What is kept of a cell: all scores of its rows, and what else tables tell of it."""
+    return {name: x for name, x in read_summary(folder).items() if name not in ("options", "server")}
 
 
 def row_name(method: str, floor: Optional[float]) -> str:
@@ -55,6 +55,11 @@ def rows_of(run: Run) -> list[Scores]:
 def _share(row: Scores) -> float:
     total = row["aleatoric"] + row["epistemic"]
     return row["epistemic"] / total if total else 0.0
+
+
+def has_predictions(run: Run) -> bool:
+    """Its folder is still there."""
+    return (run["folder"] / "predictions.npz").exists()
 
 
 def by_dataset(runs: Iterable[Run], *more: str) -> dict[tuple[Any, ...], list[Run]]:
@@ -142,10 +147,10 @@ def geometry_table(runs: list[Run]) -> list[list[str]]:
 
 
 def choice_table(runs: list[Run]) -> list[list[str]]:
-    """For each dataset the training and floor of the smallest NLL: of FL-SWAG, and of FedAvg beside it."""
+    """For each dataset the training and floor of the smallest NLL: of FL-SWAG and, beside it, of others."""
     table = [["setting", "dataset", "by the NLL of", "epochs", "burn-in", "rate", "floor", "accuracy", "nll"]]
     for (setting, dataset), same in by_dataset(runs).items():
-        for method in ("FL-SWAG", "FL-SWAG, diagonal", "FedAvg", "sgld", "psgld"):
+        for method in ("FL-SWAG", "FL-SWAG, diagonal", DEFAULT, "FedAvg", "sgld", "psgld"):
             found = [(row["test_nll"], i, row) for i, run in enumerate(same) for row in run["rows"]]
             found = [one for one in found if one[2]["method"] == method]
             if not found:
@@ -164,6 +169,7 @@ def truth_table(runs: list[Run]) -> list[list[str]]:
     """
     table = [["setting", "dataset", "method", "floor", "total variation", "agreement", "acceptance", "R-hat"]]
     for (setting, dataset, _), same in by_dataset(runs, "seed").items():
+        same = [run for run in same if has_predictions(run)]
         for truth in (run for run in same if run["options"].get("sampler") == "nuts"):
             reduction = truth["scale_reduction"]
             facts = [f"{np.mean(truth['acceptance_rate']):.2f}", f"{reduction['median']:.2f}, {reduction['most']:.2f}"]
@@ -181,16 +187,39 @@ def truth_table(runs: list[Run]) -> list[list[str]]:
     return table
 
 
+def pairs_table(runs: list[Run], *more: str) -> list[list[str]]:
+    """FL-SWAG's default less each other method, by seed: mean differences of scores and their 95 % intervals."""
+    scores = {"accuracy": 100.0, "test_nll": 1.0, "ece": 1.0}
+    table = [["setting", "dataset", *more, "FL-SWAG, default less", "floor", "accuracy, points", "NLL", "ECE", "seeds"]]
+    for (setting, dataset, *others), same in by_dataset(runs, *more).items():
+        found: dict[tuple[str, Any], dict[int, Scores]] = {}
+        for run in same:
+            for row in rows_of(run):
+                found.setdefault((row["method"], row["floor"]), {})[run["options"]["seed"]] = row
+        own = found.pop((DEFAULT, DEFAULT_FLOOR), {})
+        of = lambda rows, score: {seed: row[score] for seed, row in rows.items()}
+        for (method, floor), rows in found.items():
+            differences = {score: paired(of(own, score), of(rows, score)) for score in scores}
+            if all(differences.values()):
+                told = [interval(d, 2 if score == "accuracy" else 4, scores[score]) for score, d in differences.items()]
+                where = [setting, dataset, *map(str, others), method, "" if floor is None else f"{floor:g}"]
+                table.append([*where, *told, str(differences["test_nll"].number)])
+    return table
+
+
 def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     """Writes what there is to say of a table's runs."""
+    more = ("local_epochs",) if table == "drift" else ("limit", "shuffled") if table == "examples" else ()
+    if len(pairs := pairs_table(runs, *more)) > 1:
+        write(pairs, output / f"{table}_pairs")
     if table in ("choice", "central_choice", "burn_in", "whole_model", "drift"):
-        write(trainings_table(runs), output / table)
+        write(scores_table(runs, *more) if table == "drift" else trainings_table(runs), output / table)
         if table in ("choice", "central_choice"):
             write(choice_table(runs), output / f"{table}_chosen")
         else:
             write(geometry_table([run for run in runs if "geometry" in run]), output / f"{table}_geometry")
     elif table == "examples":
-        write(scores_table(runs, "limit", "shuffled"), output / table)
+        write(scores_table(runs, *more), output / table)
     else:
         write(scores_table(runs), output / table)
         write(calibration_table(runs), output / f"{table}_calibration")

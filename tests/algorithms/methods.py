@@ -189,7 +189,7 @@ def fl_swag(model_fn, last_layer=False):
     return Method(
         model_fn,
         lambda: algorithms.fl_swag(model_fn, last_layer=last_layer, seed=SEED, min_examples=9, **SGD),
-        clients.swag(model_fn, last_layer=last_layer, **SGD),
+        clients.swag(model_fn, last_layer=last_layer, curvature=True, **SGD),
         np.ones_like,
         lambda results, anchor: (tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results)), anchor),
         alone,

@@ -60,6 +60,7 @@ OWN = {
     "last_layer": True,
     "diagonal_only": False,
     "between_clients": False,
+    "curvature": False,
     "min_examples": 5,
     "burn_in_epochs": 1,
     "collect_every": 1,
@@ -128,7 +129,7 @@ def test_an_algorithm_has_defaults_of_its_own_which_what_is_given_wins_over(tmp_
     assert (config.kind, config.rounds, config.local_epochs, config.learning_rate) == ("mc_dropout", 2, 20, 0.001)
     config = make_config(write(tmp_path, "algorithm: fl_swag\nlocal_epochs: 3\n"), {"momentum": "0.5"})
     assert (config.kind, config.local_epochs, config.momentum) == ("deterministic", 3, 0.5)
-    assert config.diagonal_only and config.between_clients
+    assert config.diagonal_only and config.between_clients and config.curvature
     assert make_config(None, {"algorithm": "variational"}) == make_config(None, {})
     config = make_config(None, {"algorithm": "fed_kppa"})
     assert (config.kind, config.rounds, config.momentum, config.kernel_start) == ("deterministic", 30, 0.9, "clients")

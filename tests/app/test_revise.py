@@ -95,7 +95,7 @@ def test_the_state_in_the_folder_predicts_as_the_run_does(whole):
 
 @pytest.mark.deep(after="test_revise.py")
 def test_the_product_as_published_is_asked_for_with_two_options_and_kept_when_a_client_leaves(whole, tmp_path):
-    exact = run([*SMALL, "--no-between-clients", "--no-diagonal-only"], tmp_path / "exact")
+    exact = run([*SMALL, "--no-between-clients", "--no-diagonal-only", "--no-curvature"], tmp_path / "exact")
     record = yaml.safe_load((exact / "config.yaml").read_text())
     assert (record["between_clients"], record["diagonal_only"]) == (False, False)
     assert arrays(exact / "server_state.npz") == arrays(whole / "server_state.npz")  # the clients send the same

@@ -15,6 +15,7 @@ def fl_swag(
     last_layer: bool = False,
     diagonal_only: bool = True,
     between_clients: bool = True,
+    curvature: bool = True,
     prior: Any = None,
     min_examples: int = 10,
     max_columns: int = 20,
@@ -22,7 +23,7 @@ def fl_swag(
 ) -> federated.BayesianProcess:
     """Each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the Gaussians.
 
-    q(w) ~ prod_k N(w; mean_k, diag(Sigma_k) + tau^2 I)
+    q(w) ~ prod_k N(w; mean_k, diag(Sigma_k) + 1 / (H_k + 1 / t_k^2) + tau^2 I)
 
     One round with all clients is the whole method. Further rounds are its online form: every client starts from the
     server's first weights whenever it comes, and one that comes again replaces its posterior. `simulate`'s model draws
@@ -36,9 +37,11 @@ def fl_swag(
         on LeNet it was worse than the pretrained network that it started from.
       diagonal_only: of the clients' covariances Sigma_k, diagonal plus low rank, only the diagonals count; False for
         the exact product, as published.
-      between_clients: tau^2 of each tensor is what the clients' means differ by beyond their own spreads
-        (`posterior.between_clients_variance`); False for 0, as published: such a product is as narrow as if the clients
-        agreed.
+      between_clients: tau^2 of each tensor is what the clients' means differ by (`posterior.between_clients_variance`);
+        False for 0, as published: such a product is as narrow as if the clients agreed.
+      curvature: a client's posterior is as much wider as its data leave open, 1 / (H_k + 1 / t_k^2)
+        (`tfp_bfl.clients.swag`), so that in each weight those count most who know it; False as published: iterates
+        spread by the noise of SGD, whatever the data know.
       prior: a `MeanField` over the weights of the posterior, which every client's posterior holds and which shall count
         once; None for posteriors that hold none.
       min_examples: a client with fewer is refused.
@@ -52,7 +55,7 @@ def fl_swag(
     """
     client_options, process = split_options(fl_swag, clients.swag, options, ("element_spec", "seed"))
     model_fn = models.as_model_fn(model_fn)
-    work = clients.swag(model_fn, last_layer=last_layer, max_columns=max_columns, **client_options)
+    work = clients.swag(model_fn, last_layer=last_layer, max_columns=max_columns, curvature=curvature, **client_options)
     num_weights = len(clients.swag_weights(model_fn(), last_layer))
     least = max(check_count(min_examples, "min_examples"), clients.smallest_client(**client_options))
     step = servers.online_product(num_weights, max_columns, prior, diagonal_only, between_clients, last_layer)

@@ -149,6 +149,9 @@ class FLSwag(_SGD):
     between_clients: bool = option(
         True, "The clients' posteriors are as much wider as their means lie apart; --no-... for a product as published."
     )
+    curvature: bool = option(
+        True, "A client's posterior is as much wider as its data leave open; --no-... for the spread of SGD alone."
+    )
     min_examples: Count = option(10, "A client with fewer examples is refused.")
     burn_in_epochs: Optional[CountOrZero] = option(
         None, "Epochs before SWAG collects; half of the local epochs if not given."

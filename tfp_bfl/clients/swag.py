@@ -8,6 +8,8 @@ from typing import Any, Callable, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl.clients.batches import steps_per_epoch, without_initial_values
+from tfp_bfl.clients.curvature import curvature as curvature_of
+from tfp_bfl.clients.curvature import with_curvature
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import ByOptimizer
@@ -46,6 +48,7 @@ def swag(
     learning_rate: float = 0.05,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    curvature: bool = False,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
     """Client work that runs SGD from the server's weights and returns the SWAG posterior of its iterates.
@@ -56,6 +59,13 @@ def swag(
     with the mean, the variances Sigma_diag and the deviations D of the iterates that are collected (`posterior.
     swag_moments`), and loss_i the mean negative log likelihood of a batch. The moments take max_columns + 3
     times the memory of the weights.
+
+    SGD's iterates spread by the noise of its gradients, not by what the data leave open: with `curvature` the diagonal
+    has this besides,
+
+    1 / (H + 1 / t^2),   t^2 = mean_d mean_d^2
+
+    with the Gauss-Newton diagonal H of all the client's examples at the mean, and t^2 from the weights of each tensor.
 
     Args:
       model_fn: builds a Keras model without variational layers that returns logits [B, C]; or such a model.
@@ -73,6 +83,7 @@ def swag(
       momentum: of the steps, at least 0 and below 1.
       weight_decay: the gradient of weight_decay ||theta||^2 / 2, a prior N(0, 1 / (N_k weight_decay)): the product of
         several clients holds it several times.
+      curvature: what the data leave open widens the posterior too, for one more pass over them.
       likelihood: of the labels (`clients.LIKELIHOODS`).
 
     Returns:
@@ -83,8 +94,8 @@ def swag(
       InvalidArgument: arguments outside their ranges, or with which fewer than two columns would be collected; when
         it is built: a model with variational layers, or without a dense last layer for `last_layer`.
 
-    Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior or a burn-in
-    can be given.
+    Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SWAG. Departure: a prior, a burn-in
+    or curvature (MacKay 1992, Laplace's approximation) can be given.
     """
     model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
     if burn_in_epochs is None:
@@ -105,13 +116,18 @@ def swag(
         has_statistics = bool(get_weights(network).moments.mean)
 
         @without_autograph
-        def posterior_of(moments: swag_moments.SwagMoments) -> LowRank:
+        def posterior_of(moments: swag_moments.SwagMoments, examples: Any, seed: tf.Tensor) -> LowRank:
             enough = moments.num_collected >= 2
             moments = moments._replace(num_collected=tf.maximum(moments.num_collected, 2))
             q = swag_moments.posterior_of(moments, min_variance)
             # The round leaves out what is not finite, and names whose it is; an assertion would end it.
             q = q._replace(mean=tf.where(enough, q.mean, float("nan")))
-            return LowRank(*map(weights.unflatten, q))
+            posterior = LowRank(*map(weights.unflatten, q))
+            if not curvature:
+                return posterior
+            weights.values.assign(q.mean)
+            known = weights.unflatten(curvature_of(network, weights, of_labels, examples, seed, batch_size))
+            return with_curvature(posterior, known)
 
         @without_autograph
         def statistics(q: LowRank, features: tf.Tensor, seed: tf.Tensor) -> MeanField:
@@ -142,7 +158,7 @@ def swag(
 
             start = swag_moments.start(weights.flatten(own.weights.point), max_columns)
             metrics, moments = trainer.train(own, examples, seed, local_epochs, batch_size, collect, start)
-            q = posterior_of(moments)
+            q = posterior_of(moments, examples, seed)
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
             local = ClientPosterior(client, num_examples, q, statistics(q, examples.features, seed))
             return ClientResult(local, num_examples, metrics)

@@ -1,4 +1,4 @@
-"""How far clients' posteriors lie apart beyond what their own spreads say: a random effect of each tensor."""
+"""How far clients' posteriors lie apart beyond what their own spreads say: a random effect of each weight."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from tfp_bfl.posterior.mean_field import MeanField
 
 
 def between_clients_variance(posteriors: Sequence[LowRank | MeanField]) -> Any:
-    """The variance between K clients of the weights of each tensor, estimated by moments from what they sent.
+    """The variance between K clients of each weight, estimated by moments from what they sent.
 
-        tau^2 = max(0, mean_d [ 1/(K - 1) sum_k (m_kd - mean_d)^2 - 1/K sum_k v_kd ])
+        tau_d^2 = max(0, 1/(K - 1) sum_k (m_kd - mean_d)^2 - 1/K sum_k v_kd)
 
-    with the mean over the weights d of a tensor. The first term is the clients' means' own variance, the second what it
-    would be if all had one posterior mean. No data are needed. One client has no variance: 0.
+    The first term is the clients' means' own variance, the second what it would be if all had one posterior mean. No
+    data are needed. Each weight has its own: pooled over a tensor, the weights that clients know nothing of would hide
+    how far they are apart in those that they know. One client has no variance: 0.
 
     Args:
       posteriors: with means m_k and marginal variances v_k, of one structure.
 
     Returns:
-      A structure of that form, a scalar a tensor.
+      A structure of that form and those shapes.
 
     Raises:
       InvalidArgument: no posteriors, or as `as_low_rank`, or of different weights.
 
-    Source: DerSimonian and Laird 1986, with the moments pooled over a tensor.
+    Source: Hedges and Olkin 1985; DerSimonian and Laird 1986, with equal weights of the clients.
     """
     if not posteriors:
         raise InvalidArgument("A variance between clients needs the posterior of one at least.")
@@ -39,15 +40,14 @@ def between_clients_variance(posteriors: Sequence[LowRank | MeanField]) -> Any:
         check_same_weights(other, every[0], "a posterior")
     number = len(every)
     if number == 1:
-        return tf.nest.map_structure(lambda m: tf.zeros([], m.dtype), every[0].mean)
+        return tf.nest.map_structure(tf.zeros_like, every[0].mean)
 
-    def of_tensor(*parts: tf.Tensor) -> tf.Tensor:
+    def of_weights(*parts: tf.Tensor) -> tf.Tensor:
         means, variances = (tf.cast(tf.stack(x), tf.float64) for x in (parts[:number], parts[number:]))
         apart = tf.reduce_sum(tf.square(means - tf.reduce_mean(means, 0)), 0) / (number - 1)
-        tau = tf.reduce_mean(apart - tf.reduce_mean(variances, 0))
-        return tf.cast(tf.maximum(tau, 0), parts[0].dtype)
+        return tf.cast(tf.maximum(apart - tf.reduce_mean(variances, 0), 0), parts[0].dtype)
 
-    return tf.nest.map_structure(of_tensor, *(q.mean for q in every), *(marginals(q).variance for q in every))
+    return tf.nest.map_structure(of_weights, *(q.mean for q in every), *(marginals(q).variance for q in every))
 
 
 def with_random_effects(posteriors: Sequence[LowRank | MeanField]) -> tuple[LowRank, ...]:
