@@ -245,7 +245,7 @@ def product(step):
 def test_what_predicts_is_the_product_of_the_marginals_with_random_effects_unless_told_otherwise(
     options, diagonal_only, between_clients
 ):
-    process = build(**options)
+    process = build(curvature=False, **options)  # With it these few examples leave clients nothing to differ by.
     state = run_round(process, (0, 2, 5)).state
     pooled = process.predictive_weights(state).posterior
     assert_same(pooled, posterior.pooled(product(state.step), diagonal_only, between_clients))

@@ -34,7 +34,7 @@ def fl_swag(
         or such a model: those of a network that the server has pretrained, for `last_layer` (or give these to
         `simulate` as start).
       last_layer: the posterior is over the last layer, all below is frozen. False: over all weights, for convex models:
-        on LeNet it was worse than the pretrained network that it started from.
+        on LeNet it was worse than the pretrained network that it started from, on one of two datasets.
       diagonal_only: of the clients' covariances Sigma_k, diagonal plus low rank, only the diagonals count; False for
         the exact product, as published.
       between_clients: tau^2 of each tensor is what the clients' means differ by (`posterior.between_clients_variance`);
