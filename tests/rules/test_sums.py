@@ -1,5 +1,8 @@
 """Sums that hide the clients: of whole numbers, and with clipping and noise."""
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -88,6 +91,27 @@ def test_without_the_units_the_same_bits_are_worth_little():
         for rule in (plain, rules.quantised(plain, bound=256.0, bits=24), rules.quantised(raw, bound=256.0, bits=24))
     )
     assert np.max(np.abs(units / clear - 1)) < 1e-4 < 1 < np.max(np.abs(none / clear - 1))
+
+
+PAGE = (pathlib.Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text()
+OF_DISTANCES = re.search(
+    r"to (\S+) of itself where clients lie 0.01 apart, to (\S+) at 0.001 and (\S+) at 0.0001", PAGE
+)
+
+
+@pytest.mark.parametrize(("distance", "told"), zip((1e-2, 1e-3, 1e-4), OF_DISTANCES.groups()))
+def test_without_a_posterior_variances_are_as_good_as_the_page_says(distance, told):
+    """The worst of 500 weights of eight clients, over five draws: what the page says, by a factor of two."""
+    worst = []
+    for seed in range(5):
+        draws = np.random.default_rng(seed).normal(size=(9, 500))
+        points = np.float32(draws[0] + distance * draws[1:])
+        stacked, anchor = (ModelWeights(NOTHING, (x,), NOTHING) for x in (points, np.float32(draws[0])))
+        rule = rules.quantised(rules.client_gaussian())
+        pooled = pooled_by(rule, stacked, constants(anchor), np.ones(8, np.float32)).posterior
+        np.testing.assert_allclose(pooled.mean[0], np.float64(points).mean(0), rtol=1e-6, atol=1e-8)
+        worst.append(np.max(np.abs(pooled.variance[0] / np.float64(points).var(0) - 1)))
+    assert float(told) / 2 < max(worst) < 2 * float(told)
 
 
 def test_masks_that_cancel_leave_the_bits_of_the_sum():
