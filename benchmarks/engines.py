@@ -1,10 +1,12 @@
 """Seconds and bytes of a round on each engine, and in a federation of processes with TLS, of the same work.
 
-    python benchmarks/engines.py --python ray=.venvs/cluster/bin/python --python flare=.venvs/deployment/bin/python
+    python benchmarks/engines.py --python ray=.venvs/clusters/bin/python --python flare=.venvs/deployment/bin/python
 
 Three clients with a third of the breast cancer data each, a perceptron, one epoch. Seconds are the median of a round's
 after the first two, in turns; bytes are what the machine's loopback carries in so many rounds more, over their number:
-all that is said between processes over sockets, the engines' own talk included. Nothing else should run meanwhile.
+all that is said between processes over sockets, the engines' own talk included. Nothing else should run meanwhile. An
+engine's row holds the machine and the time too; those of engines that are not measured now stay. `python
+docs/measure.py write` puts the rows on the page.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 
 import click
 import psutil
+from kept import machine, merge
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "engines.json"
 ENGINES = ("local", "tff", "ray", "flare")
@@ -44,8 +47,8 @@ def rounds_of(engine: str, python: str, rounds: int) -> tuple[list[float], int]:
 @click.option("--only", type=click.Choice(ENGINES), multiple=True, help="Engines; all if none is named.")
 @click.option("--turns", default=2, show_default=True)
 def main(others: tuple[str, ...], only: tuple[str, ...], turns: int) -> None:
-    """Measures the engines in turns and writes benchmarks/results/engines.json."""
-    pythons = dict(one.split("=", 1) for one in others)
+    """Measures the engines in turns and merges them into benchmarks/results/engines.json."""
+    pythons, where = dict(one.split("=", 1) for one in others), machine()
     seconds: dict[str, list[float]] = {engine: [] for engine in only or ENGINES}
     carried: dict[str, list[float]] = {engine: [] for engine in seconds}
     for _ in range(turns):
@@ -59,7 +62,7 @@ def main(others: tuple[str, ...], only: tuple[str, ...], turns: int) -> None:
                 f"{engine}: {statistics.median(seconds[engine]):.3f} s, {carried[engine][-1] / 1000:.1f} kB a round"
             )
     found = {e: {"seconds": statistics.median(seconds[e]), "bytes": statistics.median(carried[e])} for e in seconds}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    merge(RESULTS, found, where)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import numpy as np
 DOCS = pathlib.Path(__file__).resolve().parent
 MEASURED = DOCS / "measured.json"
 STUDY = DOCS.parent / "experiments" / "limits" / "results"
+BENCHMARKS = DOCS.parent / "benchmarks" / "results"
 Results = dict[str, Any]
 
 DEMO = {"engine": "local", "dataset": "digits"}
@@ -246,6 +247,48 @@ def personal(found: Results) -> str:
     return table(["run", "`accuracy`", *(f"`{name}`" for name in names)], *rows)
 
 
+def engines(_: Results) -> str:
+    """What was not measured since results are kept with their machine is told as such."""
+    measured = json.loads((BENCHMARKS / "engines.json").read_text())
+    uncounted = {"local": "0", "tff": "not counted: its sockets are in a network of their own"}
+    rows = []
+    for name, words in ENGINES.items():
+        one = measured.get(name)
+        if one is None:
+            rows.append([words, *["not measured"] * 2, ""])
+            continue
+        sent = uncounted.get(name, f"{one['bytes'] / 1000:.0f}")
+        rows.append([words, f"{one['seconds']:.3g}", sent, where(one)])
+    return table(["", "seconds a round", "kB a round over sockets", "measured"], *rows)
+
+
+ENGINES = {
+    "local": '`engine="local"`, in this process',
+    "tff": '`engine="tff"`, two workers on this machine',
+    "ray": '`engine="ray"`, a cluster of this machine, where weights are in shared memory',
+    "flare": "FLARE: three parties and a server, TLS, scores after every round",
+}
+
+
+def where(one: Results) -> str:
+    """When a benchmark was measured, and beside what load."""
+    if "machine" not in one:
+        return "machine and day not kept"
+    return f"{one['measured'][:10]}, {one['machine']['cores']} cores, load {one['machine']['load']:g} before"
+
+
+def masks(_: Results) -> str:
+    measured = json.loads((BENCHMARKS / "masks.json").read_text())
+    words = {"masks": "masks", "ckks": "CKKS (TenSEAL 0.3.15)"}
+    rows = []
+    for name, text in words.items():
+        one = measured[name]
+        seconds = [f"{1000 * one[key]:.3g}" for key in ("hide_seconds", "add_seconds", "read_seconds")]
+        rows.append([text, f"{one['bytes'] / 1000:,.0f}", *seconds, f"{one['error']:.1e}", where(one)])
+    names = ("ms to hide it", "ms to add three", "ms to read the sum", "largest error of the sum, in units", "measured")
+    return table(["", "kB a message", *names], *rows)
+
+
 def factor(found: Results) -> str:
     last = found["demo"]["rounds"][max(found["demo"]["rounds"], key=int)]
     return f"{last['stddev_q95'] / last['stddev_q05']:.1f}"
@@ -262,6 +305,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "promises": promises,
     "unseen clients": unseen,
     "factor": factor,
+    "engines": engines,
+    "masks": masks,
 }
 MARK = re.compile(r"<!-- measured: ([a-z ]+) -->(\n?)(.*?)<!-- /measured -->", re.DOTALL)
 

@@ -13,6 +13,9 @@ _spec = importlib.util.spec_from_file_location("measure", DOCS / "measure.py")
 measure = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(measure)
 FOUND = json.loads(measure.MEASURED.read_text())
+_spec = importlib.util.spec_from_file_location("kept", DOCS.parent / "benchmarks" / "kept.py")
+kept = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(kept)
 
 
 def test_everything_is_measured():
@@ -29,6 +32,19 @@ def test_pages_say_what_was_measured(page):
 def test_every_block_is_on_a_page():
     texts = "".join(page.read_text() for page in measure.pages())
     assert {match[0] for match in measure.MARK.findall(texts)} == set(measure.BLOCKS)
+
+
+def test_what_is_measured_now_leaves_the_rest_and_is_on_the_page(tmp_path, monkeypatch):
+    before = {"local": {"seconds": 0.5, "bytes": 0}, "ray": {"seconds": 1.0, "bytes": 5000}}
+    (tmp_path / "engines.json").write_text(json.dumps(before))
+    where = {**kept.machine(), "cores": 3, "load": 0.5}
+    kept.merge(tmp_path / "engines.json", {"ray": {"seconds": 0.25, "bytes": 7000.0}}, where)
+    found = json.loads((tmp_path / "engines.json").read_text())
+    assert found["local"] == before["local"] and found["ray"]["machine"] == where
+    monkeypatch.setattr(measure, "BENCHMARKS", tmp_path)
+    local, tff, ray, _ = measure.engines({}).splitlines()[2:]
+    assert "| 0.5 | 0 | machine and day not kept |" in local and "not measured" in tff
+    assert ray.endswith(f"| 0.25 | 7 | {found['ray']['measured'][:10]}, 3 cores, load 0.5 before |")
 
 
 def test_the_controls_of_regression():
