@@ -27,7 +27,7 @@ from kept import machine, merge
 from table import HERE, RESULTS, interpreter
 
 import tfp_bfl as bfl
-from tfp_bfl.federated.masks import KEY_BYTES, add_mask, context_of, seed_of
+from tfp_bfl.federated.masks import KEY_BYTES, add_mask, seed_of
 
 PARTIES, EXAMPLES, RULE = 3, 64, "log_linear_pool"
 BOUND, BITS = 1024.0, 40  # Of `rules.quantised`, its own.
@@ -68,7 +68,7 @@ def masks(repeats: int) -> tuple[dict[str, float], np.ndarray]:
     """What masks take, and the numbers that they hide, in the rule's units: float64 [K, N]."""
     anchor, weights = trained()
     clear, whole = bfl.rules.whole_model(RULE), bfl.rules.quantised(RULE, bound=BOUND, bits=BITS)
-    one, context = tf.ones([]), context_of("run", bytes(32), 0)
+    one, context = tf.ones([]), b"the first round"
     keys = {pair: bytes([1, *pair]).ljust(KEY_BYTES) for pair in itertools.combinations(range(PARTIES), 2)}
     own = [bytes([0, k]).ljust(KEY_BYTES) for k in range(PARTIES)]
     summarise = lambda local: whole.summarise(local, anchor, one)

@@ -1,15 +1,22 @@
-"""The study of differential privacy: its data, its cells and its tables."""
+"""The study of what hiding costs: its data, its cells, and its tables."""
+
+import csv
 
 import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from experiments.privacy import run
+from experiments.privacy import config, run, tables
+from experiments.records import read_records
+from tfp_bfl.files.tables import to_markdown
 
 
 def test_every_cell_has_a_name_of_its_own():
-    names = [run.cell_name(options) for options in run.cells()]
-    assert len(set(names)) == len(names) == 3 * len(run.METHODS) * len(run.NOISES) * len(run.SEEDS)
+    names = [config.cell_name(options) for options in config.cells()]
+    noises = 3 * len(config.METHODS) * len(config.NOISES) * len(config.SEEDS)
+    # In two federations three ways of sending, and a control.
+    assert len(set(names)) == len(names) == noises + 2 * len(config.METHODS) * 4 * len(config.SEEDS)
+    assert not any(set(":/ ") & set(name) for name in names)
 
 
 def test_images_are_tables_of_the_means_of_their_squares():
@@ -20,33 +27,77 @@ def test_images_are_tables_of_the_means_of_their_squares():
     np.testing.assert_allclose(source.features[1, 7 + 2], (first - 0.13) / 0.3, rtol=1e-5)
 
 
+def cells_like(value, **wanted):
+    """Summaries of the cells that have these options, whose scores are `value` of the seed."""
+    score = lambda seed: {name: value(seed) for name in (*config.COLUMNS.values(), "upload_bytes", "clipped")}
+    found = [o for o in config.cells() if tables.same([{"options": o}], **wanted)]
+    return [{"options": o, "epsilon": None, **score(o["seed"])} for o in found]
+
+
 def test_the_table_has_a_row_for_each_method_and_noise():
-    options = next(o for o in run.cells() if o["noise"] == 1.0)
-    scores = {**dict.fromkeys(run.COLUMNS.values(), 0.5), "epsilon": 2.97, "clipped": 0.25}
-    summaries = [{"options": {**options, "seed": seed}, **scores} for seed in (0, 1)]
-    head, row = run.table([*summaries, {"options": {**options, "seed": 2}, "failed": "because"}], options["federation"])
-    assert dict(zip(head, row)) == {
-        **{"method": options["method"], "noise": "1.0", "epsilon": "2.97", "clipped": "25%", "seeds": "2"},
-        **dict.fromkeys(run.COLUMNS, "0.500 +- 0.000"),
+    given = {"federation": config.MANY, "method": "FedAvg", "noise": 1.0}
+    one, other, third = cells_like(lambda seed: 0.5, **given)
+    rows = tables.table([{**one, "epsilon": 2.97}, other, {**third, "failed": "because"}], config.MANY)
+    assert dict(zip(*rows)) == {
+        **{"method": "FedAvg", "noise": "1.0", "epsilon": "2.97", "clipped": "50%", "seeds": "2"},
+        **dict.fromkeys(config.COLUMNS, "0.500 +- 0.000"),
     }
 
 
-@pytest.mark.cpu_seconds(60)
-@pytest.mark.parametrize("federation", ["1,000 clients, 50 a round", run.PARTIES])
-@pytest.mark.parametrize("noise", [None, 1.0])
-def test_a_small_cell_has_a_score_and_its_epsilon(federation, noise, monkeypatch):
+def test_costs_are_differences_from_messages_as_they_are_seed_by_seed():
+    given = {"federation": config.MANY, "method": "FedAvg", "noise": None}
+    plain = cells_like(lambda seed: 0.5 + seed, **given)
+    sent = cells_like(lambda seed: 0.25 + seed + 0.01 * (seed == 2), **given, sent="quantiser:16")
+    head, of_plain, of_sent = tables.costs([*plain, *sent[::-1]], config.MANY)
+    assert of_plain[head.index("what")] == tables.PLAIN and of_plain[head.index("NLL, difference")] == ""
+    # Mean of -.25, -.25, -.24, and t_2(.975) = 4.3027 of their standard deviation .01 / sqrt(3) over sqrt(3).
+    assert of_sent[head.index("NLL, difference")] == "**-0.2467 [-0.2610, -0.2323]**"
+
+
+@pytest.mark.parametrize("name", [*run.TABLES, *run.COSTS])
+def test_tables_are_those_of_the_scores_that_are_kept(name):
+    """Costs wholly; of noises the rows whose scores are kept."""
+    kept = list(read_records(run.HERE / "results").values())
+    head, *rows = tables.table(kept, run.TABLES[name]) if name in run.TABLES else tables.costs(kept, run.COSTS[name])
+    with open(run.HERE / "results" / f"{name}.csv", newline="") as file:
+        written = list(csv.reader(file))
+    assert written[0] == head and [row for row in rows if row not in written] == []
+    assert rows == written[1:] or name in run.TABLES
+
+
+@pytest.mark.parametrize("federation", run.COSTS.values())
+def test_the_page_has_the_costs_that_are_kept(federation):
+    rows = tables.costs_in_short(list(read_records(run.HERE / "results").values()), federation)
+    assert to_markdown(rows) in (run.HERE / "README.md").read_text()
+
+
+def small(monkeypatch, federation, **wanted):
+    """The score of a cell of a few of the digits."""
     digits = bfl.data.load("digits")
     table = bfl.data.Source("digits", "train", np.float32(digits.features).reshape(-1, 64), digits.labels)
     monkeypatch.setattr(run, "data_of", lambda dataset, size: (table, table))
+    options = next(o for o in config.cells() if o["federation"] == federation)
+    few = {"clients": 10, "cohort_size": options["cohort_size"] and 3, "examples_per_client": 20}
+    return run.score({**options, **few, "rounds": 2, "local_epochs": 1, **wanted})
+
+
+@pytest.mark.cpu_seconds(60)
+@pytest.mark.parametrize("federation", [config.MANY, config.PARTIES])
+@pytest.mark.parametrize("noise", [None, 1.0])
+def test_a_small_cell_has_a_score_and_its_epsilon(federation, noise, monkeypatch):
     if noise is not None:
         pytest.importorskip("dp_accounting")
-    options = next(o for o in run.cells() if o["federation"] == federation)
-    small = {
-        "clients": 10,
-        "cohort_size": options["cohort_size"] and 3,
-        "examples_per_client": 20,
-        "rounds": 2,
-        "local_epochs": 1,
-    }
-    found = run.score({**options, **small, "noise": noise})
+    found = small(monkeypatch, federation, noise=noise)
     assert 0 <= found["accuracy"] <= 1 and (found["epsilon"] is None) == (noise is None)
+    assert found["upload_bytes"] == 4 * found["numbers"]
+
+
+@pytest.mark.cpu_seconds(60)
+@pytest.mark.parametrize(
+    ("sent", "least", "most"),
+    [("secure sums", 8, 8.1), ("quantiser:16", 2, 2.2), ("largest:0.01, error memory", 2, 2.1)],
+)
+def test_the_bytes_of_a_number(sent, least, most, monkeypatch):
+    """Four for each of mean and variance, without; a compressor leaves the variances as they are."""
+    found = small(monkeypatch, config.MANY, sent=sent)
+    assert least <= found["upload_bytes"] / found["numbers"] <= most

@@ -1,15 +1,13 @@
-"""Accuracy and calibration against epsilon: `python -m experiments.privacy.run`.
+"""Accuracy and calibration against epsilon, and what else hides or shortens: `python -m experiments.privacy.run`.
 
-A cell trains with differential privacy of clients or of examples, or without, and scores the pooled model on MNIST's
-test images.
+A cell trains with differential privacy of clients or of examples, with whole numbers for secure sums, with compressed
+messages, or with none of them, and scores the pooled model on MNIST's test images.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import pathlib
-from collections.abc import Iterator
 from typing import Any, Optional
 
 import click
@@ -18,51 +16,29 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
-from experiments.tables import mean_and_sd, write
+from experiments.privacy.config import (
+    COLUMNS,
+    FEDERATIONS,
+    MANY,
+    METHODS,
+    NOISES,
+    PARTIES,
+    SENT,
+    Options,
+    Sent,
+    cell_name,
+    cells,
+)
+from experiments.privacy.tables import costs, table
+from experiments.tables import write
 from tfp_bfl.algorithms.variational import TEMPERATURE
-from tfp_bfl.app.cells import read_cells
+from tfp_bfl.federated.parties import result_spec
+from tfp_bfl.federated.round import types_of
 from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
 
 HERE = pathlib.Path(__file__).parent
-Options = dict[str, Any]
-COMMON = {
-    **{"dataset": "mnist", "pooled_to": 7, "examples_per_client": 60, "hidden": 16, "initial_stddev": 0.02},
-    **{"rounds": 40, "local_epochs": 5, "batch_size": 16, "learning_rate": 5e-3, "delta": 1e-5},
-}
-# How many clients there are, and how many a round has in expectation.
-FEDERATIONS = {"1,000 clients, 50 a round": (1000, 50), "100 clients, 10 a round": (100, 10)}
-# Rule, kind of model, and the clipping norms: in the posterior's standard deviations, in the weights' own unit.
-METHODS = {
-    "naive_weighted_average": {"kind": "flipout", "clip_norm": 60.0},
-    "log_linear_pool": {"kind": "flipout", "clip_norm": 60.0},
-    "FedAvg": {"kind": "deterministic", "clip_norm": 1.0},
-}
-# Few parties who all take part hide their examples, each by itself.
-PARTIES = "5 parties, examples"
-FEW: Options = {
-    **COMMON,
-    **{"federation": PARTIES, "clients": 5, "cohort_size": None, "examples_per_client": 1200, "clip_norm": 1.0},
-    **{"rounds": 20, "local_epochs": 2, "batch_size": 128},
-}
-# None for no privacy at all, 0 for clipping alone.
-NOISES = (None, 0.0, 0.5, 1.0, 2.0, 4.0)
-SEEDS = range(3)
-COLUMNS = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "epistemic": "epistemic"}
-
-
-def cells() -> Iterator[Options]:
-    """The options of each cell."""
-    for federation, (method, own), noise, seed in itertools.product(FEDERATIONS, METHODS.items(), NOISES, SEEDS):
-        clients, cohort_size = FEDERATIONS[federation]
-        sizes = {"clients": clients, "cohort_size": cohort_size, "seed": seed}
-        yield {**COMMON, "federation": federation, "method": method, "noise": noise, **own, **sizes}
-    for (method, own), noise, seed in itertools.product(METHODS.items(), NOISES, SEEDS):
-        yield {**FEW, "method": method, "noise": noise, "kind": own["kind"], "seed": seed}
-
-
-def cell_name(options: Options) -> str:
-    noise = "none" if options["noise"] is None else f"{options['noise']:g}"
-    return f"{options['clients']},{options['method']},noise={noise},seed={options['seed']}"
+TABLES = {**{f"{clients}_clients": name for name, (clients, _) in FEDERATIONS.items()}, "5_parties": PARTIES}
+COSTS = {"costs_1000_clients": MANY, "costs_5_parties": PARTIES}
 
 
 def pooled(source: bfl.data.Source, size: int) -> bfl.data.Source:
@@ -99,10 +75,28 @@ def epsilon_of(options: Options, last: Options) -> Optional[float]:
     return composed_epsilon([steps], options["delta"])
 
 
+def sent_of(options: Options) -> Sent:
+    return SENT[options["sent"]] if "sent" in options else Sent()
+
+
+def bytes_sent(
+    process: bfl.federated.BayesianProcess, options: Options, result: bfl.federated.SimulationResult
+) -> float:
+    """Of a client's message, without its container and its report: the code's own, or those of its arrays."""
+    if "upload_bits" in result.rounds[-1]:
+        return float(np.mean([row["upload_bits"] / row["num_clients"] / 8 for row in result.rounds]))
+    sent = result.state.weights  # A client's have the same types.
+    if sent_of(options).secure_sums is not None:
+        message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
+        scalar = tf.TensorSpec([], tf.int32)
+        sent = types_of(process.round.take, message, result_spec(process), scalar, scalar).statistics
+    return float(sum(np.prod(x.shape) * np.dtype(x.dtype.name).itemsize for x in tf.nest.flatten(sent)))
+
+
 def score(options: Options) -> Options:
     """Trains, and scores on the test images."""
     train, test = data_of(options["dataset"], options["pooled_to"])
-    number, seed = options["clients"], options["seed"]
+    number, seed, sent = options["clients"], options["seed"], sent_of(options)
     kept = train.subset(number * options["examples_per_client"], seed=seed)
     clients = kept.partition(bfl.data.iid(number), seed=seed)
     flipout = {"initial_stddev": options["initial_stddev"]} if options["kind"] == "flipout" else {}
@@ -112,11 +106,13 @@ def score(options: Options) -> Options:
         "naive_weighted_average" if options["method"] == "FedAvg" else options["method"],
         "equal",
         **privacy_of(options),
+        **{name: getattr(sent, name) for name in ("secure_sums", "compressor", "error_memory")},
         **{name: options[name] for name in ("local_epochs", "batch_size", "learning_rate")},
         element_spec=clients.element_spec,
     )
-    given = {"rounds": options["rounds"], "cohort_size": options["cohort_size"], "seed": seed, "engine": "local"}
-    result = bfl.simulate(process, clients, **given)
+    rounds = round(sent.share_of_rounds * options["rounds"])
+    given = {"cohort_size": options["cohort_size"], "seed": seed, "engine": "local"}
+    result = bfl.simulate(process, clients, rounds, **given)
     last = result.rounds[-1]
     metrics = bfl.evaluation.evaluate(result.model, test.features, test.labels, seed=seed).metrics
     weights = sum(x.size for x in tf.nest.flatten(result.state.weights))
@@ -125,6 +121,7 @@ def score(options: Options) -> Options:
         "epsilon": epsilon_of(options, last),
         "clipped": float(np.mean([row.get("clipped_clients", 0) / row["num_clients"] for row in result.rounds])),
         "numbers": int(weights),
+        "upload_bytes": bytes_sent(process, options, result),
     }
 
 
@@ -139,22 +136,6 @@ def told(summary: dict[str, Any]) -> str:
     return f"accuracy {summary['accuracy']:.3f}, epsilon {summary['epsilon']} ({summary['seconds']:.0f} s)"
 
 
-def table(summaries: list[dict[str, Any]], federation: str) -> list[list[str]]:
-    """Each method's and noise's means and standard deviations over the seeds."""
-    rows = [["method", "noise", "epsilon", *COLUMNS, "clipped", "seeds"]]
-    for method, noise in itertools.product(METHODS, NOISES):
-        wanted = {"federation": federation, "method": method, "noise": noise}
-        same = [s for s in summaries if wanted.items() <= s["options"].items() and "failed" not in s]
-        if same:
-            scores = [mean_and_sd([s[key] for s in same], 3) for key in COLUMNS.values()]
-            epsilon = same[0]["epsilon"]
-            how = {None: "no privacy", 0.0: "clipping alone"}.get(noise, str(noise))
-            # Of examples it is not told.
-            clipped = "" if federation == PARTIES else f"{np.mean([s['clipped'] for s in same]):.0%}"
-            rows.append([method, how, "" if epsilon is None else f"{epsilon:.2f}", *scores, clipped, str(len(same))])
-    return rows
-
-
 @click.command()
 @study_options("privacy", HERE / "results")
 def main(study: Study) -> None:
@@ -162,12 +143,12 @@ def main(study: Study) -> None:
     every = {cell_name(options): options for options in cells()}
     study.run(every, run_cell, told)
     if not study.listed:
-        summaries = read_cells(study.output)
-        names = {name: f"{clients}_clients" for name, (clients, _) in FEDERATIONS.items()}
-        for federation, name in {**names, PARTIES: "5_parties"}.items():
-            rows = table(summaries, federation)
-            if rows[1:]:  # Of others, what was written stays.
-                write(rows, study.results / name)
+        summaries = list(study.records(every).values())
+        made = {name: table(summaries, federation) for name, federation in TABLES.items()}
+        # Of noises that were not run again, what was written stays.
+        made = {name: rows for name, rows in made.items() if len(rows) == 1 + len(METHODS) * len(NOISES)}
+        for name, rows in {**made, **{name: costs(summaries, of) for name, of in COSTS.items()}}.items():
+            write(rows, study.results / name)
 
 
 if __name__ == "__main__":

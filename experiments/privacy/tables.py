@@ -1,0 +1,83 @@
+"""The study's tables."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from experiments.privacy.config import COLUMNS, METHODS, NOISES, PARTIES, SENT, Options
+from experiments.tables import interval, mean_and_sd, paired
+
+Summary = dict[str, Any]
+PLAIN = "as they are"
+# What is compared with messages as they are: name -> what its cells have.
+COSTS: dict[str, Options] = {
+    PLAIN: {"noise": None},
+    **{name: {"noise": None, "sent": name} for name in SENT},
+    "noise 0.5": {"noise": 0.5},
+    "noise 1": {"noise": 1.0},
+}
+COMPARED = {name: COLUMNS[name] for name in ("accuracy", "NLL", "ECE")}
+
+
+def same(summaries: list[Summary], **wanted: Any) -> list[Summary]:
+    """Those of a federation, a method, a noise and a way of sending that did not fail."""
+    has = lambda options: all(options.get(name) == value for name, value in {"sent": None, **wanted}.items())
+    return [one for one in summaries if has(one["options"]) and "failed" not in one]
+
+
+def table(summaries: list[Summary], federation: str) -> list[list[str]]:
+    """Each method's and noise's means and standard deviations over the seeds."""
+    rows = [["method", "noise", "epsilon", *COLUMNS, "clipped", "seeds"]]
+    for method, noise in itertools.product(METHODS, NOISES):
+        group = same(summaries, federation=federation, method=method, noise=noise)
+        if group:
+            scores = [mean_and_sd([s[key] for s in group], 3) for key in COLUMNS.values()]
+            how = {None: "no privacy", 0.0: "clipping alone"}.get(noise, str(noise))
+            # Of examples it is not told.
+            clipped = "" if federation == PARTIES else f"{np.mean([s['clipped'] for s in group]):.0%}"
+            rows.append([method, how, _epsilon(group[0]), *scores, clipped, str(len(group))])
+    return rows
+
+
+def costs(summaries: list[Summary], federation: str) -> list[list[str]]:
+    """Each way of hiding or shortening beside messages as they are: scores, bytes, and paired differences."""
+    rows = [["method", "what", "epsilon", *COMPARED, "bytes", *(f"{name}, difference" for name in COMPARED), "seeds"]]
+    for method, (what, wanted) in itertools.product(METHODS, COSTS.items()):
+        given = {"federation": federation, "method": method}
+        group, plain = same(summaries, **given, **wanted), same(summaries, **given, **COSTS[PLAIN])
+        if group:
+            scores = [mean_and_sd([s[key] for s in group], 3) for key in COMPARED.values()]
+            sent = f"{np.mean([s['upload_bytes'] for s in group]):.0f}"
+            beside = ["" if what == PLAIN else _difference(group, plain, key) for key in COMPARED.values()]
+            rows.append([method, what, _epsilon(group[0]), *scores, sent, *beside, str(len(group))])
+    return rows
+
+
+def costs_in_short(summaries: list[Summary], federation: str) -> list[list[str]]:
+    """The means of accuracy, NLL and ECE, and the bytes of a posterior's and of point weights' message."""
+    rows = [["accuracy (NLL, ECE)", *METHODS, "bytes, posterior", "bytes, FedAvg"]]
+    for what, wanted in COSTS.items():
+        scores, sent, epsilon = [], {}, ""
+        for method, own in METHODS.items():
+            group = same(summaries, federation=federation, method=method, **wanted)
+            mean = {name: np.mean([s[key] for s in group]) for name, key in COMPARED.items()} if group else {}
+            scores.append("{accuracy:.3f} ({NLL:.3f}, {ECE:.3f})".format(**mean) if mean else "")
+            if group:
+                epsilon = _epsilon(group[0])
+                sent[own["kind"]] = f"{np.mean([s['upload_bytes'] for s in group]):,.0f}"
+        told = f"{what}, epsilon {epsilon}" if epsilon else what
+        if sent:
+            rows.append([told, *scores, sent.get("flipout", ""), sent.get("deterministic", "")])
+    return rows
+
+
+def _epsilon(summary: Summary) -> str:
+    return "" if summary["epsilon"] is None else f"{summary['epsilon']:.2f}"
+
+
+def _difference(group: list[Summary], plain: list[Summary], key: str) -> str:
+    found = paired(*({one["options"]["seed"]: one[key] for one in part} for part in (group, plain)))
+    return "" if found is None else interval(found)
