@@ -211,6 +211,8 @@ def test_what_masks_do_not_go_with():
         SealedParty(make(secure_sums=WEIGHT), source, 0, b"own", "a", keys={1: b"short"})
     with pytest.raises(InvalidArgument, match="Weighting by 'distance' has no bound that is known beforehand"):
         bfl.algorithms.variational(build(), "conflation", "distance", secure_sums=WEIGHT, **OPTIONS)
+    with pytest.raises(InvalidArgument, match="under masks a round has one sum"):
+        bfl.algorithms.fed_opt(build("deterministic"), max_weight_ratio=10, secure_sums=WEIGHT, **OPTIONS)
     with pytest.raises(InvalidArgument, match="needs more of the clients than a sum"):
         bfl.algorithms.fed_opt(build("deterministic"), robust="median", secure_sums=WEIGHT, **OPTIONS)
 

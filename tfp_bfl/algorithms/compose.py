@@ -260,13 +260,18 @@ def _private(rule: Any, privacy: Privacy, weighting: str, robust: Optional[str])
     return rules.private(rule, **settings)
 
 
-def _summed(rule: ModelRule, largest_weight: Optional[float], weighting: str) -> ModelRule:
+def _summed(rule: ModelRule, largest_weight: Optional[float], weighting: str, max_ratio: Optional[float]) -> ModelRule:
     if largest_weight is None:
         return rule
     if weighting in weightings.COMPARE_POSTERIORS:
         raise InvalidArgument(
             f"Weighting by {weighting!r} has no bound that is known beforehand, and secure sums need one: use 'equal' "
             "or 'train_size'."
+        )
+    if max_ratio is not None:
+        raise InvalidArgument(
+            "max_weight_ratio runs a round again with other weights, and under masks a round has one sum: leave it out, "
+            f"as no client weighs more than secure_sums, {largest_weight:g}."
         )
     return rules.quantised(rule, max_weight=largest_weight)
 
@@ -304,4 +309,4 @@ def _defended(
         weigh = weightings.STACKED_WEIGHTINGS[weighting]
         cap = lambda weights: weights if max_ratio is None else weightings.capped(weights, max_ratio)
         defended = rules.reweighted(defended, lambda stacked: cap(weigh(stacked.posterior)))
-    return _summed(rules.whole_model(defended), secure_sums, weighting)
+    return _summed(rules.whole_model(defended), secure_sums, weighting, max_ratio)
