@@ -270,8 +270,8 @@ def _summed(rule: ModelRule, largest_weight: Optional[float], weighting: str, ma
         )
     if max_ratio is not None:
         raise InvalidArgument(
-            "max_weight_ratio runs a round again with other weights, and under masks a round has one sum: leave it out, "
-            f"as no client weighs more than secure_sums, {largest_weight:g}."
+            "max_weight_ratio runs a round again with other weights, and under masks a round has one sum: leave it "
+            f"out, as no client weighs more than secure_sums, {largest_weight:g}."
         )
     return rules.quantised(rule, max_weight=largest_weight)
 
