@@ -14,8 +14,8 @@ from tfp_bfl.app.cells import Options
 from tfp_bfl.errors import InvalidArgument
 
 RECORDS = "records.jsonl"
-# Of numbers: what float32 holds.
-DIGITS = 7
+# Of numbers: more than float32 holds, as some tables are of small differences of float64.
+DIGITS = 12
 
 Record = dict[str, Any]
 

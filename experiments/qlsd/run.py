@@ -14,7 +14,7 @@ from typing import Any, Optional
 import click
 
 from experiments.cells import Study, study_options
-from experiments.qlsd import covertype, logistic, memory, network, raw, toy
+from experiments.qlsd import covertype, logistic, memory, network, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
     BUDGET_METHODS,
@@ -32,9 +32,9 @@ from experiments.qlsd.config import (
     TOY_METHODS,
     TOY_STEPS,
 )
-from experiments.qlsd.tables import RAW, write_all
+from experiments.qlsd.tables import write_all
 from tfp_bfl import errors
-from tfp_bfl.app.cells import SUMMARY, read_cells
+from tfp_bfl.app.cells import SUMMARY
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -125,10 +125,9 @@ def main(study: Study, size: str, seeds: int | None) -> None:
     every = {cell_name(options): options for options in cells(size, seeds)}
     study.run(every, run_cell, told)
     if not study.listed:
-        kept = raw.read(study.results / RAW, every.values())
-        summaries = raw.merged(kept, read_cells(study.output), every, cell_name)
-        write_all(summaries, study.results)
-        click.echo(f"{len(summaries)} of {len(every)} cells are done: tables in {study.results}")
+        records = study.records(every)
+        write_all(list(records.values()), study.results)
+        click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")
 
 
 def told(summary: dict[str, Any]) -> str:

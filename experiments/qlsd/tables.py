@@ -1,4 +1,4 @@
-"""The tables of the study: errors and variances beside what is known exactly, bits, and every number as CSV."""
+"""The tables of the study: errors and variances beside what is known exactly, and bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.qlsd import raw
 from experiments.qlsd.config import (
     BUDGET_METHODS,
     COVERTYPE_METHODS,
@@ -35,13 +34,11 @@ Lines = list[list[str]]
 
 REFERENCE = "LSD++"
 TRUTH = "HMC"
-RAW = "raw.csv"
 
 
 def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
-    """Writes every table and figure of which there is something, the raw numbers, and what failed."""
+    """Writes every table and figure of which there is something, and what failed."""
     folder.mkdir(parents=True, exist_ok=True)
-    raw.write(summaries, folder / RAW)
     write(failures(summaries), folder / "failures")
     of = {
         study: [s for s in summaries if s["options"]["study"] == study and "failed" not in s]
