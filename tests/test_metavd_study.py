@@ -1,6 +1,7 @@
 """The study of personal models: its cells, what they hold, how it goes on, and its tables."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     assert len(paths) == 3 and not any("failed" in summary for summary in summaries)
     assert "3 cells are done" in call("--tables").output
     assert [path.stat().st_mtime_ns for path in paths] == before
-    rows = tables.rows_of(summaries)
+    rows = tables.rows_of([{**tables.kept(summary), "options": summary["options"]} for summary in summaries])
     by_name = {(row["method"], row["seed"]): row for row in rows}
     gained = (
         by_name["fed_avg+noise", 0]["known, matched, after, nll"] - by_name["fed_avg", 0]["known, matched, after, nll"]
@@ -91,11 +92,14 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     assert pruned["upload_bytes"] == kept - 8 * 32 * pruned["sparsity"] + 32 / 8
     seen = summaries[0]["scores"]["known, matched"]["clients"], summaries[0]["scores"]["unseen, matched"]["clients"]
     assert [client["client"] for client in (*seen[0], *seen[1])] == list(range(12))
-    # What the raw numbers tell of stays in the tables when its folder is gone.
-    tables.write_all(summaries[:1], tmp_path / "results")
+    # What the records tell of stays in the tables when its folder is gone.
+    for path in paths[1:]:
+        shutil.rmtree(path.parent)
+    assert "3 cells are done" in call("--tables").output
     assert (tmp_path / "results" / "parts-fashion_mnist.csv").read_text() == of_parts
     every[0]["rounds"] = 3
-    assert call().exit_code == 2
+    refused = call("--tables")
+    assert refused.exit_code == 2 and "of other options (rounds 2, now 3)" in refused.output
 
 
 def test_what_fails_is_told_and_the_study_goes_on(tmp_path):
@@ -103,7 +107,7 @@ def test_what_fails_is_told_and_the_study_goes_on(tmp_path):
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
     assert "must have" in summary["failed"] or "images" in summary["failed"]
     assert run.told(summary).startswith("failed, ")
-    tables.write_all([summary], tmp_path / "results")
+    tables.write_all([{**tables.kept(summary), "options": summary["options"]}], [summary], tmp_path / "results")
     assert "reptile" in (tmp_path / "results" / "failures.md").read_text()
 
 

@@ -212,7 +212,9 @@ def test_a_study_killed_half_way_goes_on_where_it_was(study):
     assert len(study.runs) == len(set(study.runs)) == number and "failed, Diverged" in result.output
     results = study.folder / "results"
     tables = {f"{name}.md" for name in ("toy", "toy_bits", "budget", "memory", "failures", *config.LOGISTICS)}
-    assert tables | {"records.jsonl", "toy.png", "budget.png", "memory.png"} <= {path.name for path in results.iterdir()}
+    assert tables | {"records.jsonl", "toy.png", "budget.png", "memory.png"} <= {
+        path.name for path in results.iterdir()
+    }
     toy_rows = read(results / "toy.csv")
     assert len(toy_rows) == 30 and (toy_rows[0]["method"], toy_rows[0]["step x L"]) == ("QLSD# 4 bits", "1")
     (reference, *others) = read(results / "logistic.csv")

@@ -16,7 +16,7 @@ import click
 from experiments.cells import Study, study_options
 from experiments.metavd.cell import run_cell
 from experiments.metavd.config import FULL, PLAN, SIZES
-from tfp_bfl.app.cells import read_cells
+from tfp_bfl.app.cells import read_cells, read_summary
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
@@ -41,14 +41,14 @@ def cell_name(options: Options) -> str:
 @study_options("metavd", HERE / "results")
 def main(study: Study, full: bool) -> None:
     """Runs the cells that are not done, and writes tables and the figure."""
-    from experiments.metavd.tables import write_all
+    from experiments.metavd.tables import kept, write_all
 
     every = {cell_name(options): options for options in cells(FULL if full else PLAN)}
     study.run(every, run_cell, told)
     if not study.listed:
-        summaries = read_cells(study.output)
-        write_all(summaries, study.results)
-        click.echo(f"{len(summaries)} cells are done: tables in {study.results}")
+        records = study.records(every, lambda folder: kept(read_summary(folder)))
+        write_all(list(records.values()), read_cells(study.output), study.results)
+        click.echo(f"{len(records)} cells are done: tables in {study.results}")
 
 
 def told(summary: dict[str, Any]) -> str:

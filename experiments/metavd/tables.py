@@ -1,10 +1,10 @@
-"""The tables of the study: mean and sd over seeds, differences paired by seed, ours beside the published, raw CSV."""
+"""The tables of the study: mean and sd over seeds, differences paired by seed, ours beside the published."""
 
 from __future__ import annotations
 
 import csv
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,43 +45,35 @@ PARTS |= {"ECE, known": CALIBRATION["ECE, known"], "ECE, unseen": CALIBRATION["E
 NOT_ADAPTED = ("fed_avg", "fed_prox", "fed_be", "fed_avg+metavd")
 
 
-def rows_of(summaries: Iterable[Summary]) -> list[Row]:
-    """A row for each cell: what tells it apart, and every number."""
-    rows = []
-    for summary in summaries:
-        if "failed" in summary:
-            continue
-        row = {key: summary["options"][key] for key in IDENTITY}
-        row |= {key: summary["training"][key] for key in OF_TRAINING if key in summary["training"]}
-        for who, scores in summary["scores"].items():
-            for when in ("before", "after"):
-                numbers = {name: x for name, x in scores[when].items() if not isinstance(x, list)}
-                row |= {f"{who}, {when}, {name}": x for name, x in numbers.items()}
-        rows.append(row)
-    return rows
+def kept(summary: Summary) -> Summary:
+    """What the records keep of a cell: every number, or why it failed."""
+    if "failed" in summary:
+        return {"failed": summary["failed"]}
+    row = {key: summary["training"][key] for key in OF_TRAINING if key in summary["training"]}
+    for who, scores in summary["scores"].items():
+        for when in ("before", "after"):
+            numbers = {name: x for name, x in scores[when].items() if not isinstance(x, list)}
+            row |= {f"{who}, {when}, {name}": x for name, x in numbers.items()}
+    return row
 
 
-def read_raw(path: pathlib.Path) -> list[Row]:
-    """The rows that `write_raw` wrote; none where there is no file."""
-    if not path.exists():
-        return []
-    with open(path, newline="") as file:
-        rows = [{name: x for name, x in row.items() if x != ""} for row in csv.DictReader(file)]
-    kinds = {"size": str, "method": str, "cohort": int, "seed": int}
-    return [{name: kinds.get(name, float)(x) for name, x in row.items()} for row in rows]
+def rows_of(records: Iterable[Summary]) -> list[Row]:
+    """A row for each cell that did not fail: what tells it apart, and every number."""
+    done = [record for record in records if "failed" not in record]
+    rows = [{**{key: r["options"][key] for key in IDENTITY}, **r} for r in done]
+    return sorted(rows, key=lambda row: (row["size"], row["method"], *(row[key] for key in IDENTITY[2:])))
 
 
-def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
-    """Writes every table of which there is something, the raw numbers and the figure.
+def write_all(records: Sequence[Summary], summaries: list[Summary], folder: pathlib.Path) -> None:
+    """Writes every table of which there is something, and the figure.
 
-    Cells that are told of in the folder's raw numbers alone, their own folders being gone, are in the tables too.
+    Args:
+      records: of the cells, as `kept` gives them, with their options.
+      summaries: of those whose folders are there: clients one by one, and the figure, are of these.
+      folder: of the results.
     """
-    found = rows_of(summaries)
-    known = {tuple(row[key] for key in IDENTITY) for row in found}
-    old = [row for row in read_raw(folder / "raw.csv") if tuple(row[key] for key in IDENTITY) not in known]
-    rows = sorted([*old, *found], key=lambda row: (row["size"], row["method"], *(float(row[k]) for k in IDENTITY[2:])))
-    write_raw(rows, folder / "raw.csv")
-    write_failures(summaries, folder / "failures")
+    rows = rows_of(records)
+    write_failures(records, folder / "failures")
     for size in dict.fromkeys(row["size"] for row in rows):
         here = [row for row in rows if row["size"] == size]
         usual = [row for row in here if (row["concentration"], row["cohort"]) == (0.5, 10)]
@@ -200,22 +192,18 @@ def write_clients(summaries: list[Summary], path: pathlib.Path) -> None:
                 scores = {f"{when}_{n}": round(x, 4) for when in ("before", "after") for n, x in client[when].items()}
                 rows.append({**start, **own, **scores})
     if rows:
-        write_raw(rows, path)
+        with open(path, "w", newline="") as file:
+            writer = csv.DictWriter(
+                file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
+            )
+            writer.writeheader()
+            writer.writerows(rows)
 
 
-def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
+def write_failures(records: Iterable[Summary], path: pathlib.Path) -> None:
     """What failed, and with what words."""
     lines = [["size", "method", "seed", "what happened"]]
-    for summary in summaries:
-        same = [str(summary["options"][key]) for key in ("size", "method", "seed")]
-        lines += [[*same, summary["failed"].replace("\n", " ").replace("|", "/")]] if "failed" in summary else []
+    for record in records:
+        same = [str(record["options"][key]) for key in ("size", "method", "seed")]
+        lines += [[*same, record["failed"].replace("\n", " ").replace("|", "/")]] if "failed" in record else []
     write(lines, path)
-
-
-def write_raw(rows: list[Row], path: pathlib.Path) -> None:
-    """Every number of every row."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
