@@ -46,9 +46,13 @@ def test_a_table_and_a_figure_from_stacks_that_are_there(tmp_path, monkeypatch):
         w.shape.num_elements() for w in client_stacks.model_of({"network": "mnist_network", "seed": 0}).weights
     )
     for setting in client_stacks.settings("tiny"):
-        for folder in (f(stacks, setting, 0) for f in (client_stacks.global_folder, client_stacks.stack_folder)):
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / SUMMARY).write_text(json.dumps({"options": {}, "accuracy": {}}))
+        cell = client_stacks.cell_of(setting, "tiny", 0)
+        of_stack = client_stacks.stack_of(cell, setting)
+        for f, own in ((client_stacks.global_folder, cell), (client_stacks.stack_folder, of_stack)):
+            folder = f(stacks, setting, 0)
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                (folder / SUMMARY).write_text(json.dumps({"options": own, "accuracy": {}}))
         start = client_stacks.global_folder(stacks, setting, 0) / client_stacks.GLOBAL
         np.savez(start, **{str(number): np.zeros(num_weights, np.float32) for number in (1, 2)})
         np.save(folder / client_stacks.STACK, 0.1 * rng.normal(size=(12, num_weights)).astype(np.float32))
@@ -60,9 +64,13 @@ def test_a_table_and_a_figure_from_stacks_that_are_there(tmp_path, monkeypatch):
     gain = mode[header.index("less the mean's")].split(" +- ")
     assert len(gain) == 2 and abs(float(gain[0])) <= 0.002  # Of 600 images one more or less, from rounding.
     assert (tmp_path / "out" / "tiny" / "figures" / "bandwidth_scales.png").stat().st_size > 1000
-    rows = json.loads(
-        (
-            tmp_path / "out" / "tiny" / f"alpha={config.BANDWIDTH_STUDY['tiny']['alphas'][0]:g}" / bandwidths.SCORES
-        ).read_text()
-    )
-    assert len(rows) == 4  # two groups of six clients
+    cell = tmp_path / "out" / "tiny" / f"alpha={config.BANDWIDTH_STUDY['tiny']['alphas'][0]:g}" / SUMMARY
+    assert len(json.loads(cell.read_text())["rows"]) == 4  # two groups of six clients
+    before = cell.stat().st_mtime_ns
+    assert CliRunner().invoke(bandwidths.main, options).exit_code == 0 and cell.stat().st_mtime_ns == before
+    for where in ("scales", "examples"):  # of the study itself, and of the clients that it shares
+        changed = config.BANDWIDTH_STUDY if where == "scales" else config.NORMALITY
+        with monkeypatch.context() as patch:
+            patch.setitem(changed, "tiny", {**changed["tiny"], where: [3.0] if where == "scales" else 33})
+            refused = CliRunner().invoke(bandwidths.main, options)
+            assert refused.exit_code == 2 and f"is of other options ({where}" in refused.output

@@ -95,3 +95,5 @@ def test_a_run_leaves_table_and_figures_and_samples_once(tmp_path, monkeypatch):
     monkeypatch.setattr(hmc, "run", None)
     monkeypatch.setattr(breast_cancer, "train", None)
     breast_cancer.sample_all(tmp_path, SMALL)
+    with pytest.raises(bfl.errors.InvalidArgument, match="is of other options"):
+        breast_cancer.sample_all(tmp_path, SMALL._replace(central={"local_epochs": 5, "burn_in_epochs": 2}))

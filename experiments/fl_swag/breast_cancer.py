@@ -24,7 +24,8 @@ from experiments.fl_swag.geometry import flat
 from experiments.fl_swag.methods import posteriors_of
 from experiments.fl_swag.surface_figures import contour_figure, scatter_figure, surface_figure
 from experiments.tables import write
-from tfp_bfl.app.cells import SUMMARY, run_once
+from tfp_bfl.app.cells import SUMMARY, check_cells, run_once
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, gaussian_product
 
 CHAINS: dict[str, Any] = {"num_chains": 4, "num_results": 500, "num_burnin": 100, "seed": 0}
@@ -57,6 +58,12 @@ class Sizes(NamedTuple):
     central: dict[str, Any] = CENTRAL
     federated: dict[str, Any] = FEDERATED
     grid: int = GRID
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What posteriors depend on."""
+        own = {"chains": self.chains, "central": self.central, "federated": self.federated}
+        return {**own, "training": TRAINING, "clients": CLIENTS}
 
     @property
     def num_draws(self) -> int:
@@ -101,10 +108,10 @@ def draws_of(q: LowRank, number: int, seed: int = 0) -> np.ndarray:
     return np.concatenate([np.asarray(x).reshape(number, -1) for x in leaves], 1).astype(np.float32)
 
 
-def save(folder: pathlib.Path, draws: np.ndarray, seconds: float, **facts: Any) -> None:
+def save(folder: pathlib.Path, draws: np.ndarray, seconds: float, options: dict[str, Any], **facts: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "draws.npy", draws)
-    summary = {"seconds": seconds, **facts}
+    summary = {"options": options, "seconds": seconds, **facts}
     (folder / SUMMARY).write_text(json.dumps(summary, indent=1, default=lambda x: np.asarray(x).tolist()))
 
 
@@ -121,12 +128,12 @@ def sample_chains(folder: pathlib.Path, sizes: Sizes) -> None:
         "effective_sample_size": effective,
         "potential_scale_reduction": result.potential_scale_reduction.max(),
     }
-    save(folder, draws, result.seconds, acceptance_rate=result.acceptance_rate, **agreement)
+    save(folder, draws, result.seconds, sizes.options, acceptance_rate=result.acceptance_rate, **agreement)
 
 
 def sample_swag(folder: pathlib.Path, sizes: Sizes, prior: bool, seed: int, runtime: Any) -> None:
     (q,), seconds = train(bfl.data.iid(1), sizes.central, prior, seed, runtime)
-    save(folder, draws_of(q, sizes.num_draws), seconds)
+    save(folder, draws_of(q, sizes.num_draws), seconds, sizes.options)
 
 
 def say_of_users(clients: list[LowRank], number: int = 200) -> float:
@@ -146,13 +153,14 @@ def sample_product(folder: pathlib.Path, sizes: Sizes, prior: bool, runtime: Any
     """Both products of one training of the clients; with them the mean of their means, one point."""
     clients, seconds = train(bfl.data.noniid_datasets(**CLIENTS), sizes.federated, prior, 0, runtime)
     means = np.stack([flat(q.mean) for q in clients]).astype(np.float32)
-    save(folder / "average", means.mean(0, keepdims=True), seconds)
+    save(folder / "average", means.mean(0, keepdims=True), seconds, sizes.options)
     for name, diagonal_only in (("diagonal", True), ("exact", False)):
         began = time.perf_counter()
         q = gaussian_product(clients, diagonal_only=diagonal_only)
-        save(folder / name, draws_of(q, sizes.num_draws), seconds + time.perf_counter() - began)
+        save(folder / name, draws_of(q, sizes.num_draws), seconds + time.perf_counter() - began, sizes.options)
     directions = means / np.linalg.norm(means, axis=1, keepdims=True)
     facts: dict[str, Any] = {
+        "options": sizes.options,
         "say_of_users": say_of_users(clients),
         "norms": np.linalg.norm(means, axis=1),
         "cosines": directions @ directions.T,
@@ -161,7 +169,12 @@ def sample_product(folder: pathlib.Path, sizes: Sizes, prior: bool, runtime: Any
 
 
 def sample_all(output: pathlib.Path, sizes: Sizes) -> None:
-    """Fills the folders of all posteriors that are not there yet."""
+    """Fills the folders of all posteriors that are not there yet.
+
+    Raises:
+      InvalidArgument: one that is there is of other options.
+    """
+    check_cells({path.parent.name: sizes.options for path in output.glob(f"*/{SUMMARY}")}, output)
     run_once(output / "hmc", lambda: sample_chains(output / "hmc", sizes))
     with bfl.federated.local_workers() as runtime:
         for prior, starts in ((True, STARTS), (False, 1)):
@@ -234,7 +247,10 @@ def table(found: dict[str, Posterior], weights: bfl.clients.Potential) -> list[l
 )
 def main(output: pathlib.Path) -> None:
     """Samples what is not there, and writes the table and the figures."""
-    run(output, Sizes())
+    try:
+        run(output, Sizes())
+    except InvalidArgument as error:
+        raise click.UsageError(str(error)) from None
 
 
 def run(output: pathlib.Path, sizes: Sizes) -> None:

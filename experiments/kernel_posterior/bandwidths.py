@@ -6,6 +6,7 @@ and scale, and the pooled weights are scored on the test set beside the clients'
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ from experiments.kernel_posterior.bandwidth_figures import write_figures
 from experiments.kernel_posterior.config import BANDWIDTH_STUDY
 from experiments.tables import mean_and_sd, write
 from tfp_bfl import errors
+from tfp_bfl.app.cells import SUMMARY, check_cells, read_summary, run_once
 from tfp_bfl.rules import kernel
 
-SCORES = "scores.json"
 MEAN = "clients' mean"
 
 
@@ -77,6 +78,13 @@ def scored(size: str, alpha: float, stacks: pathlib.Path) -> Iterator[dict[str, 
                 yield {**where, "accuracy": metrics["accuracy"], "test_nll": metrics["test_nll"], **shares}
 
 
+def write_scores(folder: pathlib.Path, size: str, cell: dict[str, Any], stacks: pathlib.Path) -> None:
+    """Pools the groups of an alpha, and keeps their rows."""
+    rows = list(scored(size, cell["alpha"], stacks))
+    folder.mkdir(parents=True)
+    (folder / SUMMARY).write_text(json.dumps({"options": cell, "rows": rows}))
+
+
 def write_tables(rows: list[dict[str, Any]], output: pathlib.Path) -> None:
     """Writes bandwidths.md and .csv: the mean over groups and seeds of each alpha and pooling, with its sd."""
     counts = ("num_empty_windows", "num_zero_bandwidths", "num_unconverged", "num_fallbacks")
@@ -116,20 +124,17 @@ def main(size: str, output: pathlib.Path, stacks: pathlib.Path) -> None:
     """Trains the clients that are missing, pools them, and writes the table and the figure."""
     options = BANDWIDTH_STUDY[size]
     output, stacks = output / size, stacks / options["clients_of"]
+    cells = {f"alpha={alpha:g}": {**options, "alpha": alpha} for alpha in options["alphas"]}
     try:
+        check_cells(cells, output)
         client_stacks.collect(options["clients_of"], stacks, options["seeds"])
     except errors.InvalidArgument as error:
         raise click.UsageError(str(error)) from None
     rows: list[dict[str, Any]] = []
-    for alpha in options["alphas"]:
-        found = output / f"alpha={alpha:g}" / SCORES
-        if not found.exists():
-            found.parent.mkdir(parents=True, exist_ok=True)
-            draft = found.with_suffix(".draft")
-            draft.write_text(json.dumps(list(scored(size, alpha, stacks))))
-            draft.replace(found)
-        rows += json.loads(found.read_text())
-        click.echo(f"alpha {alpha:g}: {len(rows)} rows so far")
+    for name, cell in cells.items():
+        run_once(output / name, functools.partial(write_scores, output / name, size, cell, stacks))
+        rows += read_summary(output / name)["rows"]
+        click.echo(f"{name}: {len(rows)} rows so far")
     write_tables(rows, output)
     write_figures(rows, output / "figures")
 

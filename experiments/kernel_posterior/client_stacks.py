@@ -24,7 +24,7 @@ import tfp_bfl as bfl
 from experiments.kernel_posterior.config import DATASETS, NORMALITY
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.run import Cell, build, clients_and_test
-from tfp_bfl.app.cells import SUMMARY, is_done, run_once
+from tfp_bfl.app.cells import SUMMARY, check_cells, is_done, run_once
 from tfp_bfl.models import ModelWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
 
@@ -148,13 +148,38 @@ def write_stack(folder: pathlib.Path, setting: Setting, cell: Cell, start: np.nd
     stack = train_clients(cell, start, setting.local_epochs, setting.round)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / STACK, stack)
-    options = {**cell, "local_epochs": setting.local_epochs, "round": setting.round}
+    options = stack_of(cell, setting)
     (folder / SUMMARY).write_text(json.dumps({"options": options, "seconds": time.perf_counter() - started}))
 
 
-def collect(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
-    """Makes what is missing: global weights first, then stacks."""
+def stack_of(cell: Cell, setting: Setting) -> Cell:
+    """The options of a stack, whose clients belong to a run."""
+    return {**cell, "local_epochs": setting.local_epochs, "round": setting.round}
+
+
+def check(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
+    """Whether what is there is of this study.
+
+    Raises:
+      InvalidArgument: a folder holds weights of other options.
+    """
     wanted = settings(size)
+    first = {s.alpha: s for s in reversed(wanted)}
+    for seed in seeds:
+        starts = {global_folder(output, s, seed).name: cell_of(s, size, seed) for s in first.values()}
+        check_cells(starts, output / "global")
+        stacks = {stack_folder(output, s, seed).name: stack_of(cell_of(s, size, seed), s) for s in wanted}
+        check_cells(stacks, output / "stacks")
+
+
+def collect(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
+    """Makes what is missing: global weights first, then stacks.
+
+    Raises:
+      InvalidArgument: as `check`.
+    """
+    wanted, seeds = settings(size), tuple(seeds)
+    check(size, output, seeds)
     missing = [s for s in wanted for seed in seeds if not is_done(global_folder(output, s, seed))]
     if missing:
         with bfl.federated.local_workers() as runtime:
