@@ -132,6 +132,15 @@ TABLES = {
     ),
     # Beyond the paper: posteriors that say something, and weigh clients by what they know of each weight.
     "learnt": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",), **LEARNT},),
+    # Of these and of the published training, where each is left alone for long.
+    "learnt_5_epochs": (
+        {
+            "rule": ("naive_weighted_average", "linear_pool", "weighted_sum"),
+            "evaluate_every": (2,),
+            "length": ("many_long",),
+            **LEARNT,
+        },
+    ),
     "prior": (
         {
             "rule": WEIGHTED,
@@ -178,7 +187,7 @@ SIZES = {
             **{"many_short": (300, 1), "many_long": (60, 5), "longer": (60, 1), "longest": (200, 1)},
         },
         "seeds": {
-            **dict.fromkeys((*PUBLISHED, "equal_steps"), (0, 1)),
+            **dict.fromkeys((*PUBLISHED, "equal_steps", "learnt_5_epochs"), (0, 1)),
             **dict.fromkeys(("rules", "learnt", "wide_start", "pretraining", "prior"), (0, 1, 2)),
             **dict.fromkeys(("wide_start_5_epochs", "long_baselines"), (0,)),
             "equal_sizes": (0, 1, 2),
