@@ -215,8 +215,8 @@ _LP = {"high": AVERAGES[:1], "low": AVERAGES[1:]}
 _ASK = functools.partial
 
 
-def _many(epochs: int) -> dict[str, object]:
-    return {**_WIDE, "high": PRODUCTS[:1], "local_epochs": epochs, "rounds": MANY[epochs]}
+def _many(epochs: int, **start: object) -> dict[str, object]:
+    return {**(start or _WIDE), "high": PRODUCTS[:1], "local_epochs": epochs, "rounds": MANY[epochs]}
 
 
 FINDINGS: dict[str, Question] = {
@@ -236,6 +236,12 @@ FINDINGS: dict[str, Question] = {
     "E = 5, 60 rounds, wide start: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(5)),
     "E = 1, as many steps as that: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(1)),
     "E = 5, 60 rounds, wide start: WS has more NLL than NWA and LP": _ASK(groups_apart, score="nll", **_many(5)),
+    "E = 5, 60 rounds, learnt spreads: WS is level with NWA and LP": (
+        _ASK(groups_apart, level=True, **_many(5, inference="curvature"))
+    ),
+    "E = 5, 60 rounds, learnt spreads: WS has more NLL than NWA and LP": (
+        _ASK(groups_apart, score="nll", **_many(5, inference="curvature"))
+    ),
     "MC dropout is above the deterministic network": dropout_beats_none,
     "One round: WS is above DWC without pre-training": consolidation_fails_without_pretraining,
     "One round, pre-trained: DWC is level with WS": _ASK(consolidation_is_near_the_sum, update_prior=False),
