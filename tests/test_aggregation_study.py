@@ -180,11 +180,12 @@ def as_published():
     for (rule, a), stddev, partition in itertools.product(GOOD.items(), (0.003, 0.05), ("iid", "label_skew:2")):
         where = {"initial_stddev": stddev, "partition": partition}
         runs += over_seeds(rule, a, nll=1.0 + (rule in findings.AVERAGES), **where)
-    for epochs, rounds in ((5, 4), (5, findings.MANY[5]), (1, findings.MANY[1])):
+    wide, many = {"initial_stddev": 0.05}, findings.MANY
+    learnt = {"inference": "curvature"}
+    for epochs, rounds, begun in ((5, 4, {}), (5, many[5], wide), (1, many[1], wide), (5, many[5], learnt)):
         for i, rule in enumerate(GOOD):
-            wide = {"initial_stddev": 0.05} if rounds > 4 else {}
             more = {"nll": 1.0 + (rule in findings.PRODUCTS), "local_epochs": epochs, "rounds": rounds}
-            runs += over_seeds(rule, 0.9 + 0.001 * i, **wide, **more)
+            runs += over_seeds(rule, 0.9 + 0.001 * i, **begun, **more)
     runs += [run for rule in ("conflation", "weighted_conflation") for run in over_seeds(rule, 0.7, weighting="equal")]
     for partition in ("iid", "label_skew:2"):
         once = {"partition": partition, "rounds": 1}

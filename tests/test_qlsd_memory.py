@@ -2,11 +2,11 @@
 
 import json
 
-import click
 import numpy as np
 import pytest
 
-from experiments.qlsd import config, memory, raw, run, tables
+from experiments.qlsd import config, memory, run, tables
+from experiments.records import read_records
 
 
 def test_clients_have_the_shapes_and_the_spread_that_are_said():
@@ -53,7 +53,7 @@ def test_the_truth_is_near_laplaces(tmp_path):
 
 
 def test_the_results_without_compression_are_those_of_the_step_alone():
-    kept = raw.read(run.HERE / "results" / tables.RAW, run.cells("reduced"))
+    kept = read_records(run.HERE / "results").values()
     found = {s["options"]["method"]: memory.variances(s).mean(0) for s in kept if s["options"]["study"] == "memory"}
     assert found["HMC"] == pytest.approx(memory.expected_variances(0), rel=0.03)
     # Batches of one add a little of their own.
@@ -85,34 +85,12 @@ def test_the_table_has_errors_and_their_controls():
     assert without[1] == "4 +- 0" and row(without)["error without memory less that with"] == ""
 
 
-def test_results_are_read_as_they_were_written(tmp_path):
-    every = {run.cell_name(options): options for options in run.cells("reduced")}
-    names = ["toy,LSD#,step=1", "memory,LSD++", "logistic,FSGLD"]
-    summaries = [
-        {"options": every[names[0]], "error": 1e-7, "seconds": 2.0},
-        {"options": every[names[1]], "variances": [0.1 + 0.2, 1e-30], "seconds": 3.0},
-        {"options": every[names[2]], "quantile": [7.0], "failed": "Diverged: weights, and more", "seconds": 0.0},
-    ]
-    raw.write(summaries, tmp_path / "raw.csv")
-    kept = raw.read(tmp_path / "raw.csv", every.values())
-    without_none = lambda s: {**s, "options": {k: x for k, x in s["options"].items() if x is not None}}
-    assert kept == [without_none(s) for s in summaries]
-    newer = {**summaries[0], "error": 2.0}
-    found = raw.merged(kept, [newer], every, run.cell_name)
-    assert [s.get("error") for s in found] == [2.0, None, None] and found[1:] == kept[1:]
-    assert raw.read(tmp_path / "nothing.csv", every.values()) == []
-
-
-def test_results_of_another_size_are_refused():
-    every = {run.cell_name(options): options for options in run.cells("full")}
-    kept = [{"options": next(iter(run.cells("reduced")))}]
-    with pytest.raises(click.UsageError, match=r"of another size .* another --results"):
-        raw.merged(kept, [], every, run.cell_name)
-
-
-def test_the_tables_of_the_study_are_those_of_its_raw_numbers(tmp_path):
+def test_the_tables_of_the_study_are_those_of_its_records(tmp_path):
     results = run.HERE / "results"
-    every = {run.cell_name(options): options for options in run.cells("reduced")}
-    tables.write_all(raw.merged(raw.read(results / tables.RAW, every.values()), [], every, run.cell_name), tmp_path)
-    for path in tmp_path.glob("*.csv"):
+    found = read_records(results)
+    names = [run.cell_name(options) for options in run.cells("reduced")]
+    tables.write_all([found[name] for name in names if name in found], tmp_path)
+    paths = list(tmp_path.glob("*.csv"))
+    assert len(paths) > 10
+    for path in paths:
         assert path.read_text() == (results / path.name).read_text(), path.name

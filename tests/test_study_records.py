@@ -72,12 +72,12 @@ def test_processes_at_one_file_lose_nothing(tmp_path):
     assert len(records.read_records(tmp_path)) == 60 and [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
 
 
-def test_numbers_have_as_many_digits_as_float32(tmp_path):
-    found = {"x": [{"y": 0.1234567891}, 12345678], "z": float("nan")}
+def test_numbers_have_twelve_digits(tmp_path):
+    found = {"x": [{"y": 0.1234567890123}, 12345678], "z": float("nan")}
     kept = records.keep_records(tmp_path, {"a": found}, {"a": {}})["a"]
-    assert kept["x"] == [{"y": 0.1234568}, 12345678] and kept["z"] != kept["z"]
+    assert kept["x"] == [{"y": 0.123456789012}, 12345678] and kept["z"] != kept["z"]
     assert (tmp_path / records.RECORDS).read_text() == (
-        '{"name":"a","x":[{"y":0.1234568},12345678],"z":NaN,"options":{}}\n'
+        '{"name":"a","x":[{"y":0.123456789012},12345678],"z":NaN,"options":{}}\n'
     )
 
 

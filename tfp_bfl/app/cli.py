@@ -29,7 +29,7 @@ Examples:
   tfp-bfl run --config my_run/config.yaml --seed 1
   tfp-bfl run --seeds 0..4 --output five_seeds
   tfp-bfl run --resume my_run
-  tfp-bfl run --algorithm fl_swag --model mlp --dataset breast_cancer --clients 5
+  tfp-bfl run --algorithm fl_swag --model mlp
   tfp-bfl run --algorithm fed_kp --bandwidth scott
   tfp-bfl run --algorithm qlsd --model mlp --compressor quantiser:16
   tfp-bfl run --algorithm meta_vd --model conv_net --width 8 --batch-size 16
