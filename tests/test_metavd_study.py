@@ -100,6 +100,8 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     every[0]["rounds"] = 3
     refused = call("--tables")
     assert refused.exit_code == 2 and "of other options (rounds 2, now 3)" in refused.output
+    every[1]["rounds"] = 3  # Its folder is there.
+    assert call().exit_code == 2
 
 
 def test_what_fails_is_told_and_the_study_goes_on(tmp_path):

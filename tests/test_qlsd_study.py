@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -237,3 +238,6 @@ def test_a_folder_of_another_size_and_a_wrong_name_are_refused(study):
         result = study.invoke("--tables", *more)
         assert result.exit_code == 2 and "is of other options" in result.output
     assert study.invoke("--cell", "nothing").exit_code == 2
+    shutil.rmtree(study.folder / "cells")  # What the results hold is refused likewise.
+    result = study.invoke("--tables", "--seeds", "7")
+    assert result.exit_code == 2 and "another --results" in result.output
