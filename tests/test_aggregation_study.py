@@ -186,7 +186,10 @@ def as_published():
         for i, rule in enumerate(GOOD):
             more = {"nll": 1.0 + (rule in findings.PRODUCTS), "local_epochs": epochs, "rounds": rounds}
             runs += over_seeds(rule, 0.9 + 0.001 * i, **begun, **more)
-    runs += [run for rule in ("conflation", "weighted_conflation") for run in over_seeds(rule, 0.7, weighting="equal")]
+    for rule in ("conflation", "weighted_conflation"):
+        runs += over_seeds(rule, 0.7, weighting="equal", **wide)
+    for weighting, more in (("max_discrepancy", 0.01), ("distance", 0.02)):
+        runs += over_seeds("weighted_sum", GOOD["weighted_sum"] + more, weighting=weighting, **wide)
     for partition in ("iid", "label_skew:2"):
         once = {"partition": partition, "rounds": 1}
         runs += over_seeds(findings.DWC, 0.1, **once) + over_seeds("weighted_sum", 0.7, **once)

@@ -60,9 +60,16 @@ TABLES = {
         # After the last layer too, as published.
         {"kind": ("mc_dropout",), "output_dropout": (True,), "partition": PARTITIONS, "length": ("short",)},
     ),
-    "weightings": (
-        {"rule": WEIGHTED, "weighting": WEIGHTINGS, "partition": PARTITIONS, "length": ("short", "long")},
-        {"rule": ("conflation",), "weighting": ("equal",), "partition": PARTITIONS, "length": ("short", "long")},
+    # From the wide start: divergences between posteriors without a spread are of means alone.
+    "weightings": tuple(
+        {
+            "rule": rules,
+            "weighting": weightings,
+            "partition": PARTITIONS,
+            "initial_stddev": (WIDE_STDDEV,),
+            "length": ("short", "long"),
+        }
+        for rules, weightings in ((WEIGHTED, WEIGHTINGS), (("conflation",), ("equal",)))
     ),
     "pretraining": (
         {
@@ -126,6 +133,7 @@ TABLES = {
         {
             "rule": ("weighted_sum", "naive_weighted_average"),
             "initial_stddev": (WIDE_STDDEV,),
+            "precision": ("bfloat16",),  # Two thirds of the time; weights and scores stay in float32.
             "length": ("column",),
             "augmentation": ("crop_and_flip:4",),
         },

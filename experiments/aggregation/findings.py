@@ -26,6 +26,7 @@ _WORDS = {DWC: "DWC", "weighted_sum": "WS"}
 MANY = {1: 300, 5: 60}
 # What counts as level: accuracies that differ by less.
 NEAR = 0.02
+_WIDE = {"initial_stddev": WIDE_STDDEV}
 HOLDS, FAILS, UNTOLD, FEW = "holds", "does not hold", "cannot be told", "one seed or none"
 
 Scores = dict[int, float]
@@ -136,9 +137,21 @@ def products_converge_faster(runs: list[Run], **options: object) -> list[Compare
 
 
 def equal_weighted_conflation_is_conflation(runs: list[Run]) -> list[Compared]:
-    equal = federated(runs, weighting="equal", local_epochs=1)
+    equal = federated(runs, weighting="equal", local_epochs=1, **_WIDE)
     both = [of_group(equal, (rule,)) for rule in ("weighted_conflation", "conflation")]
     return [Compared("all", *both, level=True)] if all(both) else []
+
+
+def weighting_is_above_that_by_size(runs: list[Run], weighting: str) -> list[Compared]:
+    """A weighting against that by training-set size, under each rule, in each partition."""
+    by_size = federated(runs, local_epochs=1, **_WIDE)
+    other = federated(runs, local_epochs=1, weighting=weighting, **_WIDE)
+    answers = []
+    for partition in partitions(other):
+        for rule in dict.fromkeys(run["rule"] for run in other):
+            both = [of_seeds(select(found, partition=partition, rule=rule)) for found in (other, by_size)]
+            answers.append(Compared(f"{partition}, {rule}", *both))
+    return answers
 
 
 def _once(runs: list[Run], **wanted: object) -> list[Run]:
@@ -210,7 +223,6 @@ def dropout_beats_none(runs: list[Run]) -> list[Compared]:
     return answers
 
 
-_WIDE = {"initial_stddev": WIDE_STDDEV}
 _LP = {"high": AVERAGES[:1], "low": AVERAGES[1:]}
 _ASK = functools.partial
 
@@ -250,6 +262,12 @@ FINDINGS: dict[str, Question] = {
     ),
     "One round, pre-trained: the clients' round is above the start alone": clients_add_to_the_start,
     "Two classes a client: one round from a pre-trained start is above all of E = 1": pretraining_wins_with_two_classes,
+    **{
+        f"E = 1, wide start: a weighting by {words} is above one by training-set size": (
+            _ASK(weighting_is_above_that_by_size, weighting=name)
+        )
+        for words, name in (("maximum discrepancy", "max_discrepancy"), ("distance", "distance"))
+    },
     "WC with equal weights is conflation": equal_weighted_conflation_is_conflation,
     "A fixed prior is above an updated one": updating_the_prior_hurts,
 }
