@@ -196,7 +196,7 @@ SIZES = {
         },
         "seeds": {
             **dict.fromkeys((*PUBLISHED, "equal_steps", "learnt_5_epochs"), (0, 1)),
-            **dict.fromkeys(("rules", "learnt", "wide_start", "pretraining", "prior"), (0, 1, 2)),
+            **dict.fromkeys(("rules", "learnt", "wide_start", "weightings", "pretraining", "prior"), (0, 1, 2)),
             **dict.fromkeys(("wide_start_5_epochs", "long_baselines"), (0,)),
             "equal_sizes": (0, 1, 2),
         },
