@@ -54,9 +54,11 @@ def retention_figure(runs: list[Run]) -> Figure:
 
 
 def learning_figure(runs: list[Run]) -> Figure:
-    """Test accuracy, test negative log-likelihood and the posterior's median sd after each round."""
+    """Test accuracy, test negative log-likelihood and, where there are posteriors, their median sd after each round."""
     figure = style.new_figure(height=4.4, width=11)
-    accuracy, loss, spread = panels = figure.subplots(1, 3)
+    titles = ("Accuracy", "Negative log-likelihood", "Median standard deviation")
+    panels = figure.subplots(1, 3 if any(spread_of([run]) for run in runs) else 2)
+    accuracy, loss = panels[:2]
     for i, (label, same) in enumerate(_lines(runs).items()):
         for axes, key in ((accuracy, "accuracy"), (loss, "test_nll")):
             rounds = [row["round"] for row in same[0]["per_round"] if key in row]
@@ -64,10 +66,10 @@ def learning_figure(runs: list[Run]) -> Figure:
             axes.plot(rounds, values, **_look(i), label=label)
         sds = spread_of(same)
         if sds:
-            spread.plot([row["round"] for row in same[0]["per_round"]], sds, **_look(i))
+            panels[2].plot([row["round"] for row in same[0]["per_round"]], sds, **_look(i))
+            panels[2].set_yscale("log")
     loss.set_ylim(bottom=0, top=min(loss.get_ylim()[1], 3.0))  # A rule that fails would hide the others.
-    spread.set_yscale("log")
-    for axes, title in zip(panels, ("Accuracy", "Negative log-likelihood", "Median standard deviation")):
+    for axes, title in zip(panels, titles):
         style.tidy(axes, title, x="round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, accuracy)
