@@ -188,7 +188,7 @@ def as_published():
             runs += over_seeds(rule, 0.9 + 0.001 * i, **begun, **more)
     for rule in ("conflation", "weighted_conflation"):
         runs += over_seeds(rule, 0.7, weighting="equal", **wide)
-    for weighting, more in (("max_discrepancy", 0.01), ("distance", 0.02)):
+    for weighting, more in (("max_discrepancy", 0.01), ("max_discrepancy_farthest", 0.015), ("distance", 0.02)):
         runs += over_seeds("weighted_sum", GOOD["weighted_sum"] + more, weighting=weighting, **wide)
     for partition in ("iid", "label_skew:2"):
         once = {"partition": partition, "rounds": 1}

@@ -133,7 +133,6 @@ TABLES = {
         {
             "rule": ("weighted_sum", "naive_weighted_average"),
             "initial_stddev": (WIDE_STDDEV,),
-            "precision": ("bfloat16",),  # Two thirds of the time; weights and scores stay in float32.
             "length": ("column",),
             "augmentation": ("crop_and_flip:4",),
         },

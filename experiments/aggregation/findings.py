@@ -266,7 +266,11 @@ FINDINGS: dict[str, Question] = {
         f"E = 1, wide start: a weighting by {words} is above one by training-set size": (
             _ASK(weighting_is_above_that_by_size, weighting=name)
         )
-        for words, name in (("maximum discrepancy", "max_discrepancy"), ("distance", "distance"))
+        for words, name in (
+            ("maximum discrepancy", "max_discrepancy"),
+            ("maximum discrepancy to the farthest", "max_discrepancy_farthest"),
+            ("distance", "distance"),
+        )
     },
     "WC with equal weights is conflation": equal_weighted_conflation_is_conflation,
     "A fixed prior is above an updated one": updating_the_prior_hurts,
