@@ -15,10 +15,12 @@ RULES = (
 )
 PARTITIONS = ("iid", "label_skew:2", "dirichlet:0.5", "dirichlet:5.0")
 WEIGHTED = ("naive_weighted_average", "weighted_sum", "linear_pool", "weighted_conflation", "log_linear_pool")
-WEIGHTINGS = ("equal", "train_size", "max_discrepancy", "max_discrepancy_farthest", "distance")
+PUBLISHED_WEIGHTINGS = ("train_size", "max_discrepancy", "distance")
 
 # Near softplus(-3), where the variational layers of TensorFlow Probability start.
 WIDE_STDDEV = 0.05
+WIDE = {"initial_stddev": (WIDE_STDDEV,)}
+WIDE_SHORT = {**WIDE, "length": ("short",)}
 
 # Of all cells, unless a table or size says otherwise; numbers as in the paper, the weighting is ours.
 COMMON = {
@@ -60,16 +62,21 @@ TABLES = {
         # After the last layer too, as published.
         {"kind": ("mc_dropout",), "output_dropout": (True,), "partition": PARTITIONS, "length": ("short",)},
     ),
-    # From the wide start: divergences between posteriors without a spread are of means alone.
-    "weightings": tuple(
+    # From the wide start: divergences between posteriors without a spread are of means alone. Equal weights differ from
+    # those by size on Dirichlet partitions alone, where clients are not of one size.
+    "weightings": (
+        {"rule": WEIGHTED, "weighting": PUBLISHED_WEIGHTINGS, "partition": PARTITIONS, **WIDE_SHORT},
+        {"rule": WEIGHTED, "weighting": ("equal",), "partition": PARTITIONS[2:], **WIDE_SHORT},
+        {"rule": WEIGHTED[3:4], "weighting": ("equal",), **WIDE_SHORT},
+        {"rule": WEIGHTED[:3], "weighting": ("max_discrepancy_farthest",), "partition": PARTITIONS[1:2], **WIDE_SHORT},
+        {"rule": WEIGHTED[:4], "weighting": PUBLISHED_WEIGHTINGS, "partition": PARTITIONS, "length": ("long",), **WIDE},
         {
-            "rule": rules,
-            "weighting": weightings,
+            "rule": ("conflation",),
+            "weighting": ("equal",),
             "partition": PARTITIONS,
-            "initial_stddev": (WIDE_STDDEV,),
             "length": ("short", "long"),
-        }
-        for rules, weightings in ((WEIGHTED, WEIGHTINGS), (("conflation",), ("equal",)))
+            **WIDE,
+        },
     ),
     "pretraining": (
         {
@@ -96,8 +103,8 @@ TABLES = {
         },
     ),
     # Beyond the paper: noise that training feels, so that rules which shrink it can tell themselves apart.
-    "wide_start": ({"rule": RULES, "partition": PARTITIONS, "initial_stddev": (WIDE_STDDEV,), "length": ("short",)},),
-    "wide_start_5_epochs": ({"rule": RULES, "initial_stddev": (WIDE_STDDEV,), "length": ("long",)},),
+    "wide_start": ({"rule": RULES, "partition": PARTITIONS, **WIDE_SHORT},),
+    "wide_start_5_epochs": ({"rule": RULES, "length": ("long",), **WIDE},),
     # The published schedule has five times the steps at E = 5, for its rates fall by the round. Here each step has the
     # same rate at either E: the short rounds have five times the silent ones, and a fifth of the decay.
     "equal_steps": tuple(
@@ -109,7 +116,7 @@ TABLES = {
         for methods in (
             {
                 "rule": ("naive_weighted_average", "linear_pool", "log_linear_pool", "weighted_sum"),
-                "initial_stddev": (WIDE_STDDEV,),
+                **WIDE,
             },
             {"kind": ("deterministic",)},
         )
@@ -132,9 +139,9 @@ TABLES = {
         {"kind": ("deterministic",), "length": ("column",), "augmentation": ("crop_and_flip:4",)},
         {
             "rule": ("weighted_sum", "naive_weighted_average"),
-            "initial_stddev": (WIDE_STDDEV,),
             "length": ("column",),
             "augmentation": ("crop_and_flip:4",),
+            **WIDE,
         },
     ),
     # Beyond the paper: posteriors that say something, and weigh clients by what they know of each weight.
