@@ -177,19 +177,25 @@ GOOD = dict(zip(findings.PRODUCTS + findings.AVERAGES, (0.9, 0.91, 0.92, 0.6, 0.
 def as_published():
     start = dict(zip(tables.OF_STARTS, (3, 0.6, 1.0)))
     runs = []
-    for (rule, a), stddev, partition in itertools.product(GOOD.items(), (0.003, 0.05), ("iid", "label_skew:2")):
-        where = {"initial_stddev": stddev, "partition": partition}
+    learnt, wide, many = {"inference": "curvature"}, {"initial_stddev": 0.05}, findings.MANY
+    for (rule, a), begun, partition in itertools.product(GOOD.items(), ({}, wide, learnt), ("iid", "label_skew:2")):
+        where = {**begun, "partition": partition}
         runs += over_seeds(rule, a, nll=1.0 + (rule in findings.AVERAGES), **where)
-    wide, many = {"initial_stddev": 0.05}, findings.MANY
-    learnt = {"inference": "curvature"}
-    for epochs, rounds, begun in ((5, 4, {}), (5, many[5], wide), (1, many[1], wide), (5, many[5], learnt)):
+    for epochs, rounds, begun in (
+        (5, 4, {}),
+        (5, 4, wide),
+        (5, many[5], wide),
+        (1, many[1], wide),
+        (5, many[5], learnt),
+    ):
         for i, rule in enumerate(GOOD):
             more = {"nll": 1.0 + (rule in findings.PRODUCTS), "local_epochs": epochs, "rounds": rounds}
             runs += over_seeds(rule, 0.9 + 0.001 * i, **begun, **more)
     for rule in ("conflation", "weighted_conflation"):
-        runs += over_seeds(rule, 0.7, weighting="equal", **wide)
-    for weighting, more in (("max_discrepancy", 0.01), ("max_discrepancy_farthest", 0.015), ("distance", 0.02)):
-        runs += over_seeds("weighted_sum", GOOD["weighted_sum"] + more, weighting=weighting, **wide)
+        runs += over_seeds(rule, 0.95, weighting="equal", **wide)
+    weightings = ("max_discrepancy", "max_discrepancy_farthest", "distance", "equal")
+    for (i, weighting), epochs in itertools.product(enumerate(weightings), (1, 5)):
+        runs += over_seeds("weighted_sum", 0.95 + 0.01 * i, weighting=weighting, local_epochs=epochs, **wide)
     for partition in ("iid", "label_skew:2"):
         once = {"partition": partition, "rounds": 1}
         runs += over_seeds(findings.DWC, 0.1, **once) + over_seeds("weighted_sum", 0.7, **once)
@@ -197,8 +203,12 @@ def as_published():
             for updated in (False, True):
                 runs += over_seeds(rule, 0.95, pretrain_share=0.1, update_prior=updated, **once, **start)
     runs += over_seeds("linear_pool", 0.4, update_prior=True)
-    for kind, accuracy in (("mc_dropout", 0.6), ("deterministic", 0.5)):
-        runs += over_seeds("naive_weighted_average", accuracy, kind=kind)
+    for kind, of_logits, accuracy in (
+        ("mc_dropout", False, 0.6),
+        ("mc_dropout", True, 0.7),
+        ("deterministic", False, 0.5),
+    ):
+        runs += over_seeds("naive_weighted_average", accuracy, kind=kind, output_dropout=of_logits)
     return runs
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from experiments.aggregation.config import COMMON, WIDE_STDDEV
+from experiments.aggregation.config import COMMON, WEIGHTED, WIDE_STDDEV
 from experiments.aggregation.tables import OF_STARTS, RETENTION, Run
 from experiments.tables import interval, paired, write
 from tfp_bfl.evaluation import Difference
@@ -138,17 +138,20 @@ def products_converge_faster(runs: list[Run], **options: object) -> list[Compare
 
 def equal_weighted_conflation_is_conflation(runs: list[Run]) -> list[Compared]:
     equal = federated(runs, weighting="equal", local_epochs=1, **_WIDE)
-    both = [of_group(equal, (rule,)) for rule in ("weighted_conflation", "conflation")]
-    return [Compared("all", *both, level=True)] if all(both) else []
+    rules = ("weighted_conflation", "conflation")
+    return [
+        Compared(name, *(of_group(select(equal, partition=name), (rule,)) for rule in rules), level=True)
+        for name in partitions(equal)
+    ]
 
 
-def weighting_is_above_that_by_size(runs: list[Run], weighting: str) -> list[Compared]:
+def weighting_is_above_that_by_size(runs: list[Run], weighting: str, local_epochs: int) -> list[Compared]:
     """A weighting against that by training-set size, under each rule, in each partition."""
-    by_size = federated(runs, local_epochs=1, **_WIDE)
-    other = federated(runs, local_epochs=1, weighting=weighting, **_WIDE)
+    by_size = federated(runs, local_epochs=local_epochs, **_WIDE)
+    other = federated(runs, local_epochs=local_epochs, weighting=weighting, **_WIDE)
     answers = []
     for partition in partitions(other):
-        for rule in dict.fromkeys(run["rule"] for run in other):
+        for rule in dict.fromkeys(run["rule"] for run in other if run["rule"] in WEIGHTED):
             both = [of_seeds(select(found, partition=partition, rule=rule)) for found in (other, by_size)]
             answers.append(Compared(f"{partition}, {rule}", *both))
     return answers
@@ -211,18 +214,19 @@ def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
     return answers
 
 
-def dropout_beats_none(runs: list[Run]) -> list[Compared]:
-    usual = select(runs, weighting="train_size", local_epochs=1, output_dropout=False)
-    plain = [run for run in usual if run["clients"] > 1]
-    dropped = select(plain, kind="mc_dropout")
+def dropout_beats_none(runs: list[Run], output_dropout: bool) -> list[Compared]:
+    """MC dropout, without or with dropout after the last layer, against none, for each length and partition."""
+    plain = [run for run in select(runs, weighting="train_size", local_epochs=1) if run["clients"] > 1]
+    dropped = select(plain, kind="mc_dropout", output_dropout=output_dropout)
     answers = []
     for rounds, partition in sorted({(run["rounds"], run["partition"]) for run in dropped}):
-        same = select(plain, rounds=rounds, partition=partition)
-        both = [of_seeds(select(same, kind=kind)) for kind in ("mc_dropout", "deterministic")]
-        answers.append(Compared(f"{partition}, {rounds} rounds", *both))
+        here = {"rounds": rounds, "partition": partition}
+        without = of_seeds(select(plain, kind="deterministic", **here))
+        answers.append(Compared(f"{partition}, {rounds} rounds", of_seeds(select(dropped, **here)), without))
     return answers
 
 
+_LEARNT = {"inference": "curvature"}
 _LP = {"high": AVERAGES[:1], "low": AVERAGES[1:]}
 _ASK = functools.partial
 
@@ -244,7 +248,13 @@ FINDINGS: dict[str, Question] = {
     "E = 1, wide start: the epistemic part gains more area by retention under WS, WC and conflation": (
         _ASK(groups_apart, score=RETENTION[2], **_WIDE)
     ),
+    "E = 1, learnt spreads: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_LEARNT),
+    "E = 1, learnt spreads: NWA and LP have more NLL than WS, WC and conflation": (
+        _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll", **_LEARNT)
+    ),
+    "E = 1, learnt spreads: LP ends below NWA": _ASK(groups_apart, **_LP, **_LEARNT),
     "E = 5, few rounds: the groups are level": _ASK(groups_apart, level=True, local_epochs=5),
+    "E = 5, few rounds, wide start: the groups are level": _ASK(groups_apart, level=True, local_epochs=5, **_WIDE),
     "E = 5, 60 rounds, wide start: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(5)),
     "E = 1, as many steps as that: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(1)),
     "E = 5, 60 rounds, wide start: WS has more NLL than NWA and LP": _ASK(groups_apart, score="nll", **_many(5)),
@@ -254,7 +264,8 @@ FINDINGS: dict[str, Question] = {
     "E = 5, 60 rounds, learnt spreads: WS has more NLL than NWA and LP": (
         _ASK(groups_apart, score="nll", **_many(5, inference="curvature"))
     ),
-    "MC dropout is above the deterministic network": dropout_beats_none,
+    "MC dropout is above the deterministic network": _ASK(dropout_beats_none, output_dropout=False),
+    "MC dropout, of the logits too, is above the deterministic network": _ASK(dropout_beats_none, output_dropout=True),
     "One round: WS is above DWC without pre-training": consolidation_fails_without_pretraining,
     "One round, pre-trained: DWC is level with WS": _ASK(consolidation_is_near_the_sum, update_prior=False),
     "One round, pre-trained, the start the clients' prior: DWC is level with WS": (
@@ -263,13 +274,16 @@ FINDINGS: dict[str, Question] = {
     "One round, pre-trained: the clients' round is above the start alone": clients_add_to_the_start,
     "Two classes a client: one round from a pre-trained start is above all of E = 1": pretraining_wins_with_two_classes,
     **{
-        f"E = 1, wide start: a weighting by {words} is above one by training-set size": (
-            _ASK(weighting_is_above_that_by_size, weighting=name)
+        f"E = {epochs}{few}, wide start: a weighting by {words} is above one by training-set size": (
+            _ASK(weighting_is_above_that_by_size, weighting=name, local_epochs=epochs)
         )
-        for words, name in (
-            ("maximum discrepancy", "max_discrepancy"),
-            ("maximum discrepancy to the farthest", "max_discrepancy_farthest"),
-            ("distance", "distance"),
+        for epochs, few, words, name in (
+            (1, "", "maximum discrepancy", "max_discrepancy"),
+            (1, "", "maximum discrepancy to the farthest", "max_discrepancy_farthest"),
+            (1, "", "distance", "distance"),
+            (1, "", "equal shares", "equal"),
+            (5, ", few rounds", "maximum discrepancy", "max_discrepancy"),
+            (5, ", few rounds", "distance", "distance"),
         )
     },
     "WC with equal weights is conflation": equal_weighted_conflation_is_conflation,
