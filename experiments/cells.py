@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import click
 
-from experiments.records import Record, keep_records
+from experiments.records import Record, keep_records, read_records
 from tfp_bfl.app.cells import (
     SUMMARY,
     Options,
@@ -80,6 +80,7 @@ class Study(NamedTuple):
       jobs, threads: as of `tfp_bfl.app.cells.run_cells`.
       output: the folder of the cells' folders.
       results: the folder of its tables.
+      missing: leave out cells that have a record there.
     """
 
     only: str
@@ -89,12 +90,19 @@ class Study(NamedTuple):
     threads: Optional[int]
     output: pathlib.Path
     results: pathlib.Path
+    missing: bool = False
 
     def run(
         self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str], **options: Any
     ) -> None:
         """`run_study` of these cells; options: `held` and `goes_on`."""
         use_threads(self.threads)
+        if self.missing:
+            recorded = read_records(self.results)
+            asked, every = every, {name: cell for name, cell in every.items() if name not in recorded}
+            if not any(self.only in name for name in every) and any(self.only in name for name in asked):
+                click.echo("No cell is missing.")
+                return
         given = {"listed": self.listed, "tables_only": self.tables_only, "jobs": self.jobs, "threads": self.threads}
         run_study(every, self.only, self.output, work, told, **given, **options)
 
@@ -135,6 +143,7 @@ def study_options(
     options = (
         click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this."),
         click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done."),
+        click.option("--missing", is_flag=True, help="Only cells of which the results have no record."),
         click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figures for what is done."),
         click.option("--jobs", type=count, default=1, help="Cells side by side, each in a process."),
         click.option("--threads", type=count, help="Of TensorFlow; its own choice if not given."),

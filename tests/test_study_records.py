@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import shutil
 
+import click
 import pytest
 
 from experiments import records, tables
@@ -58,6 +59,24 @@ def test_records_of_other_options_are_refused_until_the_cell_is_run(tmp_path):
     assert len(study(tmp_path).records({"cell 2": EVERY["cell 2"]})) == 1
     done(tmp_path, "cell 1")
     assert study(tmp_path).records(now)["cell 1"]["options"]["rate"] == 0.3
+
+
+def test_missing_cells_are_those_without_a_record(tmp_path, capsys):
+    done(tmp_path, "cell 1")
+    study(tmp_path).records(EVERY)
+    shutil.rmtree(tmp_path / "cells")
+    ran = []
+    work = lambda folder, options: (ran.append(folder.name), done(tmp_path, folder.name))
+    missing = study(tmp_path)._replace(missing=True)
+    missing._replace(listed=True).run(EVERY, work, str)
+    assert capsys.readouterr().out.split("\n") == ["      cell 0", "      cell 2", ""] and not ran
+    missing.run(EVERY, work, str)
+    assert ran == ["cell 0", "cell 2"]
+    missing.records(EVERY)
+    missing.run(EVERY, work, str)
+    assert len(ran) == 2 and capsys.readouterr().out.endswith("No cell is missing.\n")
+    with pytest.raises(click.UsageError, match="No cell's name holds 'cll'"):
+        missing._replace(only="cll").run(EVERY, work, str)
 
 
 def _keep(folder, number):
