@@ -199,16 +199,16 @@ TABLES: dict[str, dict[str, Any]] = {
         "dataset": "characters",
         "partitions": ["writers"],
         "cells": [
-            {"algorithm": name, "server": server, "popularity": alpha, "network": "mnist_network"}
+            {"algorithm": name, "server": server, "popularity": alpha, "network": "mnist_network", **own}
             for alpha in (0.01, 0.1, 1.0, 10.0)
-            for name, server in (
-                ("FedAvg", "sgd 0.5"),
-                ("FedKP, clustered", "none"),
-                ("FedAvg", "none"),
-                ("FedPA", "sgd 0.5"),
+            for name, server, own in (
+                ("FedAvg", "sgd 0.5", {}),
+                ("FedKP, clustered", "none", {}),
+                ("FedAvg", "none", {}),
+                ("FedPA", "sgd 0.5", {"seeds": [0, 1]}),
             )
         ],
-        "seeds": [0, 1],
+        "seeds": [0, 1, 2, 3, 4],
     },
     "pachinko": {
         "dataset": "cifar",
