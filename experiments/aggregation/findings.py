@@ -191,16 +191,18 @@ def clients_add_to_the_start(runs: list[Run]) -> list[Compared]:
     return answers
 
 
-def pretraining_wins_with_two_classes(runs: list[Run]) -> list[Compared]:
+def one_round_is_above_many(runs: list[Run]) -> list[Compared]:
     """One round from a pre-trained start against all rounds of E = 1 from a random one, under WS."""
-    runs = select(runs, partition="label_skew:2")
     once = [run for run in _once(runs, update_prior=False) if run["pretrain_share"]]
-    return [
-        Compared(f"{word} against WS from {start}", of_group(once, (rule,)), of_group(plain, ("weighted_sum",)))
-        for start in (COMMON["initial_stddev"], WIDE_STDDEV)
-        if (plain := federated(runs, local_epochs=1, initial_stddev=start))
-        for rule, word in _WORDS.items()
-    ]
+    answers = []
+    for start in (COMMON["initial_stddev"], WIDE_STDDEV):
+        plain = select(federated(runs, local_epochs=1, initial_stddev=start), rule="weighted_sum")
+        for partition in partitions(plain):
+            many = of_seeds(select(plain, partition=partition))
+            for rule, word in _WORDS.items():
+                one = of_seeds(select(once, partition=partition, rule=rule))
+                answers.append(Compared(f"{partition}, {word} against WS from {start}", one, many))
+    return answers
 
 
 def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
@@ -272,7 +274,7 @@ FINDINGS: dict[str, Question] = {
         _ASK(consolidation_is_near_the_sum, update_prior=True)
     ),
     "One round, pre-trained: the clients' round is above the start alone": clients_add_to_the_start,
-    "Two classes a client: one round from a pre-trained start is above all of E = 1": pretraining_wins_with_two_classes,
+    "One round from a pre-trained start is above all rounds of E = 1": one_round_is_above_many,
     **{
         f"E = {epochs}{few}, wide start: a weighting by {words} is above one by training-set size": (
             _ASK(weighting_is_above_that_by_size, weighting=name, local_epochs=epochs)
