@@ -212,16 +212,13 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     more = ("local_epochs",) if table == "drift" else ("limit", "shuffled") if table == "examples" else ()
     if len(pairs := pairs_table(runs, *more)) > 1:
         write(pairs, output / f"{table}_pairs")
-    if table in ("choice", "central_choice", "burn_in", "whole_model", "drift"):
-        write(scores_table(runs, *more) if table == "drift" else trainings_table(runs), output / table)
-        if table in ("choice", "central_choice"):
-            write(choice_table(runs), output / f"{table}_chosen")
-        else:
-            write(geometry_table([run for run in runs if "geometry" in run]), output / f"{table}_geometry")
-    elif table == "examples":
-        write(scores_table(runs, *more), output / table)
-    else:
-        write(scores_table(runs), output / table)
+    of_one_seed = table in ("choice", "central_choice", "burn_in")
+    write(trainings_table(runs) if of_one_seed else scores_table(runs, *more), output / table)
+    if table in ("choice", "central_choice"):
+        write(choice_table(runs), output / f"{table}_chosen")
+    elif table in ("burn_in", "whole_model", "drift"):
+        write(geometry_table([run for run in runs if "geometry" in run]), output / f"{table}_geometry")
+    elif table != "examples":
         write(calibration_table(runs), output / f"{table}_calibration")
         if len(truth := truth_table(runs)) > 1:
             write(truth, output / f"{table}_truth")
