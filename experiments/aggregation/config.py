@@ -13,8 +13,10 @@ RULES = (
     "distributed_weight_consolidation",
     "log_linear_pool",
 )
-PARTITIONS = ("iid", "label_skew:2", "dirichlet:0.5", "dirichlet:5.0")
-WEIGHTED = ("naive_weighted_average", "weighted_sum", "linear_pool", "weighted_conflation", "log_linear_pool")
+DIRICHLET = ("dirichlet:0.5", "dirichlet:5.0")
+PARTITIONS = ("iid", "label_skew:2", *DIRICHLET)
+PUBLISHED_WEIGHTED = ("naive_weighted_average", "weighted_sum", "linear_pool", "weighted_conflation")
+WEIGHTED = (*PUBLISHED_WEIGHTED, "log_linear_pool")
 PUBLISHED_WEIGHTINGS = ("train_size", "max_discrepancy", "distance")
 
 # Near softplus(-3), where the variational layers of TensorFlow Probability start.
@@ -63,13 +65,24 @@ TABLES = {
         {"kind": ("mc_dropout",), "output_dropout": (True,), "partition": PARTITIONS, "length": ("short",)},
     ),
     # From the wide start: divergences between posteriors without a spread are of means alone. Equal weights differ from
-    # those by size on Dirichlet partitions alone, where clients are not of one size.
+    # those by size on Dirichlet partitions alone, where clients are not of one size; on IID they are conflation's pair.
     "weightings": (
         {"rule": WEIGHTED, "weighting": PUBLISHED_WEIGHTINGS, "partition": PARTITIONS, **WIDE_SHORT},
-        {"rule": WEIGHTED, "weighting": ("equal",), "partition": PARTITIONS[2:], **WIDE_SHORT},
-        {"rule": WEIGHTED[3:4], "weighting": ("equal",), **WIDE_SHORT},
-        {"rule": WEIGHTED[:3], "weighting": ("max_discrepancy_farthest",), "partition": PARTITIONS[1:2], **WIDE_SHORT},
-        {"rule": WEIGHTED[:4], "weighting": PUBLISHED_WEIGHTINGS, "partition": PARTITIONS, "length": ("long",), **WIDE},
+        {"rule": WEIGHTED, "weighting": ("equal",), "partition": DIRICHLET, **WIDE_SHORT},
+        {"rule": ("weighted_conflation",), "weighting": ("equal",), **WIDE_SHORT},
+        {
+            "rule": ("naive_weighted_average", "weighted_sum", "linear_pool"),
+            "weighting": ("max_discrepancy_farthest",),
+            "partition": ("label_skew:2",),
+            **WIDE_SHORT,
+        },
+        {
+            "rule": PUBLISHED_WEIGHTED,
+            "weighting": PUBLISHED_WEIGHTINGS,
+            "partition": PARTITIONS,
+            "length": ("long",),
+            **WIDE,
+        },
         {
             "rule": ("conflation",),
             "weighting": ("equal",),
