@@ -13,7 +13,6 @@ import tfp_bfl as bfl
 from experiments.fl_swag.config import COMMON
 from experiments.fl_swag.federation import Federation
 from tfp_bfl.clients.curvature import curvature as sampled_curvature
-from tfp_bfl.clients.curvature import with_curvature
 from tfp_bfl.clients.likelihoods import parse_likelihood
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.evaluation import Evaluation, at_temperature, fit_temperature
@@ -80,10 +79,10 @@ def estimator(held: Held) -> Callable[[Sequence[tf.Tensor], int], tuple[tf.Tenso
     return at
 
 
-def informed(held: Held, posteriors: Sequence[LowRank]) -> list[LowRank]:
-    """The clients' posteriors as wide as their data leave open, as FL-SWAG's are unless told otherwise."""
+def curvatures(held: Held, posteriors: Sequence[LowRank]) -> list[tuple[tf.Tensor, ...]]:
+    """Of each client's examples at its mean, as FL-SWAG's clients send it unless told otherwise."""
     at = estimator(held)
-    return [with_curvature(q, at(q.mean, k)) for k, q in enumerate(posteriors)]
+    return [at(q.mean, k) for k, q in enumerate(posteriors)]
 
 
 def curvature(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

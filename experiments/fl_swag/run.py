@@ -28,6 +28,7 @@ from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
 from tfp_bfl.app.cells import SUMMARY
+from tfp_bfl.clients.curvature import with_curvature
 
 HERE = pathlib.Path(__file__).parent
 
@@ -104,7 +105,8 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     start = [np.asarray(x) for x in net.model.trainable_variables]
     posteriors = methods.posteriors_of(clients)
     held = controls.held(data, cell["last_layer"])
-    known = controls.informed(held, posteriors)
+    curvatures = controls.curvatures(held, posteriors)
+    known = [with_curvature(q, h) for q, h in zip(posteriors, curvatures)]
     moved = {
         row_name(name, floor): float(np.linalg.norm(flat(product().mean) - flat(start)))
         for floor in cell["floors"]
@@ -114,6 +116,7 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     num_collected = cell["local_epochs"] - cell["burn_in_epochs"]
     rows += methods.rows(net, clients, cell["floors"], num_collected, cell["alone"], held, known)
     facts = {"server": data.server, "geometry": geometry(posteriors, start), "moved": moved}
+    facts |= {"curvature": [float(flat(h).mean()) for h in curvatures]}  # a weight's, of each client
     return rows, {**facts, "train_seconds": seconds, "sizes": data.clients.sizes.tolist()}
 
 
