@@ -222,9 +222,9 @@ SIZES = {
         },
         "seeds": {
             **dict.fromkeys((*PUBLISHED, "equal_steps", "learnt_5_epochs"), (0, 1)),
-            **dict.fromkeys(("rules", "learnt", "wide_start", "weightings", "pretraining", "prior"), (0, 1, 2)),
-            **dict.fromkeys(("wide_start_5_epochs", "long_baselines"), (0,)),
-            "equal_sizes": (0, 1, 2),
+            **dict.fromkeys(("rules", "baselines", "learnt", "weightings", "pretraining", "prior"), (0, 1, 2)),
+            **dict.fromkeys(("wide_start", "wide_start_5_epochs", "equal_sizes"), (0, 1, 2)),
+            "long_baselines": (0,),
         },
     },
     # The demo's federation, on which the defaults were chosen.
