@@ -147,8 +147,8 @@ TABLES = {
     "long_baselines": (
         {"kind": ("deterministic", "mc_dropout"), "partition": PARTITIONS, "length": ("longer", "longest")},
     ),
-    # Of the published Table 2, on all of CIFAR-10: until 98.6 % of what its learning rates add up to is spent, and as
-    # far as an hour and a half gets. The published schedule goes by the round, so these are the first rounds of those.
+    # Of the published Table 2, on all of CIFAR-10: until 98.6 % of what its learning rates add up to is spent, and
+    # the first ten of these rounds: the published schedule goes by the round, so that they are the same.
     **{
         length: (
             {"kind": ("deterministic",), "length": (length,), "augmentation": ("crop_and_flip:4",)},

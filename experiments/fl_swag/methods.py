@@ -20,7 +20,6 @@ from tfp_bfl.posterior import LowRank, MeanField, gaussian_product, marginals, w
 
 AT_ONCE = 500
 SCORED_AT_ONCE = 2500  # Each batch draws the weights anew.
-WITHOUT_LOWEST = "FedAvg without the lowest client"
 
 
 class Network(NamedTuple):
@@ -203,10 +202,10 @@ def rows(
         ]
         yield from single
         # By its score on the test set, which no server has: whether it is that client which spoils the average.
-        others = shares[""].copy()
-        others[np.argmin([row.evaluation.metrics["accuracy"] for row in single])] = 0
-        others /= others.sum()
-        yield timed(WITHOUT_LOWEST, None, lambda others=others: evaluate(net, fixed(average(ends, others))))
+        lowest = int(np.argmin([row.evaluation.metrics["accuracy"] for row in single]))
+        others = ends[:lowest] + ends[lowest + 1 :]
+        rest = average(others, np.full(len(others), 1 / len(others)))
+        yield timed("FedAvg without the lowest client", None, lambda rest=rest: evaluate(net, fixed(rest)))
         for prefix, share in shares.items():
             make = lambda single=single, share=share: mixture([row.evaluation for row in single], share, net.labels)
             row = timed(f"{prefix}BayAvg", floor, make)

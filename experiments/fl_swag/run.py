@@ -115,8 +115,12 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
     rows = [methods.unchanged(net)] if cell["server"] else []
     num_collected = cell["local_epochs"] - cell["burn_in_epochs"]
     rows += methods.rows(net, clients, cell["floors"], num_collected, cell["alone"], held, known)
-    facts = {"server": data.server, "geometry": geometry(posteriors, start), "moved": moved}
-    facts |= {"curvature": [float(flat(h).mean()) for h in curvatures]}  # a weight's, of each client
+    facts = {
+        "server": data.server,
+        "geometry": geometry(posteriors, start),
+        "moved": moved,
+        "curvature": [float(flat(h).mean()) for h in curvatures],  # a weight's, of each client
+    }
     return rows, {**facts, "train_seconds": seconds, "sizes": data.clients.sizes.tolist()}
 
 
