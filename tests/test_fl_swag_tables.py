@@ -204,7 +204,7 @@ def test_the_default_is_paired_with_every_other_method_by_seed():
 
 
 def test_the_config_has_what_the_grids_chose():
-    results = pathlib.Path(run.__file__).parent / "results" / "earlier"
+    results = pathlib.Path(run.__file__).parent / "results" / "full"
     trainings = SIZES["full"]["trainings"]
     for row in csv.DictReader((results / "choice_chosen.csv").read_text().splitlines()):
         if row["by the NLL of"] == "FL-SWAG":
