@@ -152,6 +152,7 @@ def test_the_truth_is_at_no_distance_from_itself_and_other_seeds_have_none(tmp_p
 
 
 @pytest.mark.deep(after="tests/test_fl_swag_controls.py")
+@pytest.mark.long
 def test_clients_with_their_own_starts_and_one_alike_with_shuffled_labels(tmp_path):
     short = {"clients": 3, "num_samples": 3, "local_epochs": 4, "burn_in_epochs": 2, "server": None, "limit": 300}
     own = {**next(run.cells("own_starts", "small")), **short, "model": "logistic_regression"}

@@ -133,6 +133,7 @@ def test_a_cell_of_the_budget_runs_as_long_as_its_bits_last(tmp_path):
 
 
 @pytest.mark.deep(after="tests/test_qlsd_study.py")
+@pytest.mark.long
 @pytest.mark.parametrize(("study", "fewest", "below"), [("logistic", 20, 100), ("logistic_mnist", 50, 200)])
 def test_a_cell_of_logistic_regression_runs(tmp_path, monkeypatch, study, fewest, below):
     """On digits: MNIST may not be there."""

@@ -82,6 +82,7 @@ def test_an_empty_round_goes_by_the_memories_and_the_prior():
 
 
 @pytest.mark.deep(after="tests/algorithms/test_chain_laws.py")
+@pytest.mark.long
 @pytest.mark.statistical
 def test_the_bias_halves_with_the_step():
     """The variance over the posterior's, less one, is g L / (2 - g L): 0.0526 and 0.0256 at g L = 0.1 and 0.05. 256
@@ -101,6 +102,7 @@ def test_the_bias_halves_with_the_step():
 
 
 @pytest.mark.deep(after="tests/algorithms/test_chain_laws.py")
+@pytest.mark.long
 @pytest.mark.statistical
 def test_the_covariance_of_correlated_weights():
     """u_j = (w - y_j)^T A (w - y_j) / 2: V = (N A (I - g N A / 2))^-1, off the diagonal too. 128 pairs of weights are

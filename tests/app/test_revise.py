@@ -94,6 +94,7 @@ def test_the_state_in_the_folder_predicts_as_the_run_does(whole):
 
 
 @pytest.mark.deep(after="test_revise.py")
+@pytest.mark.long
 def test_the_product_as_published_is_asked_for_with_three_options_and_kept_when_a_client_leaves(whole, tmp_path):
     exact = run([*SMALL, "--no-between-clients", "--no-diagonal-only", "--no-curvature"], tmp_path / "exact")
     record = yaml.safe_load((exact / "config.yaml").read_text())
@@ -121,6 +122,7 @@ def test_a_run_is_repeated_from_its_record(whole, tmp_path):
 
 
 @pytest.mark.deep(after="test_revise.py")
+@pytest.mark.long
 def test_last_layer_over_what_the_server_has_pretrained(tmp_path):
     """End to end, and the same from its checkpoint as after a stop before the results were written."""
     folder, again = tmp_path / "head", tmp_path / "again"

@@ -302,6 +302,7 @@ def test_clients_join_and_leave():
 
 
 @pytest.mark.deep(after="tests/federated/test_model_based.py")
+@pytest.mark.long
 def test_many_sequences():
     check(20)
     check(60, Membership)
