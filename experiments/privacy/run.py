@@ -31,7 +31,7 @@ from experiments.privacy.config import (
 )
 from experiments.privacy.tables import costs, table
 from experiments.tables import write
-from tfp_bfl.algorithms.variational import TEMPERATURE
+from tfp_bfl.clients import TEMPERATURES
 from tfp_bfl.federated.parties import result_spec
 from tfp_bfl.federated.round import types_of
 from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
@@ -58,7 +58,7 @@ def data_of(dataset: str, size: int) -> tuple[bfl.data.Source, bfl.data.Source]:
 def privacy_of(options: Options) -> Options:
     """What hides clients or examples; training is alike without noise."""
     if options["federation"] == PARTIES:
-        hidden = {"inference": "backprop", "temperature": TEMPERATURE}
+        hidden = {"inference": "backprop", "temperature": TEMPERATURES["categorical"]}
         if options["noise"] is not None:
             hidden["example_privacy"] = bfl.clients.ExamplePrivacy(options["clip_norm"], options["noise"])
         return hidden

@@ -41,6 +41,11 @@ def log_linear_pool(m, v, w, m0, v0):
     return variance * (b * m / v).sum(0), variance
 
 
+def mean_precision_average(m, v, w, m0, v0):
+    b = _normalise(w)
+    return (b * m).sum(0), 1 / (b / v).sum(0)
+
+
 def distributed_weight_consolidation(m, v, w, m0, v0):
     precision = (1 / v).sum(0) - (len(m) - 1) / v0
     sound = precision > 0
@@ -59,6 +64,7 @@ REFERENCE = {
         weighted_conflation,
         distributed_weight_consolidation,
         log_linear_pool,
+        mean_precision_average,
     )
 }
 

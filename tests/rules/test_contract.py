@@ -26,6 +26,7 @@ CONTRACT = {
     "weighted_conflation": Contract(shrinks=True),
     "distributed_weight_consolidation": Contract(uses_weights=False, uses_anchor=True),
     "log_linear_pool": Contract(),
+    "mean_precision_average": Contract(),
 }
 every_rule = pytest.mark.parametrize("name", rules.RULES)
 NUM_CLIENTS = 6

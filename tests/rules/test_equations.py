@@ -30,6 +30,8 @@ BY_HAND = {
     "distributed_weight_consolidation": (2.0, 4 / 5),
     # precision 1/4 + 3/8 = 5/8; mean 8/5 (1/4 + 3/2) = 14/5
     "log_linear_pool": (14 / 5, 8 / 5),
+    # mean 1/4 + 3/4 x 4 = 13/4; precision 1/4 + 3/8 = 5/8
+    "mean_precision_average": (13 / 4, 8 / 5),
 }
 
 

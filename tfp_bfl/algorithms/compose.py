@@ -92,8 +92,8 @@ def compose(
       secure_sums: the largest weight that a client may have: clients send whole numbers (`rules.quantised`), whose sum
         is all that the server need see; None for numbers as they are.
       **process_options: of `federated.build_process`: element_spec, seed, max_magnitude, max_change_norm,
-        max_weight_ratio (10 where weights follow from what clients send), min_examples, and the burn_in_rounds of the
-        parts, so that `simulate` can refuse a run of no more rounds.
+        max_weight_ratio (10 where weights follow from what clients send), min_examples, notices, and the burn_in_rounds
+        of the parts, so that `simulate` can refuse a run of no more rounds.
 
     Raises:
       InvalidArgument: no such rule, weighting, defence or option, or a part that is none or does not fit the others.
@@ -139,7 +139,7 @@ SHARED_OPTIONS = (
     "augmentation",
     "privacy",
     "secure_sums",
-    *(name for name in PROCESS_OPTIONS if name != "burn_in_rounds"),
+    *(name for name in PROCESS_OPTIONS if name not in ("burn_in_rounds", "notices")),
 )
 
 
@@ -150,11 +150,17 @@ def split_options(
     shared: tuple[str, ...] = SHARED_OPTIONS,
     **defaults: Any,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A recipe's options for its client work, with the recipe's defaults, and those for `compose`.
+    """Return a recipe's options for its client work, with the recipe's defaults, and those for `compose`.
+
+    `optimizer` is another name of `optimizer_fn`.
 
     Raises:
       InvalidArgument: an option of neither; the message names the recipe.
     """
+    if "optimizer" in options and "optimizer_fn" in inspect.signature(work).parameters:
+        if "optimizer_fn" in options:
+            raise InvalidArgument("optimizer and optimizer_fn are the same option: give one of them.")
+        options = {"optimizer_fn" if name == "optimizer" else name: x for name, x in options.items()}
     own = [name for name, x in inspect.signature(recipe).parameters.items() if x.kind is x.KEYWORD_ONLY]
     of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in own]
     _check_names(options, (*own, *of_work, *shared), recipe.__name__)

@@ -6,7 +6,6 @@ from typing import Any, Optional
 
 from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
-from tfp_bfl.algorithms.variational import temperature_for
 
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", *COMPRESSION, "privacy"))
 
@@ -25,15 +24,15 @@ def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **option
       damping: above 0 and at most 1, None for 1 / K: with much of it clients who move the same weights overshoot
         together.
       **options: of `compose` (weighting of the point weights, element_spec, seed, max_change_norm, min_examples) and of
-        `clients.sites` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay, likelihood,
-        temperature, which is 0.05 here unless it is given).
+        `clients.sites` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay, step_damping,
+        likelihood, temperature).
 
     Raises:
       InvalidArgument: as `clients.sites` and `compose`. (A defence would change sites behind their clients' back.)
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1, synchronous; Bui et al. 2018 (arXiv:1811.11206).
     """
-    work, process = split_options(partitioned_vi, clients.sites, options, SHARED, temperature=temperature_for(options))
+    work, process = split_options(partitioned_vi, clients.sites, options, SHARED)
     local = clients.sites(model_fn, damping=damping, **work)
     return compose(model_fn, local, rules.distributed_weight_consolidation(), servers.replace(), **process)
 
@@ -69,7 +68,7 @@ def bayesian_admm(
     and theirs at the prior, with clients whose first round alone begins at networks of their own.
     """
     shared = tuple(name for name in SHARED if name != "weighting")
-    work, process = split_options(bayesian_admm, clients.sites, options, shared, temperature=temperature_for(options))
+    work, process = split_options(bayesian_admm, clients.sites, options, shared)
     held: dict[str, Any] = {"step_size": step_size, "damping": damping}
     local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
     step = servers.dual(**held, product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None)

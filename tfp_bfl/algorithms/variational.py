@@ -2,62 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Optional, Union
 
-from tfp_bfl import clients, federated, rules, servers
+from tfp_bfl import clients, federated, models, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
-
-# At 1 classifiers of more weights than examples learn little (docs/uncertainty.md); a regression, whose noise is part
-# of the model, is then too sure of it.
-TEMPERATURE = 0.05
-INFORMATIVE: dict[str, Any] = {"inference": "curvature"}
-# Where each round's prior is the last posterior, a cold client moves further than its new precision vouches for.
-AS_PUBLISHED: dict[str, Any] = {"inference": "backprop", "temperature": 1.0}
-
-
-def temperature_for(options: Mapping[str, Any]) -> float:
-    """The temperature of client work where none is given, by its likelihood."""
-    return TEMPERATURE if options.get("likelihood", "categorical") == "categorical" else 1.0
+from tfp_bfl.algorithms.fixed_points import default_rule, fixed_point_warning
+from tfp_bfl.clients.inference import settings_for
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
 
 
 def variational(
     model_fn: Model,
-    rule: Union[rules.Rule, rules.GatherRule, str],
+    rule: Union[rules.Rule, rules.GatherRule, str, None] = None,
     weighting: str = "train_size",
     *,
     robust: Optional[str] = None,
-    kl: Optional[str] = None,
     **options: Any,
 ) -> federated.BayesianProcess:
-    """Clients fit the broadcast posterior to their data by the negative ELBO; the server pools them by `rule`.
+    """Fit the broadcast posterior on each client by the negative ELBO; pool the clients' posteriors by `rule`.
 
-    A deterministic model makes this federated averaging, one with Monte Carlo dropout its Bayesian cousin: they have
+    A deterministic model makes this federated averaging, one with Monte Carlo dropout its Bayesian variant: they have
     point weights only, which every rule averages by weight.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
-      rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool".
+      rule: of `tfp_bfl.rules`, or its name, such as "log_linear_pool". None for the rule under which the inference is
+        stationary at the posterior: "mean_precision_average", or "log_linear_pool" with natural gradients
+        (`algorithms.fixed_points`). Another pair is a warning of the run.
       weighting, robust: as `compose`.
-      kl: how often all clients together count the prior, one of `tfp_bfl.clients.KLS`. None for "total", so that rules
-        over rounds count it once; "product" for a rule for one shot, which does so too; and "client" with update_prior,
-        which has no prior that stays.
       **options: of `compose` (element_spec, seed of the noise, max_change_norm, min_examples) and of
         `tfp_bfl.clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay,
-        stddev_rate, temperature, likelihood, update_prior, pretrained, proximal, example_privacy), of which inference
-        is "curvature" and temperature 0.05 here unless they are given, 1 for another likelihood than that of classes;
-        with update_prior "backprop" and 1, as published; with example_privacy "backprop".
+        stddev_rate, step_damping, kl, temperature, likelihood, update_prior, pretrained, proximal, example_privacy),
+        with its defaults. `optimizer` is another name of optimizer_fn. kl is "product" for a rule for one shot unless
+        it is given.
 
     Raises:
       InvalidArgument: as `compose`.
     """
-    found = {"inference": "backprop"} if options.get("example_privacy") else INFORMATIVE
-    informative = {**found, "temperature": temperature_for(options)}
-    work, process = split_options(
-        variational, clients.variational, options, **(AS_PUBLISHED if options.get("update_prior") else informative)
+    work, process = split_options(variational, clients.variational, options)
+    settings = settings_for(
+        **{name: work.get(name) for name in ("inference", "temperature", "kl")},
+        likelihood=work.get("likelihood", "categorical"),
+        update_prior=work.get("update_prior", False),
+        example_privacy=bool(work.get("example_privacy")),
+        one_shot=rule is not None and rules.whole_model(rule).one_shot,
     )
-    if kl is None:
-        one_shot = rules.whole_model(rule).one_shot
-        kl = "product" if one_shot else "client" if work.get("update_prior") else "total"
-    local = clients.variational(model_fn, weighting=weighting, kl=kl, **work)
-    return compose(model_fn, local, rule, servers.replace(), weighting=weighting, robust=robust, **process)
+    rule = default_rule(settings.inference) if rule is None else rule
+    whole = rules.whole_model(rule)
+    local = clients.variational(model_fn, weighting=weighting, **{**work, **settings._asdict()})
+    variables = bool(models.layout(models.as_model_fn(model_fn)()).variational)
+    optimizer = work.get("optimizer_fn", DEFAULT_OPTIMIZER)
+    warning = None
+    if not whole.one_shot:
+        warning = fixed_point_warning(whole.name, optimizer, settings.inference if variables else None)
+    notices = (warning,) if warning else ()
+    return compose(
+        model_fn, local, rule, servers.replace(), weighting=weighting, robust=robust, notices=notices, **process
+    )

@@ -9,11 +9,11 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.algorithms.variational import AS_PUBLISHED
 from tfp_bfl.app import own_model
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.fields import Options
 from tfp_bfl.app.options import Variational, serves
+from tfp_bfl.clients.inference import settings_for
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
@@ -231,8 +231,9 @@ def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None
     own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":
         own.update({name: getattr(config, name) for name in ("learning_rate", "inference", "temperature")})
-        if config.update_prior:  # What the clients then start from is found as they go on.
-            own.update({name: own[name] or published for name, published in AS_PUBLISHED.items()})
+        if config.update_prior:  # The clients' rounds then start from a posterior of the same kind.
+            found = settings_for(own["inference"], own["temperature"], update_prior=True)
+            own.update({"inference": found.inference, "temperature": found.temperature})
     alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
     return _recipe(alone, config, source, function=function)
 

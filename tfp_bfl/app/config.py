@@ -190,6 +190,11 @@ class RunConfig(AllOptions, _Run):
         """What the model is called: of one's own the name of the file without its suffix."""
         return pathlib.Path(self.model).stem if names_code(self.model) else self.model
 
+    @property
+    def method(self) -> str:
+        """Return what distinguishes a run: its rule, or the algorithm where none can be chosen or none is given."""
+        return (self.algorithm == "variational" and self.rule) or self.algorithm
+
     def own_options(self) -> Options:
         """Those of this algorithm."""
         options = ALGORITHMS[self.algorithm]

@@ -118,6 +118,21 @@ class ManyRounds(Training):
         return {**super().arguments(config, unlabelled), "learning_rate": rate}
 
 
+class Optimized(ManyRounds):
+    """Clients step their means and point weights by a Keras optimizer."""
+
+    optimizer: Optional[str] = option(
+        None,
+        "Optimizer of the clients; momentum (SGD with momentum 0.9) if not given.",
+        argument="optimizer_fn",
+        names=choices.OPTIMIZERS,
+    )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}
+
+
 class Prior(Options):
     prior_stddev: Union[Positive, Literal["fan_in"]] = option(
         "fan_in",
@@ -199,13 +214,17 @@ class Bounded(Options):
 
 
 class Pooled(Options):
-    """Of which the server's rule can be chosen."""
+    """The server's aggregation rule can be chosen."""
 
-    rule: str = option("log_linear_pool", "How posteriors are pooled: see `tfp-bfl list`.", names=choices.RULES)
+    rule: Optional[str] = option(
+        None,
+        "Aggregation rule; if not given the one under which the clients' steps converge to the posterior.",
+        names=choices.RULES,
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if any(":" in form for form in choices.RULES.forms()):
+        if self.rule is not None and any(":" in form for form in choices.RULES.forms()):
             bfl.rules.parse_rule(self.rule)
 
 

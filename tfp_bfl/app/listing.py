@@ -32,7 +32,7 @@ def _row(folder: pathlib.Path, run: pathlib.Path) -> tuple[str, ...]:
         config = make_config(run / "config.yaml", {}, runs_code=False)
     except InvalidArgument:
         return (name, "not readable", *[""] * (len(_HEAD) - 2))
-    what = (config.rule if config.algorithm == "variational" else config.algorithm, config.data_name, config.model_name)
+    what = (config.method, config.data_name, config.model_name)
     return (name, _state(run, config), *what, str(config.seed), *_scores(run))
 
 

@@ -23,7 +23,7 @@ from tfp_bfl.app.fields import (
     Draws,
     Hidden,
     HiddenExamples,
-    ManyRounds,
+    Optimized,
     Options,
     Pooled,
     Positive,
@@ -40,11 +40,13 @@ from tfp_bfl.app.personal import MetaLearning, MetaVD, PFedBayes
 from tfp_bfl.errors import InvalidArgument, lookup
 
 
-class _Inferred(ManyRounds, Bounded):
+class _Inferred(Optimized, Bounded):
     """Clients fit a posterior by the ELBO."""
 
     inference: Optional[str] = option(
-        None, "How posteriors are found, see `tfp-bfl list`; curvature if not given.", names=choices.INFERENCES
+        None,
+        "How a client finds its posterior; if not given curvature, and natural for clients that keep factors.",
+        names=choices.INFERENCES,
     )
     noise: Optional[str] = option(
         None,
@@ -52,15 +54,23 @@ class _Inferred(ManyRounds, Bounded):
         names=choices.NOISES,
     )
     temperature: Optional[Positive] = option(
-        None, "Below 1 the posterior is colder than Bayes' theorem has it; 0.05 if not given, 1 for regression."
+        None,
+        "Posterior temperature T, as if each example had been seen 1/T times; 0.01 if not given, 1 for regression.",
     )
 
     def rate(self) -> float:
-        return self.learning_rate or bfl.clients.default_rate(self.inference or "curvature")
+        from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
+
+        optimizer = self.optimizer or DEFAULT_OPTIMIZER
+        return self.learning_rate or bfl.clients.default_rate(self.inference or self.default_inference(), optimizer)
+
+    def default_inference(self) -> str:
+        """Return the inference where none is given."""
+        raise NotImplementedError
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
-        recipes_own = ("inference", "noise", "temperature", "kl")
+        recipes_own = ("inference", "noise", "temperature", "kl", "rule")
         return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
 
 
@@ -80,6 +90,13 @@ class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, 
     pretrained: bool = option(
         False, "The start is the first round's prior for update_prior; so it is with pretrain_share."
     )
+
+    def default_inference(self) -> str:
+        from tfp_bfl.clients.inference import settings_for
+
+        return settings_for(
+            update_prior=self.update_prior, example_privacy=self.example_clip_norm is not None
+        ).inference
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -104,6 +121,11 @@ class _Sites(_Inferred, AnyKind):
 
     # The clients' first factors hold the start: the narrower it is, the longer it pulls.
     defaults: ClassVar[dict[str, Any]] = {"initial_stddev": 0.05}
+
+    def default_inference(self) -> str:
+        from tfp_bfl.clients.sites import SITES_INFERENCE
+
+        return SITES_INFERENCE
 
     damping: Optional[Positive] = option(
         None, "Of the clients' factors, from round to round; 1 / clients if not given.", le=1
@@ -170,19 +192,31 @@ class FLSwag(_SGD):
             )
 
 
-class _Averaging(ManyRounds, _SGD, ServerOptimized, Bounded, Defended):
+class _Averaging(Optimized, _SGD, ServerOptimized, Bounded, Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
     defaults: ClassVar[dict[str, Any]] = {
-        **{"kind": "deterministic", "rounds": 30, "learning_rate": 0.03, "momentum": 0.9},
+        **{"kind": "deterministic", "rounds": 30, "momentum": 0.9},
     }
+
+    def rate(self) -> float:
+        if self.learning_rate:
+            return self.learning_rate
+        return 0.03 if self.optimizer is None else choices.OPTIMIZERS.numbers()[self.optimizer]
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.optimizer is not None and self.momentum != self.defaults["momentum"]:
+            raise InvalidArgument(
+                f"momentum is a number of the clients' SGD, and optimizer is {self.optimizer}: give one of them."
+            )
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         import tensorflow as tf
 
         given = super().arguments(config, unlabelled)
         momentum = given.pop("momentum")
-        return {**given, "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum)}
+        return {"optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum), **given}
 
 
 class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):

@@ -88,7 +88,7 @@ class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
 class MetaVD(_MetaLearnt, Pooled, Weighted):
     recipe: ClassVar[str] = "meta_vd"
     summary: ClassVar[str] = "each client has dropout of its own, which a hypernetwork on the server gives it"
-    defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout"}
+    defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout", "rule": "log_linear_pool"}
     point_weights: ClassVar[bool] = False
     personal: ClassVar[bool] = True
     regression: ClassVar[bool] = False

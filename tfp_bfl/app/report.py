@@ -129,7 +129,7 @@ def title(config: RunConfig) -> str:
 
 def method(config: RunConfig) -> str:
     """What distinguishes a run: the rule, or the algorithm that has none to choose."""
-    return config.rule if config.algorithm == "variational" else config.algorithm
+    return config.method
 
 
 def in_a_line(summary: Mapping[str, Any]) -> str:

@@ -9,12 +9,13 @@ from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.exact import ExactChains, exact_chains
 from tfp_bfl.clients.example_privacy import ExamplePrivacy
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
-from tfp_bfl.clients.inference import INFERENCES, default_rate
+from tfp_bfl.clients.inference import INFERENCES, TEMPERATURES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
 from tfp_bfl.clients.mode import Mode, find_mode, mode_at
+from tfp_bfl.clients.optimizers import OPTIMIZERS
 from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
@@ -30,6 +31,8 @@ __all__ = [
     "INFERENCES",
     "KLS",
     "LEARNERS",
+    "OPTIMIZERS",
+    "TEMPERATURES",
     "ExactChains",
     "ExamplePrivacy",
     "Mode",

@@ -6,8 +6,9 @@ from typing import Optional
 
 import tensorflow as tf
 
+from tfp_bfl.clients.optimizers import Optimizer, optimizer_rate
 from tfp_bfl.clients.target import Target
-from tfp_bfl.clients.updates import Batch, OptimizerFn, Schedule, rate_of, resettable
+from tfp_bfl.clients.updates import Batch, Schedule, rate_of, resettable
 from tfp_bfl.models import FlatWeights
 
 MOMENTUM = 0.9
@@ -30,18 +31,23 @@ class ByCurvature:
 
     Natural gradients of means:
 
-    mean <- mean - rate s^2 (n g_t + (mean - m) / t^2),   g_t the mean of all gradients so far, the last count most
+    mean <- mean - rate (n g_t + (mean - m) / t^2) / (precision + damping n)
 
-    Both are still at the q that minimises the loss: where E_q[h] n + 1 / t^2 is the precision and the loss has no
+    with g_t the mean of all gradients so far, the last counting most. Damping bounds the step where the precision is
+    far below the curvature; the precision that is sent has none.
+
+    Both are stationary at the q that minimises the loss: where E_q[h] n + 1 / t^2 is the precision and the loss has no
     gradient in the mean. Training starts from the precision that the server has sent, so that it is learnt over
     rounds.
 
     Args:
       weights: of the model.
-      optimizer_fn, learning_rate: of point weights, and of means unless `natural_means`.
+      optimizer_fn: of point weights, and of means unless `natural_means`.
+      learning_rate: of means, and of point weights unless `natural_means`.
       draw_labels: h by drawn labels, instead of by Price's theorem.
       decay: b, at least 0 and below 1.
-      natural_means: by natural gradients at `learning_rate`; point weights then by the optimizer at its own rate.
+      natural_means: by natural gradients at `learning_rate`; point weights then by the optimizer at its default rate.
+      damping: of natural gradients, a share of n.
       noise: "shared", one draw for a batch, or "flipout".
 
     Source: Khan et al. 2018 (arXiv:1806.04854), eqs. 6 and 7; Shen et al. 2024 (arXiv:2402.17641), algorithm 1 (IVON);
@@ -51,20 +57,23 @@ class ByCurvature:
     def __init__(
         self,
         weights: FlatWeights,
-        optimizer_fn: OptimizerFn,
+        optimizer_fn: Optimizer,
         learning_rate: Schedule,
         *,
         draw_labels: bool = True,
         decay: float = 0.9,
         natural_means: bool = False,
+        damping: float = 0.0,
         noise: str = "shared",
     ):
         self.noise = noise
         self.draws_labels = draw_labels
         self._weights = weights
         self._decay = decay
+        self._damping = damping
         self._learning_rate = learning_rate
         self._optimizer, self._reset = resettable(optimizer_fn, [weights.values])
+        self._point_rate = optimizer_rate(optimizer_fn)
         self._rate: Optional[tf.Variable] = None
         if natural_means:
             self._rate = tf.Variable(0.0)
@@ -76,6 +85,7 @@ class ByCurvature:
         if self._rate is None:
             self._optimizer.learning_rate.assign(rate)
         else:
+            self._optimizer.learning_rate.assign(self._point_rate)
             self._rate.assign(rate)
             self._momentum.assign(tf.zeros_like(self._momentum))
 
@@ -89,7 +99,7 @@ class ByCurvature:
         precision = self._follow_curvature(batch, target.prior.precision[:number], size)
         self._momentum.assign(MOMENTUM * self._momentum + (1 - MOMENTUM) * batch.in_values[:number])
         unbiased = self._momentum / (1 - tf.pow(MOMENTUM, tf.cast(batch.number + 1, tf.float32)))
-        change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / precision
+        change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / (precision + self._damping * size)
         points = tf.concat([tf.zeros_like(change), in_values[number:]], 0)
         self._optimizer.apply_gradients([(points, self._weights.values)])
         self._weights.values.assign_sub(tf.concat([change, tf.zeros_like(in_values[number:])], 0))

@@ -7,16 +7,20 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.clients.adam import Adam
-from tfp_bfl.clients.inference import update_of
+from tfp_bfl.clients.inference import settings_for, update_of
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer
 from tfp_bfl.clients.target import Target, target_of
 from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import OptimizerFn, Schedule
+from tfp_bfl.clients.updates import Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn, layout, prior
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
+
+# Natural gradients are stationary at the optimum of each client by itself, and move all weights at the pace of their
+# precision; SGD is slower here, since each client has to reach its own optimum.
+SITES_INFERENCE = "natural"
 
 
 def sites(
@@ -25,12 +29,13 @@ def sites(
     local_epochs: int = 1,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
-    optimizer_fn: OptimizerFn = Adam,
-    inference: str = "curvature",
+    optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
+    inference: str = SITES_INFERENCE,
     noise: Optional[str] = None,
     decay: Optional[float] = None,
     likelihood: Union[str, Likelihood] = "categorical",
-    temperature: float = 1.0,
+    temperature: Optional[float] = None,
+    step_damping: Optional[float] = None,
     step_size: float = 1.0,
     damping: Optional[float] = None,
     send_site: bool = True,
@@ -53,9 +58,10 @@ def sites(
 
     Args:
       model_fn: builds a Keras model with variational weights; or such a model.
-      local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay: as of `clients.variational`.
+      local_epochs, batch_size, learning_rate, optimizer_fn, inference, noise, decay, step_damping: as
+        of `clients.variational`.
       likelihood: of the labels: "categorical", or "gaussian:STDDEV", "heteroscedastic".
-      temperature: T of the likelihood.
+      temperature: T of the likelihood; None for the default of the likelihood (`clients.TEMPERATURES`).
       step_size: rho of the local objective -E_q[log likelihood] / T - <t_k, natural> + rho KL[q || server's q].
       damping: of the sites, above 0 and at most 1; None for 1 / K, and 0.1 where nobody has said how many clients
         there are. Sites of clients who move the same weights overshoot together if it is large.
@@ -76,13 +82,21 @@ def sites(
     model_fn = as_model_fn(model_fn)
     check_count(local_epochs, "local_epochs")
     check_count(batch_size, "batch_size")
+    temperature = settings_for(inference, temperature, likelihood=likelihood).temperature
     for name, value in (("temperature", temperature), ("step_size", step_size)):
         check_number(value, name)
     check_damping(damping)
     if empty and send_site:
         raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
     density = parse_likelihood(likelihood)
-    update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, noise=noise, decay=decay)
+    update_fn = update_of(
+        inference,
+        learning_rate=learning_rate,
+        optimizer_fn=optimizer_fn,
+        noise=noise,
+        decay=decay,
+        step_damping=step_damping,
+    )
     # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
     first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 

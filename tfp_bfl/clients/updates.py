@@ -6,6 +6,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Union
 
 import tensorflow as tf
 
+from tfp_bfl.clients.optimizers import Optimizer, optimizer_of
 from tfp_bfl.clients.target import Target
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import without_autograph
@@ -13,7 +14,6 @@ from tfp_bfl.models import FlatWeights
 from tfp_bfl.models.flat import Draw
 
 Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
-OptimizerFn = Callable[[], tf.keras.optimizers.Optimizer]
 
 
 class Batch(NamedTuple):
@@ -65,7 +65,8 @@ class ByOptimizer:
 
     Args:
       weights: of the model.
-      optimizer_fn: builds the optimizer. It sees all means and point weights as one vector, all log s as another.
+      optimizer_fn: a name in `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer. The optimizer sees
+        all means and point weights as one vector, all log s as another.
       learning_rate: a number, or a function of the rounds done so far.
       stddev_rate: times the learning rate: the rate of log s.
 
@@ -80,7 +81,7 @@ class ByOptimizer:
     def __init__(
         self,
         weights: FlatWeights,
-        optimizer_fn: OptimizerFn,
+        optimizer_fn: Optimizer,
         learning_rate: Schedule,
         stddev_rate: float = 1.0,
         noise: str = "flipout",
@@ -110,14 +111,14 @@ def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
 
 
 def resettable(
-    optimizer_fn: OptimizerFn, variables: list[tf.Variable]
+    optimizer_fn: Optimizer, variables: list[tf.Variable]
 ) -> tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]:
     """An optimizer of the variables, and a function that starts its state anew.
 
     Raises:
       InvalidArgument: an optimizer that can't take vectors of all weights.
     """
-    made: list[tuple[tf.Variable, Any]] = []
+    make, made = optimizer_of(optimizer_fn), []  # type: Any, list[tuple[tf.Variable, Any]]
 
     def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         variable = create(**kwargs)
@@ -125,7 +126,7 @@ def resettable(
         return variable
 
     with tf.variable_creator_scope(remember):
-        optimizer = optimizer_fn()
+        optimizer = make()
         if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
             raise InvalidArgument(
                 f"optimizer_fn gives {type(optimizer)}, but must give an optimizer of tf.keras.optimizers, and not of "

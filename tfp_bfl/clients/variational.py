@@ -6,13 +6,13 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.adam import Adam
 from tfp_bfl.clients.example_privacy import ExamplePrivacy, check_alone
-from tfp_bfl.clients.inference import update_of
+from tfp_bfl.clients.inference import settings_for, update_of
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer
 from tfp_bfl.clients.target import KLS, target_of
 from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import OptimizerFn, Schedule
+from tfp_bfl.clients.updates import Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import check_count, check_number, lookup
 from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage, as_model_fn
@@ -24,14 +24,15 @@ def variational(
     local_epochs: int = 1,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
-    optimizer_fn: OptimizerFn = Adam,
-    inference: str = "backprop",
+    optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
+    inference: Optional[str] = None,
     noise: Optional[str] = None,
     decay: Optional[float] = None,
     stddev_rate: float = 1.0,
-    kl: str = "total",
+    step_damping: Optional[float] = None,
+    kl: Optional[str] = None,
     weighting: str = "train_size",
-    temperature: float = 1.0,
+    temperature: Optional[float] = None,
     likelihood: Union[str, Likelihood] = "categorical",
     update_prior: bool = False,
     pretrained: bool = False,
@@ -51,18 +52,24 @@ def variational(
       local_epochs: passes over the client's examples, each in a new order; the last batch of a pass may be smaller.
       batch_size: B.
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar;
-        None for 1e-3, and for natural gradients for what suits them (`inference.update_of`).
-      optimizer_fn: builds a Keras optimizer, whose learning rate is then set to that; its state starts anew each round.
-        It sees all means and point weights as one vector, all log s as another.
-      inference: how q is found: one of `inference.INFERENCES`.
+        None for the default of the inference, or of the optimizer (`clients.default_rate`).
+      optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer, whose learning rate is
+        then set to that; its state starts anew each round. It sees all means and point weights as one vector, all log s
+        as another. SGD, with or without momentum, is stationary where the weighted mean of the clients' gradients
+        vanishes; Adam and other adaptive optimizers are not (`algorithms.fixed_points`).
+      inference: how q is found: one of `clients.INFERENCES`; None for "curvature", and for "backprop" with update_prior
+        or example_privacy.
       noise: "shared", one draw of the weights for a batch, or "flipout", one for each example; None for "flipout" with
         inference "backprop" and else "shared".
       decay: how much of a weight's precision stays from one estimate of its curvature to the next.
       stddev_rate: for inference "backprop": the rate of log s over that of the means.
+      step_damping: for natural gradients: a share of n that is added to the precision in each step of the means.
       kl: n is N, the number of all clients' examples ("total"), or N_k, this client's ("client"), or that with the
-        prior's K-th root ("product"): `target.KLS`. A client that was not told the federation's size is alone.
+        prior's K-th root ("product"): `target.KLS`; None for "total", and for "client" with update_prior. A client that
+        does not know the federation's size is alone.
       weighting: of the server, by which "total" finds n (`target.target_of`).
-      temperature: n is divided by it; below 1 the posterior is colder than Bayes' theorem has it.
+      temperature: T. n is divided by it: T < 1 sharpens the posterior as if each example had been seen 1 / T times.
+        None for the default of the likelihood (`clients.TEMPERATURES`), and for 1 with update_prior.
       likelihood: of the labels: "categorical", or for floats "gaussian:STDDEV", of a model of one output, or
         "heteroscedastic", of two.
       update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
@@ -86,9 +93,17 @@ def variational(
     check_count(local_epochs, "local_epochs")
     check_count(batch_size, "batch_size")
     check_number(proximal, "proximal", zero=True)
+    density = parse_likelihood(likelihood)
+    inference, temperature, kl = settings_for(
+        inference,
+        temperature,
+        kl,
+        likelihood=likelihood,
+        update_prior=update_prior,
+        example_privacy=bool(example_privacy),
+    )
     check_number(temperature, "temperature")
     lookup(KLS, kl, "kl")
-    density = parse_likelihood(likelihood)
     if example_privacy:
         example_privacy = ExamplePrivacy.checked(example_privacy)
         check_alone(model_fn(), inference)
@@ -99,6 +114,7 @@ def variational(
         noise=noise,
         decay=decay,
         stddev_rate=stddev_rate,
+        step_damping=step_damping,
     )
 
     def prior_of(weights: FlatWeights, message: ServerMessage) -> Any:

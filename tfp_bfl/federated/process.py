@@ -44,6 +44,7 @@ class BayesianProcess:
       limits: of what clients send, and of the server's weights.
       thinning: of a chain: which rounds are its draws; None for no chain.
       privacy: what its rule's clipping and noise are, None without.
+      notices: warnings that a run of several rounds logs and reports.
       description: what a checkpoint must agree with: the library, the model and the rule, in words.
       state_spec: the shapes and types of the state's tensors, leaf by leaf; None for an axis that may grow.
     """
@@ -60,6 +61,7 @@ class BayesianProcess:
         limits: Limits = LIMITS,
         weigh: Optional[Weigh] = None,
         privacy: Optional[Privacy] = None,
+        notices: Sequence[str] = (),
     ):
         model = model_fn()
         self.round = round
@@ -74,6 +76,7 @@ class BayesianProcess:
         self.burn_in_rounds = burn_in_rounds
         self.thinning = thinning
         self.privacy = privacy
+        self.notices = tuple(notices)
         self.limits = limits
         self.client_work = client_work
         state = types_of(round.initialize)
@@ -181,6 +184,7 @@ def build_process(
     burn_in_rounds: int = 0,
     thinning: Optional[Thinning] = None,
     privacy: Optional[Privacy] = None,
+    notices: Sequence[str] = (),
 ) -> BayesianProcess:
     """Builds the process; its round runs in any engine, over any number of clients in constant server memory.
 
@@ -206,6 +210,7 @@ def build_process(
       burn_in_rounds: of the client work or the server step: `simulate` refuses runs of no more rounds.
       thinning: for a chain whose rounds are samples of a posterior over point weights: which `simulate` keeps.
       privacy: what the rule's clipping and noise are (`rules.private`), by which `simulate` draws clients and accounts.
+      notices: warnings that a run of several rounds logs and reports.
 
     Faulty clients are left out of the sums, counted and named (`federated.faults`).
 
@@ -241,7 +246,9 @@ def build_process(
         seed=seed,
         limits=limits,
     )
-    return BayesianProcess(model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh, privacy)
+    return BayesianProcess(
+        model_fn, work, rule, server_step, round, burn_in_rounds, thinning, limits, weigh, privacy, notices
+    )
 
 
 def _client_spec(model: tf.keras.Model) -> ClientExamples:

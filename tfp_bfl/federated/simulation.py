@@ -161,6 +161,7 @@ def simulate(
         checkpoints = Checkpoints(checkpoint_dir, description, keep_checkpoints)
 
     warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
+    warnings += process.notices if rounds > 1 and clients.num_clients > 1 else ()
     if process.privacy:
         process.privacy.epsilon(clients.num_clients, rounds)  # That it can be told, before work starts.
         always = taking_part_warning(process.privacy, clients.num_clients)

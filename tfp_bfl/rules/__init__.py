@@ -20,7 +20,7 @@ from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked
 from tfp_bfl.rules.gaussian import client_gaussian
 from tfp_bfl.rules.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
-from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average, weighted_sum
+from tfp_bfl.rules.mixtures import linear_pool, mean_precision_average, naive_weighted_average, weighted_sum
 from tfp_bfl.rules.personal import PersonalPool, personal
 from tfp_bfl.rules.products import (
     conflation,
@@ -43,6 +43,7 @@ RULES.update(
     weighted_conflation=weighted_conflation,
     distributed_weight_consolidation=distributed_weight_consolidation,
     log_linear_pool=log_linear_pool,
+    mean_precision_average=mean_precision_average,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Rules that average moments: naive weighted average, weighted sum, linear pool.
+"""Rules whose mean is the weighted mean: naive average, weighted sum, linear pool, mean and precision average.
 
 Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2
 the clients' means and variances. d_k = m_k - anchor's mean centres the sums.
@@ -53,6 +53,35 @@ def naive_weighted_average() -> Rule:
         return MeanField(_weighted_mean(total, anchor), variance)
 
     return Rule(summarise, add, pool, "naive_weighted_average", linear=True, units=_units)
+
+
+@functools.cache
+def mean_precision_average() -> Rule:
+    """Mean and precision average: means and precisions are averaged, each by themselves.
+
+    mean = sum_k b_k m_k,   1 / variance = sum_k b_k / s_k^2
+
+    Clients who move their means by SGD on the mean loss of n examples, and whose precisions are 1 / t^2 + n h_k, are
+    then stationary at the posterior of all data: sum_k b_k (gradient of client k) = 0 and 1 / variance = 1 / t^2 +
+    n sum_k b_k h_k. The log-linear pool has the same variance, but weights the means by precision, for which a client's
+    displacement must be a natural gradient.
+
+    Source: ours; the variance is that of the log-linear pool (Genest & Zidek 1986).
+    """
+
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+        first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
+        return _Sums(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
+
+    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+        variance = each(lambda second: typed_as(total.weight, second) / second, total.second)
+        return MeanField(_weighted_mean(total, anchor), variance)
+
+    def units(anchor: MeanField) -> _Sums:
+        stddev = stddevs(anchor)
+        return _Sums(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
+
+    return Rule(summarise, add, pool, "mean_precision_average", linear=True, units=units)
 
 
 @functools.cache
