@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
+from tfp_bfl.clients.optimizers import optimizer_rate
 
 LOCAL_TRAINING: dict[str, Any] = {
     "local_epochs": 5,
@@ -191,7 +192,11 @@ def fed_sgld(
 
 
 def _options(recipe: Callable[..., Any], options: dict[str, Any], work: Any = None) -> tuple[dict, dict]:
-    return split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
+    """Return the options of `split_options`; an optimizer given by name has its default rate unless one is given."""
+    local, process = split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
+    if isinstance(local["optimizer_fn"], str) and "learning_rate" not in options:
+        local["learning_rate"] = optimizer_rate(local["optimizer_fn"])
+    return local, process
 
 
 def _kernel(start: str, options: Any) -> rules.GatherRule:
