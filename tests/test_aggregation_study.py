@@ -17,8 +17,9 @@ from tfp_bfl import rules
 ALL = [(size, table) for size in SIZES for table in SIZES[size]["seeds"]]
 
 
-def test_rules_are_all_rules():
-    assert tuple(rules.RULES) == RULES
+def test_rules_are_all_published_rules():
+    """The library's own, the mean and precision average, is not among the rules that the study compares."""
+    assert tuple(rules.RULES) == (*RULES, "mean_precision_average")
 
 
 @pytest.mark.parametrize(("size", "table"), ALL)
