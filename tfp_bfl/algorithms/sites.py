@@ -43,6 +43,7 @@ def bayesian_admm(
     step_size: float = 1.0,
     damping: Optional[float] = None,
     empty_sites: bool = False,
+    server_step_size: Optional[float] = None,
     **options: Any,
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference whose clients are held to q by a step size, and whose server averages them.
@@ -58,8 +59,9 @@ def bayesian_admm(
       damping: as `partitioned_vi`.
       empty_sites: t_k = 1 at first, as published; otherwise the sites hold the first posterior. With little damping q
         is then some (1 - a) mean_k q_k for long: wide, and quick to move.
-      **options: as `partitioned_vi`, without weighting: all clients count alike. Below a temperature T of 1 the
-        posterior is colder than Bayes' theorem has it; the paper's are .1 to .001.
+      server_step_size: a of the server; None for 1 / (1 + K rho).
+      **options: as `partitioned_vi`, with keep_momentum (`clients.sites`) and without weighting: all clients count
+        alike. The temperatures of the paper are .1 to .001.
 
     Raises:
       InvalidArgument: as `partitioned_vi`.
@@ -71,5 +73,9 @@ def bayesian_admm(
     work, process = split_options(bayesian_admm, clients.sites, options, shared)
     held: dict[str, Any] = {"step_size": step_size, "damping": damping}
     local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
-    step = servers.dual(**held, product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None)
+    step = servers.dual(
+        **held,
+        server_step_size=server_step_size,
+        product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None,
+    )
     return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)
