@@ -28,7 +28,7 @@ def test_a_rate_over_the_rounds_of_the_run():
     np.testing.assert_allclose(found, [0.1, 0.01 + 0.09 * (1 + np.sqrt(0.5)) / 2, 0.055, 0.01, 0.01], rtol=1e-5)
     np.testing.assert_allclose([float(rate(tf.constant(r))) for r in (0, 20, 60)], [0.1, 0.05, 0.025], rtol=1e-6)
     for wrong in (0.0, -1.0, float("nan"), "fast"):
-        with pytest.raises(InvalidArgument, match="learning_rate is .*, but must be"):
+        with pytest.raises(InvalidArgument, match=r"learning_rate is .*, but must be"):
             clients.over_rounds(wrong)
 
 
