@@ -23,7 +23,7 @@ MOST_LETTERS = 4096
 OF_ONE_PLACE = (
     *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
-    *("engine", "tensorboard", "output"),
+    *("engine", "tensorboard", "output", "average_rounds"),
 )
 
 
@@ -65,6 +65,9 @@ class _Run(pydantic.BaseModel):
     dropout: ShareOrZero = option(0.0, "Probability that a client of a round does not answer.")
     max_retries: CountOrZero = option(3, "New cohorts for a round in which no client was sound.")
     rounds: Count = option(60, "Number of rounds.")
+    average_rounds: Optional[Count] = option(
+        None, "Number of last rounds averaged into the final model; the last round alone if not given."
+    )
     pretrain_share: Optional[Share] = option(
         None, "Share of the data on which the server trains first, until its accuracy stands still."
     )
@@ -153,6 +156,11 @@ class RunConfig(AllOptions, _Run):
                 )
             if names and value is not None and not (name == "model" and names_code(value)):
                 names.check(value)
+        if self.average_rounds is not None and self.average_rounds > self.rounds:
+            raise InvalidArgument(
+                f"average_rounds is {self.average_rounds}, but the run has {self.rounds} rounds: give at most that "
+                "many."
+            )
         if self.width is not None and self.model != "conv_net":
             raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
         if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:

@@ -116,6 +116,7 @@ def _run(
         process = build.process(config, sample, lambda: read.result()[2].unlabelled, function)
         train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
     bfl.federated.check_clients(process, clients)
+    bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
     if config.kind != "deterministic":
         bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_outputs)
     every = client_scores.everybody(clients, unseen)
@@ -157,6 +158,7 @@ def _run(
                 popularity=config.popularity,
                 max_retries=config.max_retries,
                 batch_norm_examples=build.batch_norm_examples(config, server),
+                average_rounds=config.average_rounds,
             )
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         tell.phase(f"predicting {test.num_examples:,} test examples")
@@ -172,6 +174,7 @@ def _run(
             "collapsed_in_round": result.collapsed,
             **report.privacy(config, result.rounds[-1], clients.sizes.min()),
             **_permuted(result, shown, score),
+            **_of_last_round(config, process, result, server, lambda x: score(x, test.features, test.labels)),
         }
         if shards:
             tell.phase("scores of the clients' own models")
@@ -200,7 +203,7 @@ def _permuted(
     result: bfl.federated.SimulationResult, shown: bfl.data.Source, score: Callable[..., Any]
 ) -> dict[str, float]:
     """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
-    last = result.rounds[-1]
+    last = result.averaged.metrics if result.averaged else result.rounds[-1]
     if not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
         return {}
     with bfl.evaluation.permuted_stddevs(result.model):
@@ -209,6 +212,22 @@ def _permuted(
         f"permuted_{name}": permuted[name] for name in ("accuracy", "rmse", "test_nll", "ece") if name in permuted
     }
     return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
+
+
+def _of_last_round(
+    config: RunConfig,
+    process: bfl.federated.BayesianProcess,
+    result: bfl.federated.SimulationResult,
+    server: Optional[bfl.data.Clients],
+    score: Callable[[tf.keras.Model], Any],
+) -> dict[str, float]:
+    """Score the last round's model on the test set, beside the average of rounds; empty without an average."""
+    if result.averaged is None:
+        return {}
+    weights = process.predictive_weights(result.state)
+    examples = build.batch_norm_examples(config, server)
+    metrics = score(bfl.models.predictive_model(process.model_fn(), weights, examples)).metrics
+    return {"averaged_rounds": result.averaged.rounds, **{f"last_round_{name}": x for name, x in metrics.items()}}
 
 
 def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:

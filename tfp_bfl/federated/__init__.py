@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.federated.arrays import from_arrays, to_arrays
+from tfp_bfl.federated.averaging import Averaged, check_average_rounds
 from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
@@ -45,6 +46,7 @@ __all__ = [
     "ENGINES",
     "KEY_BYTES",
     "SERVER_OPTIMIZERS",
+    "Averaged",
     "BayesianProcess",
     "Chains",
     "Checkpoints",
@@ -63,6 +65,7 @@ __all__ = [
     "Tls",
     "Transport",
     "build_process",
+    "check_average_rounds",
     "check_clients",
     "check_engine",
     "check_thinning",

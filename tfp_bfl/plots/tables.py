@@ -13,6 +13,8 @@ from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
+# Before the name of a score: of the last round's model, where the run's model is the average of rounds.
+LAST_ROUND = "last_round_"
 MOST_CLIENTS = 200
 
 
@@ -85,6 +87,7 @@ _NAMES = {
     "example_epsilon": "Differential privacy of examples: epsilon",
     "delta": "Differential privacy: delta",
     "collapsed_in_round": "Posterior collapsed in round",
+    "averaged_rounds": "Rounds in the average",
 }
 # A score of a party's -> its heading and form.
 _OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
@@ -102,6 +105,7 @@ BETTER = {
     "macro_recall": 1,
     "macro_precision": 1,
 }
+BETTER |= {f"{LAST_ROUND}{name}": direction for name, direction in BETTER.items()}
 BETTER |= {
     f"{adapted}{whose}_accuracy{least}": 1
     for whose in ("client", "unseen_client")
@@ -140,6 +144,8 @@ def results(runs: Sequence[RunResults]) -> Table:
 
 def name_of(key: str) -> str:
     """What a key of a summary is called."""
+    if key.startswith(LAST_ROUND):
+        return f"Last round alone: {name_of(key.removeprefix(LAST_ROUND))}"
     return _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
 
 
