@@ -21,6 +21,7 @@ from tfp_bfl.export.heads import Head, head
 from tfp_bfl.export.info import columns_of, target_of
 from tfp_bfl.export.saved_model import Source, find, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
+from tfp_bfl.models import num_members
 
 MOST_BYTES = 2**31 - 2**20
 
@@ -56,12 +57,15 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         module = loading.load(folder)
         known = loading.read_info(folder)
         facts: Any = known.model
-        shape, stochastic = facts["input_shape"], facts["stochastic"]
+        shape, stochastic, members = facts["input_shape"], facts["stochastic"], facts.get("members", 1)
     else:
         model, known = model_of(model_or_run)
         module = make_functions(model, columns_of(known), target_of(known))
-        shape, stochastic = model.input_shape[1:], is_stochastic(model)
-    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known))), shape)
+        shape, stochastic, members = model.input_shape[1:], is_stochastic(model), num_members(model)
+    if num_samples < members:
+        raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
+    seeds = sample_seeds(seed, num_samples if stochastic else 1, members)
+    content = _convert(_Fixed(module, shape, seeds, head(target_of(known))), shape)
     draft = file.with_name(f"{file.name}.draft")
     try:
         draft.write_bytes(content)
@@ -90,22 +94,23 @@ class _Fixed(tf.Module):
     Args:
       module: of `make_functions`.
       shape: of an example.
-      seed, num_samples: of `predict`.
+      seeds: [S, 2], of the samples of `predict`.
       answers: of the model.
     """
 
-    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int, answers: Head):
+    def __init__(self, module: Any, shape: Any, seeds: tf.Tensor, answers: Head):
         super().__init__()
         self.weights = list(module.weights)
         rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))
         # All samples have the size of the first: known before memory is taken for the rest.
-        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(sample_seeds(seed, 1)[0]))
+        num_samples = int(seeds.shape[0])
+        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(seeds[0]))
         if num_bytes > MOST_BYTES:
             raise InvalidArgument(
                 f"{num_samples} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
                 f"{MOST_BYTES}: take fewer."
             )
-        samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
+        samples = [drawn(each) for each in seeds]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.image.convert_image_dtype(images, tf.float32)

@@ -13,6 +13,7 @@ from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
+from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
 from tfp_bfl.federated.masks import KEY_BYTES
 from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import collapse_warning
@@ -51,6 +52,8 @@ __all__ = [
     "Chains",
     "Checkpoints",
     "ClientScores",
+    "Ensemble",
+    "Members",
     "Party",
     "PartyEngine",
     "Pretrained",
@@ -75,6 +78,8 @@ __all__ = [
     "fit_newcomers",
     "from_arrays",
     "local_workers",
+    "make_ensemble",
+    "member_seed",
     "pretrain",
     "ray_runtime",
     "remote_workers",

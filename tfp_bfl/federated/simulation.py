@@ -22,6 +22,7 @@ from tfp_bfl.federated.averaging import Averaged, RoundAverage, check_average_ro
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.draws import Draws, Thinning
 from tfp_bfl.federated.engines import ENGINES, MakeEngine, check_engine
+from tfp_bfl.federated.ensemble import Ensemble, Members, over_members
 from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.models import ModelWeights, predictive_model
@@ -45,6 +46,8 @@ class SimulationResult(NamedTuple):
       draws: of a chain, the rounds that were kept; None without any.
       warnings: what there is to know of the posterior, whole sentences; they have been logged too.
       averaged: with `average_rounds`, the average and its scores (`rounds[-1]` holds the last round's); else None.
+      ensemble: of an `Ensemble`, the members' results and the scores of `model`; `state` is then the last member's, and
+        `rounds` holds the rows of all members. Else None.
     """
 
     model: tf.keras.Model
@@ -54,10 +57,12 @@ class SimulationResult(NamedTuple):
     draws: Optional[Samples] = None
     warnings: Sequence[str] = ()
     averaged: Optional[Averaged] = None
+    ensemble: Optional[Members] = None
 
 
+@over_members
 def simulate(
-    process: BayesianProcess,
+    process: Union[BayesianProcess, Ensemble],
     clients: Union[ClientData, Parties],
     rounds: int,
     cohort_size: Optional[int] = None,
@@ -88,7 +93,7 @@ def simulate(
     of where a run was stopped. Faulty clients are left out of their round, and named in its metrics and the log.
 
     Args:
-      process: of `tfp_bfl.algorithms`.
+      process: of `tfp_bfl.algorithms`; of an `Ensemble` each member in turn (`algorithms.ensemble`).
       clients: who holds what (`tfp_bfl.data`).
       rounds: how many in all.
       cohort_size: clients a round, drawn by the seed; None for all of them, or the number that the process's privacy
@@ -134,6 +139,7 @@ def simulate(
       Error: every client of a round was faulty, in every attempt.
       WorkerError: a worker died, and could not be replaced.
     """
+    assert not isinstance(process, Ensemble)
     for name, count in {
         "rounds": rounds,
         "evaluate_every": evaluate_every,
