@@ -56,15 +56,10 @@ def is_stochastic(model: tf.keras.Model) -> bool:
     return any(layer.at_prediction if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
 
 
-def sample_seeds(seed: Any, num_samples: Any, members: int = 1) -> tf.Tensor:
-    """Return seeds [S, 2] of S weight samples; sample s belongs to member s mod M of an ensemble of M members."""
+def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
+    """Return seeds [S, 2] of S weight samples; the second number, s, selects the member of an ensemble."""
     key = tf.stack([tf.cast(seed, tf.int32), 0])
-    seeds = tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
-    if members == 1:
-        return seeds
-    half = seeds[:, 1] // 2  # From which M numbers upwards are integers of 32 bits.
-    own = half - half % members + tf.range(num_samples) % members
-    return tf.stack([seeds[:, 0], own], 1)
+    return tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
 
 
 def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
@@ -219,7 +214,7 @@ def _batches(
         raise InvalidArgument(
             f"num_samples is {num_samples}, but the ensemble has {members} members: ask for a sample of each at least."
         )
-    seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1, members)
+    seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):
         yield traced(tf.convert_to_tensor(features[start : start + batch_size]), seeds).numpy()

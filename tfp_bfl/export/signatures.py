@@ -12,7 +12,6 @@ import tensorflow as tf
 from tfp_bfl.evaluation import draw_outputs, is_stochastic, sample_seeds
 from tfp_bfl.export.heads import head
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import num_members
 
 NUM_SAMPLES = 20
 # By which resizing may leave the range of pixels.
@@ -58,7 +57,7 @@ def make_functions(
     """
     answers = head(target)
     shape = model.input_shape[1:]
-    stochastic, members = is_stochastic(model), num_members(model)
+    stochastic = is_stochastic(model)
     scaled = tf.TensorSpec([None, *shape], tf.float32, "images")
 
     # Not tensors, which a SavedModel would hold as objects of their own.
@@ -87,7 +86,7 @@ def make_functions(
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """[S, B, L]; a model without anything random has one sample."""
         with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
-            seeds = sample_seeds(seed, num_samples if stochastic else 1, members)
+            seeds = sample_seeds(seed, num_samples if stochastic else 1)
         return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
 
     @traced(number["num_samples"], number["seed"])

@@ -64,8 +64,7 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         shape, stochastic, members = model.input_shape[1:], is_stochastic(model), num_members(model)
     if num_samples < members:
         raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
-    seeds = sample_seeds(seed, num_samples if stochastic else 1, members)
-    content = _convert(_Fixed(module, shape, seeds, head(target_of(known))), shape)
+    content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known))), shape)
     draft = file.with_name(f"{file.name}.draft")
     try:
         draft.write_bytes(content)
@@ -94,23 +93,22 @@ class _Fixed(tf.Module):
     Args:
       module: of `make_functions`.
       shape: of an example.
-      seeds: [S, 2], of the samples of `predict`.
+      seed, num_samples: of `predict`.
       answers: of the model.
     """
 
-    def __init__(self, module: Any, shape: Any, seeds: tf.Tensor, answers: Head):
+    def __init__(self, module: Any, shape: Any, seed: int, num_samples: int, answers: Head):
         super().__init__()
         self.weights = list(module.weights)
         rest, fixed, drawn = _split(module.draw, tf.TensorSpec([None, *shape], tf.float32, "images"))
         # All samples have the size of the first: known before memory is taken for the rest.
-        num_samples = int(seeds.shape[0])
-        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(seeds[0]))
+        num_bytes = _num_bytes(fixed) + num_samples * _num_bytes(drawn(sample_seeds(seed, 1)[0]))
         if num_bytes > MOST_BYTES:
             raise InvalidArgument(
                 f"{num_samples} weight samples have {num_bytes} bytes, but a file of TensorFlow Lite holds at most "
                 f"{MOST_BYTES}: take fewer."
             )
-        samples = [drawn(each) for each in seeds]
+        samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
             images = tf.image.convert_image_dtype(images, tf.float32)

@@ -14,7 +14,6 @@ from tfp_bfl.models.functional_call import variational_call
 from tfp_bfl.models.weights import ModelWeights, assign_weights, layout
 from tfp_bfl.posterior import MeanField
 
-
 # Of the probabilities whose logarithms are logits.
 _LEAST = 1e-37
 
@@ -132,7 +131,9 @@ def ensemble_model(model: tf.keras.Model, members: Sequence[ModelWeights], regre
             Stacked(
                 read(w.mean for w in places.variational),
                 read(w.scale for w in places.variational),
-                *(read(group) for group in (places.point, places.moving_mean, places.moving_variance)),
+                read(places.point),
+                read(places.moving_mean),
+                read(places.moving_variance),
                 weights.posterior if has_beside else (),
             )
         )
