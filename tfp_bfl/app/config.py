@@ -198,6 +198,8 @@ class RunConfig(AllOptions, _Run):
         for name in ("pretrain_share", "evaluate_clients", "privacy_clip_norm", "example_clip_norm"):
             if getattr(self, name):
                 raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
+        if ALGORITHMS[self.algorithm].personal:
+            raise InvalidArgument(f"{self.algorithm} trains a model for each client: leave ensemble out.")
         if self.num_samples < members:
             raise InvalidArgument(
                 f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
