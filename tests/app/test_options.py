@@ -58,8 +58,8 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# Recipes for a program, which fits surrogates before.
-APART = {"fsgld"}
+# Recipes for a program: `fsgld` needs surrogates that were fitted before, `ensemble` is an option of all others.
+APART = {"fsgld", "ensemble"}
 
 
 def accepted(name):

@@ -1,6 +1,7 @@
 """Named recipes: client work + rule + server step, a file a family; `compose` for one's own."""
 
 from tfp_bfl.algorithms.compose import compose
+from tfp_bfl.algorithms.ensemble import ensemble
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
@@ -22,6 +23,7 @@ __all__ = [
     "bayesian_admm",
     "compose",
     "dg_sgld",
+    "ensemble",
     "fed_ag",
     "fed_be",
     "fed_kp",

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import own_model
 from tfp_bfl.app.config import RunConfig
+from tfp_bfl.app.ensembles import num_samples
 from tfp_bfl.app.fields import Options
 from tfp_bfl.app.options import Variational, serves
 from tfp_bfl.clients.inference import settings_for
@@ -167,7 +168,7 @@ def _check_regression(options: Options, config: RunConfig, source: Union[bfl.dat
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     """(model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of the labels."""
     options: dict[str, Any] = {
-        "num_samples": config.num_samples,
+        "num_samples": num_samples(config),
         "seed": config.seed,
         "precision": config.evaluation_precision,
     }

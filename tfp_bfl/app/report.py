@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app import build
+from tfp_bfl.app import build, ensembles
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.groups import grouped, score, table_text
 from tfp_bfl.errors import InvalidArgument
@@ -124,7 +124,8 @@ def _write_text(path: pathlib.Path, text: str) -> pathlib.Path:
 
 def title(config: RunConfig) -> str:
     """What a run is called where it stands alone."""
-    return f"{config.kind} {config.model_name} on {config.data_name}, {config.clients} clients, {method(config)}"
+    of = f"{config.ensemble} members of {method(config)}" if config.ensemble else method(config)
+    return f"{config.kind} {config.model_name} on {config.data_name}, {config.clients} clients, {of}"
 
 
 def method(config: RunConfig) -> str:
@@ -184,7 +185,7 @@ def results(
         name=name,
         config=config.told(),
         summary=summary,
-        rounds=rounds,
+        rounds=ensembles.over_members(rounds),
         probabilities=predictions.get("probabilities"),
         labels=predictions["labels"],
         uncertainties={key: predictions[key] for key in UNCERTAINTIES if key in predictions},

@@ -21,7 +21,7 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.layers import MCDropout, sampling
-from tfp_bfl.models import WeightSampling, in_bfloat16
+from tfp_bfl.models import MemberSampling, WeightSampling, in_bfloat16, num_members
 
 PRECISIONS = {
     "float32": "the model as it was built",
@@ -50,12 +50,14 @@ def is_stochastic(model: tf.keras.Model) -> bool:
     """Whether two weight samples of the model can differ: it has variational weights or Monte Carlo dropout, or a
     posterior beside it (`models.predictive_model`)."""
     layers = list(model._flatten_layers())
-    samples = lambda layer: isinstance(layer, WeightSampling) or getattr(layer, "variational_weights", [])
+    samples = lambda layer: (
+        isinstance(layer, (WeightSampling, MemberSampling)) or getattr(layer, "variational_weights", [])
+    )
     return any(layer.at_prediction if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
 
 
 def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
-    """Seeds [S, 2] of S weight samples."""
+    """Return seeds [S, 2] of S weight samples; the second number, s, selects the member of an ensemble."""
     key = tf.stack([tf.cast(seed, tf.int32), 0])
     return tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
 
@@ -207,6 +209,11 @@ def _batches(
         raise InvalidArgument(f"The model takes examples of shape {wanted}, but these have shape {given}.")
     if is_stochastic(model):
         check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
+    members = num_members(model)
+    if num_samples < members:
+        raise InvalidArgument(
+            f"num_samples is {num_samples}, but the ensemble has {members} members: ask for a sample of each at least."
+        )
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):

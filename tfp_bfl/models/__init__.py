@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates, root_mean_square_change
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
+from tfp_bfl.models.ensemble_model import MemberSampling, ensemble_model, num_members
 from tfp_bfl.models.exchange import (
     Anchor,
     ClientPosterior,
@@ -59,6 +60,7 @@ __all__ = [
     "Compact",
     "Federation",
     "FlatWeights",
+    "MemberSampling",
     "ModelWeights",
     "Parameters",
     "PersonalResult",
@@ -77,6 +79,7 @@ __all__ = [
     "check_logits",
     "coordinates",
     "density",
+    "ensemble_model",
     "from_coordinates",
     "functional_call",
     "get_weights",
@@ -85,6 +88,7 @@ __all__ = [
     "layout",
     "mean_and_log_variance",
     "min_stddev",
+    "num_members",
     "predictive_model",
     "predictive_spec",
     "predictive_weights",
