@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
-from tfp_bfl.clients.adam import Adam
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
@@ -20,7 +19,8 @@ from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
 BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
 # The papers' local work, which need not know how large the federation is.
-ADAM = {**BATCHES, "inference": "backprop", "temperature": 1.0, "kl": "client"}
+BY_BACKPROP = {"inference": "backprop", "temperature": 1.0, "optimizer_fn": "adam"}
+ADAM = {**BATCHES, **BY_BACKPROP, "kl": "client"}
 CURVATURE = {**BATCHES, "inference": "curvature", "temperature": 0.1}
 SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 8, "learning_rate": 0.1}
 
@@ -70,6 +70,12 @@ def variational(rule, kind, **options):
             "distributed_weight_consolidation": {"kept_weights": NUM_VARIATIONAL if kind == "flipout" else 0},
         }.get(rule, {}),
     )
+
+
+def default():
+    """The recipe's own rule, client step and temperature."""
+    given = variational(algorithms.fixed_points.DEFAULT_RULE, "flipout", **BATCHES)
+    return given._replace(build=lambda: algorithms.variational(mlp("flipout"), seed=SEED, **BATCHES))
 
 
 def compressed():
@@ -231,8 +237,6 @@ def third_family(build, pool, alone=lambda result, anchor: result.weights, work=
       build: (options of the clients and the process) -> the process.
     """
     options = {**(ADAM if work is None else PULLED), "seed": SEED}
-    if work is None:
-        options["optimizer_fn"] = Adam
     work = work or variational_work(POINT)
     weigh = lambda num_examples: num_examples
     return Method(mlp(POINT), lambda: build(**options), work, weigh, pool, alone, CLIENTS, rounds, metrics)
@@ -326,6 +330,7 @@ METHODS = {
         f"{rule}, {kind}": functools.partial(variational, rule, kind)
         for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OTHERS]
     },
+    "variational by default, flipout": default,
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": compressed,
     "compressed with error memory, flipout": error_memory,
@@ -359,7 +364,20 @@ TELLING += [
     name
     for name in METHODS
     if name.startswith(
-        ("fl_swag", "fed_", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_", "fsgld", "ma", "meta")
+        (
+            "fl_swag",
+            "fed_",
+            "variational",
+            "curvature",
+            "compressed",
+            "partitioned",
+            "bayesian",
+            "qlsd",
+            "dg_",
+            "fsgld",
+            "ma",
+            "meta",
+        )
     )
 ]
 

@@ -49,7 +49,9 @@ ALIKE = {
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
 }
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
-OF_OTHER_EQUATIONS = [f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "weighted_conflation")]
+OF_OTHER_EQUATIONS = [
+    f"{rule}, flipout" for rule in ("weighted_sum", "linear_pool", "weighted_conflation", "mean_precision_average")
+]
 TRIED = [name for name in METHODS if name not in OF_OTHER_EQUATIONS]
 every_method = pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in TRIED])
 

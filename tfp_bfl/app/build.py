@@ -231,7 +231,7 @@ def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
     own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":
-        own.update({name: getattr(config, name) for name in ("learning_rate", "inference", "temperature")})
+        own.update({name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")})
         if config.update_prior:  # The clients' rounds then start from a posterior of the same kind.
             found = settings_for(own["inference"], own["temperature"], update_prior=True)
             own.update({"inference": found.inference, "temperature": found.temperature})

@@ -6,7 +6,7 @@ import functools
 from typing import Any, Callable, NamedTuple, Optional
 
 from tfp_bfl.clients.natural import ByCurvature
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
 from tfp_bfl.clients.schedules import over_rounds
 from tfp_bfl.clients.updates import ByOptimizer, Schedule, Update
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
@@ -101,8 +101,9 @@ def update_of(
       step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
 
     Raises:
-      InvalidArgument: no such inference or noise, or a number outside its range.
+      InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
     """
+    optimizer_of(optimizer_fn)
     rate = over_rounds(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
     if noise is not None:
         lookup(NOISES, noise, "noise")
