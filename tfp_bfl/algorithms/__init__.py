@@ -3,6 +3,7 @@
 from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
+from tfp_bfl.algorithms.laplace import laplace
 from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
 from tfp_bfl.algorithms.personal_posterior import p_fed_bayes
 from tfp_bfl.algorithms.posterior_averaging import (
@@ -32,6 +33,7 @@ __all__ = [
     "fed_sgld",
     "fl_swag",
     "fsgld",
+    "laplace",
     "meta_learning",
     "meta_vd",
     "p_fed_bayes",

@@ -11,6 +11,7 @@ from tfp_bfl.clients.example_privacy import ExamplePrivacy
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
+from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
@@ -30,6 +31,7 @@ __all__ = [
     "INFERENCES",
     "KLS",
     "LEARNERS",
+    "STRUCTURES",
     "ExactChains",
     "ExamplePrivacy",
     "Mode",
@@ -46,6 +48,9 @@ __all__ = [
     "find_mode",
     "fit_surrogate",
     "langevin_chain",
+    "laplace",
+    "laplace_weights",
+    "layers_of",
     "memory_rate",
     "meta_gradient",
     "meta_learning",

@@ -12,6 +12,7 @@ from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
 from tfp_bfl.models.exchange import (
     Anchor,
+    ClientCurvature,
     ClientPosterior,
     ClientResult,
     Compact,
@@ -28,9 +29,15 @@ from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.models.numbers import mean_and_log_variance
+from tfp_bfl.models.numbers import MOST_LOG_VARIANCE, mean_and_log_variance
 from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
-from tfp_bfl.models.posterior_model import WeightSampling, predictive_model, predictive_spec, predictive_weights
+from tfp_bfl.models.posterior_model import (
+    WeightSampling,
+    predictive_model,
+    predictive_spec,
+    predictive_weights,
+    weight_sampling,
+)
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import (
@@ -51,9 +58,11 @@ MODELS: dict[str, Callable[..., tf.keras.Model]] = {
 __all__ = [
     "KINDS",
     "MODELS",
+    "MOST_LOG_VARIANCE",
     "PERSONAL_VARIANCES",
     "PRECISIONS",
     "Anchor",
+    "ClientCurvature",
     "ClientPosterior",
     "ClientResult",
     "Compact",
@@ -91,4 +100,5 @@ __all__ = [
     "prior",
     "root_mean_square_change",
     "split_head",
+    "weight_sampling",
 ]
