@@ -89,12 +89,7 @@ def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: A
       model, features, seed: as of `draw_probabilities`; a model of `models.predictive_model` with a posterior over
         point weights.
     """
-    layer = weight_sampling(model)
-    if layer is None:
-        raise InvalidArgument(
-            "linearised predictions are of a posterior over point weights, such as algorithms.laplace finds, and the "
-            "model has none: leave linearised out."
-        )
+    layer: Any = weight_sampling(model)
     with sampling("shared", seed):
         return tf.nn.softmax(layer.linearised(features))
 
@@ -156,7 +151,7 @@ def predict(
     """
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
-    draw = linearised_probabilities if linearised else draw_probabilities
+    draw = _drawing(model, linearised)
     parts = _batches(draw, model, features, num_samples, seed, batch_size, precision)
     samples = np.concatenate(list(parts), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
@@ -182,7 +177,7 @@ def evaluate(
       InvalidArgument: as `predict`, or labels that do not fit.
     """
     parts = []
-    draw = linearised_probabilities if linearised else draw_probabilities
+    draw = _drawing(model, linearised)
     for probabilities in _batches(draw, model, features, num_samples, seed, batch_size, precision):
         parts.append(summarise(probabilities))
     mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
@@ -204,6 +199,15 @@ def evaluate(
 def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
     """The metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
     return lambda model: evaluate(model, features, labels, **options).metrics
+
+
+def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
+    if linearised and weight_sampling(model) is None:
+        raise InvalidArgument(
+            "Linearised predictions require a posterior over point weights, such as algorithms.laplace finds, and the "
+            "model has none: leave linearised out."
+        )
+    return linearised_probabilities if linearised else draw_probabilities
 
 
 def sampled_outputs(
