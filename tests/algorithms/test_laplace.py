@@ -129,7 +129,7 @@ def test_files_that_hold_no_state_are_refused(name, value, tmp_path):
 
 
 def test_priors_by_layer():
-    approximation = curvatures.approximate(state_of("diagonal", groups=bfl.clients.layers_of(model_fn())))
+    approximation = curvatures.approximate(state_of("diagonal", groups=bfl.clients.layers_of(model_fn(), "diagonal")))
     one = curvatures.approximate(state_of("diagonal"))
     assert len(approximation.prior_stddev) == 2
     assert approximation.log_marginal_likelihood > one.log_marginal_likelihood
@@ -199,7 +199,7 @@ def test_an_exported_posterior_predicts_the_same(structure, tmp_path):
 
 def test_weights_that_are_no_mode_are_warned_of(caplog):
     assert not any("no mode" in text for text in result_of("diagonal", "uneven").warnings)
-    process = bfl.algorithms.laplace(model_fn, prior_stddev=1.0)
+    process = bfl.algorithms.laplace(model_fn, structure="diagonal", prior_stddev=1.0)
     start = tf.nest.map_structure(lambda x: 3.0 * x, mode())
     start = start._replace(point=tuple(-x for x in start.point))
     with caplog.at_level(logging.WARNING):

@@ -12,7 +12,7 @@ from tfp_bfl.errors import InvalidArgument
 def laplace(
     model_fn: Model,
     *,
-    structure: str = "diagonal",
+    structure: str = "last_layer",
     prior_stddev: Optional[float] = None,
     prior_by_layer: bool = False,
     temperature: float = 1.0,
@@ -29,8 +29,9 @@ def laplace(
 
     Args:
       model_fn: builds a Keras model with point weights that returns logits; or such a model, with the weights w*.
-      structure: "diagonal": the diagonal of the precision, all weights. "last_layer": the full precision matrix of the
-        last layer; the weights below stay points.
+      structure: "last_layer": the full precision matrix of the last layer; the weights below stay points. "diagonal":
+        the diagonal of the precision, all weights. The outputs of a deep network are far from linear in all of its
+        weights: then predict by `evaluation.evaluate(..., linearised=True)`.
       prior_stddev: t; None for the maximum of the marginal likelihood (`posterior.laplace`), which needs no held-out
         data.
       prior_by_layer: a t for each layer. For the structure "diagonal".

@@ -24,8 +24,8 @@ from tfp_bfl.models import (
 from tfp_bfl.posterior import flatten, unflatten
 
 STRUCTURES = {
-    "diagonal": "the diagonal, of all weights",
     "last_layer": "the full matrix, of the last layer",
+    "diagonal": "the diagonal, of all weights",
 }
 # The server inverts a matrix of so many weights in about a minute, in 200 MB.
 MOST_LAST_WEIGHTS = 5000
@@ -40,7 +40,7 @@ class _Sums(NamedTuple):
 def laplace(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    structure: str = "diagonal",
+    structure: str = "last_layer",
     likelihood: Union[str, Likelihood] = "categorical",
     batch_size: int = 32,
 ) -> ClientWork:
@@ -57,7 +57,7 @@ def laplace(
     Args:
       model_fn: builds a Keras model without variational layers that returns outputs [B, C]; or such a model. BatchNorm
         normalises by its moving statistics.
-      structure: "diagonal" for the diagonal of H over all weights, "last_layer" for the full H over the last layer.
+      structure: "last_layer" for the full H over the last layer, "diagonal" for its diagonal over all weights.
       likelihood: of the labels: "categorical", "gaussian:STDDEV" or "heteroscedastic".
       batch_size: examples at once. It changes rounding alone.
 
@@ -106,7 +106,7 @@ def laplace(
     return ClientWork(build, sends=CURVATURE)
 
 
-def laplace_weights(model: tf.keras.Model, structure: str = "diagonal") -> list[tf.Variable]:
+def laplace_weights(model: tf.keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
     """Return the model's variables that Laplace's approximation is over: the last of its point weights.
 
     Raises:
@@ -143,7 +143,7 @@ def laplace_weights(model: tf.keras.Model, structure: str = "diagonal") -> list[
     return layout(head).point
 
 
-def layers_of(model: tf.keras.Model, structure: str = "diagonal") -> tuple[int, ...]:
+def layers_of(model: tf.keras.Model, structure: str = "last_layer") -> tuple[int, ...]:
     """Return the number of the layer, from 0 on, for each variable of `laplace_weights`."""
     layers = list(model._flatten_layers(include_self=False))
     holders: list[int] = []
