@@ -15,6 +15,7 @@ from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
 from .chain_methods import dg_sgld, fsgld, qlsd
+from .laplace_method import laplace
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
@@ -200,33 +201,6 @@ def fl_swag(model_fn, last_layer=False):
 
 
 POINT = "deterministic"
-
-
-def laplace(structure):
-    """The mean is the server's own weights; the precision is the prior's plus the sum over clients."""
-    model_fn, options = mlp(POINT), {"structure": structure, "batch_size": 8}
-    number = len(clients.laplace_weights(model_fn(), structure))
-
-    def alone(result, anchor):
-        sent = tf.nest.map_structure(np.asarray, result.weights)
-        mean = anchor.point[len(anchor.point) - number :]
-        found = posterior.laplace(mean, sent.curvature, sent.gradient, float(sent.nll))
-        return anchor._replace(posterior=found.posterior, point=anchor.point[: len(anchor.point) - number])
-
-    return Method(
-        model_fn,
-        lambda: algorithms.laplace(model_fn, seed=SEED, **options),
-        clients.laplace(model_fn, **options),
-        np.ones_like,
-        lambda results, anchor: (stacked(results), anchor),
-        alone,
-        data=ALIKE,
-        rounds=1,
-        metrics={},
-        moves=False,
-    )
-
-
 PULLED = {"local_epochs": 4, "batch_size": 8, "learning_rate": 0.1, "shrinkage": 0.1}
 HEAT = 1e-6
 ENSEMBLE = {"num_models": 3, "learning_rate": 0.1}

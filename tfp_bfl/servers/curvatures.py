@@ -8,6 +8,7 @@ model = bfl.models.predictive_model(model_fn(), curvatures.pool(state))
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -19,6 +20,7 @@ from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.models import ClientCurvature, ModelWeights
 from tfp_bfl.posterior import Laplace, MeanField, laplace
+from tfp_bfl.servers.names import check_joining, check_leaving
 
 MOST_BYTES = 2**34
 _SUMS, _WEIGHTS = ("curvature", "gradient"), ("point", "moving_mean", "moving_variance")
@@ -96,11 +98,12 @@ def pool(state: Curvatures) -> ModelWeights:
 def join(
     state: Curvatures, others: Curvatures, names: Optional[Sequence[str]] = None, replace: bool = False
 ) -> Curvatures:
-    """Return the state with clients of another one, whose sums must be at the same weights.
+    """Return the state with clients of another one; both states must be at the same weights.
 
     Args:
-      names: of the clients to take; None for all.
-      replace: a client that is there already gets the new sums in the place of its former ones, and is not refused.
+      state: to which the clients are added.
+      others: from which they are taken: those of the `names`, or all for None.
+      replace: for a client of both states the new sums replace the former ones; otherwise it is refused.
 
     Raises:
       InvalidArgument: the sums are of another structure or at other weights; there is no such client there, or one of
@@ -115,11 +118,7 @@ def join(
         )
     clients = dict(state.clients)
     for client in others.clients if names is None else names:
-        if client not in others.clients:
-            known = ", ".join(map(repr, others.clients)) or "none"
-            raise InvalidArgument(f"There is no client {client!r} to take: the others are {known}.")
-        if client in clients and not replace:
-            raise InvalidArgument(f"There is a client {client!r} already: ask to replace it, or leave it out.")
+        check_joining(client, others.clients, clients, replace)
         clients[client] = others.clients[client]
     return state._replace(clients=clients)
 
@@ -134,18 +133,11 @@ def remove(state: Curvatures, *names: str) -> Curvatures:
     """
     clients = dict(state.clients)
     for client in names:
-        if client not in clients:
-            known = ", ".join(map(repr, clients)) or "none"
-            raise InvalidArgument(f"There is no client {client!r}: the clients are {known}.")
+        check_leaving(client, clients)
         del clients[client]
     if not clients:
         raise InvalidArgument("One client at least must be left, of whose sums the posterior is made.")
     return state._replace(clients=clients)
-
-
-def save(state: Curvatures, path: Path) -> None:
-    """Write the state to a file, whole or not at all."""
-    write_arrays(path, _arrays(state))
 
 
 def load(path: Path) -> Curvatures:
@@ -155,12 +147,17 @@ def load(path: Path) -> Curvatures:
       InvalidArgument: the file can't be read, or is none of these.
     """
     arrays = read_arrays(path, "file of curvatures", MOST_BYTES)
-    try:
+    state = None
+    with contextlib.suppress(KeyError, ValueError, TypeError, IndexError):
         state = _state(arrays)
-        _check(state, arrays)
-    except (KeyError, ValueError, TypeError, IndexError):
-        raise InvalidArgument(f"{name(path)} is not a file of curvatures: its arrays are not those of one.") from None
+    if state is None or not _fits(state, arrays):
+        raise InvalidArgument(f"{name(path)} is not a file of curvatures: its arrays are not those of one.")
     return state
+
+
+def save(state: Curvatures, path: Path) -> None:
+    """Write the state to a file, whole or not at all."""
+    write_arrays(path, _arrays(state))
 
 
 def _mode(state: Curvatures) -> tuple[Any, ...]:
@@ -211,11 +208,12 @@ def _state(arrays: Mapping[str, np.ndarray]) -> Curvatures:
     return Curvatures(clients, ModelWeights(MeanField((), ()), point, MeanField(*moments)), settings)
 
 
-def _check(state: Curvatures, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError for what is no file of curvatures."""
+def _fits(state: Curvatures, arrays: Mapping[str, np.ndarray]) -> bool:
+    """Return whether the state is one, and all that the file holds."""
     names, moments, settings = arrays["names"], state.weights.moments, state.settings
-    fits = names.dtype.kind == "U" and names.ndim == 1 and len(names) == len(state.clients) > 0
-    fits = fits and all(map(str.isprintable, state.clients)) and bool(np.all(arrays["num_examples"] > 0))
+    if names.dtype.kind != "U" or names.ndim != 1 or not len(names) == len(state.clients) > 0:
+        return False
+    fits = all(map(str.isprintable, state.clients)) and bool(np.all(arrays["num_examples"] > 0))
     numbers = {key: x for key, x in arrays.items() if key != "names"}
     fits = fits and all(x.dtype in (np.float32, np.float64, np.int64) for x in numbers.values())
     fits = fits and all(bool(np.all(np.isfinite(x))) for x in numbers.values())
@@ -231,8 +229,7 @@ def _check(state: Curvatures, arrays: Mapping[str, np.ndarray]) -> None:
     fits = fits and len(settings.groups) in (0, len(mode)) and not (full and settings.groups)
     groups = set(settings.groups)
     fits = fits and groups == set(range(len(groups)))
-    if not fits or {k: x.shape for k, x in arrays.items()} != {k: x.shape for k, x in _arrays(state).items()}:
-        raise ValueError
+    return fits and {k: x.shape for k, x in arrays.items()} == {k: x.shape for k, x in _arrays(state).items()}
 
 
 def _diagonal(curvature: Any, mode: Any) -> bool:

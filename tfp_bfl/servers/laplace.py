@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 
@@ -11,7 +11,7 @@ from tfp_bfl.errors import check_number
 from tfp_bfl.models import ClientCurvature, ModelWeights
 from tfp_bfl.servers import curvatures
 from tfp_bfl.servers.checks import check_point_weights
-from tfp_bfl.servers.rows import growing, with_newer
+from tfp_bfl.servers.rows import growing, keep_newest
 
 # In posterior standard deviations, root mean square over the weights.
 LARGEST_DISTANCE = 0.5
@@ -57,12 +57,6 @@ def laplace(
         matrix = growing([size, size], tf.float32) if full else tf.nest.map_structure(tf.identity, rows)
         return ClientCurvature(growing([], tf.int32), growing([], tf.int32), matrix, rows, growing([], tf.float32))
 
-    def step(
-        state: ClientCurvature, weights: ModelWeights, new: ClientCurvature, seed: Any
-    ) -> tuple[Any, ModelWeights]:
-        del seed
-        return with_newer(state, new), weights
-
     def predictive(state: ClientCurvature, weights: ModelWeights) -> ModelWeights:
         return curvatures.pool(curvatures.from_stack(state, weights, settings)) if len(state.client) else weights
 
@@ -73,7 +67,7 @@ def laplace(
         return None if distance <= LARGEST_DISTANCE else mode_warning(distance)
 
     takes = stack_of(CURVATURE)
-    return ServerStep(initialize, step, predictive, takes=takes, name="laplace", notice=notice)
+    return ServerStep(initialize, keep_newest, predictive, takes=takes, name="laplace", notice=notice)
 
 
 def mode_warning(distance: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, stack_of
@@ -12,7 +10,7 @@ from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.posterior.products import check_prior
 from tfp_bfl.servers import online
-from tfp_bfl.servers.rows import growing, with_newer
+from tfp_bfl.servers.rows import growing, keep_newest
 
 
 def online_product(
@@ -60,18 +58,12 @@ def online_product(
         moments = MeanField((), ()) if frozen_moments else each(rows(), weights.moments)
         return ClientPosterior(number, number, q, moments)
 
-    def step(
-        state: ClientPosterior, weights: ModelWeights, new: ClientPosterior, seed: Any
-    ) -> tuple[Any, ModelWeights]:
-        del seed
-        return with_newer(state, new), weights
-
     def predictive(state: ClientPosterior, weights: ModelWeights) -> ModelWeights:
         if not len(state.client):
             return weights
         return online.pool(online.from_stack(state, weights, prior), diagonal_only, between_clients)
 
-    return ServerStep(initialize, step, predictive, takes=stack_of(CLIENT_POSTERIOR), name="online_product")
+    return ServerStep(initialize, keep_newest, predictive, takes=stack_of(CLIENT_POSTERIOR), name="online_product")
 
 
 def _check_fits(prior: MeanField, point: tuple[tf.Tensor, ...]) -> None:
