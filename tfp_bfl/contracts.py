@@ -18,7 +18,7 @@ from tfp_bfl.models import ClientResult, Compact, Federation, ModelWeights, Serv
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
-CURVATURE = "curvature"
+CURVATURE, SITE_CHANGE = "curvature", "site change"
 GRADIENT, CHANGE = "gradient", "change"
 PERSONAL, PERSONAL_POOL = "personal result", "personal pool"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of

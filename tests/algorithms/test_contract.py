@@ -32,6 +32,7 @@ ALIKE = {
     "fed_be": pytest.mark.deep(after="tests/clients/test_posterior_averaging.py"),
     "fed_kp, mean": pytest.mark.deep(after="tests/rules/test_kernel.py"),
     "fl_swag, last layer": pytest.mark.deep(after="tests/clients/test_swag.py"),
+    "fed_lap": pytest.mark.deep(after="tests/clients/test_laplace_sites.py"),
     "laplace, diagonal": pytest.mark.deep(after="tests/clients/test_laplace.py"),
     "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
     "qlsd": pytest.mark.deep(after="tests/algorithms/test_langevin.py"),

@@ -58,8 +58,8 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# Recipes for a program, which fits surrogates before, and for the command `laplace` on a finished run.
-APART = {"fsgld", "laplace"}
+# Recipes for a program, one of which fits surrogates before, and for the command `laplace` on a finished run.
+APART = {"fsgld", "fed_lap", "laplace"}
 
 
 def accepted(name):

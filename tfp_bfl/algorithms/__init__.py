@@ -16,7 +16,7 @@ from tfp_bfl.algorithms.posterior_averaging import (
     fed_prox,
     fed_sgld,
 )
-from tfp_bfl.algorithms.sites import bayesian_admm, partitioned_vi
+from tfp_bfl.algorithms.sites import bayesian_admm, fed_lap, partitioned_vi
 from tfp_bfl.algorithms.variational import variational
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "fed_be",
     "fed_kp",
     "fed_kppa",
+    "fed_lap",
     "fed_opt",
     "fed_pa",
     "fed_prox",

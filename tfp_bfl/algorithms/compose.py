@@ -18,6 +18,7 @@ from tfp_bfl.contracts import (
     GAUSSIAN,
     GRADIENT,
     PERSONAL_POOL,
+    SITE_CHANGE,
     STACK,
     TOTAL,
     WEIGHTS,
@@ -42,6 +43,7 @@ _RULES = {
     stack_of(CURVATURE): "clients.laplace(...) with rules.stacked()",
     total_of(GRADIENT): "clients.stochastic_gradient(...) with rules.total()",
     total_of(CHANGE): "clients.coupled_langevin(...) with rules.total()",
+    total_of(SITE_CHANGE): "clients.laplace_sites(...) with rules.total()",
 }
 _STEPS = {
     WEIGHTS: "servers.replace()",
@@ -52,6 +54,7 @@ _STEPS = {
     stack_of(CURVATURE): "servers.laplace(...)",
     total_of(GRADIENT): "servers.descend(...)",
     total_of(CHANGE): "servers.couple(...) or servers.follow()",
+    total_of(SITE_CHANGE): "servers.laplace_dual(...)",
 }
 
 

@@ -12,6 +12,7 @@ from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradien
 from tfp_bfl.clients.inference import INFERENCES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
+from tfp_bfl.clients.laplace_sites import laplace_sites
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
@@ -49,6 +50,7 @@ __all__ = [
     "fit_surrogate",
     "langevin_chain",
     "laplace",
+    "laplace_sites",
     "laplace_weights",
     "layers_of",
     "memory_rate",

@@ -31,7 +31,15 @@ STRUCTURES = {
 MOST_LAST_WEIGHTS = 5000
 
 
-class _Sums(NamedTuple):
+class LaplaceSums(NamedTuple):
+    """Sums over a client's examples.
+
+    Fields:
+      curvature: the Gauss-Newton diagonal [D], or the matrix [D, D].
+      gradient: of the negative log likelihood [D].
+      nll: in nats, a scalar.
+    """
+
     curvature: tf.Tensor
     gradient: tf.Tensor
     nll: tf.Tensor
@@ -73,12 +81,8 @@ def laplace(
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     lookup(STRUCTURES, structure, "structure")
     check_count(batch_size, "batch_size")
-    if density.fisher_root is None:
-        raise InvalidArgument(
-            "The likelihood has no fisher_root, of which the curvature is made: use 'categorical', 'gaussian:STDDEV' "
-            "or 'heteroscedastic'."
-        )
-    add_batch = _add_diagonal if structure == "diagonal" else _add_matrix
+    check_fisher(density)
+    add_batch = add_diagonal if structure == "diagonal" else _add_matrix
 
     def build() -> Work:
         with tf.variable_creator_scope(without_initial_values):
@@ -91,7 +95,7 @@ def laplace(
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             assign_weights(model, message.weights)
-            start = _Sums(tf.zeros(shape), tf.zeros([size]), tf.zeros([]))
+            start = LaplaceSums(tf.zeros(shape), tf.zeros([size]), tf.zeros([]))
             with sampling("mean"):
                 sums = over_batches(examples, seed, 1, batch_size, add, start)
             number = tf.shape(examples.labels)[0]
@@ -104,6 +108,15 @@ def laplace(
         return work
 
     return ClientWork(build, sends=CURVATURE)
+
+
+def check_fisher(likelihood: Likelihood) -> None:
+    """Raises InvalidArgument for a likelihood without Fisher's information of the outputs."""
+    if likelihood.fisher_root is None:
+        raise InvalidArgument(
+            "The likelihood has no fisher_root, of which the curvature is made: use 'categorical', 'gaussian:STDDEV' "
+            "or 'heteroscedastic'."
+        )
 
 
 def laplace_weights(model: tf.keras.Model, structure: str = "last_layer") -> list[tf.Variable]:
@@ -155,16 +168,16 @@ def layers_of(model: tf.keras.Model, structure: str = "last_layer") -> tuple[int
     return tuple(order.index(holder) for holder in holders)
 
 
-Add = Callable[[_Sums, tf.Tensor, tf.Tensor, tf.Tensor], _Sums]
+Add = Callable[[LaplaceSums, tf.Tensor, tf.Tensor, tf.Tensor], LaplaceSums]
 
 
-def _add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
+def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
     """Build the function that adds a batch to sums whose curvature is the diagonal [D]."""
     fisher_root: Any = likelihood.fisher_root
     zero = tf.UnconnectedGradients.ZERO
 
     @without_autograph
-    def add(sums: _Sums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> _Sums:
+    def add(sums: LaplaceSums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> LaplaceSums:
         del seed
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(leaves)
@@ -187,7 +200,7 @@ def _add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: 
 
         number, start = tf.shape(roots)[2], (tf.constant(0), sums.curvature)
         curvature = tf.while_loop(lambda r, _: r < number, column, start, parallel_iterations=1)[1]
-        return _Sums(curvature, sums.gradient + gradient, sums.nll + nll)
+        return LaplaceSums(curvature, sums.gradient + gradient, sums.nll + nll)
 
     return add
 
@@ -203,7 +216,7 @@ def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Li
     size = sum(v.shape.num_elements() for v in leaves)
 
     @without_autograph
-    def add(sums: _Sums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> _Sums:
+    def add(sums: LaplaceSums, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor) -> LaplaceSums:
         del seed
         inputs = parts.features(features, training=False)
         outputs = parts.head(inputs, training=False)
@@ -218,6 +231,6 @@ def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Li
         both = tf.reshape(tf.matmul(pairs, fisher, transpose_a=True), [width, width, classes, classes])
         matrix = tf.reshape(tf.transpose(both, [0, 2, 1, 3]), [size, size])
         gradient = tf.reshape(tf.matmul(x, tf.cast(slopes, tf.float32), transpose_a=True), [-1])
-        return _Sums(sums.curvature + matrix, sums.gradient + gradient, sums.nll + nll)
+        return LaplaceSums(sums.curvature + matrix, sums.gradient + gradient, sums.nll + nll)
 
     return add

@@ -8,7 +8,7 @@ from typing import Callable, NamedTuple, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.models import MOST_LOG_VARIANCE, mean_and_log_variance
+from tfp_bfl.models import mean_and_log_variance
 from tfp_bfl.named import Table, WithArgument, parse
 
 
@@ -96,7 +96,7 @@ def heteroscedastic() -> Likelihood:
     def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
         # Fisher's information of N(m, v) in (m, log v): diag(1 / v, 1 / 2); none in a log variance beyond its bound.
         _, log_variance = mean_and_log_variance(outputs)
-        inside = tf.abs(outputs[:, 1]) <= MOST_LOG_VARIANCE
+        inside = tf.equal(log_variance, outputs[:, 1])
         return tf.linalg.diag(tf.stack([tf.exp(-0.5 * log_variance), tf.where(inside, math.sqrt(0.5), 0.0)], 1))
 
     return Likelihood(nll, draw, fisher_root)

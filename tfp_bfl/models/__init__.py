@@ -29,7 +29,7 @@ from tfp_bfl.models.kinds import KINDS, PRECISIONS
 from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.models.numbers import MOST_LOG_VARIANCE, mean_and_log_variance
+from tfp_bfl.models.numbers import mean_and_log_variance
 from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
 from tfp_bfl.models.posterior_model import (
     WeightSampling,
@@ -58,7 +58,6 @@ MODELS: dict[str, Callable[..., tf.keras.Model]] = {
 __all__ = [
     "KINDS",
     "MODELS",
-    "MOST_LOG_VARIANCE",
     "PERSONAL_VARIANCES",
     "PRECISIONS",
     "Anchor",

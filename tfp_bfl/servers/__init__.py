@@ -13,6 +13,7 @@ from tfp_bfl.servers.dual import dual
 from tfp_bfl.servers.gaussian import keep_gaussian
 from tfp_bfl.servers.langevin import langevin
 from tfp_bfl.servers.laplace import laplace
+from tfp_bfl.servers.laplace_dual import laplace_dual
 from tfp_bfl.servers.optimize import optimize
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 from tfp_bfl.servers.personal import Learning, personal
@@ -33,6 +34,7 @@ __all__ = [
     "keep_gaussian",
     "langevin",
     "laplace",
+    "laplace_dual",
     "online",
     "online_product",
     "optimize",
