@@ -58,8 +58,9 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# Recipes for a program: `fsgld` needs surrogates that were fitted before, `ensemble` is an option of all others.
-APART = {"fsgld", "ensemble"}
+# Recipes for a program, two of which fit or train before, and for the command `laplace` on a finished run; `ensemble`
+# is an option of all others.
+APART = {"ensemble", "fed_lap", "fsgld", "laplace"}
 
 
 def accepted(name):

@@ -79,3 +79,44 @@ def bayesian_admm(
         product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None,
     )
     return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)
+
+
+def fed_lap(
+    model_fn: Model,
+    *,
+    covariance: bool = False,
+    prior_stddev: float = 1.0,
+    step_size: float = 1.0,
+    damping: Optional[float] = None,
+    **options: Any,
+) -> federated.BayesianProcess:
+    """FedLap: federated ADMM as partitioned inference by Laplace's approximation; FedLap-Cov with precisions.
+
+    client:  w_k minimises nll_k / T - <t_k, natural> + rho (w - w_g)^T S (w - w_g) / 2
+    site:    t_k <- t_k + damping rho (natural(w_k, P_k) - natural(w_g, S))
+    server:  natural(w_g, S) <- (1 - a) mean_k natural(w_k, P_k) + a natural(prior prod_k t_k),   a = 1 / (1 + K rho)
+
+    with natural(m, P) = (P, P m). At rest w_g is the mode of the posterior of all data, however different the clients
+    are. FedLap has the precision S = P_k = 1 / t^2 throughout and point weights as its result. FedLap-Cov takes P_k
+    from the Gauss-Newton diagonal at w_k; at rest S is the prior's precision plus the sum over all data at the mode.
+
+    Args:
+      model_fn: builds a Keras model of kind deterministic without BatchNorm; or such a model.
+      covariance: FedLap-Cov, which predicts with samples of N(w_g, 1 / S).
+      prior_stddev: t of the prior N(0, t^2 I).
+      step_size: rho. FedLap: the larger, the nearer clients stay to w_g; rho / t^2 should be of the order of the
+        curvature of a client's data.
+      damping: as `partitioned_vi`.
+      **options: of `compose` (element_spec, seed, min_examples) and of `clients.laplace_sites` (local_epochs,
+        batch_size, learning_rate, optimizer_fn, likelihood, temperature).
+
+    Raises:
+      InvalidArgument: as `clients.laplace_sites` and `compose`.
+
+    Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325). Equations derived (`clients.laplace_sites`).
+    """
+    work, process = split_options(fed_lap, clients.laplace_sites, options, ("element_spec", "seed", "min_examples"))
+    held: dict[str, Any] = {"prior_stddev": prior_stddev, "step_size": step_size, "damping": damping}
+    local = clients.laplace_sites(model_fn, covariance=covariance, **held, **work)
+    step = servers.laplace_dual(covariance=covariance, **held)
+    return compose(model_fn, local, rules.total(), step, weighting="equal", **process)

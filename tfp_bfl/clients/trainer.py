@@ -33,6 +33,7 @@ class Trainer:
       example_privacy: clipping and noise of gradients; the update must then draw weights for a batch.
 
     Attributes:
+      model: of which the weights are.
       weights: the model's `FlatWeights`.
       update: what steps them.
     """
@@ -47,8 +48,8 @@ class Trainer:
         example_privacy: Optional[ExamplePrivacy] = None,
     ):
         with tf.variable_creator_scope(without_initial_values):
-            self._model = model_fn()
-            self.weights = FlatWeights(self._model)
+            self.model = model_fn()
+            self.weights = FlatWeights(self.model)
         self.update = update_fn(self.weights)
         self._proximal = proximal
         self._weight_decay = weight_decay
@@ -140,7 +141,7 @@ class Trainer:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*weights.point, draw.noise])
                 with sampling("shared", seed, weights.by_weight(draw.noise)):
-                    outputs = self._model(feature[tf.newaxis], training=True)
+                    outputs = self.model(feature[tf.newaxis], training=True)
                 loss = tf.reduce_sum(self._likelihood.nll(label[tf.newaxis], outputs))
             zero = tf.UnconnectedGradients.ZERO
             in_point, in_noise = tape.gradient(loss, (weights.point, draw.noise), unconnected_gradients=zero)
@@ -159,7 +160,7 @@ class Trainer:
         with tf.GradientTape(persistent=draws_labels, watch_accessed_variables=False) as tape:
             tape.watch([*watched, draw.noise])
             with sampling(self.update.noise, seed, weights.by_weight(draw.noise)):
-                outputs = self._model(features, training=True)
+                outputs = self.model(features, training=True)
             losses = self._likelihood.nll(labels, outputs)
             loss = tf.reduce_mean(losses)
         zero = tf.UnconnectedGradients.ZERO

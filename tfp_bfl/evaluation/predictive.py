@@ -21,7 +21,7 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.layers import MCDropout, sampling
-from tfp_bfl.models import MemberSampling, WeightSampling, in_bfloat16, num_members
+from tfp_bfl.models import MemberSampling, WeightSampling, in_bfloat16, num_members, weight_sampling
 
 PRECISIONS = {
     "float32": "the model as it was built",
@@ -82,6 +82,20 @@ def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Te
         return model(features, training=False)
 
 
+def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+    """Compute `draw_probabilities` of the model linearised in its weights at the posterior's mean: [B, C].
+
+    softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`models.WeightSampling.linearised`)
+
+    Args:
+      model, features, seed: as of `draw_probabilities`; a model of `models.predictive_model` with a posterior over
+        point weights.
+    """
+    layer: Any = weight_sampling(model)
+    with sampling("shared", seed):
+        return tf.nn.softmax(layer.linearised(features))
+
+
 def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
     """`draw_probabilities` for each seed, in one graph.
 
@@ -119,6 +133,7 @@ def predict(
     seed: int = 0,
     batch_size: int = 500,
     precision: str = "float32",
+    linearised: bool = False,
 ) -> np.ndarray:
     """Sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
 
@@ -129,14 +144,17 @@ def predict(
       seed: the same seed gives the same samples.
       batch_size: examples at once.
       precision: in which the model computes, one of `PRECISIONS`; what bfloat16 gains and costs: docs/speed.md.
+      linearised: predict by the model linearised in its weights at the posterior's mean (`linearised_probabilities`),
+        for a posterior over point weights: Laplace's approximation of a whole network requires it.
 
     Raises:
       InvalidArgument: num_samples or batch_size below 1, more samples than memory holds, no such precision, no
-        examples, or examples of another shape.
+        examples, or examples of another shape; linearised without a posterior over point weights.
     """
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
-    parts = _batches(draw_probabilities, model, features, num_samples, seed, batch_size, precision)
+    draw = _drawing(model, linearised)
+    parts = _batches(draw, model, features, num_samples, seed, batch_size, precision)
     samples = np.concatenate(list(parts), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
 
@@ -149,6 +167,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 500,
     precision: str = "float32",
+    linearised: bool = False,
 ) -> Evaluation:
     """Scores a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
 
@@ -160,7 +179,8 @@ def evaluate(
       InvalidArgument: as `predict`, or labels that do not fit.
     """
     parts = []
-    for probabilities in _batches(draw_probabilities, model, features, num_samples, seed, batch_size, precision):
+    draw = _drawing(model, linearised)
+    for probabilities in _batches(draw, model, features, num_samples, seed, batch_size, precision):
         parts.append(summarise(probabilities))
     mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
     metrics = {
@@ -181,6 +201,15 @@ def evaluate(
 def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
     """The metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
     return lambda model: evaluate(model, features, labels, **options).metrics
+
+
+def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
+    if linearised and weight_sampling(model) is None:
+        raise InvalidArgument(
+            "Linearised predictions require a posterior over point weights, such as algorithms.laplace finds, and the "
+            "model has none: leave linearised out."
+        )
+    return linearised_probabilities if linearised else draw_probabilities
 
 
 def sampled_outputs(

@@ -272,6 +272,10 @@ def simulate(
     if everyone:
         logger.warning(everyone)
         warnings.append(everyone)
+    noticed = process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights)))
+    if noticed:
+        logger.warning(noticed)
+        warnings.append(noticed)
     warnings += attempts.warnings.values()
     draws_kept = kept.samples() if kept else None
     return SimulationResult(model, state, record.rows, record.collapsed, draws_kept, warnings, averaged)

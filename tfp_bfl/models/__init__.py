@@ -13,6 +13,7 @@ from tfp_bfl.models.density import density
 from tfp_bfl.models.ensemble_model import MemberSampling, ensemble_model, num_members
 from tfp_bfl.models.exchange import (
     Anchor,
+    ClientCurvature,
     ClientPosterior,
     ClientResult,
     Compact,
@@ -31,7 +32,13 @@ from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.numbers import mean_and_log_variance
 from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
-from tfp_bfl.models.posterior_model import WeightSampling, predictive_model, predictive_spec, predictive_weights
+from tfp_bfl.models.posterior_model import (
+    WeightSampling,
+    predictive_model,
+    predictive_spec,
+    predictive_weights,
+    weight_sampling,
+)
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
 from tfp_bfl.models.weights import (
@@ -55,6 +62,7 @@ __all__ = [
     "PERSONAL_VARIANCES",
     "PRECISIONS",
     "Anchor",
+    "ClientCurvature",
     "ClientPosterior",
     "ClientResult",
     "Compact",
@@ -95,4 +103,5 @@ __all__ = [
     "prior",
     "root_mean_square_change",
     "split_head",
+    "weight_sampling",
 ]

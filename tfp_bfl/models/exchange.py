@@ -119,6 +119,25 @@ class ClientPosterior(NamedTuple):
     moments: MeanField
 
 
+class ClientCurvature(NamedTuple):
+    """A client's sums over its examples at the server's weights, of which Laplace's approximation is made.
+
+    Fields:
+      client: its number, scalar int32.
+      num_examples: the number of examples, scalar int32.
+      curvature: the Gauss-Newton matrix of the negative log likelihood: its diagonal, leaves like the last of the
+        model's point weights, or the matrix [D, D] over these leaves, flattened one after another.
+      gradient: of the negative log likelihood, leaves like these weights.
+      nll: the negative log likelihood in nats, a scalar.
+    """
+
+    client: Any
+    num_examples: Any
+    curvature: Any
+    gradient: Any
+    nll: Any
+
+
 class Compact(NamedTuple):
     """What a client sends in the place of its result's weights.
 
