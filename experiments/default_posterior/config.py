@@ -12,23 +12,25 @@ DEFAULT = {
     "kind": "flipout",
     "inference": "curvature",
     "optimizer": "momentum",
-    "rate": 0.05,
+    "rate": 0.02,
     "temperature": 0.01,
     "rule": "mean_precision_average",
 }
 METHODS = {
     "default": DEFAULT,
-    "fed_avg_momentum": {"kind": "deterministic", "optimizer": "momentum", "rate": 0.05},
+    "fed_avg_momentum": {"kind": "deterministic", "optimizer": "momentum", "rate": 0.02},
     "fed_avg_adam": {"kind": "deterministic", "optimizer": "adam", "rate": 0.001},
-    "mc_dropout": {"kind": "mc_dropout", "optimizer": "momentum", "rate": 0.05},
+    "mc_dropout": {"kind": "mc_dropout", "optimizer": "momentum", "rate": 0.02},
     # Five networks as fed_avg_momentum, with other initial weights: five times the cost.
-    "ensemble_5": {"kind": "deterministic", "optimizer": "momentum", "rate": 0.05, "members": 5},
+    "ensemble_5": {"kind": "deterministic", "optimizer": "momentum", "rate": 0.02, "members": 5},
     # What was the default before.
     "former_default": {
         **{"kind": "flipout", "inference": "curvature", "optimizer": "adam", "rate": 0.001, "constant": True},
         **{"temperature": 0.05, "rule": "log_linear_pool"},
     },
 }
+# What a trial has where it says nothing else.
+TRIED_AT = {"default": {"rate": 0.05}, "mc_dropout": {"rate": 0.05}}
 # Four trials of each method, on images that no client and no test has.
 TRIALS = {
     "default": [{"rate": 0.05}, {"rate": 0.02}, {"rate": 0.1}, {"temperature": 0.02}],

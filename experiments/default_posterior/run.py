@@ -24,6 +24,7 @@ from experiments.default_posterior.config import (
     SIZES,
     TEMPERATURES,
     TRIALS,
+    TRIED_AT,
     TUNED,
 )
 from experiments.default_posterior.tables import write_all
@@ -38,7 +39,11 @@ def cells() -> Iterator[tuple[str, Options]]:
     for (method, trials), partition in itertools.product(TRIALS.items(), TUNED["partitions"]):
         for trial in trials:
             said = ",".join(f"{name}={value}" for name, value in trial.items())
-            options = {"settings": {**METHODS[method], **trial}, "trial": True, "seed": TUNED["seed"]}
+            options = {
+                "settings": {**METHODS[method], **TRIED_AT.get(method, {}), **trial},
+                "trial": True,
+                "seed": TUNED["seed"],
+            }
             yield f"trial,{method},{said},{partition}", {**images, **options, "partition": partition}
     for seed in SEEDS:
         for where, (name, method) in itertools.product((*PARTITIONS, "digits", "cifar10"), METHODS.items()):
