@@ -1,5 +1,9 @@
-# Everything runs in .venv, which is made and filled on first use and again whenever the lock changes.
-PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3),python3.11)
+# Everything runs in .venv, which is made and filled on first use and again whenever a lock changes. The lock follows from
+# the version of Python: requirements.lock for 3.11, with TensorFlow Federated; requirements-py312.lock for 3.12 and 3.13,
+# without it. Of several versions the first of this list is used that can make environments.
+PYTHONS := python3.11 python3.13 python3.12 python3
+USABLE := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(or $(shell for python in $(PYTHONS); do $$python -c '$(USABLE)' 2>/dev/null && echo $$python && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -30,11 +34,11 @@ help:
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
 
-$(INSTALLED): requirements.lock setup.cfg pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "tfp_bfl needs Python 3.11 (TensorFlow Federated has releases for 3.9 to 3.11): install it, or name one with make PYTHON=..."; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "requirements.lock is for Python 3.11 and $(PYTHON) is another: name one with make PYTHON=..."; exit 2; }
+$(INSTALLED): requirements.lock requirements-py312.lock setup.cfg pyproject.toml
+	@$(PYTHON) -c '$(USABLE)' 2>/dev/null || { echo "tfp_bfl needs Python 3.11, 3.12 or 3.13 with its module venv, and $(PYTHON) is not one: install one (3.11 adds TensorFlow Federated), or name it with make PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	lock=$$($(BIN)/python -c 'import sys; print("requirements.lock" if sys.version_info < (3, 12) else "requirements-py312.lock")') && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
