@@ -33,6 +33,7 @@ from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, Pe
 from tfp_bfl.models.posterior_model import WeightSampling, predictive_model, predictive_spec, predictive_weights
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
+from tfp_bfl.models.seeded import seeded
 from tfp_bfl.models.weights import (
     ModelWeights,
     assign_weights,
@@ -90,5 +91,6 @@ __all__ = [
     "predictive_weights",
     "prior",
     "root_mean_square_change",
+    "seeded",
     "split_head",
 ]
