@@ -12,13 +12,17 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
+SEEDS ?= 0 1 2 3 4 5 6 7 8 9
+
+.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
 
 help:
+	@echo "Python 3.11, 3.12 or 3.13: the first that is found of $(PYTHONS), or make PYTHON=..."
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
 	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
 	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
+	@echo "make test-seeds  the fast tests under ten base seeds, or make test-seeds SEEDS=\"1 2\""
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make deployment  an environment of a server or a party, with NVIDIA FLARE, in .venvs/deployment"
 	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
@@ -51,6 +55,12 @@ test: $(INSTALLED)
 	@mkdir -p build
 	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt
 
+# Not in CI: ten times as long as the fast tests.
+test-seeds: $(INSTALLED)
+	@failed=; for seed in $(SEEDS); do \
+		$(PYTEST) -m "not deep" --base-seed=$$seed || failed="$$failed $$seed"; \
+	done; [ -z "$$failed" ] || { echo "The fast tests failed under the base seeds$$failed."; exit 1; }
+
 test-deep: $(INSTALLED)
 	@mkdir -p build
 # The longest file first, so that no process waits for it at the end.
@@ -72,8 +82,9 @@ sbom: $(INSTALLED)
 	.venvs/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
 	.venvs/sbom/bin/pip-licenses --python $(BIN)/python --with-license-file --no-license-path --with-urls --format plain-vertical --output-file build/NOTICE
 
+# make environments TESTS=tests/files runs these alone.
 environments:
-	tests/environments.sh
+	tests/environments.sh $(TESTS)
 
 DEPLOYMENT := .venvs/deployment
 
