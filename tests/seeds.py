@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 
 import pytest
 
@@ -60,12 +61,11 @@ def seed_of(base, *names):
 
 def seed_everything(node, *names):
     """Seed the global generators from the base seed, the name of a node of pytest and further names."""
-    import hypothesis
-
     import tfp_bfl  # noqa: F401  chooses Keras 2 before TensorFlow is imported
     import tensorflow as tf  # isort: skip
 
     seed = seed_of(node.config.getoption(OPTION), node.nodeid, *names)
     tf.keras.utils.set_random_seed(seed)
-    if node.config.getoption("--hypothesis-seed", None) is None and "TFP_BFL_FUZZ_NEW" not in os.environ:
+    hypothesis = sys.modules.get("hypothesis")  # Not every environment has it.
+    if hypothesis and node.config.getoption("--hypothesis-seed", None) is None and "TFP_BFL_FUZZ_NEW" not in os.environ:
         hypothesis.core.global_force_seed = seed

@@ -2,6 +2,7 @@
 
 import random
 
+import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,8 +48,6 @@ def test_another_base_seed_name_or_fixture_gives_another_seed():
 
 @pytest.mark.parametrize("number", range(2))
 def test_the_examples_of_hypothesis_follow_from_the_tests_name(request, number):
-    import hypothesis
-
     drawn = []
     examples = hypothesis.given(hypothesis.strategies.integers(0, 2**31))(lambda number: drawn.append(number))
     check = hypothesis.settings(max_examples=5, database=None, deadline=None)(examples)
