@@ -142,4 +142,5 @@ def test_a_run_without_a_terminal_tells_its_phases(capsys, tmp_path):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("flipout mlp on breast_cancer, 3 clients") and lines[0].endswith("engine local")
     assert [line for line in lines if line.startswith("round 2/2  accuracy 0.")]
-    assert lines[-1] == "SavedModel, figures and report"
+    # On a busy machine lines with the seconds so far come after it.
+    assert [line for line in lines if not line.endswith(" so far")][-1] == "SavedModel, figures and report"
