@@ -98,7 +98,8 @@ def simulate(
       rounds: how many in all.
       cohort_size: clients a round, drawn by the seed; None for all of them, or the number that the process's privacy
         is of: those are drawn each for itself.
-      seed: of the cohorts and of the clients' noise; None for the process's.
+      seed: Random seed of the cohorts and of the clients' noise, from 0 to 2^31 - 1; None for the process's. The
+        initial weights follow from the process's seed alone.
       checkpoint_dir: the run is saved here: state and metrics. A run of the same process, clients and seed goes on from
         the last checkpoint, and ends with the same numbers, bit for bit, as one that was never stopped.
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.

@@ -41,6 +41,7 @@ from tfp_bfl.models.posterior_model import (
 )
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
+from tfp_bfl.models.seeded import seeded
 from tfp_bfl.models.weights import (
     ModelWeights,
     assign_weights,
@@ -102,6 +103,7 @@ __all__ = [
     "predictive_weights",
     "prior",
     "root_mean_square_change",
+    "seeded",
     "split_head",
     "weight_sampling",
 ]
