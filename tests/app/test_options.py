@@ -169,7 +169,7 @@ def test_an_algorithm_that_is_none():
     ("algorithm", "given", "rates"),
     [
         ("variational", {"inference": "backprop"}, (0.02, 1e-3)),
-        ("partitioned_vi", {}, (0.02, 0.02)),  # of natural gradients, whatever steps the point weights
+        ("partitioned_vi", {}, (0.005, 0.005)),  # of natural gradients, whatever steps the point weights
         ("fed_opt", {}, (0.02, 1e-3)),
     ],
 )

@@ -27,7 +27,7 @@ _NATURAL: dict[str, dict[str, Any]] = {
     "natural": {"natural_means": True},
     "ivon": {"natural_means": True, "draw_labels": False, "decay": 0.999},
 }
-_RATES = {"natural": 0.02, "ivon": 0.05}
+_RATES = {"natural": 0.005, "ivon": 0.05}
 
 
 class Settings(NamedTuple):
