@@ -1,4 +1,4 @@
-"""`tfp-bfl laplace`: a posterior for a finished run of federated averaging, whose clients leave and join."""
+"""`tfp-bfl laplace`: a posterior for a finished run of federated averaging; its clients leave and join."""
 
 import json
 

@@ -172,7 +172,7 @@ Add = Callable[[LaplaceSums, tf.Tensor, tf.Tensor, tf.Tensor], LaplaceSums]
 
 
 def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
-    """Build the function that adds a batch to sums whose curvature is the diagonal [D]."""
+    """Build the function that adds a batch to sums with the diagonal [D] as their curvature."""
     fisher_root: Any = likelihood.fisher_root
     zero = tf.UnconnectedGradients.ZERO
 
@@ -206,7 +206,7 @@ def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: L
 
 
 def _add_matrix(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: Likelihood) -> Add:
-    """Build the function that adds a batch to sums whose curvature is the matrix [D, D] of the last layer.
+    """Build the function that adds a batch to sums with the matrix [D, D] of the last layer as their curvature.
 
     The layer's weights, kernel [F, C] and bias [C], are the rows of one matrix [F + 1, C] on inputs with a 1 behind:
     H = sum_i (x_i x_i^T) (x) (S_i S_i^T).

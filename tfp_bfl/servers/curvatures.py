@@ -68,7 +68,9 @@ def approximate(state: Curvatures) -> Laplace:
       InvalidArgument: there are no clients.
     """
     if not state.clients:
-        raise InvalidArgument("There are no clients of whose sums a posterior can be made: one at least must be left.")
+        raise InvalidArgument(
+            "A posterior is made of clients' sums, and there are no clients: one at least must be left."
+        )
     parts = list(state.clients.values())
     total = lambda field: tf.nest.map_structure(
         lambda *x: np.sum(np.stack(x).astype(np.float64), 0), *(getattr(part, field) for part in parts)
@@ -136,7 +138,7 @@ def remove(state: Curvatures, *names: str) -> Curvatures:
         check_leaving(client, clients)
         del clients[client]
     if not clients:
-        raise InvalidArgument("One client at least must be left, of whose sums the posterior is made.")
+        raise InvalidArgument("A posterior is made of clients' sums: one client at least must be left.")
     return state._replace(clients=clients)
 
 
