@@ -215,7 +215,13 @@ def test_a_faulty_client_is_left_out(what, fault, rule):
     report = spoiled.metrics["clients"]
     assert [FAULTS[code] for code in report["fault"]] == ["", fault, "", ""]
     assert (spoiled.metrics["num_faulty"], spoiled.metrics["num_clients"]) == (1, 4)
-    for name in ("nll", "kl", "tempered_elbo", "num_examples", *(["kept_weights"] if "kept_weights" in without.metrics else [])):
+    for name in (
+        "nll",
+        "kl",
+        "tempered_elbo",
+        "num_examples",
+        *(["kept_weights"] if "kept_weights" in without.metrics else []),
+    ):
         np.testing.assert_allclose(spoiled.metrics[name], without.metrics[name], rtol=1e-6)
 
 

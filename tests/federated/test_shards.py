@@ -114,7 +114,10 @@ def test_each_client_keeps_its_own_seed():
     assert len(set(wanted["nll"])) == 4
     for most in (1, 2):
         report = run_round(process, CLIENTS.shards(EVERYONE, most)).metrics["clients"]
-        assert_same([report[name] for name in ("nll", "kl", "tempered_elbo")], [wanted[name] for name in ("nll", "kl", "tempered_elbo")])
+        assert_same(
+            [report[name] for name in ("nll", "kl", "tempered_elbo")],
+            [wanted[name] for name in ("nll", "kl", "tempered_elbo")],
+        )
 
 
 def test_client_work_is_built_once_and_its_variables_pass_on_from_client_to_client():

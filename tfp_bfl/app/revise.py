@@ -11,7 +11,7 @@ from typing import Any, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build
+from tfp_bfl.app import build, resolve
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import factors, online
@@ -114,8 +114,10 @@ def revise(
         model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
     ).metrics
     names = list(state.names if file == SITES else state.product.names)
-    summary = {**scores, "clients": names}
-    info = build.export_info(config, train, scores)
+    weights = resolve.weights_of(build.model_fn(config, test)())
+    settings = resolve.stated(config, test.target is not None, weights)
+    summary = {**scores, "method": resolve.method(settings), "clients": names}
+    info = build.export_info(config, train, scores, weights)
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib
 import json
 import pathlib
@@ -22,6 +23,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, client_scores, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.progress import Reporter, reporter
+from tfp_bfl.app.resolve import POINT, method, resolved, stated, title
 from tfp_bfl.app.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
 from tfp_bfl.errors import InvalidArgument
 
@@ -113,10 +115,11 @@ def _run(
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
+        config, weights = build.settle(config, sample, function)
         process = build.process(config, sample, lambda: read.result()[2].unlabelled, function)
         train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
     bfl.federated.check_clients(process, clients)
-    if config.kind != "deterministic":
+    if weights != POINT or config.own_options().point_weights:
         bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_outputs)
     every = client_scores.everybody(clients, unseen)
     shards = client_scores.shards(config, test, every)
@@ -125,8 +128,9 @@ def _run(
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     options, score = _prediction(config), build.scorer(config, test)
-    with owned(folder, config), _workers(engine) as runtime, _held(engine, clients, folder) as held:
-        tell.announce(_in_words(config, clients, test, engine))
+    settled = functools.partial(resolved, regression=test.target is not None, weights=weights)
+    with owned(folder, config, settled), _workers(engine) as runtime, _held(engine, clients, folder) as held:
+        tell.announce(_in_words(config, weights, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
@@ -180,6 +184,7 @@ def _run(
             scores.update(client_scores.summarise(of_clients, clients.num_clients))
         summary = {
             **scores,
+            "method": method(stated(config, test.target is not None, weights)),
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
@@ -190,7 +195,7 @@ def _run(
             "versions": _versions(),
             "warnings": list(result.warnings),
         }
-        info = build.export_info(config, train, scores)
+        info = build.export_info(config, train, scores, weights)
         tell.phase("SavedModel, figures and report")
         write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
@@ -217,11 +222,11 @@ def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.
     return train, test, build.shares(config, train, given)
 
 
-def _in_words(config: RunConfig, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
+def _in_words(config: RunConfig, weights: str, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
     """What begins, and with how much."""
     sizes = clients.sizes
     return (
-        f"{report.title(config)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
+        f"{title(config, weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
         f"{test.num_examples:,} to test; {config.rounds:,} rounds, engine {engine}"
     )
 
