@@ -167,7 +167,7 @@ def _calibration(info: Info) -> str:
     )
     return (
         f"By {found.number:,} held-out examples, on which nobody trained, with {found.num_samples} weight samples. "
-        "`tfp-bfl predict` goes by it; the functions below do not: they give probabilities at softmax temperature 1.\n\n"
+        "`tfp-bfl predict` uses it; the functions below do not: they give probabilities at softmax temperature 1.\n\n"
         f"- Softmax temperature {found.temperature:.3g}: probabilities are softmax(log p / T).\n"
         f"- Abstain where the {found.by} is above {found.limit:.4g}: {found.coverage:.1%} of the held-out examples are "
         f"below, and {found.accuracy:.4f} of those are right{sure}.\n"

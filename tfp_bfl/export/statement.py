@@ -20,7 +20,7 @@ _WITHOUT_POSTERIOR = "there is no posterior over the weights, and temperature, K
 
 def temperature_of(settings: Optional[Mapping[str, Any]]) -> Optional[float]:
     """Return the posterior temperature in the settings of a training; None where they state none."""
-    value = (settings or {}).get("temperature")
+    value: Any = (settings or {}).get("temperature")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) and value > 0 else None
 
