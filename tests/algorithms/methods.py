@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
-from tfp_bfl.clients.adam import Adam
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.privacy import Privacy
@@ -15,12 +14,14 @@ from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
 from .chain_methods import dg_sgld, fsgld, qlsd
+from .laplace_method import fed_lap, laplace
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
 BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
 # The papers' local work, which need not know how large the federation is.
-ADAM = {**BATCHES, "inference": "backprop", "temperature": 1.0, "kl": "client"}
+BY_BACKPROP = {"inference": "backprop", "temperature": 1.0, "optimizer_fn": "adam"}
+ADAM = {**BATCHES, **BY_BACKPROP, "kl": "client"}
 CURVATURE = {**BATCHES, "inference": "curvature", "temperature": 0.1}
 SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 8, "learning_rate": 0.1}
 
@@ -70,6 +71,12 @@ def variational(rule, kind, **options):
             "distributed_weight_consolidation": {"kept_weights": NUM_VARIATIONAL if kind == "flipout" else 0},
         }.get(rule, {}),
     )
+
+
+def default():
+    """The recipe's own rule, client step and temperature."""
+    given = variational(algorithms.fixed_points.DEFAULT_RULE, "flipout", **BATCHES)
+    return given._replace(build=lambda: algorithms.variational(mlp("flipout"), seed=SEED, **BATCHES))
 
 
 def compressed():
@@ -231,8 +238,6 @@ def third_family(build, pool, alone=lambda result, anchor: result.weights, work=
       build: (options of the clients and the process) -> the process.
     """
     options = {**(ADAM if work is None else PULLED), "seed": SEED}
-    if work is None:
-        options["optimizer_fn"] = Adam
     work = work or variational_work(POINT)
     weigh = lambda num_examples: num_examples
     return Method(mlp(POINT), lambda: build(**options), work, weigh, pool, alone, CLIENTS, rounds, metrics)
@@ -326,6 +331,7 @@ METHODS = {
         f"{rule}, {kind}": functools.partial(variational, rule, kind)
         for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OTHERS]
     },
+    "variational by default, flipout": default,
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),
     "compressed, flipout": compressed,
     "compressed with error memory, flipout": error_memory,
@@ -337,6 +343,10 @@ METHODS = {
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
     "fl_swag, mc_dropout": functools.partial(fl_swag, mlp("mc_dropout")),
     "fl_swag, last layer": functools.partial(fl_swag, normalized, last_layer=True),
+    "fed_lap": functools.partial(fed_lap, False),
+    "fed_lap, covariance": functools.partial(fed_lap, True),
+    "laplace, diagonal": functools.partial(laplace, "diagonal"),
+    "laplace, last layer": functools.partial(laplace, "last_layer"),
     "fed_opt, sgd with momentum": fed_opt_sgd,
     "fed_ag": fed_ag,
     "fed_pa": fed_pa,
@@ -359,7 +369,20 @@ TELLING += [
     name
     for name in METHODS
     if name.startswith(
-        ("fl_swag", "fed_", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_", "fsgld", "ma", "meta")
+        (
+            "fl_swag",
+            "fed_",
+            "variational",
+            "curvature",
+            "compressed",
+            "partitioned",
+            "bayesian",
+            "qlsd",
+            "dg_",
+            "fsgld",
+            "ma",
+            "meta",
+        )
     )
 ]
 

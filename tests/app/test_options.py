@@ -7,7 +7,7 @@ import pytest
 import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
-from tfp_bfl.app import choices
+from tfp_bfl.app import build, choices
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.fields import Options, argument_names, extra, option
 from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, default_in_words
@@ -62,8 +62,9 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# Recipes for a program, which fits surrogates before.
-APART = {"fsgld"}
+# Recipes for a program, two of which fit or train before, and for the command `laplace` on a finished run; `ensemble`
+# is an option of all others.
+APART = {"ensemble", "fed_lap", "fsgld", "laplace"}
 
 
 def accepted(name):
@@ -170,3 +171,26 @@ def test_an_algorithm_that_is_none():
     with pytest.raises(bfl.errors.InvalidArgument, match="no algorithm 'fedprox': did you mean 'fed_prox'"):
         algorithm_options("fedprox")
     assert issubclass(algorithm_options("fed_prox"), Options)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "given", "rates"),
+    [
+        ("variational", {"inference": "backprop"}, (0.02, 1e-3)),
+        ("partitioned_vi", {}, (0.02, 0.02)),  # of natural gradients, whatever steps the point weights
+        ("fed_opt", {}, (0.02, 1e-3)),
+    ],
+)
+def test_the_clients_optimizer_reaches_the_process(algorithm, given, rates):
+    for optimizer, rate in zip(("nesterov", "adam"), rates):
+        options = {"algorithm": algorithm, "dataset": "breast_cancer", "model": "mlp", "optimizer": optimizer, **given}
+        described = build.process(make_config(None, options), bfl.data.load("breast_cancer"), list).description
+        assert described["optimizer_fn"] == repr(optimizer)
+        assert str(rate) in described["learning_rate"]
+
+
+def test_a_pretrained_start_is_by_the_optimizer_that_the_learning_rate_belongs_to():
+    options = {"algorithm": "variational", "dataset": "breast_cancer", "model": "mlp", "learning_rate": 0.5}
+    config = make_config(None, {**options, "optimizer": "sgd", "pretrain_share": 0.1})
+    described = build.pretraining(config, bfl.data.load("breast_cancer")).description
+    assert (described["optimizer_fn"], described["learning_rate"]) == ("'sgd'", "0.5")

@@ -33,7 +33,7 @@ TEMPERATURE = TEMPERATURES["categorical"]
 DEFAULTS = {
     **{"rule": default_rule(None), "inference": DEFAULT_INFERENCE, "noise": default_noise(DEFAULT_INFERENCE)},
     **{"optimizer": DEFAULT_OPTIMIZER, "learning_rate": default_rate(DEFAULT_INFERENCE)},
-    **{"temperature": TEMPERATURE, "kl": "total"},
+    **{"temperature": TEMPERATURE, "kl": "total", "schedule": ALGORITHMS["variational"].default_schedule},
 }
 UNUSED = ("rule", "inference", "noise", "temperature", "kl", "prior_stddev", "min_stddev", "kind")
 PLAIN = """
@@ -86,7 +86,8 @@ def test_a_run_records_the_defaults_that_its_algorithm_fills_in(run):
 def test_report_and_card_state_method_and_temperature(run):
     words = (
         f"rule {DEFAULTS['rule']}, inference {DEFAULT_INFERENCE}, optimizer {DEFAULT_OPTIMIZER}, "
-        f"learning rate {DEFAULTS['learning_rate']:g}, KL scaling total, prior standard deviation fan_in; "
+        f"learning rate {DEFAULTS['learning_rate']:g}, schedule {DEFAULTS['schedule']}, KL scaling total, "
+        f"prior standard deviation fan_in; "
         f"posterior at temperature {TEMPERATURE:g}: as if each example had been seen {1 / TEMPERATURE:g} times."
     )
     page = (run / "report.html").read_text()

@@ -127,6 +127,24 @@ def test_natural_means(draw_labels):
         np.testing.assert_allclose(weights.values[:NUM_MEANS], mean, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("inference", ["natural", "ivon"])
+@pytest.mark.parametrize("step_damping", [0.3, 2.0])
+def test_step_damping_adds_its_share_of_the_examples_to_the_precision_of_a_step(inference, step_damping):
+    """One step: the precision itself has no damping, so that it is that of a step without."""
+    found = {}
+    for damping in (None, step_damping):
+        weights, _ = made()
+        update = update_of(inference, learning_rate=0.02, optimizer_fn=SGD, step_damping=damping)(weights)
+        update.start(ROUND)
+        batch, mean = batch_of(weights), np.float64(weights.values[:NUM_MEANS])
+        update.step(batch, target_of(weights))
+        found[damping] = precision_of(weights)
+        gradient = SIZE * np.float64(batch.in_values[:NUM_MEANS]) + mean / 0.5**2
+        wanted = mean - 0.02 * gradient / (found[damping] + SIZE * (damping or 0))
+        np.testing.assert_allclose(weights.values[:NUM_MEANS], wanted, rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[step_damping], found[None])
+
+
 def test_natural_means_go_to_a_prior_of_its_own_mean():
     weights, update = made(0.5, natural_means=True, decay=0.0)
     middle, precision = tf.linspace(-1.0, 1.0, NUM_MEANS), tf.fill([NUM_MEANS], 9.0)
@@ -296,7 +314,7 @@ def test_client_work_starts_anew_each_time(inference):
 
 def test_what_an_inference_is():
     weights, _ = made()
-    assert [default_rate(name) for name in INFERENCES] == [1e-3, 0.02, 0.05, 1e-3]
+    assert [default_rate(name) for name in INFERENCES] == [0.02, 0.02, 0.05, 0.02]
     updates = {name: update_of(name)(weights) for name in INFERENCES}
     assert {name for name, x in updates.items() if isinstance(x, ByCurvature)} == {"curvature", "natural", "ivon"}
     assert {name: x.noise for name, x in updates.items()} == {
@@ -331,6 +349,9 @@ def test_log_standard_deviations_by_a_rate_of_their_own(stddev_rate):
         ({"inference": "backprop", "decay": 0.5}, "inference 'backprop' has none"),
         ({"inference": "curvature", "stddev_rate": 2.0}, "stddev_rate is of inference 'backprop'"),
         ({"inference": "backprop", "stddev_rate": 0.0}, "stddev_rate is 0.0, but must be"),
+        ({"inference": "curvature", "step_damping": 0.1}, r"step_damping is 0\.1, an option of natural gradients, and"),
+        ({"inference": "backprop", "step_damping": 0.0}, "leave it out, or use inference 'natural' or 'ivon'"),
+        ({"inference": "natural", "step_damping": -0.1}, r"step_damping is -0\.1, but must be"),
     ],
 )
 def test_options_out_of_range(given, message):

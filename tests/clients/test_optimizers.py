@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import clients, models
+from tests.processes import weights_after
+from tfp_bfl import algorithms, clients, models
 from tfp_bfl.clients.adam import Adam
+from tfp_bfl.clients.inference import update_of
+from tfp_bfl.clients.optimizers import is_linear
+from tfp_bfl.clients.target import Target
+from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ServerMessage, get_weights
 
-from .test_variational import assert_same, differ, examples, mlp, run, table
+from .test_natural import NUM_MEANS, ROUND, batch_of, made
+from .test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, run, table
 
 keras = tf.keras.optimizers
 OPTIMIZERS = {
@@ -25,6 +31,91 @@ OPTIMIZERS = {
 }
 every_optimizer = pytest.mark.parametrize("optimizer_fn", OPTIMIZERS.values(), ids=OPTIMIZERS)
 OPTIONS = {"learning_rate": 0.05, "batch_size": 4, "local_epochs": 2}
+HALVES = [np.arange(6), np.arange(6, 12)]
+
+
+# Two steps of one gradient g from the optimizer's first state on, in closed form: the change is rate x this.
+TWO_STEPS = {
+    "sgd": (0.1, lambda g: 2 * g),
+    # The velocities g and 1.9 g; Nesterov's steps are 0.9 of the new velocity and g besides.
+    "momentum": (0.02, lambda g: (1 + 1.9) * g),
+    "nesterov": (0.02, lambda g: (1.9 + 2.71) * g),
+    "adagrad": (1e-2, lambda g: g / np.sqrt(0.1 + g**2) + g / np.sqrt(0.1 + 2 * g**2)),
+    "rmsprop": (1e-3, lambda g: np.sign(g) * (1 / np.sqrt(0.1) + 1 / np.sqrt(0.19))),
+    "adam": (1e-3, lambda g: 2 * np.sign(g)),
+}
+
+
+@pytest.mark.parametrize("name", clients.OPTIMIZERS)
+def test_an_optimizer_by_name_takes_its_steps_at_its_default_rate(name):
+    weights, _ = made()
+    update = update_of("backprop", optimizer_fn=name)(weights)
+    update.start(ROUND)
+    batch, before = batch_of(weights), np.float64(weights.values)
+    silent = {"kl_in_values": tf.zeros_like(weights.values), "in_noise": tf.zeros(NUM_MEANS)}
+    for _ in range(2):
+        update.step(batch._replace(**silent), Target(weights.prior, tf.constant(50.0)))
+    rate, change = TWO_STEPS[name]
+    assert clients.default_rate("backprop", name) == clients.default_rate("curvature", name) == rate
+    np.testing.assert_allclose(
+        weights.values, before - rate * change(np.float64(batch.in_values)), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_default_rates():
+    """Natural gradients have rates of their own; a Keras optimizer that is none of the table has its own rate."""
+    assert clients.default_rate("curvature") == clients.default_rate("backprop", "momentum") == 0.02
+    assert [clients.default_rate(name, "adam") for name in ("natural", "ivon")] == [0.02, 0.05]
+    assert clients.default_rate("curvature", keras.SGD) == 0.1
+    assert clients.default_rate("curvature", lambda: keras.Nadam(0.25)) == 0.25
+
+
+def test_only_sgd_is_linear_in_the_gradients():
+    assert [name for name in clients.OPTIMIZERS if is_linear(name)] == ["sgd", "momentum", "nesterov"]
+    assert is_linear(lambda: keras.SGD(0.3)) and not is_linear(keras.Nadam)
+
+
+RECIPES = {
+    "variational": functools.partial(algorithms.variational, mlp(hidden=())),
+    "partitioned_vi": functools.partial(algorithms.partitioned_vi, mlp(hidden=())),
+    "fed_opt": functools.partial(algorithms.fed_opt, mlp(kind="deterministic", hidden=())),
+    "fed_pa": functools.partial(algorithms.fed_pa, mlp(kind="deterministic", hidden=())),
+}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+
+
+@every_recipe
+@pytest.mark.parametrize("rate", [{}, {"learning_rate": 0.1}], ids=["default rate", "rate"])
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("nosuch", r"^There is no optimizer 'nosuch': choose one of 'adagrad', 'adam', .*'sgd'\.$"),
+        ("adm", r"^There is no optimizer 'adm': did you mean 'adam'\?$"),
+        (3, r"^optimizer_fn is 3, but must be one of sgd, momentum, .*, adam, or a function that builds a Keras opti"),
+    ],
+)
+def test_what_is_no_optimizer(recipe, rate, optimizer, message):
+    with pytest.raises(InvalidArgument, match=message):
+        recipe(optimizer=optimizer, **rate)
+
+
+@every_recipe
+def test_an_optimizer_is_given_once(recipe):
+    with pytest.raises(InvalidArgument, match=r"^optimizer and optimizer_fn are the same option: give one of them\.$"):
+        recipe(optimizer="sgd", optimizer_fn=keras.SGD)
+
+
+def test_an_optimizer_by_name_is_the_function_to_the_bit():
+    parts = Clients(
+        Source("made", "train", table(12).features.numpy(), table(12).labels.numpy(), ("no", "yes")), HALVES
+    )
+    weights = [
+        weights_after(1, RECIPES["variational"](batch_size=3, **given, element_spec=parts.element_spec), parts)
+        for given in ({"optimizer": "sgd"}, {"optimizer_fn": "sgd"}, {"optimizer_fn": keras.SGD})
+    ]
+    assert_same(weights[1], weights[0])
+    assert_same(weights[2], weights[0])
+    assert differ(weights[0], get_weights(mlp(hidden=())()), atol=1e-2)
 
 
 def message_of(model_fn, seed=0):
@@ -41,7 +132,7 @@ def message_of(model_fn, seed=0):
 def test_state_starts_anew_with_every_client(name):
     """After another client's data and weights, the work gives what one that was built just now gives."""
     model_fn = mlp(hidden=())
-    build = clients.variational(model_fn, optimizer_fn=OPTIMIZERS[name], **OPTIONS)
+    build = clients.variational(model_fn, **{**BY_BACKPROP, **OPTIONS, "optimizer_fn": OPTIMIZERS[name]})
     data, message, seed = table(6), message_of(model_fn), tf.constant([1, 2])
     fresh, used = build()(message, data, seed), build()
     other = used(message_of(model_fn, 1), data._replace(features=100 * data.features), tf.constant([3, 4]))
@@ -60,7 +151,8 @@ def test_steps_are_the_optimizers_from_its_first_state_on(optimizer_fn):
     model_fn = mlp(hidden=(), prior_stddev=0.5, initial_stddev=0.1)
     data, message = examples(np.zeros([6, 3], np.float32)), message_of(model_fn)
     weights = message.weights._replace(point=(tf.zeros(2),))
-    work = clients.variational(model_fn, optimizer_fn=optimizer_fn, learning_rate=0.05, local_epochs=5)()
+    options = {**BY_BACKPROP, "optimizer_fn": optimizer_fn, "learning_rate": 0.05, "local_epochs": 5}
+    work = clients.variational(model_fn, **options)()
     for _ in range(2):
         result = work(ServerMessage(weights, tf.constant(0)), data, tf.constant([1, 2])).weights
 
@@ -129,7 +221,7 @@ def test_one_step_with_noise(columns, variational_bias):
     features[0, -1] = 2.0
     weights = get_weights(model_fn())
     kernel, *bias = (np.float64(m) for m in weights.posterior.mean)
-    work = clients.variational(model_fn, optimizer_fn=keras.SGD, learning_rate=1.0)()
+    work = clients.variational(model_fn, **{**BY_BACKPROP, "optimizer_fn": keras.SGD, "learning_rate": 1.0})()
     for seed in range(5):
         message = ServerMessage(weights, tf.constant(0))
         result = work(message, examples(features, [1]), tf.constant([seed, 0])).weights

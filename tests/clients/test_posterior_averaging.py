@@ -10,7 +10,7 @@ from tfp_bfl.clients.posterior_averaging import posterior_delta
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ServerMessage, get_weights
 
-from .test_variational import assert_same, differ, examples, mlp, table
+from .test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, table
 
 SGD = tf.keras.optimizers.SGD
 SEED = (1, 2)
@@ -194,7 +194,7 @@ def test_statistics_and_standard_deviations_are_those_at_the_end():
 
     options = {"local_epochs": 3, "batch_size": 4, "learning_rate": 0.1, "optimizer_fn": SGD}
     for model_fn in (normalized, mlp(kind="flipout", hidden=(), initial_stddev=0.3)):
-        plain = run(clients.variational(model_fn, **options), model_fn=model_fn)
+        plain = run(clients.variational(model_fn, **{**BY_BACKPROP, **options}), model_fn=model_fn)
         work = clients.posterior_averaging(model_fn, shrinkage=0.5, **options)
         pulled = run(work, model_fn=model_fn)
         spread = lambda r: (r.weights.posterior.variance, r.weights.moments)
@@ -232,15 +232,9 @@ def test_proximal_term_is_that_of_plain_sgd(mu):
 def test_a_strong_proximal_term_holds_means_and_not_standard_deviations():
     model_fn = lambda: models.mlp("flipout", input_shape=(3,), hidden=(4,), initial_stddev=0.3)
     start, data = get_weights(model_fn()), table(10)
-    train = lambda mu: (
-        run(
-            clients.variational(
-                model_fn, local_epochs=5, batch_size=4, learning_rate=0.01, optimizer_fn=SGD, proximal=mu
-            ),
-            data=data,
-            model_fn=model_fn,
-        ).weights
-    )
+    options = {**BY_BACKPROP, "local_epochs": 5, "batch_size": 4, "learning_rate": 0.01, "optimizer_fn": SGD}
+    work = lambda mu: clients.variational(model_fn, proximal=mu, **options)
+    train = lambda mu: run(work(mu), data=data, model_fn=model_fn).weights
     moved = lambda w: max(np.abs(a - b).max() for a, b in zip(w.posterior.mean, start.posterior.mean))
     assert moved(train(90.0)) < 0.3 * moved(train(0.0))
     assert differ(train(90.0).posterior.variance, start.posterior.variance, 1e-5)

@@ -16,6 +16,8 @@ from tfp_bfl.posterior import kl_divergence
 
 SGD = tf.keras.optimizers.SGD
 RNG = np.random.default_rng(0)
+# The ELBO itself (temperature 1), its gradients by backpropagation through the samples.
+BY_BACKPROP = {"inference": "backprop", "temperature": 1.0, "optimizer_fn": "adam"}
 
 
 class Seen(SGD):
@@ -42,9 +44,9 @@ def table(number, columns=3):
 
 
 def run(model_fn, data, *, weights=None, round_number=0, seed=(1, 2), **options):
-    """Client work, eagerly, from the weights of `model_fn` unless others are given."""
+    """Run client work `BY_BACKPROP` from the weights of `model_fn`, unless other options or weights are given."""
     message = ServerMessage(get_weights(model_fn()) if weights is None else weights, tf.constant(round_number))
-    return work_of(model_fn, tuple(options.items()))(message, data, tf.constant(seed))
+    return work_of(model_fn, tuple({**BY_BACKPROP, **options}.items()))(message, data, tf.constant(seed))
 
 
 @functools.cache
@@ -276,7 +278,7 @@ def test_batch_normalization_follows_the_data_even_at_learning_rate_zero(layer):
 
 
 def test_optimizer_starts_anew_each_time():
-    work = clients.variational(mlp(kind="deterministic"), learning_rate=0.1)()
+    work = clients.variational(mlp(kind="deterministic"), learning_rate=0.1, optimizer_fn="adam")()
     message, data = ServerMessage(get_weights(mlp(kind="deterministic")()), tf.constant(0)), table(6)
     first, second = (work(message, data, tf.constant([1, 2])) for _ in range(2))
     assert_same(first, second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import own_model
 from tfp_bfl.app.config import RunConfig
+from tfp_bfl.app.ensembles import num_samples
 from tfp_bfl.app.fields import LIKELIHOOD, Options
 from tfp_bfl.app.options import Variational, serves
 from tfp_bfl.app.resolve import resolved, stated, weights_of
@@ -181,7 +182,7 @@ def _check_regression(options: Options, config: RunConfig, source: Union[bfl.dat
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     """(model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of the labels."""
     options: dict[str, Any] = {
-        "num_samples": config.num_samples,
+        "num_samples": num_samples(config),
         "seed": config.seed,
         "precision": config.evaluation_precision,
     }
@@ -199,7 +200,11 @@ def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -
 
 
 def export_info(
-    config: RunConfig, train: bfl.data.Source, metrics: dict[str, Any], weights: Optional[str] = None
+    config: RunConfig,
+    train: bfl.data.Source,
+    metrics: dict[str, Any],
+    weights: Optional[str] = None,
+    more: Mapping[str, Any] = {},
 ) -> bfl.export.Info:
     """Return what travels with the exported model of a run; paths of this machine stay here.
 
@@ -208,9 +213,10 @@ def export_info(
       train: the training data.
       metrics: of the model, by name.
       weights: of the model (`resolve.weights_of`); None if they are not known.
+      more: settings that are stated besides, or in the place of others.
     """
     names = {"dataset": train.name, "model": config.model_name}
-    settings = stated(config, train.target is not None, weights)
+    settings = {**stated(config, train.target is not None, weights), **more}
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
         configuration={**{name: x for name, x in settings.items() if name not in _PATHS}, **names},

@@ -155,7 +155,7 @@ def _as_rows(
         probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
         uncertainty = answer["entropy"] = entropy(probabilities)
         held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit)
-        sets = ["|".join(names[c] for c in np.flatnonzero(row)) for row in held]
+        sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit
     # What is not a number is not below a limit.

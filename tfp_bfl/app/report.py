@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app import build
+from tfp_bfl.app import build, ensembles
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.groups import grouped, score, table_text
 from tfp_bfl.app.resolve import stated, title
@@ -186,7 +186,7 @@ def results(
         config=settings,
         statement=bfl.export.statement(settings),
         summary=summary,
-        rounds=rounds,
+        rounds=ensembles.over_members(rounds),
         probabilities=predictions.get("probabilities"),
         labels=predictions["labels"],
         uncertainties={key: predictions[key] for key in UNCERTAINTIES if key in predictions},

@@ -1,8 +1,8 @@
 """Configurations with the defaults that an algorithm fills in, and the settings that a run states.
 
-A configuration leaves open what the user did not give: rule, inference, noise, optimizer, learning rate, temperature
-and KL scaling. The algorithms fill these in when they build their process. `resolved` fills in the same values, from
-the same functions, so that the record of a run says what it computed.
+A configuration leaves open what the user did not give: rule, inference, noise, optimizer, learning rate, schedule,
+temperature and KL scaling. The algorithms fill these in when they build their process. `resolved` fills in the same
+values, from the same functions, so that the record of a run says what it computed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_la
 _BY_DEFAULTS = ("fed_opt", "fed_prox", "fed_kp")
 # What a summary states of the method.
 _STATED = (
-    *("weights", "algorithm", "rule", "inference", "noise", "optimizer", "learning_rate", "kl", "prior_stddev"),
-    "temperature",
+    *("weights", "algorithm", "rule", "inference", "noise", "optimizer", "learning_rate"),
+    *("schedule", "kl", "prior_stddev", "temperature"),
 )
 
 
@@ -51,6 +51,8 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
         found["optimizer"] = options.optimizer or DEFAULT_OPTIMIZER
     if "learning_rate" in fields:
         found["learning_rate"] = options.rate()
+    if "schedule" in fields:
+        found["schedule"] = options.schedule_name()
     if "inference" in fields:
         settings = settings_of(options, regression)
         found |= {**settings._asdict(), "noise": options.noise or default_noise(settings.inference)}
@@ -122,7 +124,9 @@ def title(config: RunConfig, weights: Optional[str] = None) -> str:
     model = f"{config.model_name} with {weights}"
     if weights is None or (weights == GAUSSIAN and not names_code(config.model)):
         model = f"{config.kind} {config.model_name}"
-    return f"{model} on {config.data_name}, {config.clients} clients, {method_name(config, weights)}"
+    name = method_name(config, weights)
+    members = f"{config.ensemble} members of {name}" if config.ensemble else name
+    return f"{model} on {config.data_name}, {config.clients} clients, {members}"
 
 
 def method_name(config: RunConfig, weights: Optional[str] = None) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import choices, report
+from tfp_bfl.app import choices, ensembles, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.own_model import names_code
 from tfp_bfl.app.progress import Reporter
@@ -101,16 +101,17 @@ def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Opti
         def on_round(row: Row) -> None:
             if not (folder / "config.yaml").exists():
                 raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
+            number = ensembles.place(config, row)
             if not begun:
-                _cut_before(lines, row["round"])
-            begun[:] = [row["round"]]
+                _cut_before(lines, number)
+            begun[:] = [number]
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-            tell.round(row)
+            tell.round({**row, "round": number})
             if hook:
                 hook(row)
             if writer:
-                with writer.as_default(step=row["round"]):
+                with writer.as_default(step=number):
                     for name, value in row.items():
                         if isinstance(value, (int, float)):
                             tf.summary.scalar(name, value)
@@ -146,10 +147,10 @@ def write_results(
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
     bfl.export.save(result.model, folder / "saved_model", info)
-    if config.algorithm == "fl_swag":
+    if config.algorithm == "fl_swag" and not config.ensemble:
         state = online.from_stack(result.state.step, result.state.weights)
         online.save(state, folder / STATE)
-    if config.algorithm == "partitioned_vi":
+    if config.algorithm == "partitioned_vi" and not config.ensemble:
         factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
     predictions = report.predictions_of(final, report.truth(test))
     if apart:

@@ -6,7 +6,8 @@ import functools
 from typing import Any, Callable, NamedTuple, Optional
 
 from tfp_bfl.clients.natural import ByCurvature
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
+from tfp_bfl.clients.schedules import over_rounds
 from tfp_bfl.clients.updates import ByOptimizer, Schedule, Update
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.models import FlatWeights
@@ -97,7 +98,7 @@ def update_of(
 
     Args:
       inference: one of `INFERENCES`.
-      learning_rate: of the means; None for `default_rate`.
+      learning_rate: of the means; None for `over_rounds(default_rate(...))`.
       optimizer_fn: one of `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer.
       noise: one of `NOISES`; None for `default_noise`, and for "flipout" of a model without Gaussian weights.
       decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
@@ -105,9 +106,10 @@ def update_of(
       step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
 
     Raises:
-      InvalidArgument: no such inference or noise, or a number outside its range.
+      InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
     """
-    rate = default_rate(inference, optimizer_fn) if learning_rate is None else learning_rate
+    optimizer_of(optimizer_fn)
+    rate = over_rounds(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
     if noise is not None:
         lookup(NOISES, noise, "noise")
     check_number(stddev_rate, "stddev_rate")

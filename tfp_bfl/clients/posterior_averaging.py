@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.batches import steps_per_epoch
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.optimizers import Optimizer, optimizer_of
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import ByOptimizer, Schedule
 from tfp_bfl.contracts import ClientWork, Work
@@ -74,7 +75,7 @@ def posterior_averaging(
     local_epochs: int = 5,
     batch_size: int = 32,
     learning_rate: Schedule = 1e-3,
-    optimizer_fn: Callable[[], tf.keras.optimizers.Optimizer] = lambda: tf.keras.optimizers.SGD(momentum=0.9),
+    optimizer_fn: Optimizer = lambda: tf.keras.optimizers.SGD(momentum=0.9),
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
     """Client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.
@@ -93,7 +94,8 @@ def posterior_averaging(
       local_epochs: passes over the client's examples.
       batch_size: examples in a step.
       learning_rate: a number, or a function of the rounds done so far.
-      optimizer_fn: builds a Keras optimizer; its state starts anew each round.
+      optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer; its state starts anew
+        each round.
       likelihood: of the labels (`clients.LIKELIHOODS`).
 
     Returns:
@@ -101,11 +103,12 @@ def posterior_averaging(
       client of too few examples for a sample of k steps has weights that are not finite: the round leaves it out.
 
     Raises:
-      InvalidArgument: an argument outside its range, or all epochs burn-in.
+      InvalidArgument: an argument outside its range, no such optimizer, or all epochs burn-in.
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithms 3 and 4; Mandt et al. 2017 for IASG.
     """
     model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
+    optimizer_of(optimizer_fn)
     check_number(shrinkage, "shrinkage", zero=True)
     for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
         check_count(value, name)

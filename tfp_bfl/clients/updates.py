@@ -7,13 +7,14 @@ from typing import Any, Callable, NamedTuple, Protocol, Union
 import tensorflow as tf
 
 from tfp_bfl.clients.optimizers import Optimizer, optimizer_of
+from tfp_bfl.clients.schedules import OverRounds
 from tfp_bfl.clients.target import Target
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import FlatWeights
 from tfp_bfl.models.flat import Draw
 
-Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
+Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor], OverRounds]
 
 
 class Batch(NamedTuple):
@@ -51,8 +52,8 @@ class Update(Protocol):
     noise: str
     draws_labels: bool
 
-    def start(self, round: tf.Tensor) -> None:
-        """Begins anew, in this round."""
+    def start(self, round: tf.Tensor, rounds: Any = 0) -> None:
+        """Begin anew in this round, of so many in the run; 0 where nobody knows."""
 
     def step(self, batch: Batch, target: Target) -> None:
         """One step."""
@@ -89,12 +90,14 @@ class ByOptimizer:
         self.noise = noise
         groups = [weights.variables] if stddev_rate == 1 else [[v] for v in weights.variables]
         self._groups = [(group, *resettable(optimizer_fn, group)) for group in groups]
-        self._rates = [learning_rate, lambda round: stddev_rate * rate_of(learning_rate, round)]
+        self._learning_rate = learning_rate
+        self._factors = 1.0, stddev_rate
 
-    def start(self, round: tf.Tensor) -> None:
-        for (_, optimizer, reset), rate in zip(self._groups, self._rates):
+    def start(self, round: tf.Tensor, rounds: Any = 0) -> None:
+        rate = rate_of(self._learning_rate, round, rounds)
+        for (_, optimizer, reset), factor in zip(self._groups, self._factors):
             reset()
-            optimizer.learning_rate.assign(rate_of(rate, round))
+            optimizer.learning_rate.assign(factor * rate)
 
     def step(self, batch: Batch, target: Target) -> None:
         in_values = batch.in_values + batch.kl_in_values / target.size
@@ -105,8 +108,10 @@ class ByOptimizer:
             optimizer.apply_gradients([(next(gradients), variable) for variable in group])
 
 
-def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
-    """The learning rate of a round."""
+def rate_of(learning_rate: Schedule, round: tf.Tensor, rounds: Any = 0) -> Any:
+    """Return the learning rate of a round, of so many in the run; 0 where nobody knows."""
+    if isinstance(learning_rate, OverRounds):
+        return learning_rate(round, rounds)
     return learning_rate(round) if callable(learning_rate) else learning_rate
 
 

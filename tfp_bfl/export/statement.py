@@ -12,6 +12,7 @@ _NAMES = {
     "inference": "inference",
     "optimizer": "optimizer",
     "learning_rate": "learning rate",
+    "schedule": "schedule",
     "kl": "KL scaling",
     "prior_stddev": "prior standard deviation",
 }
@@ -42,8 +43,8 @@ def statement(settings: Optional[Mapping[str, Any]]) -> str:
 
     Returns:
       Such as "Gaussian weights by variational: rule mean_precision_average, inference curvature, optimizer momentum,
-      learning rate 0.02, KL scaling total, prior standard deviation fan_in; posterior at temperature 0.01: as if each
-      example had been seen 100 times"; "" where the settings state no weights.
+      learning rate 0.02, schedule cosine, KL scaling total, prior standard deviation fan_in; posterior at temperature
+      0.01: as if each example had been seen 100 times"; the temperature alone where the settings state no weights.
     """
     settings = settings or {}
     weights, temperature = settings.get("weights"), temperature_of(settings)

@@ -19,7 +19,16 @@ from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
-from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, check_logits, get_weights, min_stddev
+from tfp_bfl.models import (
+    Federation,
+    ModelWeights,
+    as_model_fn,
+    check_layers,
+    check_logits,
+    get_weights,
+    min_stddev,
+    seeded,
+)
 from tfp_bfl.privacy import Privacy
 
 
@@ -135,14 +144,20 @@ class BayesianProcess:
         tf.nest.assert_same_structure(state.weights, weights)
         return state._replace(weights=weights)
 
-    def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = ()) -> ServerState:
-        """The state of a federation of these clients' numbers, who hold so many examples each.
+    def with_clients(
+        self, state: ServerState, clients: Sequence[int], sizes: Any = (), rounds: Optional[int] = None
+    ) -> ServerState:
+        """Return the state of a federation of these clients' numbers, who hold so many examples each.
+
+        `rounds` are those of the run, by which schedules of the learning rate go; None for those of the state.
 
         Where clients keep something over rounds, each has a row: a client that is there keeps its own. A round leaves
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        federation = Federation(np.int32(len(clients)), np.int32(held.sum()), np.float32(Federation().most_weight))
+        known = np.int32(state.federation.rounds if rounds is None else rounds)
+        most = np.float32(Federation().most_weight)
+        federation = Federation(np.int32(len(clients)), np.int32(held.sum()), most, known)
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)
@@ -200,7 +215,8 @@ def build_process(
       server_step: of `tfp_bfl.servers`.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
         for uint8 images or float32 tables in the model's input shape.
-      seed: of the first state.
+      seed: Random seed of the initial weights, as far as initializers have no seed of their own (`models.seeded`), and
+        of the noise where `simulate` names no other seed.
       max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
       max_change_norm: a client whose weights moved further than this, by `models.change_norm`, is faulty; None for
         any distance.
@@ -232,7 +248,8 @@ def build_process(
             f"max_weight_ratio is {shown(max_weight_ratio)}, but must be at least 1, or None for weights of any size."
         )
     check_count(burn_in_rounds, "burn_in_rounds", 0)
-    model = model_fn()
+    with seeded(seed):
+        model = model_fn()
     check_layers(model)
     check_logits(model)
     limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev(model), max_weight_ratio)

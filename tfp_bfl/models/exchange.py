@@ -21,11 +21,13 @@ class Federation(NamedTuple):
       num_clients: K.
       num_examples: N, of all of them together.
       most_weight: the largest weight with which a client of the next round is pooled, float32.
+      rounds: of the run, by which schedules of the learning rate go; 0 where nobody has said.
     """
 
     num_clients: Any = 0
     num_examples: Any = 0
     most_weight: Any = float(np.finfo(np.float32).max)  # Any: all of a state is finite.
+    rounds: Any = 0
 
 
 class Anchor(NamedTuple):
@@ -116,6 +118,25 @@ class ClientPosterior(NamedTuple):
     num_examples: Any
     posterior: Any
     moments: MeanField
+
+
+class ClientCurvature(NamedTuple):
+    """A client's sums over its examples at the server's weights, of which Laplace's approximation is made.
+
+    Fields:
+      client: its number, scalar int32.
+      num_examples: the number of examples, scalar int32.
+      curvature: the Gauss-Newton matrix of the negative log likelihood: its diagonal, leaves like the last of the
+        model's point weights, or the matrix [D, D] over these leaves, flattened one after another.
+      gradient: of the negative log likelihood, leaves like these weights.
+      nll: the negative log likelihood in nats, a scalar.
+    """
+
+    client: Any
+    num_examples: Any
+    curvature: Any
+    gradient: Any
+    nll: Any
 
 
 class Compact(NamedTuple):
