@@ -27,7 +27,7 @@ SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 
 
 SPREAD = {"stddev_q05", "stddev_median", "stddev_q95", "stddev_log_ratio", "share_at_floor"}
 NUM_VARIATIONAL = 30 * 3 + 3 * 2
-METRICS = {"nll", "kl", "elbo", "num_clients", "num_faulty", "num_examples", "clients"} | SPREAD
+METRICS = {"nll", "kl", "tempered_elbo", "num_clients", "num_faulty", "num_examples", "clients"} | SPREAD
 
 
 def normalized():

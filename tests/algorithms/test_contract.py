@@ -117,7 +117,7 @@ def test_metrics(name):
     assert set(metrics) == METRICS | set(extra)
     sizes = CLIENTS.sizes
     assert (metrics["num_clients"], metrics["num_faulty"], metrics["num_examples"]) == (3, 0, sizes.sum())
-    for key in ("nll", "kl", "elbo"):
+    for key in ("nll", "kl", "tempered_elbo"):
         values = np.array([getattr(r.metrics, key) for r in results])
         np.testing.assert_allclose(metrics["clients"][key], values, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(metrics[key], np.sum(values * sizes) / sizes.sum(), rtol=1e-4, atol=1e-6)

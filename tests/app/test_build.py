@@ -11,6 +11,9 @@ from tests.processes import in_this_process
 from tfp_bfl.app import build
 from tfp_bfl.app.config import make_config
 from tfp_bfl.app.options import ALGORITHMS
+from tfp_bfl.clients.inference import DEFAULT_INFERENCE, default_rate
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
+from tfp_bfl.clients.updates import rate_of
 from tfp_bfl.posterior.samples import num_draws
 
 RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]
@@ -198,7 +201,7 @@ def test_no_path_of_this_machine_travels_with_a_model():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
-    """Of every algorithm: Adam at the rate of variational, which alone can give another one."""
+    """Of every algorithm: the optimizer and the rate of variational, which alone can give another one."""
     own = {"robust": "median", "update_prior": True} if name == "variational" else {}
     if name not in CHAINS:
         own |= {"local_epochs": 7, "learning_rate": 0.25}
@@ -214,14 +217,20 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     }
     build.pretraining(make_config(None, {**config, **own}), SOURCE)
     assert given.pop("rule") == "naive_weighted_average"
-    assert float(given.pop("learning_rate")(tf.constant(3))) == pytest.approx(0.25 if name == "variational" else 1e-3)
+    usual = default_rate(DEFAULT_INFERENCE)
+    rate = float(rate_of(given.pop("learning_rate"), tf.constant(0)))
+    assert rate == pytest.approx(0.25 if name == "variational" else usual)
     assert given.pop("element_spec") == SOURCE.element_spec
     assert given == {
         **{"local_epochs": 1, "batch_size": 8, "weighting": "equal", "robust": None},
         **{"max_change_norm": None, "compressor": None, "per_tensor": False, "error_memory": False},
         **{"augmentation": None},
         **{"update_prior": False, "pretrained": True},
-        **({"inference": "backprop", "temperature": 1.0} if name == "variational" else {}),
+        **(
+            {"inference": "backprop", "temperature": 1.0, "optimizer_fn": DEFAULT_OPTIMIZER}
+            if name == "variational"
+            else {}
+        ),
     }
 
 

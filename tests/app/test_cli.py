@@ -56,7 +56,9 @@ def test_run_folder_is_complete(small_run):
     lines = rows(small_run)
     assert [row["round"] for row in lines] == [1, 2, 3]
     assert ["accuracy" in row for row in lines] == [False, True, True]
-    assert {"nll", "kl", "elbo", "stddev_median", "share_at_floor", "num_faulty", "train_seconds"} <= set(lines[0])
+    assert {"nll", "kl", "tempered_elbo", "stddev_median", "share_at_floor", "num_faulty", "train_seconds"} <= set(
+        lines[0]
+    )
     summary = json.loads((small_run / "summary.json").read_text())
     assert {"accuracy", "test_nll", "ece", "mce", "brier", "epistemic_share", "ms_per_step"} <= set(summary)
     # Only the workers of TensorFlow Federated are processes of their own.

@@ -67,6 +67,7 @@ OWN = {
     "max_columns": 5,
     "min_variance": 0.1,
     "momentum": 0.5,
+    "optimizer": "momentum",
     "weight_decay": 0.1,
     "server_optimizer": "sgd",
     "server_learning_rate": 0.5,

@@ -14,6 +14,8 @@ from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, defau
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.clients.target import KLS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
@@ -43,11 +45,13 @@ GROUPS = {
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "temperature"): (1.0, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "inference"): ("curvature", None) for name in ("partitioned_vi", "bayesian_admm")},
-    ("variational", "inference"): ("backprop", None),
-    ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
-    **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},
+    **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
+    **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{
+        (name, "learning_rate"): (LOCAL_TRAINING["learning_rate"], None)
+        for name in PASSED_ON
+        if name.startswith("fed_")
+    },
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
     ("dg_sgld", "local_steps"): (1, 5),
@@ -81,7 +85,7 @@ def test_every_recipe_has_its_options():
 def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
     options = ALGORITHMS[name]
     for name_here, path in argument_names(options).items():
-        if name_here == "momentum" and name.startswith("fed_"):
+        if name_here in ("momentum", "optimizer") and name.startswith("fed_"):
             continue  # Of the optimizer that is the argument.
         group, _, argument = path.rpartition(".")
         if group:
@@ -126,6 +130,7 @@ def test_names_are_those_of_the_tables():
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
         choices.INFERENCES: bfl.clients.INFERENCES,
+        choices.OPTIMIZERS: OPTIMIZERS,
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
@@ -144,8 +149,11 @@ def test_names_are_those_of_the_tables():
     for table, names in tables.items():
         assert table.forms() == list(names), table
     assert {name.partition(":")[0] for name in choices.PARTITIONS.forms()} == set(PARTITIONS)
-    rates = {name: entry.learning_rate for name, entry in bfl.servers.SERVER_OPTIMIZERS.items()}
-    assert choices.SERVER_OPTIMIZERS.numbers() == rates
+    for numbers, optimizers in (
+        (choices.SERVER_OPTIMIZERS.numbers(), bfl.servers.SERVER_OPTIMIZERS),
+        (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
+    ):
+        assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
     used = {extra(field, "names") for field in RunConfig.model_fields.values()} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 

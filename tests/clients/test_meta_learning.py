@@ -92,7 +92,7 @@ def test_the_kl_pushes_noise_up_and_is_reported():
     after = with_kl.weights.posterior
     expected = np.sum(0.5 * np.log1p(flat(after.mean) ** 2 / flat(after.variance)))
     np.testing.assert_allclose(with_kl.metrics.kl, expected, rtol=1e-5)
-    np.testing.assert_allclose(with_kl.metrics.elbo, -(with_kl.metrics.nll + expected / 12), rtol=1e-5)
+    np.testing.assert_allclose(with_kl.metrics.tempered_elbo, -(with_kl.metrics.nll + expected / 12), rtol=1e-5)
 
 
 def test_a_detached_kl_has_no_gradient_in_the_means_by_log_alpha_either():

@@ -117,12 +117,15 @@ def predict_images(
 ) -> int:
     """Predict images, with uncertainty: image files, folders of them, or .npz archives.
 
-    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run.
+    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run. The method and the
+    posterior temperature of the model are stated above a table, and for csv and json on the standard error.
     """
-    from tfp_bfl.app.predict import FORMATS, predict
+    from tfp_bfl.app.predict import FORMATS, predict, stated_by
 
     options = {name: value for name, value in drawn.items() if value is not None}
     rows, failures = predict(model, list(images), max_uncertainty=max_uncertainty, **options)
+    if stated := stated_by(model):
+        click.echo(f"{stated}\n" if form == "table" else f"tfp-bfl: {stated}", err=form != "table")
     click.echo(FORMATS[form](rows))
     for name, reason in failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
@@ -155,7 +158,7 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
         f"{found.number:,} held-out examples, {found.accuracy:.4f} of them right{sure}."
     )
     click.echo(
-        f"temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
+        f"softmax temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
         f"{found.set_coverage:.0%}."
     )
 

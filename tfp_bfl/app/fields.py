@@ -13,6 +13,8 @@ from tfp_bfl.app import choices
 from tfp_bfl.errors import InvalidArgument
 
 INT32_MAX = 2**31 - 1
+# Of labels that are numbers.
+LIKELIHOOD = "heteroscedastic"
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -40,9 +40,9 @@ class _Averaging(Optimized, SGD, ServerOptimized, Bounded, Defended):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.optimizer is not None and self.momentum != self.defaults["momentum"]:
+        if self.optimizer not in (None, "momentum") and self.momentum != self.defaults["momentum"]:
             raise InvalidArgument(
-                f"momentum is a number of the clients' SGD, and optimizer is {self.optimizer}: give one of them."
+                f"momentum is a number of the optimizer momentum, and optimizer is {self.optimizer}: give one of them."
             )
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
@@ -50,7 +50,9 @@ class _Averaging(Optimized, SGD, ServerOptimized, Bounded, Defended):
 
         given = super().arguments(config, unlabelled)
         momentum = given.pop("momentum")
-        return {"optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum), **given}
+        if self.optimizer in (None, "momentum"):
+            given["optimizer_fn"] = lambda: tf.keras.optimizers.SGD(momentum=momentum)
+        return given
 
 
 class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):

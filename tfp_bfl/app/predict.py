@@ -129,6 +129,19 @@ def predict(
     return rows, found.failures
 
 
+def stated_by(model: Union[str, os.PathLike]) -> str:
+    """Return the method and the posterior temperature of a model in a sentence; "" where its export states none.
+
+    Args:
+      model: as `predict`.
+
+    Raises:
+      InvalidArgument: as `predict`.
+    """
+    found = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
+    return f"{found}." if found else ""
+
+
 def _as_rows(
     which: Sequence[str],
     answer: dict[str, np.ndarray],

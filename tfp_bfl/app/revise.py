@@ -11,7 +11,7 @@ from typing import Any, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build
+from tfp_bfl.app import build, resolve
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.servers import curvatures, factors, online
@@ -160,8 +160,13 @@ def write(
     model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, batch_norm_examples)
     scores = build.scorer(config, test)(model, test.features, test.labels).metrics
     names = list(state.product.names if isinstance(state, online.OnlineState) else _names(state))
-    summary = {**scores, **more, "clients": names}
-    info = build.export_info(config, train, scores)
+    weights = resolve.weights_of(build.model_fn(config, test)())
+    laplace = {}
+    if isinstance(state, curvatures.Curvatures):
+        laplace = {"weights": "point weights with Laplace's posterior", "temperature": state.settings.temperature}
+    settings = {**resolve.stated(config, test.target is not None, weights), **laplace}
+    summary = {**scores, **more, "method": resolve.method(settings), "clients": names}
+    info = build.export_info(config, train, scores, weights, laplace)
     try:
         folder.mkdir(parents=True)
     except OSError as error:

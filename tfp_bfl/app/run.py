@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib
 import json
 import pathlib
@@ -22,6 +23,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, client_scores, ensembles, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.progress import Reporter, reporter
+from tfp_bfl.app.resolve import POINT, method, resolved, stated, title
 from tfp_bfl.app.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
 from tfp_bfl.errors import InvalidArgument
 
@@ -114,12 +116,13 @@ def _run(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
         unlabelled = lambda: read.result()[2].unlabelled
+        config, weights = build.settle(config, sample, function)
         process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, function))
         train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
     bfl.federated.check_clients(process, clients)
     options = _prediction(config)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
-    if config.kind != "deterministic" or config.ensemble:
+    if weights != POINT or config.own_options().point_weights or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)
         bfl.evaluation.check_num_samples(options["num_samples"], number, test.num_outputs)
     every = client_scores.everybody(clients, unseen)
@@ -129,8 +132,9 @@ def _run(
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
     score = build.scorer(config, test)
-    with owned(folder, config), _workers(engine) as runtime, _held(engine, clients, folder) as held:
-        tell.announce(_in_words(config, clients, test, engine))
+    settled = functools.partial(resolved, regression=test.target is not None, weights=weights)
+    with owned(folder, config, settled), _workers(engine) as runtime, _held(engine, clients, folder) as held:
+        tell.announce(_in_words(config, weights, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
@@ -187,6 +191,7 @@ def _run(
             scores.update(client_scores.summarise(of_clients, clients.num_clients))
         summary = {
             **scores,
+            "method": method(stated(config, test.target is not None, weights)),
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
@@ -197,7 +202,7 @@ def _run(
             "versions": _versions(),
             "warnings": list(result.warnings),
         }
-        info = build.export_info(config, train, scores)
+        info = build.export_info(config, train, scores, weights)
         tell.phase("SavedModel, figures and report")
         write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
@@ -240,11 +245,11 @@ def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.
     return train, test, build.shares(config, train, given)
 
 
-def _in_words(config: RunConfig, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
+def _in_words(config: RunConfig, weights: str, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
     """What begins, and with how much."""
     sizes = clients.sizes
     return (
-        f"{report.title(config)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
+        f"{title(config, weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
         f"{test.num_examples:,} to test; {config.rounds:,} rounds, engine {engine}"
     )
 

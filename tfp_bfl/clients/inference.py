@@ -79,6 +79,11 @@ def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> fl
     return _RATES[inference] if inference in _RATES else optimizer_rate(optimizer)
 
 
+def default_noise(inference: str) -> str:
+    """Return the default noise of an inference of Gaussian weights, one of `NOISES`."""
+    return "flipout" if inference == "backprop" else "shared"
+
+
 def update_of(
     inference: str,
     *,
@@ -95,7 +100,7 @@ def update_of(
       inference: one of `INFERENCES`.
       learning_rate: of the means; None for `over_rounds(default_rate(...))`.
       optimizer_fn: one of `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer.
-      noise: one of `NOISES`; None for "flipout" with "backprop" and else "shared".
+      noise: one of `NOISES`; None for `default_noise`, and for "flipout" of a model without Gaussian weights.
       decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
       stddev_rate: for "backprop", the rate of log s over that of the means.
       step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
@@ -134,6 +139,6 @@ def update_of(
     def make(weights: FlatWeights) -> Update:
         if inference == "backprop" or not weights.has_posterior:
             return by_optimizer(weights)
-        return ByCurvature(weights, optimizer_fn, rate, noise=noise or "shared", **options)
+        return ByCurvature(weights, optimizer_fn, rate, noise=noise or default_noise(inference), **options)
 
     return make

@@ -95,12 +95,13 @@ class TrainingMetrics(NamedTuple):
     Fields:
       nll: mean negative log likelihood of the examples seen, nats per example.
       kl: KL[q || prior] after the last step, nats.
-      elbo: -(nll + kl T / n), nats per example, with the temperature and the number of examples of the training.
+      tempered_elbo: -(nll + kl T / n), nats per example: the negative of the training objective, with the temperature T
+        and the number of examples n of the training; at T = 1 the evidence lower bound per example.
     """
 
     nll: tf.Tensor
     kl: tf.Tensor
-    elbo: tf.Tensor
+    tempered_elbo: tf.Tensor
 
 
 class ClientPosterior(NamedTuple):

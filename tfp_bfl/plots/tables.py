@@ -128,7 +128,7 @@ def headlines(run: RunResults) -> list[Headline]:
 def results(runs: Sequence[RunResults]) -> Table:
     """What the runs scored; of one run what is not shown large already."""
     single = len(runs) == 1
-    leave_out = {*_COSTS, "versions", "warnings", *(_HEADLINES if single else ())}
+    leave_out = {*_COSTS, "versions", "warnings", "method", *(_HEADLINES if single else ())}
     summaries = [
         dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
     ]
