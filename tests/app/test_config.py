@@ -55,6 +55,7 @@ OWN = {
     "admm_step_size": 0.25,
     "update_prior": True,
     "pretrained": True,
+    "schedule": "exponential",
     "learning_rate_decay": 0.1,
     "silent_rounds": 1,
     "last_layer": True,

@@ -15,6 +15,7 @@ from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
 from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from tfp_bfl.clients.schedules import SCHEDULES
 from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.clients.target import KLS
 from tfp_bfl.data.own import TASKS
@@ -47,11 +48,8 @@ OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
     **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{
-        (name, "learning_rate"): (LOCAL_TRAINING["learning_rate"], None)
-        for name in PASSED_ON
-        if name.startswith("fed_")
-    },
+    # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
+    **{(name, "learning_rate"): (0.001, None) for name in ("fed_pa", "fed_kppa")},
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
     ("dg_sgld", "local_steps"): (1, 5),
@@ -131,6 +129,7 @@ def test_names_are_those_of_the_tables():
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
         choices.INFERENCES: bfl.clients.INFERENCES,
         choices.OPTIMIZERS: OPTIMIZERS,
+        choices.SCHEDULES: SCHEDULES,
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
