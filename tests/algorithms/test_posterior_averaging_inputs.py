@@ -106,21 +106,6 @@ def test_a_run_that_goes_on_says_which_of_the_two_is_too_few(runtime, tmp_path):
     assert len(federated.simulate(process, CLIENTS, 5, checkpoint_dir=folder, runtime=runtime).rounds) == 5
 
 
-@pytest.mark.parametrize("name", ["fed_opt", "fed_pa"])
-@pytest.mark.parametrize(
-    ("given", "rate"),
-    [
-        ({}, 0.01),
-        ({"optimizer": "adam"}, 1e-3),
-        ({"optimizer_fn": "sgd"}, 0.1),
-        ({"optimizer": "adam", "learning_rate": 0.3}, 0.3),
-        ({"optimizer_fn": tf.keras.optimizers.Adam}, 0.01),
-    ],
-)
-def test_an_optimizer_by_name_has_its_default_rate(name, given, rate):
-    assert getattr(algorithms, name)(MODEL, **given).description["learning_rate"] == str(rate)
-
-
 @functools.cache
 def adaptive():
     return algorithms.fed_kp(MODEL, kernel_options={"bandwidth": "adaptive"}, **TRAINING)

@@ -84,6 +84,21 @@ RECIPES = {
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
+@pytest.mark.parametrize("name", ["fed_opt", "fed_pa"])
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({}, 0.01),
+        ({"optimizer": "adam"}, 1e-3),
+        ({"optimizer_fn": "sgd"}, 0.1),
+        ({"optimizer": "adam", "learning_rate": 0.3}, 0.3),
+        ({"optimizer_fn": keras.Adam}, 0.01),
+    ],
+)
+def test_federated_averaging_has_a_rate_of_its_own_unless_the_optimizer_is_given_by_name(name, given, rate):
+    assert RECIPES[name](**given).description["learning_rate"] == str(rate)
+
+
 @every_recipe
 @pytest.mark.parametrize("rate", [{}, {"learning_rate": 0.1}], ids=["default rate", "rate"])
 @pytest.mark.parametrize(

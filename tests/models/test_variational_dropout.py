@@ -127,7 +127,8 @@ def train(model_fn, examples=EXAMPLES, **options):
 @pytest.mark.parametrize("inference", clients.INFERENCES)
 def test_every_inference_trains_it_and_reports_its_kl(inference):
     model_fn = mlp()
-    result = train(model_fn, inference=inference, local_epochs=2, learning_rate=0.01)
+    options = {"temperature": 1.0, "optimizer_fn": "adam", "local_epochs": 2, "learning_rate": 0.01}
+    result = train(model_fn, inference=inference, **options)
     mean, variance = (np.concatenate([np.float64(x).ravel() for x in part]) for part in result.weights.posterior)
     np.testing.assert_allclose(result.metrics.kl, np.sum(0.5 * np.log1p(mean**2 / variance)), rtol=1e-4)
     before = get_weights(model_fn()).posterior
