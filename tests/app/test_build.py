@@ -82,7 +82,9 @@ def runtime():
 
 
 def test_every_recipe_is_tried():
-    assert set(OF_RECIPE) == set(RECIPES) == {name for name in bfl.algorithms.__all__ if name.startswith("fed_")}
+    of_programs = {"fed_lap"}
+    named = {name for name in bfl.algorithms.__all__ if name.startswith("fed_")}
+    assert set(OF_RECIPE) == set(RECIPES) == named - of_programs
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,8 @@ def test_every_recipe_is_tried():
     [pytest.param(name, marks=[] if name == "fed_ag" else pytest.mark.deep(after="test_build.py")) for name in RECIPES],
 )
 def test_a_run_learns_exports_and_goes_on_to_the_same_bits(name, runtime, tmp_path):
-    config = config_of(name)
+    # A cosine over the rounds of a run has other rates where the run has more rounds.
+    config = config_of(name, **({} if "learning_rate_decay" in OF_RECIPE[name] else {"schedule": "constant"}))
     process, clients = process_of(config), build.shares(config, SOURCE).clients
     run = functools.partial(bfl.simulate, process, clients, runtime=runtime, seed=1)
     whole = run(3)
@@ -116,7 +119,7 @@ def test_options_reach_the_recipe(options_of):
     assert set(given) == COMMON | {"weighting", "robust", "shrinkage", "burn_in_rounds", "start", "kernel_options"}
     assert given["kernel_options"] == {"kernel": "gaussian", "bandwidth": "scott", "scale": 2.0}
     assert (given["start"], given["shrinkage"], given["burn_in_rounds"]) == ("clients", 0.3, 1)
-    assert float(given["learning_rate"](tf.constant(0))) == 0.25
+    assert float(rate_of(given["learning_rate"], tf.constant(0))) == 0.25
     assert given["optimizer_fn"]().get_config()["momentum"] == pytest.approx(0.9)
     given = options_of(config_of("fed_sgld", max_samples=7))
     assert set(given) == COMMON | COMPRESSED | {"weighting", "robust", "burn_in_rounds", "step_size", "max_samples"}
