@@ -28,8 +28,10 @@ GAUSSIAN = functools.partial(
 )
 falling = functools.partial(clients.exponential_decay, decay=0.1, silent_rounds=30)
 LOCAL = {"local_epochs": 30, "batch_size": 64, "temperature": 1.0}
-BACKPROP = {**LOCAL, "inference": "backprop", "learning_rate": falling(0.01)}
-CURVATURE = {**LOCAL, "inference": "curvature", "learning_rate": falling(0.01), "decay": 0.97}
+ADAM = {"optimizer": "adam", "learning_rate": falling(0.01)}
+BACKPROP = {**LOCAL, "inference": "backprop", **ADAM}
+# The default inference, optimizer and rule.
+DEFAULT = {**LOCAL, "learning_rate": falling(0.05), "decay": 0.97}
 NATURAL = {**LOCAL, "inference": "natural", "learning_rate": falling(0.05), "decay": 0.97}
 FIVE, ONE = dirichlet(num_clients=5, alpha=0.3), iid(num_clients=1)
 pool = functools.partial(algorithms.variational, rule="log_linear_pool")
@@ -60,16 +62,18 @@ class Row(NamedTuple):
 
 
 TABLE = {
-    "partitioned_vi": Row(GAUSSIAN, functools.partial(algorithms.partitioned_vi, damping=0.5, **CURVATURE)),
-    "partitioned_vi, natural": Row(GAUSSIAN, functools.partial(algorithms.partitioned_vi, damping=0.5, **NATURAL)),
-    "log-linear pool, KL / N": Row(GAUSSIAN, functools.partial(pool, kl="total", **CURVATURE)),
-    "log-linear pool, KL / N, natural": Row(GAUSSIAN, functools.partial(pool, kl="total", **NATURAL)),
-    "log-linear pool, KL / N_k": Row(GAUSSIAN, functools.partial(pool, kl="client", **CURVATURE)),
-    "log-linear pool, KL / N_k, by backprop": Row(GAUSSIAN, functools.partial(pool, kl="client", **BACKPROP)),
-    "federated averaging": Row(
-        POINT, functools.partial(algorithms.variational, rule="naive_weighted_average", **BACKPROP)
+    "the default": Row(GAUSSIAN, functools.partial(algorithms.variational, **DEFAULT)),
+    "partitioned_vi": Row(
+        GAUSSIAN, functools.partial(algorithms.partitioned_vi, damping=0.5, inference="curvature", **DEFAULT)
     ),
-    "one client with all data": Row(GAUSSIAN, functools.partial(pool, kl="total", **CURVATURE), ONE),
+    "partitioned_vi, natural": Row(GAUSSIAN, functools.partial(algorithms.partitioned_vi, damping=0.5, **NATURAL)),
+    "log-linear pool, KL / N, Adam": Row(GAUSSIAN, functools.partial(pool, kl="total", **{**DEFAULT, **ADAM})),
+    "log-linear pool, KL / N, natural": Row(GAUSSIAN, functools.partial(pool, kl="total", **NATURAL)),
+    "log-linear pool, KL / N_k": Row(GAUSSIAN, functools.partial(pool, kl="client", **{**DEFAULT, **ADAM})),
+    "log-linear pool, KL / N_k, by backprop": Row(GAUSSIAN, functools.partial(pool, kl="client", **BACKPROP)),
+    "federated averaging, Adam": Row(POINT, functools.partial(algorithms.variational, **BACKPROP)),
+    "federated averaging": Row(POINT, functools.partial(algorithms.variational, **DEFAULT)),
+    "one client with all data": Row(GAUSSIAN, functools.partial(algorithms.variational, **DEFAULT), ONE),
 }
 
 

@@ -34,7 +34,7 @@ def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess
         shape = {"input_shape": source.element_shape, "num_classes": source.num_classes}
         return build(kind=method["kind"], seed=seed, **shape, **of_model)
 
-    rate = method["rate"] if method.get("constant") else bfl.clients.over_rounds(method["rate"])
+    rate = method["rate"] if method.get("constant") else bfl.clients.cosine_decay(method["rate"], options["rounds"])
     training = {"local_epochs": options.get("local_epochs", COMMON["local_epochs"]), "batch_size": COMMON["batch_size"]}
     return bfl.algorithms.variational(
         model_fn,

@@ -21,32 +21,32 @@ def test_exponential_decay_after_silent_rounds():
             clients.exponential_decay(**arguments)
 
 
-def test_a_rate_over_the_rounds_of_the_run():
-    """0.1 to 0.01 along a half cosine over 40 rounds; 1 / (1 + r / 20) of it where nobody knows how many there are."""
-    rate = clients.over_rounds(0.1)
-    found = [float(rate(tf.constant(r), tf.constant(40))) for r in (0, 10, 20, 40, 50)]
+def test_cosine_decay_over_known_rounds():
+    """0.1 to 0.01 along a half cosine over 40 rounds."""
+    rate = clients.cosine_decay(0.1, 40)
+    found = [float(rate(tf.constant(r))) for r in (0, 10, 20, 40, 50)]
     np.testing.assert_allclose(found, [0.1, 0.01 + 0.09 * (1 + np.sqrt(0.5)) / 2, 0.055, 0.01, 0.01], rtol=1e-5)
-    np.testing.assert_allclose([float(rate(tf.constant(r))) for r in (0, 20, 60)], [0.1, 0.05, 0.025], rtol=1e-6)
-    for wrong in (0.0, -1.0, float("nan"), "fast"):
-        with pytest.raises(InvalidArgument, match=r"learning_rate is .*, but must be"):
-            clients.over_rounds(wrong)
+    for wrong in ({"learning_rate": 0.0}, {"rounds": 0}, {"last": 1.5}, {"last": -0.1}):
+        with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
+            clients.cosine_decay(**{"learning_rate": 0.1, "rounds": 40, **wrong})
 
 
-def test_client_work_takes_the_rounds_of_the_run_from_its_message():
-    """At a rate of 0.2 the last round of 10 moves a weight a tenth as far as the first, and a run of unknown length's
-    21st half as far."""
+def test_inverse_decay_is_the_default_of_client_work():
+    """Half the rate after 100 rounds: at the default rate of SGD a weight then moves half as far in a step."""
+    rate = clients.inverse_decay(0.1)
+    np.testing.assert_allclose([float(rate(tf.constant(r))) for r in (0, 100, 300)], [0.1, 0.05, 0.025], rtol=1e-6)
+    for wrong in ({"learning_rate": -1.0}, {"half_rounds": 0.0}):
+        with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
+            clients.inverse_decay(**{"learning_rate": 0.1, **wrong})
     model_fn = functools.partial(models.mlp, "deterministic", (3,), 2, hidden=(), seed=0)
-    work = clients.variational(model_fn, optimizer_fn="sgd", learning_rate=clients.over_rounds(0.2))()
+    work = clients.variational(model_fn, optimizer_fn="sgd")()
     examples = ClientExamples(tf.zeros([4], tf.int32), tf.ones([4, 3]), tf.constant([0, 1, 0, 0]))
     weights = models.get_weights(model_fn())
-
-    def moved(number, rounds):
-        federation = models.Federation(tf.constant(1), tf.constant(4))._replace(rounds=tf.constant(rounds))
-        message = models.ServerMessage(weights, tf.constant(number), federation=federation)
-        return work(message, examples, tf.constant([0, 1])).weights.point[0] - weights.point[0]
-
-    np.testing.assert_allclose(moved(10, 10), 0.1 * moved(0, 10), rtol=1e-3, atol=1e-8)
-    np.testing.assert_allclose(moved(20, 0), 0.5 * moved(0, 0), rtol=1e-3, atol=1e-8)
+    moved = lambda r: (
+        work(models.ServerMessage(weights, tf.constant(r)), examples, tf.constant([0, 1])).weights.point[0]
+        - weights.point[0]
+    )
+    np.testing.assert_allclose(moved(100), 0.5 * moved(0), rtol=1e-3, atol=1e-8)
 
 
 def test_sigmoid_warm_up_is_the_published_one():

@@ -110,7 +110,7 @@ class ManyRounds(Training):
 
     schedule: Optional[str] = option(
         None,
-        "Learning rate over the rounds: cosine, to a tenth of it; exponential; constant.",
+        "Learning rate over the rounds: cosine, to a tenth of it; inverse; exponential; constant.",
         argument=None,
         names=choices.SCHEDULES,
     )
@@ -140,7 +140,8 @@ class ManyRounds(Training):
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         schedules = {
-            "cosine": lambda: bfl.clients.over_rounds(self.rate()),
+            "cosine": lambda: bfl.clients.cosine_decay(self.rate(), config.rounds),
+            "inverse": lambda: bfl.clients.inverse_decay(self.rate()),
             "exponential": lambda: bfl.clients.exponential_decay(
                 self.rate(), self.learning_rate_decay, self.silent_rounds
             ),

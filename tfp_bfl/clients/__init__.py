@@ -22,7 +22,7 @@ from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.potential import Potential, potentials_of
-from tfp_bfl.clients.schedules import exponential_decay, over_rounds, sigmoid_warm_up
+from tfp_bfl.clients.schedules import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.target import KLS
@@ -45,12 +45,14 @@ __all__ = [
     "augmented",
     "compressed",
     "conducive_langevin",
+    "cosine_decay",
     "coupled_langevin",
     "default_rate",
     "exact_chains",
     "exponential_decay",
     "find_mode",
     "fit_surrogate",
+    "inverse_decay",
     "langevin_chain",
     "laplace",
     "laplace_sites",
@@ -60,7 +62,6 @@ __all__ = [
     "meta_gradient",
     "meta_learning",
     "mode_at",
-    "over_rounds",
     "personal",
     "personal_posterior",
     "posterior_averaging",

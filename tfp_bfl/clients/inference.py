@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tfp_bfl.clients.natural import ByCurvature
 from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
-from tfp_bfl.clients.schedules import over_rounds
+from tfp_bfl.clients.schedules import inverse_decay
 from tfp_bfl.clients.updates import ByOptimizer, Schedule, Update
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.models import FlatWeights
@@ -98,7 +98,7 @@ def update_of(
 
     Args:
       inference: one of `INFERENCES`.
-      learning_rate: of the means; None for `over_rounds(default_rate(...))`.
+      learning_rate: of the means; None for `inverse_decay(default_rate(...))`.
       optimizer_fn: one of `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer.
       noise: one of `NOISES`; None for `default_noise`, and for "flipout" of a model without Gaussian weights.
       decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
@@ -109,7 +109,7 @@ def update_of(
       InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
     """
     optimizer_of(optimizer_fn)
-    rate = over_rounds(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
+    rate = inverse_decay(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
     if noise is not None:
         lookup(NOISES, noise, "noise")
     check_number(stddev_rate, "stddev_rate")

@@ -11,7 +11,7 @@ from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, lap
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
 from tfp_bfl.clients.potential import check_independent
-from tfp_bfl.clients.schedules import over_rounds
+from tfp_bfl.clients.schedules import inverse_decay
 from tfp_bfl.clients.target import Target
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import ByOptimizer, Schedule
@@ -90,7 +90,7 @@ def laplace_sites(
         return Site(empty, empty)
 
     def build() -> Work:
-        rate = over_rounds(optimizer_rate(optimizer_fn)) if learning_rate is None else learning_rate
+        rate = inverse_decay(optimizer_rate(optimizer_fn)) if learning_rate is None else learning_rate
         update_fn = lambda weights: ByOptimizer(weights, optimizer_fn, rate)
         trainer = Trainer(model_fn, update_fn, likelihood=density)
         weights = trainer.weights

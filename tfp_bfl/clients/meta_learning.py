@@ -95,8 +95,7 @@ def meta_learning(
             size = tf.cast(count, tf.float32)
             kept = message.told.kept if isinstance(message.told, Pruned) else None
             divisor = size if kl_reduction == "sum" else float(max(weights.num_variational, 1))
-            rounds = message.federation.rounds
-            scale, rate = rate_of(kl_weight, message.round) / divisor, rate_of(learning_rate, message.round, rounds)
+            scale, rate = rate_of(kl_weight, message.round) / divisor, rate_of(learning_rate, message.round)
             kl = lambda vectors: weights.kl_divergence(Vectors(*vectors), kept)
 
             def nll(features: tf.Tensor, labels: tf.Tensor, noise: tf.Tensor) -> Callable[..., tf.Tensor]:

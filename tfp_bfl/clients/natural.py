@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 import tensorflow as tf
 
@@ -80,9 +80,9 @@ class ByCurvature:
             self._momentum = tf.Variable(lambda: tf.zeros_like(weights.log_stddev))
             self._steps_before = tf.Variable(0)
 
-    def start(self, round: tf.Tensor, rounds: Any = 0) -> None:
+    def start(self, round: tf.Tensor) -> None:
         self._reset()
-        rate = rate_of(self._learning_rate, round, rounds)
+        rate = rate_of(self._learning_rate, round)
         if self._rate is None:
             self._optimizer.learning_rate.assign(rate)
         else:

@@ -93,7 +93,7 @@ def personal_posterior(
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             count = tf.shape(examples.labels)[0]
-            size, rate = tf.cast(count, tf.float32), rate_of(learning_rate, message.round, message.federation.rounds)
+            size, rate = tf.cast(count, tf.float32), rate_of(learning_rate, message.round)
             begin = message.weights._replace(posterior=_own(message.memory, message.weights).posterior)
 
             def divergence(own: Vectors, shared: Vectors) -> tf.Tensor:

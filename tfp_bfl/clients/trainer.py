@@ -82,7 +82,7 @@ class Trainer:
         Returns:
           The metrics, and the last state.
         """
-        self.update.start(message.round, message.federation.rounds)
+        self.update.start(message.round)
         resume(self.update)
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)

@@ -7,14 +7,13 @@ from typing import Any, Callable, NamedTuple, Protocol, Union
 import tensorflow as tf
 
 from tfp_bfl.clients.optimizers import Optimizer, optimizer_of
-from tfp_bfl.clients.schedules import OverRounds
 from tfp_bfl.clients.target import Target
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import FlatWeights
 from tfp_bfl.models.flat import Draw
 
-Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor], OverRounds]
+Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class Batch(NamedTuple):
@@ -52,8 +51,8 @@ class Update(Protocol):
     noise: str
     draws_labels: bool
 
-    def start(self, round: tf.Tensor, rounds: Any = 0) -> None:
-        """Begin anew in this round, of so many in the run; 0 where nobody knows."""
+    def start(self, round: tf.Tensor) -> None:
+        """Begin anew, in this round."""
 
     def step(self, batch: Batch, target: Target) -> None:
         """One step."""
@@ -93,8 +92,8 @@ class ByOptimizer:
         self._learning_rate = learning_rate
         self._factors = 1.0, stddev_rate
 
-    def start(self, round: tf.Tensor, rounds: Any = 0) -> None:
-        rate = rate_of(self._learning_rate, round, rounds)
+    def start(self, round: tf.Tensor) -> None:
+        rate = rate_of(self._learning_rate, round)
         for (_, optimizer, reset), factor in zip(self._groups, self._factors):
             reset()
             optimizer.learning_rate.assign(factor * rate)
@@ -108,10 +107,8 @@ class ByOptimizer:
             optimizer.apply_gradients([(next(gradients), variable) for variable in group])
 
 
-def rate_of(learning_rate: Schedule, round: tf.Tensor, rounds: Any = 0) -> Any:
-    """Return the learning rate of a round, of so many in the run; 0 where nobody knows."""
-    if isinstance(learning_rate, OverRounds):
-        return learning_rate(round, rounds)
+def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
+    """Return the learning rate of a round."""
     return learning_rate(round) if callable(learning_rate) else learning_rate
 
 

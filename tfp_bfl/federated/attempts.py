@@ -149,9 +149,7 @@ class Attempts:
                     return outcome
                 reasons = f"every client was faulty: {_listed(faulty)}"
             logger.warning("Attempt %d at round %d came to nothing: %s.", attempt + 1, number, reasons)
-        raise Error(
-            f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}."
-        )
+        raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:
         """A round that does not tell who was in it: it is not tried again, and nobody is left out for the others."""

@@ -144,20 +144,14 @@ class BayesianProcess:
         tf.nest.assert_same_structure(state.weights, weights)
         return state._replace(weights=weights)
 
-    def with_clients(
-        self, state: ServerState, clients: Sequence[int], sizes: Any = (), rounds: Optional[int] = None
-    ) -> ServerState:
+    def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = ()) -> ServerState:
         """Return the state of a federation of these clients' numbers, who hold so many examples each.
-
-        `rounds` are those of the run, by which schedules of the learning rate go; None for those of the state.
 
         Where clients keep something over rounds, each has a row: a client that is there keeps its own. A round leaves
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        known = np.int32(state.federation.rounds if rounds is None else rounds)
-        most = np.float32(Federation().most_weight)
-        federation = Federation(np.int32(len(clients)), np.int32(held.sum()), most, known)
+        federation = Federation(np.int32(len(clients)), np.int32(held.sum()), np.float32(Federation().most_weight))
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)

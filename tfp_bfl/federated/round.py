@@ -140,7 +140,7 @@ def make_round(
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
         step, nobody = (
             server_step.initialize(weights),
-            Federation(tf.constant(0), tf.constant(0), tf.constant(Federation().most_weight), tf.constant(0)),
+            Federation(tf.constant(0), tf.constant(0), tf.constant(Federation().most_weight)),
         )
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody)
 
@@ -185,7 +185,7 @@ def make_round(
         pooled, reported = rule.pool_with_metrics(statistics, state.weights)
         metrics = _round_metrics(total.report)
         any_weight = tf.constant(Federation().most_weight)
-        here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight, 0)
+        here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
         federation = tf.nest.map_structure(tf.maximum, state.federation, here)
         met = server_step.meet(state.step, federation, here.num_clients)
         step, weights = server_step.next(met, state.weights, pooled, fold(state.seed, state.round, -2))

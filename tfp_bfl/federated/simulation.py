@@ -204,7 +204,7 @@ def simulate(
             raise InvalidArgument(
                 f"{checkpoint_dir} holds a run of {int(state.round)} rounds: ask for that many or more."
             )
-        state = process.with_clients(state, range(clients.num_clients), clients.sizes, rounds)
+        state = process.with_clients(state, range(clients.num_clients), clients.sizes)
         if kept:
             kept.restore(record.draws, state.weights)
         attempts = Attempts(

@@ -21,13 +21,11 @@ class Federation(NamedTuple):
       num_clients: K.
       num_examples: N, of all of them together.
       most_weight: the largest weight with which a client of the next round is pooled, float32.
-      rounds: of the run, by which schedules of the learning rate go; 0 where nobody has said.
     """
 
     num_clients: Any = 0
     num_examples: Any = 0
     most_weight: Any = float(np.finfo(np.float32).max)  # Any: all of a state is finite.
-    rounds: Any = 0
 
 
 class Anchor(NamedTuple):
