@@ -184,7 +184,7 @@ def test_wrong_units_at_one_client_are_left_out_or_told_of(caplog):
     assert result.rounds[0]["faulty_clients"] == {
         "0": "its weights moved more than 1000 times as far as the median client's"
     }
-    process = algorithms.variational(functools.partial(build, "flipout"), "log_linear_pool", local_epochs=2)
+    process = algorithms.variational(functools.partial(build, "flipout"), local_epochs=2, optimizer="adam")
     result = federated.simulate(process, units(1e4), rounds=1, engine="local")
     (told,) = [sentence for sentence in result.warnings if "client 0" in sentence]
     assert "look whether its features are in the others' units" in told

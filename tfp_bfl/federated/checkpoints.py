@@ -46,6 +46,7 @@ class Record(pydantic.BaseModel):
       draws: of a chain: round -> SHA-256 of its file (`draws.Draws`).
       concurrent_calls: how many clients were computed at once, which is how sums are ordered; 0 if unknown.
       average_from: the first round in the sums of `averaging.RoundAverage`, or None.
+      sums: these sums, float64 arrays; they are saved beside the state.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -56,14 +57,14 @@ class Record(pydantic.BaseModel):
     draws: dict[str, str] = {}
     concurrent_calls: int = 0
     average_from: Optional[int] = None
+    sums: Any = pydantic.Field((), exclude=True)
 
 
 class Found(NamedTuple):
-    """The state and the record of a checkpoint, and the sums of `averaging.RoundAverage`."""
+    """The state and the record of a checkpoint."""
 
     state: ServerState
     record: Record
-    sums: Sequence[np.ndarray] = ()
 
 
 class _Damaged(Exception):
@@ -84,21 +85,20 @@ class Checkpoints:
         self._description = dict(description)
         self._keep = check_count(keep, "keep_checkpoints")
 
-    def save(self, state: ServerState, record: Record, sums: Sequence[np.ndarray] = ()) -> None:
+    def save(self, state: ServerState, record: Record) -> None:
         """Writes the checkpoint of the state's round, atomically, and deletes those before the last `keep`.
 
         Args:
           state: of the server.
           record: of the run.
-          sums: float64 arrays of `averaging.RoundAverage`.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         prefix = self._prefix(int(state.round))
-        leaves = [*tf.nest.flatten(state), *sums]
-        names = [*_names(state), *_sum_names(sums)]
+        leaves = [*tf.nest.flatten(state), *record.sums]
+        names = [*_names(state), *_sum_names(record.sums)]
         # The operation instead of tf.train.Checkpoint, which would keep the state in variables as well.
         tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(leaves), tensors=leaves)
-        shapes = [list(x.shape) for x in sums]
+        shapes = [list(x.shape) for x in record.sums]
         content = {"description": self._description, "record": record.model_dump(), "sums": shapes}
         _with(prefix, _RECORD).write_text(json.dumps(content), encoding="utf-8")
         parts = [_with(prefix, part) for part in _PARTS]
@@ -171,8 +171,8 @@ class Checkpoints:
             raise _Damaged("its record is not as it is written") from None
         self._check_description(description)
         specs = specs or [tf.TensorSpec.from_tensor(tf.constant(x)) for x in tf.nest.flatten(first)]
-        state, averages = self._tensors(number, first, specs, shapes)
-        return Found(state, record, averages)
+        state, record.sums = self._tensors(number, first, specs, shapes)
+        return Found(state, record)
 
     def _tensors(
         self, number: int, first: ServerState, specs: Sequence[tf.TensorSpec], shapes: Sequence[tuple[int, ...]]

@@ -194,7 +194,7 @@ def simulate(
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, start))
         first_stddev = float(spread(state.weights.posterior).stddev_median)
         found = checkpoints.latest(state, process.state_spec) if checkpoints else None
-        state, record, sums = found or (state, Record(first_stddev=first_stddev), ())
+        state, record = found or (state, Record(first_stddev=first_stddev))
         moved = cores_warning(record.concurrent_calls, running.concurrent_calls)
         record.concurrent_calls = running.concurrent_calls
         if moved:
@@ -216,8 +216,8 @@ def simulate(
         predictive = lambda state: _predictive(process, state, kept)
         average = RoundAverage(num_averaged, rounds, predictive(state)) if num_averaged > 1 else None
         if average and found:
-            average.restore(int(state.round), record.average_from, sums)
-        record.average_from = average.first if average else None
+            average.restore(int(state.round), record.average_from, record.sums)
+        record.average_from, record.sums = (average.first, average.sums) if average else (None, ())
         saved = int(state.round) if found else 0
         base: Optional[tf.keras.Model] = None
         try:
@@ -247,9 +247,10 @@ def simulate(
                 record.rows.append(row)
                 if average:  # Not before: a checkpoint after an error holds sums and state of one round.
                     average.add(number, functools.partial(predictive, outcome.state))
+                    record.sums = average.sums
                 state = outcome.state
                 if checkpoints and (number % checkpoint_every == 0 or number == rounds):
-                    checkpoints.save(state, record, average.sums if average else ())
+                    checkpoints.save(state, record)
                     saved = number
                 if on_round:
                     on_round(row)
@@ -257,7 +258,7 @@ def simulate(
                     break
         finally:
             if checkpoints and int(state.round) > saved:
-                checkpoints.save(state, record, average.sums if average else ())
+                checkpoints.save(state, record)
     weights = average.weights() if average else predictive(state)
     model = predictive_model(base or process.model_fn(), weights, batch_norm_examples=batch_norm_examples)
     averaged = None
