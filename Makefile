@@ -1,5 +1,9 @@
-# Everything runs in .venv, which is made and filled on first use and again whenever the lock changes.
-PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3),python3.11)
+# Everything runs in .venv, which is made and filled on first use and again whenever a lock changes. The lock follows from
+# the version of Python: requirements.lock for 3.11, with TensorFlow Federated; requirements-py312.lock for 3.12 and 3.13,
+# without it. Of several versions the first of this list is used that can make environments.
+PYTHONS := python3.11 python3.13 python3.12 python3
+USABLE := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(or $(shell for python in $(PYTHONS); do $$python -c '$(USABLE)' 2>/dev/null && echo $$python && break; done),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -8,13 +12,17 @@ INPUTS ?= 10000
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
+SEEDS ?= 0 1 2 3 4 5 6 7 8 9
+
+.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
 
 help:
+	@echo "Python 3.11, 3.12 or 3.13: the first that is found of $(PYTHONS), or make PYTHON=..."
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
 	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
 	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
+	@echo "make test-seeds  the fast tests under ten base seeds, or make test-seeds SEEDS=\"1 2\""
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
 	@echo "make deployment  an environment of a server or a party, with NVIDIA FLARE, in .venvs/deployment"
 	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
@@ -30,11 +38,11 @@ help:
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
 
-$(INSTALLED): requirements.lock setup.cfg pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "tfp_bfl needs Python 3.11 (TensorFlow Federated has releases for 3.9 to 3.11): install it, or name one with make PYTHON=..."; exit 2; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "requirements.lock is for Python 3.11 and $(PYTHON) is another: name one with make PYTHON=..."; exit 2; }
+$(INSTALLED): requirements.lock requirements-py312.lock setup.cfg pyproject.toml
+	@$(PYTHON) -c '$(USABLE)' 2>/dev/null || { echo "tfp_bfl needs Python 3.11, 3.12 or 3.13 with its module venv, and $(PYTHON) is not one: install one (3.11 adds TensorFlow Federated), or name it with make PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
+	lock=$$($(BIN)/python -c 'import sys; print("requirements.lock" if sys.version_info < (3, 12) else "requirements-py312.lock")') && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -46,6 +54,12 @@ test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
 	@mkdir -p build
 	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt
+
+# Not in CI: ten times as long as the fast tests.
+test-seeds: $(INSTALLED)
+	@failed=; for seed in $(SEEDS); do \
+		$(PYTEST) -m "not deep" --base-seed=$$seed || failed="$$failed $$seed"; \
+	done; [ -z "$$failed" ] || { echo "The fast tests failed under the base seeds$$failed."; exit 1; }
 
 test-deep: $(INSTALLED)
 	@mkdir -p build
@@ -68,8 +82,9 @@ sbom: $(INSTALLED)
 	.venvs/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json $(BIN)/python
 	.venvs/sbom/bin/pip-licenses --python $(BIN)/python --with-license-file --no-license-path --with-urls --format plain-vertical --output-file build/NOTICE
 
+# make environments TESTS=tests/files runs these alone.
 environments:
-	tests/environments.sh
+	tests/environments.sh $(TESTS)
 
 DEPLOYMENT := .venvs/deployment
 

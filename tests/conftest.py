@@ -2,7 +2,7 @@
 
 CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
 of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
-nowhere else.
+nowhere else. `tests/seeds.py` seeds the global random generators of every test and fixture.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import resource
 import psutil
 import pytest
 
+pytest_plugins = ["tests.seeds"]
 _KEY = pytest.StashKey[float]()
 
 

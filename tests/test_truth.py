@@ -15,11 +15,12 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tests import processes
-from tfp_bfl import algorithms, models
+from tfp_bfl import algorithms, clients, models
 from tfp_bfl.data import ClientExamples, Source, dirichlet, load
 from tfp_bfl.layers import DenseFlipout
 
 SIZES = (5, 8, 10, 12, 15, 20, 25, 30, 45, 60)
+EQUAL = (23,) * 10
 NUM_WEIGHTS = 8
 LAST = 30
 SPEC = ClientExamples(
@@ -27,6 +28,9 @@ SPEC = ClientExamples(
 )
 LOCAL = {"local_epochs": 50, "batch_size": 64, "temperature": 1.0, "likelihood": "gaussian:1.0", "element_spec": SPEC}
 NATURAL = {**LOCAL, "inference": "natural", "learning_rate": 0.1, "decay": 0.97}
+# The default inference, optimizer and rule, at rates that fall until the clients no longer drift apart in a round.
+falling = clients.exponential_decay
+DEFAULT = {**LOCAL, "decay": 0.97}
 
 
 class Row(NamedTuple):
@@ -38,6 +42,8 @@ class Row(NamedTuple):
       ratio: least and largest of the variances over the exact ones, geometric mean over weights and the last 30 rounds.
       error: largest of the means, over the same rounds, from the exact ones: root mean square, in standard deviations.
       rounds: of the process.
+      last: rounds over which error and ratio are averaged.
+      sizes: examples of each client.
     """
 
     build: functools.partial
@@ -45,12 +51,33 @@ class Row(NamedTuple):
     ratio: tuple[float, float]
     error: float
     rounds: int = 100
+    last: int = LAST
+    sizes: tuple[int, ...] = SIZES
 
 
 pool = functools.partial(algorithms.variational, rule="log_linear_pool")
 sites = functools.partial(algorithms.partitioned_vi, damping=0.5)
 admm = functools.partial(algorithms.bayesian_admm, damping=0.5)
 TABLE = {
+    "the default, one local step": Row(
+        functools.partial(
+            algorithms.variational, **{**DEFAULT, "local_epochs": 1, "learning_rate": falling(0.05, 0.01, 200)}
+        ),
+        *(1.0, (0.9, 1.1), 0.1, 400, 100),
+    ),
+    "the default, five local steps": Row(
+        functools.partial(
+            algorithms.variational, **{**DEFAULT, "local_epochs": 5, "learning_rate": falling(0.03, 0.012, 60)}
+        ),
+        *(1.0, (0.9, 1.1), 0.1, 360, 100),
+    ),
+    "the default, half of the clients": Row(
+        functools.partial(
+            algorithms.variational,
+            **{**DEFAULT, "local_epochs": 5, "decay": 0.99, "learning_rate": falling(0.02, 0.006, 100)},
+        ),
+        *(0.5, (0.9, 1.1), 0.1, 900, 300, EQUAL),
+    ),
     "partitioned_vi": Row(functools.partial(sites, **NATURAL), 0.5, (0.9, 1.1), 0.1),
     "bayesian_admm": Row(functools.partial(admm, **NATURAL), 1.0, (0.9, 1.1), 0.2, 300),
     "log-linear pool, KL / N": Row(functools.partial(pool, kl="total", **NATURAL), 1.0, (0.9, 1.1), 2.5),
@@ -67,19 +94,19 @@ def model_fn():
     return tf.keras.Model(inputs, DenseFlipout(1, **options)(inputs))
 
 
-def problem(seed):
+def problem(seed, sizes=SIZES):
     """Features and labels of each client."""
     rng = np.random.default_rng(seed)
     mix = np.linalg.qr(rng.normal(size=[NUM_WEIGHTS] * 2))[0] * np.linspace(0.5, 1.5, NUM_WEIGHTS)
     weights = rng.normal(size=NUM_WEIGHTS)
     place = lambda: 2 * rng.normal(size=NUM_WEIGHTS)
-    features = [np.float32(rng.normal(size=(n, NUM_WEIGHTS)) @ mix + place()) for n in SIZES]
+    features = [np.float32(rng.normal(size=(n, NUM_WEIGHTS)) @ mix + place()) for n in sizes]
     return features, [np.float32(x @ weights + rng.normal(size=len(x))) for x in features]
 
 
-def exact(seed):
+def exact(seed, sizes=SIZES):
     """Mean and mean-field variance of the posterior of all examples."""
-    x, y = (np.concatenate(part).astype(np.float64) for part in problem(seed))
+    x, y = (np.concatenate(part).astype(np.float64) for part in problem(seed, sizes))
     precision = np.eye(NUM_WEIGHTS) + x.T @ x
     return np.linalg.solve(precision, x.T @ y), 1 / np.diag(precision)
 
@@ -87,17 +114,18 @@ def exact(seed):
 @functools.cache
 def course(name, seed):
     """Errors of the means in standard deviations [R, D], and variances over the exact ones [R]."""
+    row, rng = TABLE[name], np.random.default_rng(seed)
     datasets = [
         tf.data.Dataset.from_tensors(ClientExamples(np.full(len(y), k, np.int32), x, y))
-        for k, (x, y) in enumerate(zip(*problem(seed)))
+        for k, (x, y) in enumerate(zip(*problem(seed, row.sizes)))
     ]
-    (mean, variance), rng, row = exact(seed), np.random.default_rng(seed), TABLE[name]
+    mean, variance = exact(seed, row.sizes)
     with processes.in_this_process():
         process = row.build(model_fn)
-        state = process.with_clients(process.initialize(), range(len(SIZES)), SIZES)
+        state = process.with_clients(process.initialize(), range(len(row.sizes)), row.sizes)
         errors, ratios = [], []
         for _ in range(row.rounds):
-            cohort = rng.choice(len(SIZES), round(row.share * len(SIZES)), replace=False)
+            cohort = rng.choice(len(row.sizes), round(row.share * len(row.sizes)), replace=False)
             state = process.next(state, [datasets[k] for k in sorted(cohort)]).state
             m, v = (np.ravel(x) for x in state.weights.posterior)
             errors.append((m - mean) / np.sqrt(variance))
@@ -107,8 +135,8 @@ def course(name, seed):
 
 def found(name, seed):
     """The error and the ratio of a `Row`."""
-    errors, ratios = course(name, seed)
-    return rms(errors[-LAST:].mean(0)), np.exp(np.log(ratios[-LAST:]).mean())
+    (errors, ratios), last = course(name, seed), TABLE[name].last
+    return rms(errors[-last:].mean(0)), np.exp(np.log(ratios[-last:]).mean())
 
 
 def rms(x):
@@ -135,6 +163,13 @@ def test_partitioned_inference_is_the_posterior():
     ("name", "seed"),
     [
         ("log-linear pool, KL / N", 0),
+        ("the default, five local steps", 0),
+        *(
+            pytest.param(f"the default, {how}", problem_seed, marks=pytest.mark.long)
+            for how in ("one local step", "five local steps", "half of the clients")
+            for problem_seed in range(8)
+            if (how, problem_seed) != ("five local steps", 0)
+        ),
         *(
             pytest.param(name, 0, marks=pytest.mark.long)
             for name in ("log-linear pool, KL / N_k", "log-linear pool, KL / N_k, by backprop", "bayesian_admm")
@@ -145,6 +180,9 @@ def test_partitioned_inference_is_the_posterior():
 def test_the_table(name, seed):
     """Variances over the exact ones, and errors of means in standard deviations, as measured over problems from 0 on:
 
+    the default, one local step              DEFAULT_1   eight problems
+    the default, five local steps            DEFAULT_5   eight
+    the default, half of the clients         DEFAULT_H   eight; clients of 23 examples each
     partitioned_vi                           0.99 to 1.04   0.02 to 0.06   eight problems
     bayesian_admm                            1.01           0.09           one; after 100 rounds 1.00 and 2.0
     log-linear pool, KL / N                  0.98 to 1.00   0.88 to 1.7    five

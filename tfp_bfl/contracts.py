@@ -18,6 +18,7 @@ from tfp_bfl.models import ClientResult, Compact, Federation, ModelWeights, Serv
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
+CURVATURE, SITE_CHANGE = "curvature", "site change"
 GRADIENT, CHANGE = "gradient", "change"
 PERSONAL, PERSONAL_POOL = "personal result", "personal pool"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
@@ -249,6 +250,8 @@ class ServerStep(NamedTuple):
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
       most_clients: those who have a place in its state, by their numbers; None for any number.
       most_in_round: for how many clients of a round it is what it says; None for any number.
+      notice: (state, the server's weights) -> a warning about the result in one sentence, after the last round; None
+        for none.
     """
 
     initialize: Callable[[ModelWeights], Any]
@@ -261,3 +264,4 @@ class ServerStep(NamedTuple):
     name: str = "custom"
     most_clients: Optional[int] = None
     most_in_round: Optional[int] = None
+    notice: Callable[[Any, ModelWeights], Optional[str]] = lambda state, weights: None

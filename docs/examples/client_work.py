@@ -20,7 +20,7 @@ def one_step(model_fn, learning_rate):
             variables = model.trainable_variables
             for variable, gradient in zip(variables, tape.gradient(nll, variables)):
                 variable.assign_sub(learning_rate * gradient)
-            metrics = bfl.models.TrainingMetrics(nll=nll, kl=tf.constant(0.0), elbo=-nll)
+            metrics = bfl.models.TrainingMetrics(nll=nll, kl=tf.constant(0.0), tempered_elbo=-nll)
             return bfl.models.ClientResult(bfl.models.get_weights(model), tf.shape(examples.labels)[0], metrics)
 
         return work

@@ -12,7 +12,7 @@ def model(kind):
 
 options = {"element_spec": clients.element_spec, "local_epochs": 5, "batch_size": 32}
 averaging = bfl.algorithms.fed_opt(model("deterministic"), learning_rate=0.05, **options)
-bayesian = bfl.algorithms.variational(model("flipout"), "log_linear_pool", **options)
+bayesian = bfl.algorithms.variational(model("flipout"), **options)
 
 for name, process in {"FedAvg": averaging, "Bayesian": bayesian}.items():
     result = bfl.simulate(process, clients, rounds=3, engine="local")

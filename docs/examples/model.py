@@ -23,6 +23,6 @@ if __name__ == "__main__":
     model_fn = lambda: last_layers_bayesian(train.element_shape, train.num_classes)
     weights = bfl.models.get_weights(model_fn())
     print(f"{len(weights.posterior.mean)} Gaussian tensors, {len(weights.point)} point tensors")  # 2 and 4 (biases)
-    process = bfl.algorithms.variational(model_fn, bfl.rules.log_linear_pool())
+    process = bfl.algorithms.variational(model_fn)
     result = bfl.simulate(process, train.partition(bfl.data.iid(num_clients=4), seed=0), rounds=2)
     print(f"NLL {result.rounds[0]['nll']:.2f}, then {result.rounds[-1]['nll']:.2f}")

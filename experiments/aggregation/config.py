@@ -33,6 +33,8 @@ COMMON = {
     "weighting": "train_size",
     "local_epochs": 1,
     "batch_size": 32,
+    "optimizer": "adam",
+    "schedule": "exponential",
     "learning_rate": 1e-3,
     "learning_rate_decay": 0.04,
     "silent_rounds": 50,

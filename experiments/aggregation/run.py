@@ -19,6 +19,7 @@ from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
 from experiments.cells import Study, study_options
 from tfp_bfl import errors
+from tfp_bfl.app.resolve import resolved
 from tfp_bfl.app.sweep import options_of_run, run_or_resume
 
 Options = dict[str, Any]
@@ -76,7 +77,11 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
         if table not in own:
             raise errors.InvalidArgument(f"The size {size} has no table {table}: it has {', '.join(own)}.")
     every = {table: {cell_name(options): options for options in cells(table, size)} for table in own}
-    todo = {name: config_of(o).told() for table in tables or own for name, o in every[table].items()}
+    todo = {
+        name: resolved(config_of(o), regression=False).told()
+        for table in tables or own
+        for name, o in every[table].items()
+    }
     study.run(todo, run_or_resume, told, held=options_of_run, goes_on=True)
     if not study.listed:
         records = study.records({name: o for named in every.values() for name, o in named.items()}, read_cell)

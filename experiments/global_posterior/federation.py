@@ -105,6 +105,11 @@ def process_of(options: dict[str, Any], clients: Any, held_out: Any) -> bfl.Baye
         method.setdefault("rule", "log_linear_pool")
     if recipe is bfl.algorithms.fed_be:
         method["features"] = held_out.features
+    # The defaults when the records were made.
+    before = (
+        {"learning_rate": 1e-2} if recipe is bfl.algorithms.fed_be else {"optimizer": "adam", "learning_rate": 1e-3}
+    )
+    method = {**before, **method}
     source = clients.source
 
     if published:

@@ -62,6 +62,8 @@ def score(options: Options) -> Options:
         "log_linear_pool",
         local_epochs=options["local_epochs"],
         learning_rate=options["learning_rate"],
+        optimizer="adam",
+        temperature=0.05,
         element_spec=clients.element_spec,
     )
     result = bfl.simulate(process, clients, rounds=options["rounds"], seed=seed, engine="local")

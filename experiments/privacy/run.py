@@ -31,7 +31,6 @@ from experiments.privacy.config import (
 )
 from experiments.privacy.tables import costs, table
 from experiments.tables import write
-from tfp_bfl.clients import TEMPERATURES
 from tfp_bfl.federated.parties import result_spec
 from tfp_bfl.federated.round import types_of
 from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
@@ -49,6 +48,10 @@ def pooled(source: bfl.data.Source, size: int) -> bfl.data.Source:
     return bfl.data.Source(source.name, source.split, table, source.labels, source.class_names)
 
 
+# The defaults when the records were made.
+TRAINING = {"optimizer": "adam", "temperature": 0.05}
+
+
 @functools.lru_cache(maxsize=1)
 def data_of(dataset: str, size: int) -> tuple[bfl.data.Source, bfl.data.Source]:
     train, test = (pooled(bfl.data.load(dataset, split=split), size) for split in ("train", "test"))
@@ -58,13 +61,14 @@ def data_of(dataset: str, size: int) -> tuple[bfl.data.Source, bfl.data.Source]:
 def privacy_of(options: Options) -> Options:
     """What hides clients or examples; training is alike without noise."""
     if options["federation"] == PARTIES:
-        hidden = {"inference": "backprop", "temperature": TEMPERATURES["categorical"]}
+        hidden = {"inference": "backprop", **TRAINING}
         if options["noise"] is not None:
             hidden["example_privacy"] = bfl.clients.ExamplePrivacy(options["clip_norm"], options["noise"])
         return hidden
     if options["noise"] is None:
-        return {}
-    return {"privacy": Privacy(options["clip_norm"], options["noise"], options["cohort_size"], options["delta"])}
+        return dict(TRAINING)
+    settings = Privacy(options["clip_norm"], options["noise"], options["cohort_size"], options["delta"])
+    return {"privacy": settings, **TRAINING}
 
 
 def epsilon_of(options: Options, last: Options) -> Optional[float]:

@@ -48,7 +48,10 @@ MODELS = {
 }
 # Without variances `overconfident` is `reversed`, and clip's bound was chosen with them.
 LEFT_OUT = {"flipout": (), "deterministic": ("overconfident", "clip:6")}
-TRAINING = {"local_epochs": 5, "batch_size": 32, "learning_rate": 3e-3}
+TRAINING = {
+    **{"local_epochs": 5, "batch_size": 32, "learning_rate": 3e-3, "optimizer_fn": "adam"},
+    **{"inference": "backprop", "temperature": 1.0},
+}
 ROUNDS = 20
 NUM_SAMPLES = 20
 SEEDS = (0, 1, 2)

@@ -34,6 +34,7 @@ class Method(NamedTuple):
       data: clients of which it learns something,
       rounds: in so many rounds.
       metrics: that it reports besides those of every process, each with its largest value.
+      moves: it changes the weights' means; False for a posterior about the weights as they are.
     """
 
     model_fn: Callable[[], tf.keras.Model]
@@ -45,6 +46,7 @@ class Method(NamedTuple):
     data: Clients
     rounds: int
     metrics: dict[str, int]
+    moves: bool = True
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
 from .chain_methods import dg_sgld, fsgld, qlsd
+from .laplace_method import fed_lap, laplace
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
 
@@ -26,7 +27,7 @@ SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 
 
 SPREAD = {"stddev_q05", "stddev_median", "stddev_q95", "stddev_log_ratio", "share_at_floor"}
 NUM_VARIATIONAL = 30 * 3 + 3 * 2
-METRICS = {"nll", "kl", "elbo", "num_clients", "num_faulty", "num_examples", "clients"} | SPREAD
+METRICS = {"nll", "kl", "tempered_elbo", "num_clients", "num_faulty", "num_examples", "clients"} | SPREAD
 
 
 def normalized():
@@ -342,6 +343,10 @@ METHODS = {
     "fl_swag, with BatchNorm": functools.partial(fl_swag, normalized),
     "fl_swag, mc_dropout": functools.partial(fl_swag, mlp("mc_dropout")),
     "fl_swag, last layer": functools.partial(fl_swag, normalized, last_layer=True),
+    "fed_lap": functools.partial(fed_lap, False),
+    "fed_lap, covariance": functools.partial(fed_lap, True),
+    "laplace, diagonal": functools.partial(laplace, "diagonal"),
+    "laplace, last layer": functools.partial(laplace, "last_layer"),
     "fed_opt, sgd with momentum": fed_opt_sgd,
     "fed_ag": fed_ag,
     "fed_pa": fed_pa,

@@ -14,6 +14,9 @@ from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, defau
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from tfp_bfl.clients.schedules import SCHEDULES
+from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.clients.target import KLS
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
@@ -43,11 +46,10 @@ GROUPS = {
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "temperature"): (1.0, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "inference"): ("curvature", None) for name in ("partitioned_vi", "bayesian_admm")},
-    ("variational", "inference"): ("backprop", None),
-    ("variational", "rule"): (inspect.Parameter.empty, "log_linear_pool"),
-    **{(name, "learning_rate"): (0.01, 0.03) for name in PASSED_ON if name.startswith("fed_")},
+    **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
+    **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
+    **{(name, "learning_rate"): (0.001, None) for name in ("fed_pa", "fed_kppa")},
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
     ("dg_sgld", "local_steps"): (1, 5),
@@ -58,8 +60,9 @@ OTHER_DEFAULTS = {
     **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
 }
 
-# Recipes for a program, which fits surrogates before.
-APART = {"fsgld"}
+# Recipes for a program, two of which fit or train before, and for the command `laplace` on a finished run; `ensemble`
+# is an option of all others.
+APART = {"ensemble", "fed_lap", "fsgld", "laplace"}
 
 
 def accepted(name):
@@ -80,7 +83,7 @@ def test_every_recipe_has_its_options():
 def test_each_option_is_an_argument_of_its_recipe_with_its_default(name):
     options = ALGORITHMS[name]
     for name_here, path in argument_names(options).items():
-        if name_here == "momentum" and name.startswith("fed_"):
+        if name_here in ("momentum", "optimizer") and name.startswith("fed_"):
             continue  # Of the optimizer that is the argument.
         group, _, argument = path.rpartition(".")
         if group:
@@ -125,6 +128,8 @@ def test_names_are_those_of_the_tables():
         choices.BANDWIDTHS: kernel.BANDWIDTHS,
         choices.WEIGHTINGS: bfl.weighting.ALL_WEIGHTINGS,
         choices.INFERENCES: bfl.clients.INFERENCES,
+        choices.OPTIMIZERS: OPTIMIZERS,
+        choices.SCHEDULES: SCHEDULES,
         choices.NOISES: NOISES,
         choices.KLS: KLS,
         choices.ESTIMATORS: ESTIMATORS,
@@ -143,8 +148,11 @@ def test_names_are_those_of_the_tables():
     for table, names in tables.items():
         assert table.forms() == list(names), table
     assert {name.partition(":")[0] for name in choices.PARTITIONS.forms()} == set(PARTITIONS)
-    rates = {name: entry.learning_rate for name, entry in bfl.servers.SERVER_OPTIMIZERS.items()}
-    assert choices.SERVER_OPTIMIZERS.numbers() == rates
+    for numbers, optimizers in (
+        (choices.SERVER_OPTIMIZERS.numbers(), bfl.servers.SERVER_OPTIMIZERS),
+        (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
+    ):
+        assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
     used = {extra(field, "names") for field in RunConfig.model_fields.values()} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 
@@ -168,7 +176,7 @@ def test_an_algorithm_that_is_none():
     ("algorithm", "given", "rates"),
     [
         ("variational", {"inference": "backprop"}, (0.02, 1e-3)),
-        ("partitioned_vi", {}, (0.02, 0.02)),  # of natural gradients, whatever steps the point weights
+        ("partitioned_vi", {}, (0.005, 0.005)),  # of natural gradients, whatever steps the point weights
         ("fed_opt", {}, (0.02, 1e-3)),
     ],
 )

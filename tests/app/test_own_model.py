@@ -111,6 +111,19 @@ def test_one_sentence_before_anything_is_written(file, tmp_path, capsys, name, m
         raise AssertionError(error)
 
 
+def test_weights_without_a_seed_follow_from_the_runs_seed():
+    """Two of 60 float32 numbers from a continuous distribution are equal by chance about once in 10^5 runs."""
+    source = bfl.data.load("breast_cancer")
+
+    def unseeded(input_shape, num_classes):
+        return tf.keras.Sequential([tf.keras.Input(input_shape), tf.keras.layers.Dense(num_classes)])
+
+    kernel = lambda seed: own_model.model_fn(unseeded, source, {"seed": seed})().get_weights()[0]
+    first = kernel(3)
+    tf.keras.utils.set_random_seed(9)
+    assert (kernel(3) == first).all() and (kernel(4) != first).all()
+
+
 def test_code_that_fails(tmp_path):
     (tmp_path / "bad.py").write_text("import nothing_of_this_name")
     with pytest.raises(InvalidArgument, match=r"The code of .*bad.py fails: ModuleNotFoundError: No module named"):

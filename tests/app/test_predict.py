@@ -11,6 +11,7 @@ from PIL import Image
 
 from tests.fuzz.test_images import png
 from tfp_bfl import export, models
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.predict import FORMATS, Row
 
@@ -147,7 +148,7 @@ def test_export_of_a_run_and_what_predicts_with_it(call, tmp_path):
     info = export.read_info(tmp_path / "model")
     summary = json.loads((run / "summary.json").read_text())
     assert info.class_names == [str(digit) for digit in range(10)]
-    assert info.configuration["rule"] == "log_linear_pool" and "output" not in info.configuration
+    assert info.configuration["rule"] == DEFAULT_RULE and "output" not in info.configuration
     assert info.metrics["accuracy"] == summary["accuracy"] and "train_seconds" not in info.metrics
     assert info.data["dataset"] == "digits" and len(info.data["sha256"]) == 64
     card = (tmp_path / "model" / "model_card.md").read_text()

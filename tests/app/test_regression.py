@@ -70,6 +70,9 @@ def test_report_and_card_speak_of_numbers(run):
         assert text in page
     assert "Reliability" not in page and "Accuracy" not in page
     card = (run / "saved_model" / "model_card.md").read_text()
+    info = bfl.export.read_info(run / "saved_model")
+    assert info.configuration["temperature"] == 1 and "; temperature 1: the Bayesian posterior" in page
+    assert "; temperature 1: the Bayesian posterior" in card and "sharpened" not in card
     assert "A regression that says how sure it is" in card and "It predicts price" in card and "classes" not in card
 
 
@@ -79,7 +82,9 @@ def test_rows_are_predicted_from_the_command_line(run, table, capsys):
     assert len(rows) == 600 and set(rows[0]) >= {"mean", "stddev", "low", "high", "abstain"}
     assert {row["abstain"] for row in rows} == {row["stddev"] > 20 for row in rows} == {True, False}
     assert run_command_line(["predict", str(run), str(table)]) == 0
-    assert capsys.readouterr().out.split()[:4] == ["image", "mean", "stddev", "low"]
+    stated, _, head, *_ = capsys.readouterr().out.splitlines()
+    assert stated.endswith("; temperature 1: the Bayesian posterior.")
+    assert head.split()[:4] == ["image", "mean", "stddev", "low"]
 
 
 def test_lite_says_the_same(run, tmp_path):

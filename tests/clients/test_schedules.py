@@ -1,10 +1,13 @@
 """Schedules against their values by hand."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import clients
+from tfp_bfl import clients, models
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -16,6 +19,34 @@ def test_exponential_decay_after_silent_rounds():
     for arguments in ({"learning_rate": 0.0}, {"decay": -0.1}, {"silent_rounds": -1}, {"learning_rate": float("nan")}):
         with pytest.raises(InvalidArgument, match=f"{next(iter(arguments))} is .*, but must be"):
             clients.exponential_decay(**arguments)
+
+
+def test_cosine_decay_over_known_rounds():
+    """0.1 to 0.01 along a half cosine over 40 rounds."""
+    rate = clients.cosine_decay(0.1, 40)
+    found = [float(rate(tf.constant(r))) for r in (0, 10, 20, 40, 50)]
+    np.testing.assert_allclose(found, [0.1, 0.01 + 0.09 * (1 + np.sqrt(0.5)) / 2, 0.055, 0.01, 0.01], rtol=1e-5)
+    for wrong in ({"learning_rate": 0.0}, {"rounds": 0}, {"last": 1.5}, {"last": -0.1}):
+        with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
+            clients.cosine_decay(**{"learning_rate": 0.1, "rounds": 40, **wrong})
+
+
+def test_inverse_decay_is_the_default_of_client_work():
+    """Half the rate after 100 rounds: at the default rate of SGD a weight then moves half as far in a step."""
+    rate = clients.inverse_decay(0.1)
+    np.testing.assert_allclose([float(rate(tf.constant(r))) for r in (0, 100, 300)], [0.1, 0.05, 0.025], rtol=1e-6)
+    for wrong in ({"learning_rate": -1.0}, {"half_rounds": 0.0}):
+        with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))} is .*, but must be"):
+            clients.inverse_decay(**{"learning_rate": 0.1, **wrong})
+    model_fn = functools.partial(models.mlp, "deterministic", (3,), 2, hidden=(), seed=0)
+    work = clients.variational(model_fn, optimizer_fn="sgd")()
+    examples = ClientExamples(tf.zeros([4], tf.int32), tf.ones([4, 3]), tf.constant([0, 1, 0, 0]))
+    weights = models.get_weights(model_fn())
+    moved = lambda r: (
+        work(models.ServerMessage(weights, tf.constant(r)), examples, tf.constant([0, 1])).weights.point[0]
+        - weights.point[0]
+    )
+    np.testing.assert_allclose(moved(100), 0.5 * moved(0), rtol=1e-3, atol=1e-8)
 
 
 def test_sigmoid_warm_up_is_the_published_one():

@@ -135,7 +135,7 @@ def test_nll_is_the_mean_over_all_examples_of_all_epochs():
     metrics = run(model_fn, data, learning_rate=0.0, batch_size=4, local_epochs=3).metrics
     np.testing.assert_allclose(metrics.nll, losses.mean(), rtol=1e-5)
     assert metrics.kl == 0
-    np.testing.assert_allclose(metrics.elbo, -losses.mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics.tempered_elbo, -losses.mean(), rtol=1e-5)
 
 
 def test_elbo_is_of_nll_and_the_kl_of_the_last_step_to_the_prior_over_the_clients_examples():
@@ -145,7 +145,7 @@ def test_elbo_is_of_nll_and_the_kl_of_the_last_step_to_the_prior_over_the_client
         metrics = result.metrics
         expected = kl_divergence(result.weights.posterior, models.prior(model_fn()))
         np.testing.assert_allclose(metrics.kl, expected, rtol=1e-5)
-        np.testing.assert_allclose(metrics.elbo, -(metrics.nll + metrics.kl / 10), rtol=1e-6)
+        np.testing.assert_allclose(metrics.tempered_elbo, -(metrics.nll + metrics.kl / 10), rtol=1e-6)
 
 
 def test_one_step_is_that_of_an_implementation_with_tfp():
@@ -166,7 +166,7 @@ def test_one_step_is_that_of_an_implementation_with_tfp():
     np.testing.assert_allclose(np.log(result.weights.posterior.variance[0]) / 2, wanted[1], atol=2e-5)
     np.testing.assert_allclose(result.weights.point[0], wanted[2], rtol=1e-5, atol=1e-6)
     unmoved = run(model_fn, data, optimizer_fn=SGD, learning_rate=0.0)
-    np.testing.assert_allclose(-unmoved.metrics.elbo, loss, rtol=1e-5)
+    np.testing.assert_allclose(-unmoved.metrics.tempered_elbo, loss, rtol=1e-5)
 
 
 def test_kl_pulls_towards_the_prior_with_one_over_the_number_of_examples():
@@ -333,4 +333,4 @@ def test_kl_is_to_the_updated_prior():
     metrics = result.metrics
     assert metrics.kl > 0.1
     np.testing.assert_allclose(metrics.kl, kl_divergence(result.weights.posterior, start), rtol=1e-4)
-    np.testing.assert_allclose(metrics.elbo, -(metrics.nll + metrics.kl / 4), rtol=1e-6)
+    np.testing.assert_allclose(metrics.tempered_elbo, -(metrics.nll + metrics.kl / 4), rtol=1e-6)

@@ -174,7 +174,7 @@ def test_losses_are_sums_too():
     make = PROCESSES["variational"]
     here, sealed = of_some(make, ())
     _, clear = simulated(make, sealed=False)
-    for name in ("nll", "kl", "elbo"):
+    for name in ("nll", "kl", "tempered_elbo"):
         assert [r[name] for r in sealed.rounds] == pytest.approx([r[name] for r in clear.rounds], rel=1e-3)
     told = {name: x for answer in here.heard[0][2].values() for name, x in answer.items() if name.startswith("report/")}
     assert {name for name, x in told.items() if x.any()} <= {

@@ -142,7 +142,7 @@ def test_rows_are_plain_numbers(kind, runtime):
         assert all(type(value) in (int, float) for value in row.values()), row
         assert row["round"] == number
         assert 0 <= row["train_seconds"] <= row["seconds"]
-        assert {"nll", "kl", "elbo", "accuracy", "test_nll"} <= set(row)
+        assert {"nll", "kl", "tempered_elbo", "accuracy", "test_nll"} <= set(row)
         assert ("stddev_median" in row) is (kind == "flipout")
 
 

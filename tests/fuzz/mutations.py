@@ -100,7 +100,7 @@ def _change(draw, message, words):
             _change(draw, value[key], words)
         else:
             value[key] = type(value[key])()
-    elif field.label == field.LABEL_REPEATED:
+    elif hasattr(value, "extend"):  # Repeated; protobuf 7 has no field.label any more.
         i = draw(st.integers(0, len(value) - 1))
         action = draw(st.integers(0, 9))
         if action == 0:

@@ -14,9 +14,11 @@ from tfp_bfl.compression import Compressor
 from tfp_bfl.contracts import (
     CHANGE,
     CLIENT_POSTERIOR,
+    CURVATURE,
     GAUSSIAN,
     GRADIENT,
     PERSONAL_POOL,
+    SITE_CHANGE,
     STACK,
     TOTAL,
     WEIGHTS,
@@ -38,8 +40,10 @@ _RULES = {
     PERSONAL_POOL: "clients.personal(...) with rules.personal(...)",
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
+    stack_of(CURVATURE): "clients.laplace(...) with rules.stacked()",
     total_of(GRADIENT): "clients.stochastic_gradient(...) with rules.total()",
     total_of(CHANGE): "clients.coupled_langevin(...) with rules.total()",
+    total_of(SITE_CHANGE): "clients.laplace_sites(...) with rules.total()",
 }
 _STEPS = {
     WEIGHTS: "servers.replace()",
@@ -47,8 +51,10 @@ _STEPS = {
     PERSONAL_POOL: "servers.personal(...)",
     stack_of(WEIGHTS): "servers.distil(...)",
     stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
+    stack_of(CURVATURE): "servers.laplace(...)",
     total_of(GRADIENT): "servers.descend(...)",
     total_of(CHANGE): "servers.couple(...) or servers.follow()",
+    total_of(SITE_CHANGE): "servers.laplace_dual(...)",
 }
 
 

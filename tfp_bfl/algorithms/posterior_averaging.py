@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-import tensorflow as tf
-
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.clients.optimizers import optimizer_rate
 
-LOCAL_TRAINING: dict[str, Any] = {
-    "local_epochs": 5,
-    "learning_rate": 1e-2,
-    "optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=0.9),
-}
+LOCAL_TRAINING: dict[str, Any] = {"local_epochs": 5}
+# Clients whose iterates are samples, and rounds that are, keep one rate.
+SAMPLING_RATE = 0.03
 MEAN = "naive_weighted_average"
 
 
@@ -184,7 +180,7 @@ def fed_sgld(
 
     Source: Welling & Teh 2011; Johansson & Gullbrandson 2022.
     """
-    work, process = _options(fed_sgld, options)
+    work, process = _options(fed_sgld, _sampling(options))
     step = servers.langevin(_step(server_optimizer), step_size)
     thinning = federated.check_thinning(federated.Thinning(burn_in_rounds, most=max_samples))
     local = clients.variational(model_fn, **work)
@@ -192,11 +188,15 @@ def fed_sgld(
 
 
 def _options(recipe: Callable[..., Any], options: dict[str, Any], work: Any = None) -> tuple[dict, dict]:
-    """Return the options of `split_options`; an optimizer given by name has its default rate unless one is given."""
-    local, process = split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
-    if isinstance(local["optimizer_fn"], str) and "learning_rate" not in options:
-        local["learning_rate"] = optimizer_rate(local["optimizer_fn"])
-    return local, process
+    options = options if work is None else _sampling(options)
+    return split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
+
+
+def _sampling(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with one learning rate for all rounds, that of the optimizer if it is given by name."""
+    optimizer = options.get("optimizer", options.get("optimizer_fn"))
+    rate = optimizer_rate(optimizer) if isinstance(optimizer, str) else SAMPLING_RATE
+    return {"learning_rate": rate, **options}
 
 
 def _kernel(start: str, options: Any) -> rules.GatherRule:

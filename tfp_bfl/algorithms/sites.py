@@ -43,6 +43,7 @@ def bayesian_admm(
     step_size: float = 1.0,
     damping: Optional[float] = None,
     empty_sites: bool = False,
+    server_step_size: Optional[float] = None,
     **options: Any,
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference whose clients are held to q by a step size, and whose server averages them.
@@ -58,8 +59,9 @@ def bayesian_admm(
       damping: as `partitioned_vi`.
       empty_sites: t_k = 1 at first, as published; otherwise the sites hold the first posterior. With little damping q
         is then some (1 - a) mean_k q_k for long: wide, and quick to move.
-      **options: as `partitioned_vi`, without weighting: all clients count alike. Below a temperature T of 1 the
-        posterior is colder than Bayes' theorem has it; the paper's are .1 to .001.
+      server_step_size: a of the server; None for 1 / (1 + K rho).
+      **options: as `partitioned_vi`, with keep_momentum (`clients.sites`) and without weighting: all clients count
+        alike. The temperatures of the paper are .1 to .001.
 
     Raises:
       InvalidArgument: as `partitioned_vi`.
@@ -71,5 +73,50 @@ def bayesian_admm(
     work, process = split_options(bayesian_admm, clients.sites, options, shared)
     held: dict[str, Any] = {"step_size": step_size, "damping": damping}
     local = clients.sites(model_fn, send_site=False, empty=empty_sites, **held, **work)
-    step = servers.dual(**held, product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None)
+    step = servers.dual(
+        **held,
+        server_step_size=server_step_size,
+        product=models.prior(models.as_model_fn(model_fn)()) if empty_sites else None,
+    )
     return compose(model_fn, local, rules.log_linear_pool(), step, weighting="equal", **process)
+
+
+def fed_lap(
+    model_fn: Model,
+    *,
+    covariance: bool = False,
+    prior_stddev: float = 1.0,
+    step_size: float = 1.0,
+    damping: Optional[float] = None,
+    **options: Any,
+) -> federated.BayesianProcess:
+    """FedLap: federated ADMM as partitioned inference by Laplace's approximation; FedLap-Cov with precisions.
+
+    client:  w_k minimises nll_k / T - <t_k, natural> + rho (w - w_g)^T S (w - w_g) / 2
+    site:    t_k <- t_k + damping rho (natural(w_k, P_k) - natural(w_g, S))
+    server:  natural(w_g, S) <- (1 - a) mean_k natural(w_k, P_k) + a natural(prior prod_k t_k),   a = 1 / (1 + K rho)
+
+    with natural(m, P) = (P, P m). At rest w_g is the mode of the posterior of all data, however different the clients
+    are. FedLap has the precision S = P_k = 1 / t^2 throughout and point weights as its result. FedLap-Cov takes P_k
+    from the Gauss-Newton diagonal at w_k; at rest S is the prior's precision plus the sum over all data at the mode.
+
+    Args:
+      model_fn: builds a Keras model of kind deterministic without BatchNorm; or such a model.
+      covariance: FedLap-Cov, which predicts with samples of N(w_g, 1 / S).
+      prior_stddev: t of the prior N(0, t^2 I).
+      step_size: rho. FedLap: the larger, the nearer clients stay to w_g; rho / t^2 should be of the order of the
+        curvature of a client's data.
+      damping: as `partitioned_vi`.
+      **options: of `compose` (element_spec, seed, min_examples) and of `clients.laplace_sites` (local_epochs,
+        batch_size, learning_rate, optimizer_fn, likelihood, temperature).
+
+    Raises:
+      InvalidArgument: as `clients.laplace_sites` and `compose`.
+
+    Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325). Equations derived (`clients.laplace_sites`).
+    """
+    work, process = split_options(fed_lap, clients.laplace_sites, options, ("element_spec", "seed", "min_examples"))
+    held: dict[str, Any] = {"prior_stddev": prior_stddev, "step_size": step_size, "damping": damping}
+    local = clients.laplace_sites(model_fn, covariance=covariance, **held, **work)
+    step = servers.laplace_dual(covariance=covariance, **held)
+    return compose(model_fn, local, rules.total(), step, weighting="equal", **process)

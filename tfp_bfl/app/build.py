@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
@@ -11,9 +11,10 @@ import tensorflow as tf
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import own_model
 from tfp_bfl.app.config import RunConfig
-from tfp_bfl.app.fields import Options
+from tfp_bfl.app.ensembles import num_samples
+from tfp_bfl.app.fields import LIKELIHOOD, Options
 from tfp_bfl.app.options import Variational, serves
-from tfp_bfl.clients.inference import settings_for
+from tfp_bfl.app.resolve import resolved, stated, weights_of
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
@@ -21,8 +22,6 @@ from tfp_bfl.errors import InvalidArgument
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2
 BATCH_NORM_EXAMPLES = 500
-# Of numbers that are regressed on.
-LIKELIHOOD = "heteroscedastic"
 _PATHS = ("data_dir", "test_data")
 _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
 
@@ -59,6 +58,22 @@ def load(config: RunConfig) -> bfl.data.OwnData:
         return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     return bfl.data.OwnData(train, test)
+
+
+def regresses(config: RunConfig) -> bool:
+    """Return whether the labels of a configuration's data are numbers.
+
+    Raises:
+      InvalidArgument: there is no such dataset.
+    """
+    if bfl.data.is_own(config.dataset):
+        return config.task == "regression"
+    return _regresses(config.dataset, config.data_dir)
+
+
+@functools.cache
+def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
+    return bfl.data.peek(dataset, data_dir=data_dir).target is not None
 
 
 def data_key(config: RunConfig) -> tuple[Any, ...]:
@@ -167,7 +182,7 @@ def _check_regression(options: Options, config: RunConfig, source: Union[bfl.dat
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     """(model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of the labels."""
     options: dict[str, Any] = {
-        "num_samples": config.num_samples,
+        "num_samples": num_samples(config),
         "seed": config.seed,
         "precision": config.evaluation_precision,
     }
@@ -184,12 +199,27 @@ def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -
     return server.limit(BATCH_NORM_EXAMPLES, seed=config.seed).examples(0).features
 
 
-def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, Any]) -> bfl.export.Info:
-    """What travels with the exported model of a run; paths of this machine stay here."""
+def export_info(
+    config: RunConfig,
+    train: bfl.data.Source,
+    metrics: dict[str, Any],
+    weights: Optional[str] = None,
+    more: Mapping[str, Any] = {},
+) -> bfl.export.Info:
+    """Return what travels with the exported model of a run; paths of this machine stay here.
+
+    Args:
+      config: of the run, `resolved`.
+      train: the training data.
+      metrics: of the model, by name.
+      weights: of the model (`resolve.weights_of`); None if they are not known.
+      more: settings that are stated besides, or in the place of others.
+    """
     names = {"dataset": train.name, "model": config.model_name}
+    settings = {**stated(config, train.target is not None, weights), **more}
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
-        configuration={**{name: x for name, x in config.told().items() if name not in _PATHS}, **names},
+        configuration={**{name: x for name, x in settings.items() if name not in _PATHS}, **names},
         metrics=metrics,
         data={
             "dataset": train.name,
@@ -201,6 +231,20 @@ def export_info(config: RunConfig, train: bfl.data.Source, metrics: dict[str, An
             **({"target": list(train.target)} if train.target else {}),
         },
     )
+
+
+def settle(
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: Any = None
+) -> tuple[RunConfig, str]:
+    """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`).
+
+    Args:
+      config: of the run.
+      source: one example or more of the training data, or what they look like.
+      function: builds the model in the place of the configuration's; None for that.
+    """
+    weights = weights_of(model_fn(config, source, function)())
+    return resolved(config, source.target is not None, weights), weights
 
 
 def process(
@@ -229,11 +273,9 @@ def process(
 def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None) -> bfl.federated.BayesianProcess:
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
     own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
-    if config.algorithm == "variational":
+    if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
+        config = resolved(config, source.target is not None)
         own.update({name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")})
-        if config.update_prior:  # The clients' rounds then start from a posterior of the same kind.
-            found = settings_for(own["inference"], own["temperature"], update_prior=True)
-            own.update({"inference": found.inference, "temperature": found.temperature})
     alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
     return _recipe(alone, config, source, function=function)
 

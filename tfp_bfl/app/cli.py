@@ -16,7 +16,7 @@ from tfp_bfl import __version__
 from tfp_bfl.app import choices
 from tfp_bfl.app.cli_deploy import deploy
 from tfp_bfl.app.cli_many import list_runs, run_many, sweep_runs
-from tfp_bfl.app.cli_models import calibrate_model, export_model, predict_images
+from tfp_bfl.app.cli_models import calibrate_model, export_model, laplace_model, predict_images
 from tfp_bfl.app.cli_options import Grouped, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
@@ -47,6 +47,7 @@ Examples:
   tfp-bfl runs                       what runs there are
   tfp-bfl list                       what --dataset, --rule and others take
   tfp-bfl calibrate my_run my_model  a limit by which it may abstain
+  tfp-bfl laplace my_run --output q  a posterior at the run's weights
   tfp-bfl predict my_run scans/      what the run's model says of images
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
   tfp-bfl deploy demo                a federation of three real parties
@@ -119,6 +120,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(calibrate_model)
 cli.add_command(export_model)
+cli.add_command(laplace_model)
 cli.add_command(predict_images)
 cli.add_command(sweep_runs)
 cli.add_command(list_runs)
@@ -194,7 +196,7 @@ def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> Non
 
 @cli.group(epilog=REVISE_EXAMPLES)
 def clients() -> None:
-    """Show, add, replace or remove the clients of a run of fl_swag or partitioned_vi, without training."""
+    """Show, add, replace or remove the clients of a run of fl_swag, partitioned_vi or laplace, without training."""
 
 
 @clients.command("show")

@@ -1,4 +1,4 @@
-"""The commands on trained models: calibrate, export and predict. The work itself is in modules of these names."""
+"""The commands on trained models: calibrate, export, laplace, predict. The work is in modules of these names."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ Examples:
   tfp-bfl calibrate run model --accuracy 0.95
   tfp-bfl calibrate run model --coverage 0.8 --by epistemic --sets 0.99
   tfp-bfl predict model new_patients.csv
+"""
+
+
+LAPLACE_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl run --algorithm fed_opt --output averaged
+  tfp-bfl laplace averaged --structure last_layer --output with_posterior
+  tfp-bfl predict with_posterior scans/
+  tfp-bfl clients remove with_posterior 3 --output without_3
 """
 
 
@@ -107,12 +117,15 @@ def predict_images(
 ) -> int:
     """Predict images, with uncertainty: image files, folders of them, or .npz archives.
 
-    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run.
+    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run. The method and the
+    posterior temperature of the model are stated above a table, and for csv and json on the standard error.
     """
-    from tfp_bfl.app.predict import FORMATS, predict
+    from tfp_bfl.app.predict import FORMATS, predict, stated_by
 
     options = {name: value for name, value in drawn.items() if value is not None}
     rows, failures = predict(model, list(images), max_uncertainty=max_uncertainty, **options)
+    if stated := stated_by(model):
+        click.echo(f"{stated}\n" if form == "table" else f"tfp-bfl: {stated}", err=form != "table")
     click.echo(FORMATS[form](rows))
     for name, reason in failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
@@ -145,6 +158,47 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
         f"{found.number:,} held-out examples, {found.accuracy:.4f} of them right{sure}."
     )
     click.echo(
-        f"temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
+        f"softmax temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
         f"{found.set_coverage:.0%}."
     )
+
+
+@click.command("laplace", epilog=LAPLACE_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--structure",
+    metavar="NAME",
+    default="last_layer",
+    show_default=True,
+    help="Precision: last_layer for the full matrix of the last layer, or diagonal for all weights.",
+)
+@click.option(
+    "--prior-stddev",
+    type=float,
+    metavar="NUMBER",
+    help="Standard deviation of the prior; fitted by the marginal likelihood if not given.",
+)
+@click.option("--prior-by-layer", is_flag=True, help="Fit a prior standard deviation for each layer.")
+@click.option(
+    "--temperature", type=float, default=1.0, show_default=True, metavar="NUMBER", help="Posterior temperature."
+)
+@click.option("--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is.")
+def laplace_model(run: str, output: str, **options: Any) -> None:
+    """Write a run with a posterior at its weights to a new folder: Laplace's approximation by one more round.
+
+    RUN is a complete run that trains point weights, such as one of --algorithm fed_opt.
+    """
+    from tfp_bfl.app.laplace import laplace
+
+    found = laplace(run, output, **options)
+    for prefix, words in (("", ""), ("linearised_", "linearised: ")):
+        names = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "RMSE": "rmse"}
+        scores = {label: found[prefix + name] for label, name in names.items() if prefix + name in found}
+        if scores:
+            click.echo(words + "  ".join(f"{label} {value:.4f}" for label, value in scores.items()))
+    stddevs = ", ".join(f"{x:.3g}" for x in found["prior_stddev"])
+    click.echo(
+        f"prior standard deviation {stddevs}; log marginal likelihood {found['log_marginal_likelihood']:.1f} nats; "
+        f"{found['effective_parameters']:.1f} effective parameters"
+    )
+    click.echo(f"{output} holds the clients' sums and its saved_model.")

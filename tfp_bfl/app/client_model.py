@@ -43,7 +43,7 @@ def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Mo
         )
     test = build.load(config).test
     process = build.process(config, test, lambda: None)
-    weights = process.personal_weights(_last_state(process, config, folder), client)
+    weights = process.personal_weights(last_state(process, config, folder), client)
     model = bfl.models.predictive_model(process.model_fn(), weights)
     scores = bfl.evaluation.evaluate(
         model,
@@ -57,10 +57,15 @@ def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Mo
     return model, info._replace(metrics=scores, data={**(info.data or {}), **whose})
 
 
-def _last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:
+def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:
+    """Read the state after a run's last round from its checkpoints.
+
+    Raises:
+      InvalidArgument: there are none any more, or all of them are damaged.
+    """
     first = process.local.initialize()._replace(seed=np.int32(config.seed))
     checkpoints = bfl.federated.Checkpoints(folder / "checkpoints", process.description)
     found = checkpoints.latest(first, process.state_spec)
     if found is None:
-        raise InvalidArgument(f"The run in {name(folder)} has no checkpoints any more, which hold the clients' models.")
+        raise InvalidArgument(f"The run in {name(folder)} has no checkpoints any more, which hold its weights.")
     return found.state

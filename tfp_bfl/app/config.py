@@ -9,7 +9,7 @@ import pydantic
 import yaml
 
 from tfp_bfl.app import choices
-from tfp_bfl.app.fields import Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
+from tfp_bfl.app.fields import INT32_MAX, Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
 from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, canonical, in_words, serves, takers
 from tfp_bfl.app.own_model import check_trust, names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -23,7 +23,7 @@ MOST_LETTERS = 4096
 OF_ONE_PLACE = (
     *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
-    *("engine", "tensorboard", "output"),
+    *("engine", "tensorboard", "output", "average_rounds", "ensemble"),
 )
 
 
@@ -65,6 +65,15 @@ class _Run(pydantic.BaseModel):
     dropout: ShareOrZero = option(0.0, "Probability that a client of a round does not answer.")
     max_retries: CountOrZero = option(3, "New cohorts for a round in which no client was sound.")
     rounds: Count = option(60, "Number of rounds.")
+    average_rounds: Optional[Count] = option(
+        None, "Number of last rounds averaged into the final model; the last round alone if not given."
+    )
+    ensemble: Optional[int] = option(
+        None,
+        "Number of models trained from other initial weights, whose predictions are averaged; one model if not given.",
+        ge=2,
+        le=INT32_MAX,
+    )
     pretrain_share: Optional[Share] = option(
         None, "Share of the data on which the server trains first, until its accuracy stands still."
     )
@@ -153,6 +162,13 @@ class RunConfig(AllOptions, _Run):
                 )
             if names and value is not None and not (name == "model" and names_code(value)):
                 names.check(value)
+        if self.average_rounds is not None and self.average_rounds > self.rounds:
+            raise InvalidArgument(
+                f"average_rounds is {self.average_rounds}, but the run has {self.rounds} rounds: give at most that "
+                "many."
+            )
+        if self.ensemble is not None:
+            self._check_ensemble(self.ensemble)
         if self.width is not None and self.model != "conv_net":
             raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
         if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:
@@ -177,6 +193,17 @@ class RunConfig(AllOptions, _Run):
         if self.popularity is not None:
             check_alpha(self.popularity, "popularity")
         return self
+
+    def _check_ensemble(self, members: int) -> None:
+        for name in ("pretrain_share", "evaluate_clients", "privacy_clip_norm", "example_clip_norm"):
+            if getattr(self, name):
+                raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
+        if ALGORITHMS[self.algorithm].personal:
+            raise InvalidArgument(f"{self.algorithm} trains a model for each client: leave ensemble out.")
+        if self.num_samples < members:
+            raise InvalidArgument(
+                f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
+            )
 
     @property
     def data_name(self) -> str:

@@ -13,6 +13,8 @@ from tfp_bfl.app import choices
 from tfp_bfl.errors import InvalidArgument
 
 INT32_MAX = 2**31 - 1
+# Of labels that are numbers.
+LIKELIHOOD = "heteroscedastic"
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
 CountOrZero = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -99,9 +101,23 @@ class Training(Options):
         return -(-num_examples // self.batch_size) * self.local_epochs
 
 
+class SGD(Training):
+    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
+
+
 class ManyRounds(Training):
-    learning_rate_decay: PositiveOrZero = option(0.0, "Rate of its exponential decay, a round.", argument=None)
-    silent_rounds: CountOrZero = option(0, "Rounds before the decay begins.", argument=None)
+    default_schedule: ClassVar[str] = "constant"
+
+    schedule: Optional[str] = option(
+        None,
+        "Learning rate over the rounds: cosine, to a tenth of it; inverse; exponential; constant.",
+        argument=None,
+        names=choices.SCHEDULES,
+    )
+    learning_rate_decay: PositiveOrZero = option(
+        0.0, "Rate of the exponential schedule, per round, which is the schedule if this is above 0.", argument=None
+    )
+    silent_rounds: CountOrZero = option(0, "Rounds before the exponential schedule begins.", argument=None)
     augmentation: Optional[str] = option(
         None,
         "Of images, anew at each step: crop_and_flip:PADDING; none if not given.",
@@ -112,10 +128,26 @@ class ManyRounds(Training):
         super().check(config)
         if self.augmentation is not None:
             bfl.data.parse_augmentation(self.augmentation)
+        if self.learning_rate_decay and self.schedule not in (None, "exponential"):
+            raise InvalidArgument(
+                f"learning_rate_decay is a number of the exponential schedule, and the schedule is {self.schedule}: "
+                "give one of them."
+            )
+
+    def schedule_name(self) -> str:
+        """Return the name of the schedule, the default filled in."""
+        return self.schedule or ("exponential" if self.learning_rate_decay else self.default_schedule)
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        rate = bfl.clients.exponential_decay(self.rate(), self.learning_rate_decay, self.silent_rounds)
-        return {**super().arguments(config, unlabelled), "learning_rate": rate}
+        schedules = {
+            "cosine": lambda: bfl.clients.cosine_decay(self.rate(), config.rounds),
+            "inverse": lambda: bfl.clients.inverse_decay(self.rate()),
+            "exponential": lambda: bfl.clients.exponential_decay(
+                self.rate(), self.learning_rate_decay, self.silent_rounds
+            ),
+            "constant": self.rate,
+        }
+        return {**super().arguments(config, unlabelled), "learning_rate": schedules[self.schedule_name()]()}
 
 
 class Optimized(ManyRounds):

@@ -43,7 +43,7 @@ def _state(run: pathlib.Path, config: RunConfig) -> str:
         rounds = len((run / "metrics.jsonl").read_bytes().splitlines())
     except OSError:
         rounds = 0
-    return f"{'at' if _is_held(run) else 'broke off after'} round {rounds}/{config.rounds}"
+    return f"{'at' if _is_held(run) else 'broke off after'} round {rounds}/{config.rounds * (config.ensemble or 1)}"
 
 
 def _is_held(run: pathlib.Path) -> bool:

@@ -14,13 +14,12 @@ from tfp_bfl.app import choices
 from tfp_bfl.app.chains import DGSGLD, QLSD
 from tfp_bfl.app.fields import (
     INT32_MAX,
+    SGD,
     AnyKind,
     Bounded,
-    BurnIn,
     Count,
     CountOrZero,
     Defended,
-    Draws,
     Hidden,
     HiddenExamples,
     Optimized,
@@ -28,20 +27,19 @@ from tfp_bfl.app.fields import (
     Pooled,
     Positive,
     PositiveOrZero,
-    ServerOptimized,
-    Share,
-    ShareOrZero,
-    Training,
     Weighted,
     WithErrorMemory,
     option,
 )
 from tfp_bfl.app.personal import MetaLearning, MetaVD, PFedBayes
+from tfp_bfl.app.point_weights import FedAG, FedBE, FedKP, FedKPPA, FedOpt, FedPA, FedProx, FedSGLD
 from tfp_bfl.errors import InvalidArgument, lookup
 
 
 class _Inferred(Optimized, Bounded):
     """Clients fit a posterior by the ELBO."""
+
+    default_schedule: ClassVar[str] = "cosine"
 
     inference: Optional[str] = option(
         None,
@@ -155,11 +153,7 @@ class BayesianADMM(_Sites):
     empty_sites: bool = option(False, "The clients' factors are 1 at first, as published, not shares of the start.")
 
 
-class _SGD(Training):
-    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
-
-
-class FLSwag(_SGD):
+class FLSwag(SGD):
     recipe: ClassVar[str] = "fl_swag"
     summary: ClassVar[str] = "one round of SWAG posteriors and their product; clients join and leave"
     defaults: ClassVar[dict[str, Any]] = {
@@ -190,114 +184,6 @@ class FLSwag(_SGD):
                 "last_layer freezes all that lies below, which would be random: give pretrain_share, on which the "
                 "server trains it first."
             )
-
-
-class _Averaging(Optimized, _SGD, ServerOptimized, Bounded, Defended):
-    """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
-
-    defaults: ClassVar[dict[str, Any]] = {
-        **{"kind": "deterministic", "rounds": 30, "momentum": 0.9},
-    }
-
-    def rate(self) -> float:
-        if self.learning_rate:
-            return self.learning_rate
-        return 0.03 if self.optimizer is None else choices.OPTIMIZERS.numbers()[self.optimizer]
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.optimizer is not None and self.momentum != self.defaults["momentum"]:
-            raise InvalidArgument(
-                f"momentum is a number of the clients' SGD, and optimizer is {self.optimizer}: give one of them."
-            )
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        import tensorflow as tf
-
-        given = super().arguments(config, unlabelled)
-        momentum = given.pop("momentum")
-        return {"optimizer_fn": lambda: tf.keras.optimizers.SGD(momentum=momentum), **given}
-
-
-class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):
-    recipe: ClassVar[str] = "fed_opt"
-    summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
-
-
-class FedProx(_Averaging, AnyKind, Hidden, WithErrorMemory):
-    recipe: ClassVar[str] = "fed_prox"
-    summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
-
-    proximal: PositiveOrZero = option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.")
-
-
-class FedAG(_Averaging, Weighted):
-    recipe: ClassVar[str] = "fed_ag"
-    summary: ClassVar[str] = "FedAvg that predicts with draws from the Gaussian of the clients' weights"
-
-
-class FedBE(_Averaging):
-    recipe: ClassVar[str] = "fed_be"
-    regression: ClassVar[bool] = False
-    summary: ClassVar[str] = (
-        "an ensemble drawn from the clients' weights teaches the server's model on unlabelled examples"
-    )
-
-    unlabelled_share: Share = option(0.1, "Share of the data that the server holds without labels.", argument=None)
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.unlabelled_share + (config.pretrain_share or 0) >= 1:
-            raise InvalidArgument(
-                f"unlabelled_share and pretrain_share are {self.unlabelled_share} and {config.pretrain_share}, which "
-                "leaves the clients nothing: together they must be below 1."
-            )
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        return {**super().arguments(config, unlabelled), "features": unlabelled()}
-
-
-class _PosteriorAveraging(BurnIn):
-    """Clients of FedPA."""
-
-    shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
-
-
-class FedPA(_Averaging, AnyKind, Hidden, _PosteriorAveraging, WithErrorMemory):
-    recipe: ClassVar[str] = "fed_pa"
-    summary: ClassVar[str] = "clients sample by averaged SGD and send the step to the mode of their posteriors' product"
-
-
-class FedSGLD(_Averaging, Weighted, Draws, WithErrorMemory):
-    recipe: ClassVar[str] = "fed_sgld"
-    summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
-
-    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        return {**super().arguments(config, unlabelled), "max_samples": self.max_samples}
-
-
-class FedKP(_Averaging, AnyKind, Weighted):
-    recipe: ClassVar[str] = "fed_kp"
-    summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
-
-    kernel_start: str = option(
-        "clients", "What is shifted to its mode: clients (clustered), or mean.", argument="start", names=choices.STARTS
-    )
-    kernel: str = option(
-        "epanechnikov", "epanechnikov or gaussian.", argument="kernel_options.kernel", names=choices.KERNELS
-    )
-    bandwidth: str = option(
-        "silverman",
-        "How it is found: see `tfp-bfl list`.",
-        argument="kernel_options.bandwidth",
-        names=choices.BANDWIDTHS,
-    )
-    bandwidth_scale: Positive = option(1.0, "A factor of the bandwidth.", argument="kernel_options.scale")
-
-
-class FedKPPA(FedKP, _PosteriorAveraging):
-    recipe: ClassVar[str] = "fed_kppa"
-    summary: ClassVar[str] = "the clients of fed_pa with the server of fed_kp"
 
 
 class AllOptions(

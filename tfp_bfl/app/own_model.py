@@ -52,12 +52,14 @@ def model_fn(
     Args:
       function: returns a Keras model that gives logits.
       source: of the training data; its shape and number of classes are options besides.
-      options: others, such as kind and seed.
+      options: others, such as kind; among them seed, from which the weights of initializers without a seed follow.
 
     Raises:
       InvalidArgument: it fails, or its model does not take these examples or tell these classes apart.
     """
     import tensorflow as tf
+
+    from tfp_bfl import models
 
     offered = {"input_shape": source.element_shape, "num_classes": source.num_outputs, **options}
     taken = inspect.signature(function).parameters
@@ -78,7 +80,12 @@ def model_fn(
             f"of shape {list(source.element_shape)} and wants {source.num_outputs} outputs: let it take input_shape "
             "and num_classes."
         )
-    return lambda: function(**given)
+
+    def build() -> Any:
+        with models.seeded(options["seed"]):
+            return function(**given)
+
+    return build
 
 
 def check_trust(model: Optional[str], file: Any) -> None:

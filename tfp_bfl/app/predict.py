@@ -129,6 +129,19 @@ def predict(
     return rows, found.failures
 
 
+def stated_by(model: Union[str, os.PathLike]) -> str:
+    """Return the method and the posterior temperature of a model in a sentence; "" where its export states none.
+
+    Args:
+      model: as `predict`.
+
+    Raises:
+      InvalidArgument: as `predict`.
+    """
+    found = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
+    return f"{found}." if found else ""
+
+
 def _as_rows(
     which: Sequence[str],
     answer: dict[str, np.ndarray],
@@ -142,7 +155,7 @@ def _as_rows(
         probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
         uncertainty = answer["entropy"] = entropy(probabilities)
         held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit)
-        sets = ["|".join(names[c] for c in np.flatnonzero(row)) for row in held]
+        sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit
     # What is not a number is not below a limit.

@@ -13,9 +13,10 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app import build
+from tfp_bfl.app import build, ensembles
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.groups import grouped, score, table_text
+from tfp_bfl.app.resolve import stated, title
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.arrays import read_arrays
 from tfp_bfl.files.tables import FORMATS
@@ -97,6 +98,7 @@ def write(
             for run, folder, (config, _) in zip(runs, paths, records)
         ]
     datasets = sorted({data.train.name for data in sources.values()})
+    (config, summary), *_ = records
     warnings = []
     if len(datasets) > 1:
         warnings.append(f"The runs are of different datasets, {', '.join(datasets)}: their scores do not compare.")
@@ -104,7 +106,9 @@ def write(
         return bfl.plots.write_report(
             path,
             runs,
-            title=title(records[0][0]) if len(runs) == 1 else f"{len(folders)} runs on {' and '.join(datasets)}",
+            title=title(config, weights_in(summary))
+            if len(runs) == 1
+            else f"{len(folders)} runs on {' and '.join(datasets)}",
             warnings=warnings,
             out_of_distribution=ood or "",
             repeated=[group.repeated for group in groups] if repeated else (),
@@ -122,14 +126,10 @@ def _write_text(path: pathlib.Path, text: str) -> pathlib.Path:
     return path
 
 
-def title(config: RunConfig) -> str:
-    """What a run is called where it stands alone."""
-    return f"{config.kind} {config.model_name} on {config.data_name}, {config.clients} clients, {method(config)}"
-
-
-def method(config: RunConfig) -> str:
-    """What distinguishes a run: the rule, or the algorithm that has none to choose."""
-    return config.method
+def weights_in(summary: Mapping[str, Any]) -> Optional[str]:
+    """Return what the weights of a run's model are, as `resolve.weights_of`; None for a run that recorded none."""
+    recorded = summary.get("method")
+    return recorded.get("weights") if isinstance(recorded, Mapping) else None
 
 
 def in_a_line(summary: Mapping[str, Any]) -> str:
@@ -180,11 +180,13 @@ def results(
     """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
     told = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
+    settings = stated(config, test.target is not None, weights_in(summary))
     return bfl.plots.RunResults(
         name=name,
-        config=config.told(),
+        config=settings,
+        statement=bfl.export.statement(settings),
         summary=summary,
-        rounds=rounds,
+        rounds=ensembles.over_members(rounds),
         probabilities=predictions.get("probabilities"),
         labels=predictions["labels"],
         uncertainties={key: predictions[key] for key in UNCERTAINTIES if key in predictions},

@@ -11,15 +11,16 @@ from typing import Any, Union
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build
+from tfp_bfl.app import build, resolve
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.servers import factors, online
+from tfp_bfl.servers import curvatures, factors, online
 
 STATE = "server_state.npz"
 SITES = "sites.npz"
-_MODULES: dict[str, Any] = {STATE: online, SITES: factors}
-State = Union[online.OnlineState, factors.Factors]
+CURVATURES = "curvatures.npz"
+_MODULES: dict[str, Any] = {STATE: online, SITES: factors, CURVATURES: curvatures}
+State = Union[online.OnlineState, factors.Factors, curvatures.Curvatures]
 Change = Callable[[Any], Any]
 
 
@@ -34,7 +35,7 @@ def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
             return pathlib.Path(run) / file
     raise InvalidArgument(
         f"{run} holds no clients: it must be the folder of a complete run of the algorithm fl_swag or partitioned_vi, "
-        f"with {STATE} or {SITES}."
+        f"or of `tfp-bfl laplace`, with {STATE}, {SITES} or {CURVATURES}."
     )
 
 
@@ -73,6 +74,11 @@ def describe(state: State) -> str:
         total = sum(float(np.sum(1 / np.float64(v))) for v in state.weights.posterior.variance)
         for name, number, site in zip(state.names, state.num_examples, state.sites):
             rows.append((name, str(number), f"{np.sum(np.float64(site.precision)) / total:.2g}"))
+    elif isinstance(state, curvatures.Curvatures):
+        rows = [("client", "examples", "share of the curvature")]
+        traces = {name: _trace(part.curvature) for name, part in state.clients.items()}
+        for name, part in state.clients.items():
+            rows.append((name, str(int(part.num_examples)), f"{traces[name] / sum(traces.values()):.2g}"))
     else:
         rows = [("client", "examples", "median sd")]
         for name, q in zip(state.product.names, state.product.posteriors):
@@ -92,7 +98,7 @@ def revise(
     The folder holds config.yaml, the file of the clients, saved_model/ and summary.json, and can be revised again.
 
     Args:
-      run: the folder of a run of fl_swag or partitioned_vi, or of one that was revised.
+      run: the folder of a run of fl_swag or partitioned_vi, or of `tfp-bfl laplace`, or of one that was revised.
       change: the state -> that with other clients, as `add` and `remove` give it.
       output: a new folder.
 
@@ -100,22 +106,67 @@ def revise(
       InvalidArgument: `run` is no such folder, `output` exists or can't be made, or the change is refused. Then nothing
         is written.
     """
-    folder = pathlib.Path(output)
-    if os.path.lexists(folder):
-        raise InvalidArgument(f"{folder} exists already: give --output a new folder, nothing is overwritten.")
+    folder = new_folder(output)
     file = clients_file(run).name
     state = change(read_state(run))
     config = make_config(pathlib.Path(run) / "config.yaml", {})
     data = build.load(config)
+    if file == STATE:
+        pooled = online.pool(state, config.diagonal_only, config.between_clients)
+        return write(folder, config, data, file, state, pooled, _batch_norm_examples(config, data))
+    return write(folder, config, data, file, state, _MODULES[file].pool(state))
+
+
+def new_folder(output: Union[str, pathlib.Path]) -> pathlib.Path:
+    """Return the path of a folder that is still to be made.
+
+    Raises:
+      InvalidArgument: it exists.
+    """
+    folder = pathlib.Path(output)
+    if os.path.lexists(folder):
+        raise InvalidArgument(f"{folder} exists already: give --output a new folder, nothing is overwritten.")
+    return folder
+
+
+def write(
+    folder: pathlib.Path,
+    config: RunConfig,
+    data: bfl.data.OwnData,
+    file: str,
+    state: State,
+    pooled: bfl.models.ModelWeights,
+    batch_norm_examples: Any = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Write the folder of a state of clients: config.yaml, the state in `file`, saved_model/ and summary.json.
+
+    Args:
+      folder: as `new_folder` gives it.
+      config, data: of the run.
+      file: the name of the state's file.
+      state: of the clients.
+      pooled: the weights that predict.
+      batch_norm_examples: of `models.predictive_model`.
+      **more: entries of the summary besides the scores on the test set and the clients' names.
+
+    Returns:
+      The summary.
+
+    Raises:
+      InvalidArgument: the folder can't be made.
+    """
     train, test = data.train, data.test
-    pooled = factors.pool(state) if file == SITES else online.pool(state, config.diagonal_only, config.between_clients)
-    model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, _batch_norm_examples(config, data))
-    scores = bfl.evaluation.evaluate(
-        model, test.features, test.labels, num_samples=config.num_samples, seed=config.seed
-    ).metrics
-    names = list(state.names if file == SITES else state.product.names)
-    summary = {**scores, "clients": names}
-    info = build.export_info(config, train, scores)
+    model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, batch_norm_examples)
+    scores = build.scorer(config, test)(model, test.features, test.labels).metrics
+    names = list(state.product.names if isinstance(state, online.OnlineState) else _names(state))
+    weights = resolve.weights_of(build.model_fn(config, test)())
+    laplace = {}
+    if isinstance(state, curvatures.Curvatures):
+        laplace = {"weights": "point weights with Laplace's posterior", "temperature": state.settings.temperature}
+    settings = {**resolve.stated(config, test.target is not None, weights), **laplace}
+    summary = {**scores, **more, "method": resolve.method(settings), "clients": names}
+    info = build.export_info(config, train, scores, weights, laplace)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
@@ -126,6 +177,15 @@ def revise(
     bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
+
+
+def _names(state: Union[factors.Factors, curvatures.Curvatures]) -> Any:
+    return state.names if isinstance(state, factors.Factors) else state.clients
+
+
+def _trace(curvature: Any) -> float:
+    """Of a matrix, or of its diagonal in leaves."""
+    return float(sum(np.sum(x) for x in curvature) if isinstance(curvature, tuple) else np.trace(curvature))
 
 
 def _batch_norm_examples(config: RunConfig, data: bfl.data.OwnData) -> Any:

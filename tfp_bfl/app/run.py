@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib
 import json
 import pathlib
@@ -19,9 +20,10 @@ import tensorflow as tf
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build, client_scores, report
+from tfp_bfl.app import build, client_scores, ensembles, report
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.progress import Reporter, reporter
+from tfp_bfl.app.resolve import POINT, method, resolved, stated, title
 from tfp_bfl.app.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
 from tfp_bfl.errors import InvalidArgument
 
@@ -60,7 +62,7 @@ def execute(
         left without any, or with fewer than the algorithm needs. Nothing has been written then.
     """
     folder = free_folder(config, output)
-    with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
+    with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
         return _run(config, folder, tell, function, on_round)
 
 
@@ -95,7 +97,7 @@ def resume(
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
     config = make_config(folder / "config.yaml", {"model": model} if model else {})
-    with reporter(console or Console(quiet=True), progress, config.rounds) as tell:
+    with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
         return _run(config, folder, tell, function, on_round)
 
 
@@ -113,20 +115,26 @@ def _run(
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
-        process = build.process(config, sample, lambda: read.result()[2].unlabelled, function)
+        unlabelled = lambda: read.result()[2].unlabelled
+        config, weights = build.settle(config, sample, function)
+        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, function))
         train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
     bfl.federated.check_clients(process, clients)
-    if config.kind != "deterministic":
-        bfl.evaluation.check_num_samples(config.num_samples, min(test.num_examples, EXAMPLES_AT_ONCE), test.num_outputs)
+    options = _prediction(config)
+    bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
+    if weights != POINT or config.own_options().point_weights or config.ensemble:
+        number = min(test.num_examples, EXAMPLES_AT_ONCE)
+        bfl.evaluation.check_num_samples(options["num_samples"], number, test.num_outputs)
     every = client_scores.everybody(clients, unseen)
     shards = client_scores.shards(config, test, every)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
 
     shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    options, score = _prediction(config), build.scorer(config, test)
-    with owned(folder, config), _workers(engine) as runtime, _held(engine, clients, folder) as held:
-        tell.announce(_in_words(config, clients, test, engine))
+    score = build.scorer(config, test)
+    settled = functools.partial(resolved, regression=test.target is not None, weights=weights)
+    with owned(folder, config, settled), _workers(engine) as runtime, _held(engine, clients, folder) as held:
+        tell.announce(_in_words(config, weights, clients, test, engine))
         pretrained = None
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
@@ -139,7 +147,7 @@ def _run(
         tell.phase("tracing, and the first round", lazily=True)
         with recorder(folder, config, tell, hook) as on_round:
             result = bfl.federated.simulate(
-                process,
+                trained,
                 held,
                 rounds=config.rounds,
                 cohort_size=config.cohort_size,
@@ -157,6 +165,7 @@ def _run(
                 popularity=config.popularity,
                 max_retries=config.max_retries,
                 batch_norm_examples=build.batch_norm_examples(config, server),
+                average_rounds=config.average_rounds,
             )
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
         tell.phase(f"predicting {test.num_examples:,} test examples")
@@ -172,6 +181,8 @@ def _run(
             "collapsed_in_round": result.collapsed,
             **report.privacy(config, result.rounds[-1], clients.sizes.min()),
             **_permuted(result, shown, score),
+            **_of_last_round(config, process, result, server, lambda x: score(x, test.features, test.labels)),
+            **ensembles.scores(result, lambda x: score(x, test.features, test.labels)),
         }
         if shards:
             tell.phase("scores of the clients' own models")
@@ -180,6 +191,7 @@ def _run(
             scores.update(client_scores.summarise(of_clients, clients.num_clients))
         summary = {
             **scores,
+            "method": method(stated(config, test.target is not None, weights)),
             **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
             "ms_per_step": _ms_per_step(config, clients, result.rounds),
@@ -190,7 +202,7 @@ def _run(
             "versions": _versions(),
             "warnings": list(result.warnings),
         }
-        info = build.export_info(config, train, scores)
+        info = build.export_info(config, train, scores, weights)
         tell.phase("SavedModel, figures and report")
         write_results(folder, config, clients, test, final, result, summary, info, apart)
     return folder
@@ -200,8 +212,8 @@ def _permuted(
     result: bfl.federated.SimulationResult, shown: bfl.data.Source, score: Callable[..., Any]
 ) -> dict[str, float]:
     """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
-    last = result.rounds[-1]
-    if not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
+    last = result.averaged.metrics if result.averaged else result.rounds[-1]
+    if result.ensemble or not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
         return {}
     with bfl.evaluation.permuted_stddevs(result.model):
         permuted = score(result.model, shown.features, shown.labels).metrics
@@ -211,23 +223,39 @@ def _permuted(
     return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
 
 
+def _of_last_round(
+    config: RunConfig,
+    process: bfl.federated.BayesianProcess,
+    result: bfl.federated.SimulationResult,
+    server: Optional[bfl.data.Clients],
+    score: Callable[[tf.keras.Model], Any],
+) -> dict[str, float]:
+    """Score the last round's model on the test set, beside the average of rounds; empty without an average."""
+    if result.averaged is None:
+        return {}
+    weights = process.predictive_weights(result.state)
+    examples = build.batch_norm_examples(config, server)
+    metrics = score(bfl.models.predictive_model(process.model_fn(), weights, examples)).metrics
+    return {"averaged_rounds": result.averaged.rounds, **{f"last_round_{name}": x for name, x in metrics.items()}}
+
+
 def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
     """The training data, the test data, and who has which of the former."""
     train, test, given, _ = own or build.load(config)
     return train, test, build.shares(config, train, given)
 
 
-def _in_words(config: RunConfig, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
+def _in_words(config: RunConfig, weights: str, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
     """What begins, and with how much."""
     sizes = clients.sizes
     return (
-        f"{report.title(config)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
+        f"{title(config, weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
         f"{test.num_examples:,} to test; {config.rounds:,} rounds, engine {engine}"
     )
 
 
 def _prediction(config: RunConfig) -> dict[str, Any]:
-    return {"num_samples": config.num_samples, "seed": config.seed, "precision": config.evaluation_precision}
+    return {"num_samples": ensembles.num_samples(config), "seed": config.seed, "precision": config.evaluation_precision}
 
 
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:

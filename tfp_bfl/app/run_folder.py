@@ -16,9 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import report
+from tfp_bfl.app import choices, ensembles, report
 from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.own_model import names_code
 from tfp_bfl.app.progress import Reporter
+from tfp_bfl.app.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.app.revise import SITES, STATE
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import write_whole
@@ -31,8 +33,19 @@ OnRound = Callable[[Row], None]
 
 
 @contextlib.contextmanager
-def owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
-    """Makes the folder if it is new, and keeps other processes out of it."""
+def owned(
+    folder: pathlib.Path, config: RunConfig, settle: Callable[[RunConfig], RunConfig] = lambda config: config
+) -> Iterator[None]:
+    """Make the folder if it is new, and keep other processes out of it.
+
+    Args:
+      folder: of the run.
+      config: that is recorded there.
+      settle: fills in the defaults of a configuration, for a record that holds what the user gave.
+
+    Raises:
+      InvalidArgument: the folder can't be made, is in use, or holds another run.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,21 +64,24 @@ def owned(folder: pathlib.Path, config: RunConfig) -> Iterator[None]:
         if not there:
             file.write(config.record())
             file.flush()
-        elif there != config.record() and _record_in(folder) != config.record():
+        elif there != config.record() and settle(_config_in(folder)).record() != config.record():
             raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
         yield
 
 
-def _record_in(folder: pathlib.Path) -> str:
-    """A run's record as this version writes it."""
-    return make_config(folder / "config.yaml", {}, runs_code=False).record()
+def _config_in(folder: pathlib.Path) -> RunConfig:
+    """Return a run's configuration as this version reads it."""
+    return make_config(folder / "config.yaml", {}, runs_code=False)
 
 
 def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        name = f"{config.data_name}-{config.model_name}-{config.kind}-{report.method(config)}-{now}"
+        own = names_code(config.model)  # Which kind of weights it has is not known yet.
+        gaussian = not own and config.kind in choices.VARIATIONAL.forms()
+        method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
+        name = "-".join([config.data_name, config.model_name, *([] if own else [config.kind]), method, now])
         output = pathlib.Path("runs") / name.replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
@@ -85,16 +101,17 @@ def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Opti
         def on_round(row: Row) -> None:
             if not (folder / "config.yaml").exists():
                 raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
+            number = ensembles.place(config, row)
             if not begun:
-                _cut_before(lines, row["round"])
-            begun[:] = [row["round"]]
+                _cut_before(lines, number)
+            begun[:] = [number]
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-            tell.round(row)
+            tell.round({**row, "round": number})
             if hook:
                 hook(row)
             if writer:
-                with writer.as_default(step=row["round"]):
+                with writer.as_default(step=number):
                     for name, value in row.items():
                         if isinstance(value, (int, float)):
                             tf.summary.scalar(name, value)
@@ -130,18 +147,18 @@ def write_results(
     rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
     (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
     bfl.export.save(result.model, folder / "saved_model", info)
-    if config.algorithm == "fl_swag":
+    if config.algorithm == "fl_swag" and not config.ensemble:
         state = online.from_stack(result.state.step, result.state.weights)
         online.save(state, folder / STATE)
-    if config.algorithm == "partitioned_vi":
+    if config.algorithm == "partitioned_vi" and not config.ensemble:
         factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
     predictions = report.predictions_of(final, report.truth(test))
     if apart:
         np.savez_compressed(folder / report.HELD_OUT, **apart)  # type: ignore[arg-type]
     np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
     results = report.results(folder.name, config, summary, result.rounds, predictions, test, clients)
-    figures = bfl.plots.run_figures(results)
-    bfl.plots.write_report(folder / "report.html", [results], title=report.title(config), figures=figures)
+    figures, weights = bfl.plots.run_figures(results), report.weights_in(summary)
+    bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)
     (folder / "figures").mkdir()
     for name, figure in figures.items():
         figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())

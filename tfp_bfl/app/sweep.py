@@ -134,7 +134,7 @@ def sweep(
             "overwritten."
         )
     every = {name: _given(config.told()) for name, config in cells.items()}
-    check_cells(every, output, options_of_run)
+    check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
     check_data(cells.values())
     work = functools.partial(run_or_resume, progress=progress or "phases")
     output.mkdir(parents=True, exist_ok=True)
@@ -175,11 +175,18 @@ def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: st
 
 
 def options_of_run(folder: pathlib.Path) -> Optional[dict[str, Any]]:
-    """The options that a run folder was begun with; None where there is none."""
+    """Return the `settled_options` of a run folder; None where there is none."""
     if not (folder / "config.yaml").is_file() or not (folder / "config.yaml").stat().st_size:
         return None
-    options = make_config(folder / "config.yaml", {}, runs_code=False).told()
-    return _given(options)
+    return settled_options(make_config(folder / "config.yaml", {}, runs_code=False))
+
+
+def settled_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options by which runs are compared: those given, and the defaults that the algorithm fills in."""
+    from tfp_bfl.app.build import regresses
+    from tfp_bfl.app.resolve import resolved
+
+    return _given(resolved(config, regresses(config)).told())
 
 
 def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -11,6 +11,8 @@ from tfp_bfl.clients.example_privacy import ExamplePrivacy
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
 from tfp_bfl.clients.inference import INFERENCES, TEMPERATURES, default_rate
 from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
+from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
+from tfp_bfl.clients.laplace_sites import laplace_sites
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
@@ -20,7 +22,7 @@ from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.potential import Potential, potentials_of
-from tfp_bfl.clients.schedules import exponential_decay, sigmoid_warm_up
+from tfp_bfl.clients.schedules import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.target import KLS
@@ -32,6 +34,7 @@ __all__ = [
     "KLS",
     "LEARNERS",
     "OPTIMIZERS",
+    "STRUCTURES",
     "TEMPERATURES",
     "ExactChains",
     "ExamplePrivacy",
@@ -42,13 +45,19 @@ __all__ = [
     "augmented",
     "compressed",
     "conducive_langevin",
+    "cosine_decay",
     "coupled_langevin",
     "default_rate",
     "exact_chains",
     "exponential_decay",
     "find_mode",
     "fit_surrogate",
+    "inverse_decay",
     "langevin_chain",
+    "laplace",
+    "laplace_sites",
+    "laplace_weights",
+    "layers_of",
     "memory_rate",
     "meta_gradient",
     "meta_learning",

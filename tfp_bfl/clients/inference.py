@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from tfp_bfl.clients.natural import ByCurvature
 from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
+from tfp_bfl.clients.schedules import inverse_decay
 from tfp_bfl.clients.updates import ByOptimizer, Schedule, Update
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
 from tfp_bfl.models import FlatWeights
@@ -26,7 +27,7 @@ _NATURAL: dict[str, dict[str, Any]] = {
     "natural": {"natural_means": True},
     "ivon": {"natural_means": True, "draw_labels": False, "decay": 0.999},
 }
-_RATES = {"natural": 0.02, "ivon": 0.05}
+_RATES = {"natural": 0.005, "ivon": 0.05}
 
 
 class Settings(NamedTuple):
@@ -78,6 +79,11 @@ def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> fl
     return _RATES[inference] if inference in _RATES else optimizer_rate(optimizer)
 
 
+def default_noise(inference: str) -> str:
+    """Return the default noise of an inference of Gaussian weights, one of `NOISES`."""
+    return "flipout" if inference == "backprop" else "shared"
+
+
 def update_of(
     inference: str,
     *,
@@ -92,9 +98,9 @@ def update_of(
 
     Args:
       inference: one of `INFERENCES`.
-      learning_rate: of the means; None for `default_rate`.
+      learning_rate: of the means; None for `inverse_decay(default_rate(...))`.
       optimizer_fn: one of `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer.
-      noise: one of `NOISES`; None for "flipout" with "backprop" and else "shared".
+      noise: one of `NOISES`; None for `default_noise`, and for "flipout" of a model without Gaussian weights.
       decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
       stddev_rate: for "backprop", the rate of log s over that of the means.
       step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
@@ -103,7 +109,7 @@ def update_of(
       InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
     """
     optimizer_of(optimizer_fn)
-    rate = default_rate(inference, optimizer_fn) if learning_rate is None else learning_rate
+    rate = inverse_decay(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
     if noise is not None:
         lookup(NOISES, noise, "noise")
     check_number(stddev_rate, "stddev_rate")
@@ -133,6 +139,6 @@ def update_of(
     def make(weights: FlatWeights) -> Update:
         if inference == "backprop" or not weights.has_posterior:
             return by_optimizer(weights)
-        return ByCurvature(weights, optimizer_fn, rate, noise=noise or "shared", **options)
+        return ByCurvature(weights, optimizer_fn, rate, noise=noise or default_noise(inference), **options)
 
     return make

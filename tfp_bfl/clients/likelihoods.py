@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
@@ -18,10 +18,13 @@ class Likelihood(NamedTuple):
     Fields:
       nll: (labels [B], outputs [B, C]) -> -log p(label | outputs) in nats [B].
       draw: (outputs, a seed [2]) -> labels drawn from it [B].
+      fisher_root: outputs -> S [B, C, R] with S S^T = E_y[(d nll / d outputs) (d nll / d outputs)^T], y from the
+        model's own prediction; None for a density without one.
     """
 
     nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    fisher_root: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
 
 
 def categorical() -> Likelihood:
@@ -41,7 +44,13 @@ def categorical() -> Likelihood:
             )
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
 
-    return Likelihood(nll, draw)
+    def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
+        # diag(p) - p p^T = sum_c p_c (e_c - p) (e_c - p)^T
+        p = tf.nn.softmax(tf.cast(outputs, tf.float32))
+        identity = tf.eye(outputs.shape[1])
+        return (identity - p[:, :, tf.newaxis]) * tf.sqrt(p)[:, tf.newaxis, :]
+
+    return Likelihood(nll, draw, fisher_root)
 
 
 def gaussian(stddev: float) -> Likelihood:
@@ -59,7 +68,12 @@ def gaussian(stddev: float) -> Likelihood:
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         return outputs[:, 0] + stddev * tf.random.stateless_normal(tf.shape(outputs)[:1], seed)
 
-    return Likelihood(nll, draw)
+    def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
+        # The variance 1 / stddev^2 of the gradient in the one output that counts.
+        first = tf.one_hot(0, outputs.shape[1]) / stddev
+        return tf.ones_like(outputs)[:, :, tf.newaxis] * first[:, tf.newaxis]
+
+    return Likelihood(nll, draw, fisher_root)
 
 
 def heteroscedastic() -> Likelihood:
@@ -79,7 +93,13 @@ def heteroscedastic() -> Likelihood:
         mean, log_variance = mean_and_log_variance(outputs)
         return mean + tf.exp(0.5 * log_variance) * tf.random.stateless_normal(tf.shape(mean), seed)
 
-    return Likelihood(nll, draw)
+    def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
+        # Fisher's information of N(m, v) in (m, log v): diag(1 / v, 1 / 2); none in a log variance beyond its bound.
+        _, log_variance = mean_and_log_variance(outputs)
+        inside = tf.equal(log_variance, outputs[:, 1])
+        return tf.linalg.diag(tf.stack([tf.exp(-0.5 * log_variance), tf.where(inside, math.sqrt(0.5), 0.0)], 1))
+
+    return Likelihood(nll, draw, fisher_root)
 
 
 def density() -> Likelihood:

@@ -78,6 +78,7 @@ class ByCurvature:
         if natural_means:
             self._rate = tf.Variable(0.0)
             self._momentum = tf.Variable(lambda: tf.zeros_like(weights.log_stddev))
+            self._steps_before = tf.Variable(0)
 
     def start(self, round: tf.Tensor) -> None:
         self._reset()
@@ -88,40 +89,52 @@ class ByCurvature:
             self._optimizer.learning_rate.assign(self._point_rate)
             self._rate.assign(rate)
             self._momentum.assign(tf.zeros_like(self._momentum))
+            self._steps_before.assign(0)
 
     def step(self, batch: Batch, target: Target) -> None:
         size, number = target.size, tf.size(batch.in_noise)
         in_values = batch.in_values + batch.kl_in_values / size
         if self._rate is None:
             self._optimizer.apply_gradients([(in_values, self._weights.values)])
-            self._follow_curvature(batch, target.prior.precision[:number], size)
+            self._follow_curvature(batch, target, size)
             return
-        precision = self._follow_curvature(batch, target.prior.precision[:number], size)
+        precision = self._follow_curvature(batch, target, size)
         self._momentum.assign(MOMENTUM * self._momentum + (1 - MOMENTUM) * batch.in_values[:number])
-        unbiased = self._momentum / (1 - tf.pow(MOMENTUM, tf.cast(batch.number + 1, tf.float32)))
+        steps = tf.cast(self._steps_before + batch.number + 1, tf.float32)
+        unbiased = self._momentum / (1 - tf.pow(MOMENTUM, steps))
         change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / (precision + self._damping * size)
         points = tf.concat([tf.zeros_like(change), in_values[number:]], 0)
         self._optimizer.apply_gradients([(points, self._weights.values)])
         self._weights.values.assign_sub(tf.concat([change, tf.zeros_like(in_values[number:])], 0))
 
-    def _follow_curvature(self, batch: Batch, prior_precision: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-        """Sets the weights' precision, and returns it."""
-        share = 1 - self._decay
+    def resume(self, momentum: tf.Tensor, steps: tf.Tensor) -> None:
+        """Go on from the momentum [D] that so many steps of earlier rounds have left; natural gradients only."""
+        self._momentum.assign(momentum)
+        self._steps_before.assign(steps)
+
+    def momentum_after(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return what `resume` takes, after so many steps of this round."""
+        return tf.identity(self._momentum), self._steps_before + steps
+
+    def _follow_curvature(self, batch: Batch, target: Target, size: tf.Tensor) -> tf.Tensor:
+        """Set the precision of the weights, and return it."""
+        share, prior_precision = 1 - self._decay, target.prior.precision[: tf.size(batch.in_noise)]
         present = lambda: tf.math.reciprocal(tf.square(batch.draw.stddev))
 
         def by_price() -> tf.Tensor:
             before = present()
             gap = prior_precision + size * batch.in_noise * batch.draw.noise * before - before
-            return self._set(before + share * gap + 0.5 * tf.square(share * gap) / before)
+            return self._set(before + share * gap + 0.5 * tf.square(share * gap) / before, target.least_precision)
 
         def by_drawn_labels() -> tf.Tensor:
             before, curvature = present(), batch.size * tf.square(batch.in_noise_of_drawn_labels())
-            return self._set(before + share * (prior_precision + size * curvature - before))
+            return self._set(before + share * (prior_precision + size * curvature - before), target.least_precision)
 
         if not self.draws_labels:
             return by_price()
         return tf.cond(tf.equal(batch.number % DRAW_EVERY, 0), by_drawn_labels, present)
 
-    def _set(self, precision: tf.Tensor) -> tf.Tensor:
+    def _set(self, precision: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
+        precision = tf.maximum(precision, least)
         self._weights.set_precision(precision)
         return precision

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.errors import check_count, check_number
+from tfp_bfl.errors import InvalidArgument, check_count, check_number
 
 
 def exponential_decay(
@@ -25,6 +26,60 @@ def exponential_decay(
     decay = check_number(decay, "decay", zero=True)
     silent_rounds = check_count(silent_rounds, "silent_rounds", 0)
     return lambda number: learning_rate * tf.exp(-decay * tf.maximum(0.0, tf.cast(number - silent_rounds, tf.float32)))
+
+
+# Names for the command line, with the equation of each.
+SCHEDULES = {
+    "cosine": "rate along a half cosine over the rounds of the run, to a tenth of it",
+    "inverse": "rate / (1 + r / 100)",
+    "exponential": "rate exp(-decay max(0, r - silent_rounds))",
+    "constant": "rate",
+}
+
+
+def inverse_decay(learning_rate: float, half_rounds: float = 100.0) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a learning rate that falls with the inverse of the rounds: the default of client training.
+
+    rate(r) = learning_rate / (1 + r / half_rounds),   r the rounds done so far
+
+    Clients of several local steps drift apart by an amount that is proportional to the rate, so that a constant rate
+    leaves federated averaging away from the minimum where clients differ. With this schedule the distance goes to zero
+    (Li et al. 2020, arXiv:1907.02189, theorem 1 and section 3.3), whatever the number of rounds.
+
+    Raises:
+      InvalidArgument: a number that is not above zero.
+    """
+    learning_rate, half_rounds = check_number(learning_rate, "learning_rate"), check_number(half_rounds, "half_rounds")
+    return lambda number: learning_rate / (1.0 + tf.cast(number, tf.float32) / half_rounds)
+
+
+def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a learning rate that falls along a half cosine over a known number of rounds.
+
+    rate(r) = learning_rate (last + (1 - last) (1 + cos(pi min(r / rounds, 1))) / 2),   r the rounds done so far
+
+    Where the number of rounds is known it is the better schedule: it learns at the full rate for longer, and ends at a
+    lower one (experiments/default_posterior).
+
+    Args:
+      learning_rate: of the first round.
+      rounds: of the run.
+      last: share of the learning rate at the end, from 0 to 1.
+
+    Raises:
+      InvalidArgument: a number outside its range.
+
+    Source: Loshchilov & Hutter 2017 (arXiv:1608.03983), eq. 5, without restarts.
+    """
+    learning_rate, rounds = check_number(learning_rate, "learning_rate"), check_count(rounds, "rounds")
+    if check_number(last, "last", zero=True) > 1:
+        raise InvalidArgument(f"last is {last}, but must be a share from 0 to 1.")
+
+    def of_round(number: tf.Tensor) -> tf.Tensor:
+        done = tf.minimum(tf.cast(number, tf.float32) / rounds, 1.0)
+        return learning_rate * (last + (1 - last) * 0.5 * (1 + tf.cos(math.pi * done)))
+
+    return of_round
 
 
 def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.Tensor], tf.Tensor]:

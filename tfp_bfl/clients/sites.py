@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union, cast
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.clients.inference import settings_for, update_of
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.natural import ByCurvature
 from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer
 from tfp_bfl.clients.target import Target, target_of
 from tfp_bfl.clients.trainer import Trainer
@@ -18,9 +19,29 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn, layout, prior
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
 
+NATURAL = ("natural", "ivon")
+# Damping of natural gradients, by which they are stable in networks, and the least precision of a client's posterior as
+# a share of the prior's.
+SITES_DAMPING = 0.01
+FLOOR = 0.1
 # Natural gradients are stationary at the optimum of each client by itself, and move all weights at the pace of their
 # precision; SGD is slower here, since each client has to reach its own optimum.
 SITES_INFERENCE = "natural"
+
+
+class MovingSite(NamedTuple):
+    """A client's `Site`, and the momentum of its natural gradients after so many steps.
+
+    Fields:
+      precision, shift: of the site [D].
+      momentum: mean of the gradients [D].
+      steps: done so far, int32.
+    """
+
+    precision: Any
+    shift: Any
+    momentum: Any
+    steps: Any
 
 
 def sites(
@@ -40,6 +61,7 @@ def sites(
     damping: Optional[float] = None,
     send_site: bool = True,
     empty: bool = False,
+    keep_momentum: bool = False,
 ) -> ClientWork:
     """Client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
 
@@ -47,11 +69,12 @@ def sites(
     local optimum: q_k = local prior x likelihood_k^(1 / (T rho))   (by training from q on)
     site:          t_k <- t_k + damping rho (natural(q_k) - natural(q))
 
-    The precision of q_k is at least that of its local prior, so that no site's falls below 0. For rho < 1 natural(q) -
-    t_k / rho may be wider than the prior, or no density: the local prior then has the prior's precision and the same
-    pull on the mean, and where q comes to rest is no longer exact. The reported KL is that to the model's prior, and
-    the ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q is wider than the
-    product.)
+    The precision of q_k is at least that of its local prior, so that no site's falls below 0. For rho < 1 the precision
+    of natural(q) - t_k / rho may be negative: the local prior is then no density, but q_k is one, as the likelihood
+    adds to it. A floor of `FLOOR` times the prior's precision keeps q_k a density while its curvature is estimated; the
+    count `weights_at_floor` is the number of weights of all clients where it binds. The reported KL is that to the
+    model's prior, and the ELBO that of all data. (A floor of standard deviations, `min_stddev`, is q's alone: at it q
+    is wider than the product.)
 
     A federation begins at q = the server's first posterior: each client's site is (q / prior)^(N_k / N), which its own
     replaces by and by. A client that joins later begins with t_k = 1.
@@ -65,15 +88,18 @@ def sites(
       step_size: rho of the local objective -E_q[log likelihood] / T - <t_k, natural> + rho KL[q || server's q].
       damping: of the sites, above 0 and at most 1; None for 1 / K, and 0.1 where nobody has said how many clients
         there are. Sites of clients who move the same weights overshoot together if it is large.
+      keep_momentum: natural gradients go on from the momentum and the number of steps that the client's last round
+        left, as one optimizer over all rounds does; else each round starts from no momentum.
       send_site: the client sends q with its new site in the place of the old one; False: it sends q_k.
       empty: t_k = 1 for all at first, whatever the server's first posterior, which only q_k may then follow: not with
         `send_site`, as q would keep it for ever.
 
     Returns:
-      Client work that keeps its `Site`.
+      Client work that keeps its `Site`; with keep_momentum a `MovingSite`.
 
     Raises:
-      InvalidArgument: numbers outside their ranges, empty sites that are sent, or a model without variational weights,
+      InvalidArgument: numbers outside their ranges, empty sites that are sent, a momentum that no natural gradients
+        have, or a model without variational weights,
         or whose initial posterior is wider than its prior.
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
@@ -88,6 +114,13 @@ def sites(
     check_damping(damping)
     if empty and send_site:
         raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
+    if keep_momentum and inference not in NATURAL:
+        raise InvalidArgument(
+            f"keep_momentum is an option of natural gradients, and inference is {inference!r}: leave it out, or use "
+            "inference 'natural' or 'ivon'."
+        )
+    if step_damping is None and inference == "natural":
+        step_damping = SITES_DAMPING
     density = parse_likelihood(likelihood)
     update_fn = update_of(
         inference,
@@ -100,10 +133,11 @@ def sites(
     # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
     first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
-    def memory(weights: ModelWeights, share: Any) -> Site:
+    def memory(weights: ModelWeights, share: Any) -> Any:
         q = natural(weights.posterior)
         share = 0.0 if empty else share
-        return Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
+        site = Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
+        return MovingSite(*site, tf.zeros_like(q.shift), tf.constant(0)) if keep_momentum else site
 
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, likelihood=density)
@@ -111,20 +145,32 @@ def sites(
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
-            site, mean = message.memory, flatten(message.weights.posterior.mean)
+            site, mean = Site(*message.memory[:2]), flatten(message.weights.posterior.mean)
             precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
-            lowest = tf.maximum(precision - site.precision / step_size, weights.prior.precision[: mean.shape[0]])
+            without = precision - site.precision / step_size
+            floor = FLOOR * weights.prior.precision[: mean.shape[0]]
             share = damping_of(damping, message.federation.num_clients) * step_size
             number = tf.shape(examples.labels)[0]
             size = tf.cast(number, tf.float32) / (temperature * step_size)
             # From the server's mean on, where no large numbers cancel.
-            local_prior = weights.factor(mean, lowest, (site.shift - site.precision * mean) / step_size)
-            target = Target(local_prior, size)
-            metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
-            found = tf.maximum(tf.exp(-2 * weights.log_stddev), lowest)
+            local_prior = weights.factor(mean, without, (site.shift - site.precision * mean) / step_size)
+            resume = lambda update: cast(ByCurvature, update).resume(*message.memory[2:]) if keep_momentum else None
+            metrics, steps = trainer.train(
+                message,
+                examples,
+                seed,
+                local_epochs,
+                batch_size,
+                lambda _, done: done,
+                tf.constant(0),
+                Target(local_prior, size, floor),
+                resume,
+            )
+            found = tf.maximum(tf.exp(-2 * weights.log_stddev), tf.maximum(without, floor))
+            floored = tf.math.count_nonzero((found <= floor) & (without < floor), dtype=tf.int32)
             moved = found * (weights.values[: mean.shape[0]] - mean)
             gain = Site(found - precision, moved + (found - precision) * mean)
-            kept = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
+            new: Any = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
             if send_site:
                 found = precision + share * gain.precision
                 moved = share * moved
@@ -134,7 +180,10 @@ def sites(
             )
             metrics = TrainingMetrics(metrics.nll, kl, -(metrics.nll + kl / of_all.size))
             weights.set_posterior(mean + moved / found, found)
-            return ClientResult(weights.store(), number, metrics, memory=kept)
+            if keep_momentum:
+                momentum = cast(ByCurvature, trainer.update).momentum_after(steps)
+                new = MovingSite(new.precision, new.shift, *momentum)
+            return ClientResult(weights.store(), number, metrics, {"weights_at_floor": floored}, new)
 
         return work
 

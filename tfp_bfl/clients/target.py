@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -24,10 +24,13 @@ class Target(NamedTuple):
     Fields:
       prior: over the variational weights.
       size: n, the effective number of examples: a scalar.
+      least_precision: the least precision that training may reach [D], 0 for none. The local prior of Bayesian ADMM may
+        have a negative precision, and noise of the curvature could then leave none.
     """
 
     prior: Prior
     size: tf.Tensor
+    least_precision: Any = 0.0
 
 
 def target_of(

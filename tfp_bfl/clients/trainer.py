@@ -33,7 +33,9 @@ class Trainer:
       example_privacy: clipping and noise of gradients; the update must then draw weights for a batch.
 
     Attributes:
+      model: of which the weights are.
       weights: the model's `FlatWeights`.
+      update: what steps them.
     """
 
     def __init__(
@@ -46,9 +48,9 @@ class Trainer:
         example_privacy: Optional[ExamplePrivacy] = None,
     ):
         with tf.variable_creator_scope(without_initial_values):
-            self._model = model_fn()
-            self.weights = FlatWeights(self._model)
-        self._update = update_fn(self.weights)
+            self.model = model_fn()
+            self.weights = FlatWeights(self.model)
+        self.update = update_fn(self.weights)
         self._proximal = proximal
         self._weight_decay = weight_decay
         self._likelihood = likelihood
@@ -65,6 +67,7 @@ class Trainer:
         after_step: Callable[[Any, tf.Tensor], Any] = lambda state, step: state,
         state: Any = (),
         target: Optional[Target] = None,
+        resume: Callable[[Update], None] = lambda update: None,
     ) -> tuple[TrainingMetrics, Any]:
         """Trains from the message's weights on; the weights are then in `weights`.
 
@@ -74,11 +77,13 @@ class Trainer:
           after_step: (state, steps done so far) -> state, after each step.
           state: the first.
           target: None for the layers' own prior and the examples that there are.
+          resume: sets the state of the update that earlier rounds left.
 
         Returns:
           The metrics, and the last state.
         """
-        self._update.start(message.round)
+        self.update.start(message.round)
+        resume(self.update)
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)
         count = tf.cast(tf.shape(examples.labels)[0], tf.float32)
@@ -122,7 +127,7 @@ class Trainer:
             in_values += self._weight_decay * self.weights.values
         size = tf.cast(tf.shape(labels)[0], tf.float32)
         kls = kl_in_values, kl_in_log_stddev
-        self._update.step(Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number), target)
+        self.update.step(Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number), target)
         self.weights.update_model()
         return nll
 
@@ -136,7 +141,7 @@ class Trainer:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*weights.point, draw.noise])
                 with sampling("shared", seed, weights.by_weight(draw.noise)):
-                    outputs = self._model(feature[tf.newaxis], training=True)
+                    outputs = self.model(feature[tf.newaxis], training=True)
                 loss = tf.reduce_sum(self._likelihood.nll(label[tf.newaxis], outputs))
             zero = tf.UnconnectedGradients.ZERO
             in_point, in_noise = tape.gradient(loss, (weights.point, draw.noise), unconnected_gradients=zero)
@@ -148,14 +153,14 @@ class Trainer:
         self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Optional[Callable[[], tf.Tensor]]]:
         """The sum of the batch's losses, and the first of `Batch`'s fields."""
-        weights, draws_labels = self.weights, self._update.draws_labels
+        weights, draws_labels = self.weights, self.update.draws_labels
         # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.
-        shared = self._update.noise == "shared" and weights.has_posterior
+        shared = self.update.noise == "shared" and weights.has_posterior
         watched = weights.point if shared else weights.leaves
         with tf.GradientTape(persistent=draws_labels, watch_accessed_variables=False) as tape:
             tape.watch([*watched, draw.noise])
-            with sampling(self._update.noise, seed, weights.by_weight(draw.noise)):
-                outputs = self._model(features, training=True)
+            with sampling(self.update.noise, seed, weights.by_weight(draw.noise)):
+                outputs = self.model(features, training=True)
             losses = self._likelihood.nll(labels, outputs)
             loss = tf.reduce_mean(losses)
         zero = tf.UnconnectedGradients.ZERO

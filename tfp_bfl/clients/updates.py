@@ -52,7 +52,7 @@ class Update(Protocol):
     draws_labels: bool
 
     def start(self, round: tf.Tensor) -> None:
-        """Begins anew, in this round."""
+        """Begin anew, in this round."""
 
     def step(self, batch: Batch, target: Target) -> None:
         """One step."""
@@ -89,12 +89,14 @@ class ByOptimizer:
         self.noise = noise
         groups = [weights.variables] if stddev_rate == 1 else [[v] for v in weights.variables]
         self._groups = [(group, *resettable(optimizer_fn, group)) for group in groups]
-        self._rates = [learning_rate, lambda round: stddev_rate * rate_of(learning_rate, round)]
+        self._learning_rate = learning_rate
+        self._factors = 1.0, stddev_rate
 
     def start(self, round: tf.Tensor) -> None:
-        for (_, optimizer, reset), rate in zip(self._groups, self._rates):
+        rate = rate_of(self._learning_rate, round)
+        for (_, optimizer, reset), factor in zip(self._groups, self._factors):
             reset()
-            optimizer.learning_rate.assign(rate_of(rate, round))
+            optimizer.learning_rate.assign(factor * rate)
 
     def step(self, batch: Batch, target: Target) -> None:
         in_values = batch.in_values + batch.kl_in_values / target.size
@@ -106,7 +108,7 @@ class ByOptimizer:
 
 
 def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
-    """The learning rate of a round."""
+    """Return the learning rate of a round."""
     return learning_rate(round) if callable(learning_rate) else learning_rate
 
 

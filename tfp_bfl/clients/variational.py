@@ -52,7 +52,8 @@ def variational(
       local_epochs: passes over the client's examples, each in a new order; the last batch of a pass may be smaller.
       batch_size: B.
       learning_rate: a number, or a function from the rounds done so far (scalar int32, 0 in the first) to a scalar;
-        None for the default of the inference, or of the optimizer (`clients.default_rate`).
+        None for `clients.inverse_decay` from the default of the inference, or of the optimizer, on
+        (`clients.default_rate`).
       optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer, whose learning rate is
         then set to that; its state starts anew each round. It sees all means and point weights as one vector, all log s
         as another. SGD, with or without momentum, is stationary where the weighted mean of the clients' gradients

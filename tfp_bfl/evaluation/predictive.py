@@ -21,7 +21,7 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.layers import MCDropout, sampling
-from tfp_bfl.models import WeightSampling, in_bfloat16
+from tfp_bfl.models import MemberSampling, WeightSampling, in_bfloat16, num_members, weight_sampling
 
 PRECISIONS = {
     "float32": "the model as it was built",
@@ -50,12 +50,14 @@ def is_stochastic(model: tf.keras.Model) -> bool:
     """Whether two weight samples of the model can differ: it has variational weights or Monte Carlo dropout, or a
     posterior beside it (`models.predictive_model`)."""
     layers = list(model._flatten_layers())
-    samples = lambda layer: isinstance(layer, WeightSampling) or getattr(layer, "variational_weights", [])
+    samples = lambda layer: (
+        isinstance(layer, (WeightSampling, MemberSampling)) or getattr(layer, "variational_weights", [])
+    )
     return any(layer.at_prediction if isinstance(layer, MCDropout) else samples(layer) for layer in layers)
 
 
 def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
-    """Seeds [S, 2] of S weight samples."""
+    """Return seeds [S, 2] of S weight samples; the second number, s, selects the member of an ensemble."""
     key = tf.stack([tf.cast(seed, tf.int32), 0])
     return tf.map_fn(lambda s: tf.random.experimental.stateless_fold_in(key, s), tf.range(num_samples))
 
@@ -78,6 +80,20 @@ def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Te
     """The model's outputs for one weight sample, as `draw_probabilities` draws it: [B, ...]."""
     with sampling("shared", seed):
         return model(features, training=False)
+
+
+def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
+    """Compute `draw_probabilities` of the model linearised in its weights at the posterior's mean: [B, C].
+
+    softmax(f(x; m) + J(x) (w - m)),   w ~ q   (`models.WeightSampling.linearised`)
+
+    Args:
+      model, features, seed: as of `draw_probabilities`; a model of `models.predictive_model` with a posterior over
+        point weights.
+    """
+    layer: Any = weight_sampling(model)
+    with sampling("shared", seed):
+        return tf.nn.softmax(layer.linearised(features))
 
 
 def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
@@ -117,6 +133,7 @@ def predict(
     seed: int = 0,
     batch_size: int = 500,
     precision: str = "float32",
+    linearised: bool = False,
 ) -> np.ndarray:
     """Sampled predictions p(y | x, w_s): [S, N, C]; the same S weight samples for all examples.
 
@@ -127,14 +144,17 @@ def predict(
       seed: the same seed gives the same samples.
       batch_size: examples at once.
       precision: in which the model computes, one of `PRECISIONS`; what bfloat16 gains and costs: docs/speed.md.
+      linearised: predict by the model linearised in its weights at the posterior's mean (`linearised_probabilities`),
+        for a posterior over point weights: Laplace's approximation of a whole network requires it.
 
     Raises:
       InvalidArgument: num_samples or batch_size below 1, more samples than memory holds, no such precision, no
-        examples, or examples of another shape.
+        examples, or examples of another shape; linearised without a posterior over point weights.
     """
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
-    parts = _batches(draw_probabilities, model, features, num_samples, seed, batch_size, precision)
+    draw = _drawing(model, linearised)
+    parts = _batches(draw, model, features, num_samples, seed, batch_size, precision)
     samples = np.concatenate(list(parts), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
 
@@ -147,6 +167,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 500,
     precision: str = "float32",
+    linearised: bool = False,
 ) -> Evaluation:
     """Scores a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
 
@@ -158,7 +179,8 @@ def evaluate(
       InvalidArgument: as `predict`, or labels that do not fit.
     """
     parts = []
-    for probabilities in _batches(draw_probabilities, model, features, num_samples, seed, batch_size, precision):
+    draw = _drawing(model, linearised)
+    for probabilities in _batches(draw, model, features, num_samples, seed, batch_size, precision):
         parts.append(summarise(probabilities))
     mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
     metrics = {
@@ -179,6 +201,15 @@ def evaluate(
 def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
     """The metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
     return lambda model: evaluate(model, features, labels, **options).metrics
+
+
+def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
+    if linearised and weight_sampling(model) is None:
+        raise InvalidArgument(
+            "Linearised predictions require a posterior over point weights, such as algorithms.laplace finds, and the "
+            "model has none: leave linearised out."
+        )
+    return linearised_probabilities if linearised else draw_probabilities
 
 
 def sampled_outputs(
@@ -207,6 +238,11 @@ def _batches(
         raise InvalidArgument(f"The model takes examples of shape {wanted}, but these have shape {given}.")
     if is_stochastic(model):
         check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
+    members = num_members(model)
+    if num_samples < members:
+        raise InvalidArgument(
+            f"num_samples is {num_samples}, but the ensemble has {members} members: ask for a sample of each at least."
+        )
     seeds = sample_seeds(seed, num_samples if is_stochastic(model) else 1)
     traced = _traced(draw, in_bfloat16(model) if precision == "bfloat16" else model)
     for start in range(0, len(features), batch_size):

@@ -3,6 +3,7 @@
 from tfp_bfl.export.info import Calibration, Info, calibration_of, columns_of, target_of
 from tfp_bfl.export.loading import load, read_info
 from tfp_bfl.export.saved_model import find, save
+from tfp_bfl.export.statement import statement
 from tfp_bfl.export.tflite import save_tflite
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "read_info",
     "save",
     "save_tflite",
+    "statement",
     "target_of",
 ]

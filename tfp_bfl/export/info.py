@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import is_stochastic
+from tfp_bfl.models import num_members
 
 NAME = "info.json"
 MOST_BYTES = 2**22
@@ -71,6 +72,7 @@ def describe(model: tf.keras.Model, target: Any = None) -> dict[str, Any]:
         "input_shape": list(model.input_shape[1:]),
         "num_classes": 0 if target is not None else shape[1],
         "stochastic": is_stochastic(model),
+        **({"members": num_members(model)} if num_members(model) > 1 else {}),
         "num_weights": sum(v.shape.num_elements() for v in model.variables),
         "versions": {"tfp_bfl": metadata.version("tfp_bfl"), "tensorflow": tf.__version__},
     }
@@ -231,7 +233,8 @@ def from_json(content: bytes) -> Info:
         values = json.loads(content.decode("ascii"))
         info = check(Info(**values))
         facts = dict(info.model or {})
-        valid = {name: type(x) for name, x in facts.items()} == _FACTS
+        valid = {name: type(x) for name, x in facts.items() if name != "members"} == _FACTS
+        valid = valid and type(facts.get("members", 2)) is int and facts.get("members", 2) >= 2
         columns_of(info)
         calibration_of(info)
         valid = valid and bool(facts.get("num_classes")) == (target_of(info) is None)

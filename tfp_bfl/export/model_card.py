@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 
 from tfp_bfl.export.info import Info, calibration_of, columns_of, target_of
+from tfp_bfl.export.statement import statement, temperature_of
 
 NAME = "model_card.md"
 # What Markdown makes links, pictures, code, headings, lists, tables or emphasis of.
@@ -49,9 +50,8 @@ _CLASSES = """## Classes
 - `probabilities`: the mean over S weight samples, p = (1/S) sum_s p_s.
 - `entropy`: of p, divided by log C: 0 is certain, 1 is uniform. `abstain` compares this one with its limit.
 - `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), what each weight sample leaves open.
-- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, what weight samples disagree by: what more training data would remove,
-  as far as the posterior is as wide as it should be. It is zero for one sample{zero}. The two add up to
-  1 - sum_c p_c^2.
+- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, what weight samples disagree by. {epistemic}
+  It is zero for one sample{zero}. The two add up to 1 - sum_c p_c^2.
 
 ## Limits
 
@@ -85,8 +85,8 @@ _NUMBERS = """## What the uncertainty means
 - `mean`: (1/S) sum_s m_s. `stddev`: of the mixture. `low`, `high`: its central 90 % interval. `abstain` compares
   `stddev` with its limit.
 - `aleatoric`: (1/S) sum_s v_s, what each weight sample leaves open.
-- `epistemic`: (1/S) sum_s (m_s - mean)^2, what weight samples disagree by: what more training data would remove, as far
-  as the posterior is as wide as it should be. It is zero for one sample{zero}. The two add up to stddev^2.
+- `epistemic`: (1/S) sum_s (m_s - mean)^2, what weight samples disagree by. {epistemic}
+  It is zero for one sample{zero}. The two add up to stddev^2.
 
 ## Limits
 
@@ -122,6 +122,7 @@ def card(info: Info) -> str:
     answers = (_CLASSES if target is None else _NUMBERS).format(
         target=_cell(target[0]) if target else "",
         class_names=_list(info.class_names),
+        epistemic=_epistemic(temperature_of(info.configuration)),
         zero="" if facts["stochastic"] else ", and for this model always",
         sizes=", ".join(map(str, facts["input_shape"])),
         types=(
@@ -137,7 +138,7 @@ def card(info: Info) -> str:
     kind = (
         "Its weights are draws from a posterior."
         if facts["stochastic"]
-        else "Its weights are numbers, not a distribution: it has no epistemic uncertainty."
+        else "Its weights are numbers (point weights), not a distribution: it has no epistemic uncertainty."
     )
     return _CARD.format(
         name=facts["name"],
@@ -148,7 +149,7 @@ def card(info: Info) -> str:
         **facts["versions"],
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
         + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
-        configuration=_table(info.configuration, "option"),
+        configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
         metrics=_measured_on(data) + _table(info.metrics, "metric"),
         calibration=_calibration(info),
         answers=answers,
@@ -166,12 +167,38 @@ def _calibration(info: Info) -> str:
     )
     return (
         f"By {found.number:,} held-out examples, on which nobody trained, with {found.num_samples} weight samples. "
-        "`tfp-bfl predict` goes by it; the functions below do not: they give probabilities at temperature 1.\n\n"
-        f"- Temperature {found.temperature:.3g}: probabilities are softmax(log p / T).\n"
+        "`tfp-bfl predict` uses it; the functions below do not: they give probabilities at softmax temperature 1.\n\n"
+        f"- Softmax temperature {found.temperature:.3g}: probabilities are softmax(log p / T).\n"
         f"- Abstain where the {found.by} is above {found.limit:.4g}: {found.coverage:.1%} of the held-out examples are "
         f"below, and {found.accuracy:.4f} of those are right{sure}.\n"
         f"- The classes of probability {found.set_limit:.4g} or more, and the likeliest, hold the label of at least "
         f"{found.set_coverage:.0%} of examples like those."
+    )
+
+
+def _method(configuration: Optional[Mapping[str, Any]]) -> str:
+    found = statement(configuration)
+    return f"{_cell(found)}.\n\n" if found else ""
+
+
+def _renamed(configuration: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
+    """Return the options with the posterior temperature by its full name: a calibration has another temperature."""
+    if configuration is None:
+        return None
+    return {"posterior temperature" if name == "temperature" else name: x for name, x in configuration.items()}
+
+
+def _epistemic(temperature: Optional[float]) -> str:
+    """Return what the epistemic part stands for, given the posterior temperature; None if that is unknown."""
+    if temperature is None or temperature == 1:
+        return (
+            "This is what more training\n  data would remove, as far as the approximate posterior is as wide as the "
+            "exact one."
+        )
+    change, than = ("sharpened", "less") if temperature < 1 else ("widened", "more")
+    return (
+        f"The posterior is\n  {change} on purpose (posterior temperature {temperature:g}), so that this is {than} than "
+        "what more\n  training data would remove."
     )
 
 

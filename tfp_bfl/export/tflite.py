@@ -21,6 +21,7 @@ from tfp_bfl.export.heads import Head, head
 from tfp_bfl.export.info import columns_of, target_of
 from tfp_bfl.export.saved_model import Source, find, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
+from tfp_bfl.models import num_members
 
 MOST_BYTES = 2**31 - 2**20
 
@@ -56,11 +57,13 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
         module = loading.load(folder)
         known = loading.read_info(folder)
         facts: Any = known.model
-        shape, stochastic = facts["input_shape"], facts["stochastic"]
+        shape, stochastic, members = facts["input_shape"], facts["stochastic"], facts.get("members", 1)
     else:
         model, known = model_of(model_or_run)
         module = make_functions(model, columns_of(known), target_of(known))
-        shape, stochastic = model.input_shape[1:], is_stochastic(model)
+        shape, stochastic, members = model.input_shape[1:], is_stochastic(model), num_members(model)
+    if num_samples < members:
+        raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
     content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known))), shape)
     draft = file.with_name(f"{file.name}.draft")
     try:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.federated.arrays import from_arrays, to_arrays
+from tfp_bfl.federated.averaging import Averaged, check_average_rounds
 from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
+from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
 from tfp_bfl.federated.masks import KEY_BYTES
 from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import collapse_warning
@@ -45,10 +47,13 @@ __all__ = [
     "ENGINES",
     "KEY_BYTES",
     "SERVER_OPTIMIZERS",
+    "Averaged",
     "BayesianProcess",
     "Chains",
     "Checkpoints",
     "ClientScores",
+    "Ensemble",
+    "Members",
     "Party",
     "PartyEngine",
     "Pretrained",
@@ -63,6 +68,7 @@ __all__ = [
     "Tls",
     "Transport",
     "build_process",
+    "check_average_rounds",
     "check_clients",
     "check_engine",
     "check_thinning",
@@ -72,6 +78,8 @@ __all__ = [
     "fit_newcomers",
     "from_arrays",
     "local_workers",
+    "make_ensemble",
+    "member_seed",
     "pretrain",
     "ray_runtime",
     "remote_workers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
@@ -148,9 +149,7 @@ class Attempts:
                     return outcome
                 reasons = f"every client was faulty: {_listed(faulty)}"
             logger.warning("Attempt %d at round %d came to nothing: %s.", attempt + 1, number, reasons)
-        raise Error(
-            f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather(number)}."
-        )
+        raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:
         """A round that does not tell who was in it: it is not tried again, and nobody is left out for the others."""
@@ -171,11 +170,13 @@ class Attempts:
             logger.warning("In round %d faulty clients count nothing: %s.", number, _listed(outcome.faulty))
         return outcome._replace(num_dropped=len(chosen) - len(present), restarts=self._restarts)
 
-    def _rather(self, number: int) -> str:
-        """Which options it may be, where all clients fail from the first round on."""
+    def _rather(self) -> str:
+        """Return which options may be the cause where all clients fail at once, and the learning rate to try."""
         told = self._process.description
         named = [f"{name} ({told[name]})" for name in ("learning_rate", "step_size") if name in told]
-        return f"; where all fail at once, look at {' and '.join(named)} first" if named and number == 1 else ""
+        rates = [float(x) for x in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", str(told.get("learning_rate", "")))]
+        advice = f": training diverges at too large a rate, try {max(rates) / 10:g}" if rates and max(rates) > 0 else ""
+        return f"; where all fail at once, look at {' and '.join(named)} first{advice}" if named else ""
 
     def _run_with(self, state: ServerState, present: Sequence[int]) -> Outcome:
         try:

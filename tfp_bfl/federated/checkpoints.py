@@ -45,6 +45,8 @@ class Record(pydantic.BaseModel):
       collapsed: the round in which the posterior lost its spread, or None.
       draws: of a chain: round -> SHA-256 of its file (`draws.Draws`).
       concurrent_calls: how many clients were computed at once, which is how sums are ordered; 0 if unknown.
+      average_from: the first round in the sums of `averaging.RoundAverage`, or None.
+      sums: these sums, float64 arrays; they are saved beside the state.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -54,6 +56,8 @@ class Record(pydantic.BaseModel):
     collapsed: Optional[int] = None
     draws: dict[str, str] = {}
     concurrent_calls: int = 0
+    average_from: Optional[int] = None
+    sums: Any = pydantic.Field(default=(), exclude=True)
 
 
 class Found(NamedTuple):
@@ -82,15 +86,20 @@ class Checkpoints:
         self._keep = check_count(keep, "keep_checkpoints")
 
     def save(self, state: ServerState, record: Record) -> None:
-        """Writes the checkpoint of the state's round, atomically, and deletes those before the last `keep`."""
+        """Writes the checkpoint of the state's round, atomically, and deletes those before the last `keep`.
+
+        Args:
+          state: of the server.
+          record: of the run.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         prefix = self._prefix(int(state.round))
-        leaves = tf.nest.flatten(state)
+        leaves = [*tf.nest.flatten(state), *record.sums]
+        names = [*_names(state), *_sum_names(record.sums)]
         # The operation instead of tf.train.Checkpoint, which would keep the state in variables as well.
-        tf.raw_ops.SaveV2(
-            prefix=str(prefix), tensor_names=_names(state), shape_and_slices=[""] * len(leaves), tensors=leaves
-        )
-        content = {"description": self._description, "record": record.model_dump()}
+        tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(leaves), tensors=leaves)
+        shapes = [list(x.shape) for x in record.sums]
+        content = {"description": self._description, "record": record.model_dump(), "sums": shapes}
         _with(prefix, _RECORD).write_text(json.dumps(content), encoding="utf-8")
         parts = [_with(prefix, part) for part in _PARTS]
         for part in parts:
@@ -155,37 +164,44 @@ class Checkpoints:
                 raise _Damaged("its SHA-256 sums do not fit")
             content = json.loads(files.read_regular(_with(prefix, _RECORD), "record", _LONGEST[_RECORD]))
             description, record = dict(content["description"]), Record(**content["record"])
+            shapes = [tuple(int(size) for size in shape) for shape in content.get("sums", [])]
         except InvalidArgument as error:
             raise _Damaged(str(error).rstrip(".")) from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise _Damaged("its record is not as it is written") from None
         self._check_description(description)
         specs = specs or [tf.TensorSpec.from_tensor(tf.constant(x)) for x in tf.nest.flatten(first)]
-        return Found(self._tensors(number, first, specs), record)
+        state, record.sums = self._tensors(number, first, specs, shapes)
+        return Found(state, record)
 
-    def _tensors(self, number: int, first: ServerState, specs: Sequence[tf.TensorSpec]) -> ServerState:
+    def _tensors(
+        self, number: int, first: ServerState, specs: Sequence[tf.TensorSpec], shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[ServerState, list[np.ndarray]]:
         prefix = self._prefix(number)
         wanted = {name: (spec.dtype, tuple(spec.shape)) for name, spec in zip(_names(first), specs)}
+        of_sums = dict(zip(_sum_names(shapes), ((tf.float64, shape) for shape in shapes)))
         try:
-            spans = check_index(files.read_regular(_with(prefix, _INDEX), "index", _LONGEST[_INDEX]), wanted)
+            index = files.read_regular(_with(prefix, _INDEX), "index", _LONGEST[_INDEX])
+            spans = check_index(index, {**wanted, **of_sums})
             if _with(prefix, _VALUES).stat().st_size != max(span.offset + span.size for span in spans.values()):
                 raise InvalidArgument("its values are more or fewer than its index says")
             reader = tf.train.load_checkpoint(str(prefix))
             state = tf.nest.pack_sequence_as(first, [reader.get_tensor(name) for name in wanted])
+            sums = [reader.get_tensor(name) for name in of_sums]
         except InvalidArgument as error:
             raise _Damaged(str(error).rstrip(".")) from None
         except (tf.errors.OpError, ValueError, RuntimeError) as error:
             raise _Damaged(f"{type(error).__name__} in reading its values") from None
         if int(state.round) != number:
             raise _Damaged(f"it is of round {int(state.round)}")
-        if not all(np.all(np.isfinite(x)) for x in tf.nest.flatten(state.weights)):
+        if not all(np.all(np.isfinite(x)) for x in [*tf.nest.flatten(state.weights), *sums]):
             raise _Damaged("its weights are not finite")
         if int(state.seed) != int(first.seed):
             raise InvalidArgument(
                 f"The checkpoints in {self.directory} are of seed {int(state.seed)}, and this run's is "
                 f"{int(first.seed)}: choose another folder, or that seed."
             )
-        return state
+        return state, sums
 
     def _check_description(self, description: dict[str, str]) -> None:
         for name, words in self._description.items():
@@ -199,6 +215,10 @@ class Checkpoints:
 
 def _names(state: ServerState) -> list[str]:
     return [f"state/{i}" for i in range(len(tf.nest.flatten(state)))]
+
+
+def _sum_names(sums: Sequence[Any]) -> list[str]:
+    return [f"sums/{i}" for i in range(len(sums))]
 
 
 def _with(prefix: pathlib.Path, end: str) -> pathlib.Path:

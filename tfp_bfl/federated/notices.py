@@ -21,7 +21,7 @@ def collapse_warning(number: int) -> str:
     return (
         f"The posterior collapsed in round {number}: its median standard deviation is below {COLLAPSED_SHARE:.0%} of "
         "what it was at first, or at its floor: the model is all but deterministic, its epistemic uncertainty near "
-        "zero; rules such as log_linear_pool or naive_weighted_average keep the spread."
+        "zero; rules such as mean_precision_average or naive_weighted_average keep the spread."
     )
 
 
@@ -37,7 +37,7 @@ def one_shot_warning(rule: str, rounds: int) -> str:
     """What to tell the user who repeats a rule for one round."""
     return (
         f"The rule {rule} is for one round: in each of {rounds} it counts again what clients were sent, and variances "
-        "shrink by about the number of clients; log_linear_pool and partitioned_vi are for many rounds."
+        "shrink by about the number of clients; mean_precision_average and partitioned_vi are for many rounds."
     )
 
 

@@ -95,7 +95,8 @@ def evaluate_clients(
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
         if weights is None and not process.is_personal:
-            start, before = result.state.weights, of_client(result.model)
+            start = result.averaged.weights if result.averaged else result.state.weights
+            before = of_client(result.model)
         else:
             start = process.personal_weights(result.state, first + k) if weights is None else weights[k]
             before = of_client(predictive_model(model, start))

@@ -19,7 +19,16 @@ from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
-from tfp_bfl.models import Federation, ModelWeights, as_model_fn, check_layers, check_logits, get_weights, min_stddev
+from tfp_bfl.models import (
+    Federation,
+    ModelWeights,
+    as_model_fn,
+    check_layers,
+    check_logits,
+    get_weights,
+    min_stddev,
+    seeded,
+)
 from tfp_bfl.privacy import Privacy
 
 
@@ -136,7 +145,7 @@ class BayesianProcess:
         return state._replace(weights=weights)
 
     def with_clients(self, state: ServerState, clients: Sequence[int], sizes: Any = ()) -> ServerState:
-        """The state of a federation of these clients' numbers, who hold so many examples each.
+        """Return the state of a federation of these clients' numbers, who hold so many examples each.
 
         Where clients keep something over rounds, each has a row: a client that is there keeps its own. A round leaves
         out clients without one, as faulty.
@@ -200,7 +209,8 @@ def build_process(
       server_step: of `tfp_bfl.servers`.
       element_spec: of the elements of the datasets, each one client: (client [n], features [n, ...], labels [n]); None
         for uint8 images or float32 tables in the model's input shape.
-      seed: of the first state.
+      seed: Random seed of the initial weights, as far as initializers have no seed of their own (`models.seeded`), and
+        of the noise where `simulate` names no other seed.
       max_magnitude: a client that sends a mean, standard deviation or point weight beyond this is faulty.
       max_change_norm: a client whose weights moved further than this, by `models.change_norm`, is faulty; None for
         any distance.
@@ -232,7 +242,8 @@ def build_process(
             f"max_weight_ratio is {shown(max_weight_ratio)}, but must be at least 1, or None for weights of any size."
         )
     check_count(burn_in_rounds, "burn_in_rounds", 0)
-    model = model_fn()
+    with seeded(seed):
+        model = model_fn()
     check_layers(model)
     check_logits(model)
     limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev(model), max_weight_ratio)

@@ -50,7 +50,7 @@ class Report(NamedTuple):
     change: Any
     nll: Any
     kl: Any
-    elbo: Any
+    tempered_elbo: Any
     counts: Mapping[str, Any]
 
 
@@ -278,7 +278,7 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
     return collections.OrderedDict(
         nll=mean(report.nll),
         kl=mean(report.kl),
-        elbo=mean(report.elbo),
+        tempered_elbo=mean(report.tempered_elbo),
         num_clients=tf.size(report.client),
         num_faulty=tf.math.count_nonzero(~sound, dtype=tf.int32),
         num_examples=tf.reduce_sum(tf.where(sound, report.num_examples, 0)),

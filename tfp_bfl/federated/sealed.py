@@ -346,7 +346,8 @@ def _sealing(process: BayesianProcess) -> Any:
             )
         report = one.report
         examples, counts = tf.cast(report.num_examples, tf.float64), tf.nest.flatten(report.counts)
-        parts = [_whole(report.nll, _NLL, examples), *(_whole(x, _KL, examples) for x in (report.kl, report.elbo))]
+        of_kl = report.kl, report.tempered_elbo
+        parts = [_whole(report.nll, _NLL, examples), *(_whole(x, _KL, examples) for x in of_kl)]
         training = tf.concat([*parts, *(_whole(x, _COUNT) for x in counts)], 0)
         # What an unsound party computed may be no number, and it sends nothing.
         training = tf.where(is_sound(report.fault), training, tf.zeros_like(training))
@@ -366,7 +367,7 @@ def _with_training(report: Any, training: np.ndarray) -> Any:
     """The report of all with the mean losses in each party's place, and the counts' sums in the first one's."""
     examples = max(1.0, float(np.sum(report.num_examples)))
     means = (training[:3] / np.array([_NLL[1], _KL[1], _KL[1]]) / examples).astype(np.float32)
-    names = dict(zip(("nll", "kl", "elbo"), (tf.fill(report.nll.shape, mean) for mean in means)))
+    names = dict(zip(("nll", "kl", "tempered_elbo"), (tf.fill(report.nll.shape, mean) for mean in means)))
     first = np.arange(len(report.client)) == 0
     sums = [first * x for x in training[3:] / _COUNT[1]]
     flat = [

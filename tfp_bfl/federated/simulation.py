@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -17,9 +18,11 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, Parties, answering, cohort
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.attempts import Attempts, Outcome, Sampling
+from tfp_bfl.federated.averaging import Averaged, RoundAverage, check_average_rounds
 from tfp_bfl.federated.checkpoints import Checkpoints, Record
 from tfp_bfl.federated.draws import Draws, Thinning
 from tfp_bfl.federated.engines import ENGINES, MakeEngine, check_engine
+from tfp_bfl.federated.ensemble import Ensemble, Members, over_members
 from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.models import ModelWeights, predictive_model
@@ -36,12 +39,15 @@ class SimulationResult(NamedTuple):
     """What a simulation leaves.
 
     Fields:
-      model: the Keras model with the last round's weights.
+      model: the Keras model with the last round's weights, or their average over the last rounds.
       state: the process's last state.
       rounds: each round's metrics, plain numbers.
       collapsed: the round in which the posterior lost its spread, None if it kept it.
       draws: of a chain, the rounds that were kept; None without any.
       warnings: what there is to know of the posterior, whole sentences; they have been logged too.
+      averaged: with `average_rounds`, the average and its scores (`rounds[-1]` holds the last round's); else None.
+      ensemble: of an `Ensemble`, the members' results and the scores of `model`; `state` is then the last member's, and
+        `rounds` holds the rows of all members. Else None.
     """
 
     model: tf.keras.Model
@@ -50,10 +56,13 @@ class SimulationResult(NamedTuple):
     collapsed: Optional[int]
     draws: Optional[Samples] = None
     warnings: Sequence[str] = ()
+    averaged: Optional[Averaged] = None
+    ensemble: Optional[Members] = None
 
 
+@over_members
 def simulate(
-    process: BayesianProcess,
+    process: Union[BayesianProcess, Ensemble],
     clients: Union[ClientData, Parties],
     rounds: int,
     cohort_size: Optional[int] = None,
@@ -76,6 +85,7 @@ def simulate(
     popularity: Optional[float] = None,
     evaluate_cohort: Optional[Callable[[tf.keras.Model, Any, Any], dict[str, float]]] = None,
     batch_norm_examples: Any = None,
+    average_rounds: Optional[int] = None,
 ) -> SimulationResult:
     """Runs a process for a number of rounds.
 
@@ -83,12 +93,13 @@ def simulate(
     of where a run was stopped. Faulty clients are left out of their round, and named in its metrics and the log.
 
     Args:
-      process: of `tfp_bfl.algorithms`.
+      process: of `tfp_bfl.algorithms`; of an `Ensemble` each member in turn (`algorithms.ensemble`).
       clients: who holds what (`tfp_bfl.data`).
       rounds: how many in all.
       cohort_size: clients a round, drawn by the seed; None for all of them, or the number that the process's privacy
         is of: those are drawn each for itself.
-      seed: of the cohorts and of the clients' noise; None for the process's.
+      seed: Random seed of the cohorts and of the clients' noise, from 0 to 2^31 - 1; None for the process's. The
+        initial weights follow from the process's seed alone.
       checkpoint_dir: the run is saved here: state and metrics. A run of the same process, clients and seed goes on from
         the last checkpoint, and ends with the same numbers, bit for bit, as one that was never stopped.
       evaluate: model -> metrics to add to the round's, such as `tfp_bfl.evaluation.evaluator(features, labels)`.
@@ -113,6 +124,8 @@ def simulate(
         `"cohort_"` in the round's.
       batch_norm_examples: of the server's own, [N, ...], for posteriors over all weights of a model with BatchNorm
         (`models.predictive_model`).
+      average_rounds: number of last rounds to average: the result's model is their average (`averaging.RoundAverage`).
+        None or 1: the last round's model.
 
     Returns:
       The model with the pooled posterior, the last state and all rounds' metrics.
@@ -120,12 +133,14 @@ def simulate(
     Raises:
       InvalidArgument: rounds or evaluate_every below 1, or no more than the process's burn-in; a cohort larger than the
         clients, or smaller than the process needs; clients whose data do not fit the model, or are fewer than the
-        process needs; checkpoints of another run, or of more rounds, or all damaged.
+        process needs; checkpoints of another run, or of more rounds, or all damaged; average_rounds beyond the rounds,
+        with `stop` or `draws`, or for an algorithm without one Gaussian posterior.
       MissingDependency: the engine is tff, and TensorFlow Federated is not installed.
       Diverged: the server's weights are not finite after its step. The rounds before are kept.
       Error: every client of a round was faulty, in every attempt.
       WorkerError: a worker died, and could not be replaced.
     """
+    assert not isinstance(process, Ensemble)
     for name, count in {
         "rounds": rounds,
         "evaluate_every": evaluate_every,
@@ -134,6 +149,9 @@ def simulate(
         check_count(count, name)
     for name, count in {"max_retries": max_retries, "max_restarts": max_restarts}.items():
         check_count(count, name, least=0)
+    num_averaged = check_average_rounds(process, average_rounds, rounds)
+    if num_averaged > 1 and (stop or draws):
+        raise InvalidArgument("average_rounds averages the last of all rounds: leave stop and draws out.")
     seed = int(process.round.seed if seed is None else seed)
     if process.privacy:
         cohort_size = _private_size(process.privacy, clients, cohort_size, popularity)
@@ -196,6 +214,10 @@ def simulate(
             Sampling(cohort_size, dropout, seed, max_retries, max_restarts, popularity, process.privacy is not None),
         )
         predictive = lambda state: _predictive(process, state, kept)
+        average = RoundAverage(num_averaged, rounds, predictive(state)) if num_averaged > 1 else None
+        if average and found:
+            average.restore(int(state.round), record.average_from, record.sums)
+        record.average_from, record.sums = (average.first, average.sums) if average else (None, ())
         saved = int(state.round) if found else 0
         base: Optional[tf.keras.Model] = None
         try:
@@ -223,6 +245,9 @@ def simulate(
                     record.collapsed = number
                     logger.warning(collapse_warning(number))
                 record.rows.append(row)
+                if average:  # Not before: a checkpoint after an error holds sums and state of one round.
+                    average.add(number, functools.partial(predictive, outcome.state))
+                    record.sums = average.sums
                 state = outcome.state
                 if checkpoints and (number % checkpoint_every == 0 or number == rounds):
                     checkpoints.save(state, record)
@@ -234,7 +259,12 @@ def simulate(
         finally:
             if checkpoints and int(state.round) > saved:
                 checkpoints.save(state, record)
-    model = predictive_model(base or process.model_fn(), predictive(state), batch_norm_examples=batch_norm_examples)
+    weights = average.weights() if average else predictive(state)
+    model = predictive_model(base or process.model_fn(), weights, batch_norm_examples=batch_norm_examples)
+    averaged = None
+    if average:
+        scores = {name: np.asarray(x).tolist() for name, x in (evaluate(model) if evaluate else {}).items()}
+        averaged = Averaged(num_averaged, weights, {**_spread_of(weights, process.limits.min_stddev), **scores})
     warnings += [collapse_warning(record.collapsed)] if record.collapsed else []
     same = spread_warning(record.rows[-1])
     if same:
@@ -244,9 +274,13 @@ def simulate(
     if everyone:
         logger.warning(everyone)
         warnings.append(everyone)
+    noticed = process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights)))
+    if noticed:
+        logger.warning(noticed)
+        warnings.append(noticed)
     warnings += attempts.warnings.values()
     draws_kept = kept.samples() if kept else None
-    return SimulationResult(model, state, record.rows, record.collapsed, draws_kept, warnings)
+    return SimulationResult(model, state, record.rows, record.collapsed, draws_kept, warnings, averaged)
 
 
 def _private_size(
@@ -329,9 +363,9 @@ def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Any, outcome: Outc
     return {f"cohort_{name}": x for name, x in evaluate(model, features, labels).items()}
 
 
-def _spread_of(weights: ModelWeights) -> dict[str, float]:
+def _spread_of(weights: ModelWeights, floor: float = 0.0) -> dict[str, float]:
     """The spread of a posterior that is over point weights: the round itself reports that of the layers' own."""
-    found = spread(marginals(weights.posterior))._asdict()
+    found = spread(marginals(weights.posterior), floor)._asdict()
     return {name: float(x) for name, x in found.items() if math.isfinite(x)}
 
 

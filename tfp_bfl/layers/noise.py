@@ -71,6 +71,11 @@ def mode() -> str:
     return _scopes.stack[-1].mode if _scopes.stack else "flipout"
 
 
+def current_seed() -> tf.Tensor | None:
+    """Return the seed [2] of the innermost `sampling` block; None without one."""
+    return _scopes.stack[-1].seed if _scopes.stack else None
+
+
 def drawn(mean: tf.Variable) -> tf.Tensor | None:
     """The perturbation that the innermost `sampling` block holds ready for the weight of this mean."""
     return _scopes.stack[-1].perturbations.get(mean.ref()) if _scopes.stack else None

@@ -10,8 +10,10 @@ import tensorflow as tf
 from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates, root_mean_square_change
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
+from tfp_bfl.models.ensemble_model import MemberSampling, ensemble_model, num_members
 from tfp_bfl.models.exchange import (
     Anchor,
+    ClientCurvature,
     ClientPosterior,
     ClientResult,
     Compact,
@@ -30,9 +32,16 @@ from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.numbers import mean_and_log_variance
 from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
-from tfp_bfl.models.posterior_model import WeightSampling, predictive_model, predictive_spec, predictive_weights
+from tfp_bfl.models.posterior_model import (
+    WeightSampling,
+    predictive_model,
+    predictive_spec,
+    predictive_weights,
+    weight_sampling,
+)
 from tfp_bfl.models.precision import in_bfloat16
 from tfp_bfl.models.resnet import resnet20
+from tfp_bfl.models.seeded import seeded
 from tfp_bfl.models.weights import (
     ModelWeights,
     assign_weights,
@@ -54,11 +63,13 @@ __all__ = [
     "PERSONAL_VARIANCES",
     "PRECISIONS",
     "Anchor",
+    "ClientCurvature",
     "ClientPosterior",
     "ClientResult",
     "Compact",
     "Federation",
     "FlatWeights",
+    "MemberSampling",
     "ModelWeights",
     "Parameters",
     "PersonalResult",
@@ -77,6 +88,7 @@ __all__ = [
     "check_logits",
     "coordinates",
     "density",
+    "ensemble_model",
     "from_coordinates",
     "functional_call",
     "get_weights",
@@ -85,10 +97,13 @@ __all__ = [
     "layout",
     "mean_and_log_variance",
     "min_stddev",
+    "num_members",
     "predictive_model",
     "predictive_spec",
     "predictive_weights",
     "prior",
     "root_mean_square_change",
+    "seeded",
     "split_head",
+    "weight_sampling",
 ]

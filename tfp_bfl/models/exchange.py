@@ -93,12 +93,13 @@ class TrainingMetrics(NamedTuple):
     Fields:
       nll: mean negative log likelihood of the examples seen, nats per example.
       kl: KL[q || prior] after the last step, nats.
-      elbo: -(nll + kl T / n), nats per example, with the temperature and the number of examples of the training.
+      tempered_elbo: -(nll + kl T / n), nats per example: the negative of the training objective, with the temperature T
+        and the number of examples n of the training; at T = 1 the evidence lower bound per example.
     """
 
     nll: tf.Tensor
     kl: tf.Tensor
-    elbo: tf.Tensor
+    tempered_elbo: tf.Tensor
 
 
 class ClientPosterior(NamedTuple):
@@ -115,6 +116,25 @@ class ClientPosterior(NamedTuple):
     num_examples: Any
     posterior: Any
     moments: MeanField
+
+
+class ClientCurvature(NamedTuple):
+    """A client's sums over its examples at the server's weights, of which Laplace's approximation is made.
+
+    Fields:
+      client: its number, scalar int32.
+      num_examples: the number of examples, scalar int32.
+      curvature: the Gauss-Newton matrix of the negative log likelihood: its diagonal, leaves like the last of the
+        model's point weights, or the matrix [D, D] over these leaves, flattened one after another.
+      gradient: of the negative log likelihood, leaves like these weights.
+      nll: the negative log likelihood in nats, a scalar.
+    """
+
+    client: Any
+    num_examples: Any
+    curvature: Any
+    gradient: Any
+    nll: Any
 
 
 class Compact(NamedTuple):

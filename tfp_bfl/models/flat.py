@@ -137,8 +137,13 @@ class FlatWeights:
         return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
 
     def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:
-        """A prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D]; its KL lacks a constant."""
-        return self.gaussian(mean, precision)._replace(pull=self._padded(pull))
+        """Return a prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D].
+
+        Its KL lacks a constant. A negative precision is no density's; its gradient is still that of the exponent.
+        """
+        positive = tf.maximum(precision, tf.keras.backend.epsilon())
+        factor = Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(positive))
+        return factor._replace(pull=self._padded(pull))
 
     def _padded(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
         return tf.pad(x, [[0, sum(self._sizes) - self._num_means]], constant_values=value)

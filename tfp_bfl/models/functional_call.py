@@ -48,7 +48,12 @@ def functional_call(
 
 
 def variational_call(
-    model: tf.keras.Model, means: Sequence[Any], scales: Sequence[Any], point: Sequence[Any], features: tf.Tensor
+    model: tf.keras.Model,
+    means: Sequence[Any],
+    scales: Sequence[Any],
+    point: Sequence[Any],
+    features: tf.Tensor,
+    moments: MeanField | None = None,
 ) -> tf.Tensor:
     """The model's output at other variational weights and point weights, in the mode of `tfp_bfl.layers.sampling`.
 
@@ -56,6 +61,7 @@ def variational_call(
       model, features: as `functional_call`.
       means, scales: values for the variables of the variational weights (`models.layout`).
       point: values for all point weights.
+      moments: values for BatchNorm's moving means and variances; None for the model's own.
 
     Returns:
       Logits [B, C], differentiable in all values.
@@ -65,7 +71,11 @@ def variational_call(
     """
     places = layout(model)
     variables = [*(w.mean for w in places.variational), *(w.scale for w in places.variational), *places.point]
-    with _substituted(model, variables, [*means, *scales, *point]):
+    values = [*means, *scales, *point]
+    if moments is not None:
+        variables += [*places.moving_mean, *places.moving_variance]
+        values += [*moments.mean, *moments.variance]
+    with _substituted(model, variables, values):
         return model(features, training=False)
 
 

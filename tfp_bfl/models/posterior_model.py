@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 
@@ -57,6 +57,22 @@ class WeightSampling(tf.keras.layers.Layer):
             moments = batch_moments(self.model, weights, tf.convert_to_tensor(self._examples))
         return functional_call(self.model, weights, inputs, moments)
 
+    def linearised(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Compute outputs [B, C] that are linear in the weights, for a sample w as `call` draws it.
+
+        f(x; m) + J(x) (w - m),   J = d f / d w at the posterior's mean m
+
+        With Gaussian q these are N(f(x; m), J Sigma J^T) exactly. BatchNorm takes the model's own statistics.
+
+        Source: Immer et al. 2021 (arXiv:2008.08400), eq. 8.
+        """
+        mean = tf.nest.flatten(posterior.marginals(self.posterior).mean)
+        (seed,) = noise.next_seeds(1)
+        drawn = tf.nest.flatten(posterior.sample(self.posterior, seed))
+        with tf.autodiff.ForwardAccumulator(mean, [w - m for w, m in zip(drawn, mean)]) as accumulator:
+            outputs = functional_call(self.model, mean, inputs)
+        return outputs + accumulator.jvp(outputs, tf.UnconnectedGradients.ZERO)
+
 
 def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: Any = None) -> tf.keras.Model:
     """The Keras model with these weights, whose predictions are draws where there is a posterior over them.
@@ -84,9 +100,14 @@ def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_ex
     return tf.keras.Model(inputs, sampled, name=model.name)
 
 
+def weight_sampling(model: tf.keras.Model) -> Optional[WeightSampling]:
+    """Return the layer that samples weights, of a model of `predictive_model`; None where there is none."""
+    return next((layer for layer in model.layers if isinstance(layer, WeightSampling)), None)
+
+
 def predictive_weights(model: tf.keras.Model) -> ModelWeights:
     """The weights that a model predicts with, its posterior among them: what `predictive_model` was given."""
-    sampling = next((layer for layer in model.layers if isinstance(layer, WeightSampling)), None)
+    sampling = weight_sampling(model)
     if sampling is None:
         return get_weights(model)
     own, q = get_weights(sampling.model), sampling.posterior

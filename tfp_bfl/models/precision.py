@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.models.ensemble_model import MemberSampling
 from tfp_bfl.models.posterior_model import WeightSampling
 
 _TWIN = "_tfp_bfl_in_bfloat16"
@@ -43,7 +44,7 @@ def _twin(model: tf.keras.Model) -> tf.keras.Model:
 
 
 def _layer(layer: tf.keras.layers.Layer) -> tf.keras.layers.Layer:
-    if isinstance(layer, WeightSampling):
+    if isinstance(layer, (WeightSampling, MemberSampling)):
         return layer.over(in_bfloat16(layer.model))
     config = layer.get_config()
     return type(layer).from_config(

@@ -68,6 +68,9 @@ def write_report(
     ]
     page = _template().render(
         title=title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
+        statements=[
+            f"{run.statement}." if single else f"{run.name}: {run.statement}." for run in runs if run.statement
+        ],
         warnings=notices,
         headlines=tables.headlines(runs[0]) if single and not repeated else [],
         blocks=_blocks([*sections(runs, out_of_distribution, figures, repeated)]),

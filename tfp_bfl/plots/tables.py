@@ -13,6 +13,8 @@ from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
+# Prefixes of scores: of the last round, where the run's model is an average of rounds; of the members of an ensemble.
+_OF_PARTS = {"last_round_": "Last round alone", "member_": "Members alone, mean"}
 MOST_CLIENTS = 200
 
 
@@ -85,6 +87,9 @@ _NAMES = {
     "example_epsilon": "Differential privacy of examples: epsilon",
     "delta": "Differential privacy: delta",
     "collapsed_in_round": "Posterior collapsed in round",
+    "averaged_rounds": "Rounds in the average",
+    "members": "Members of the ensemble",
+    "weights_mb": "Weights of all members, MB",
 }
 # A score of a party's -> its heading and form.
 _OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
@@ -102,6 +107,7 @@ BETTER = {
     "macro_recall": 1,
     "macro_precision": 1,
 }
+BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
 BETTER |= {
     f"{adapted}{whose}_accuracy{least}": 1
     for whose in ("client", "unseen_client")
@@ -122,7 +128,7 @@ def headlines(run: RunResults) -> list[Headline]:
 def results(runs: Sequence[RunResults]) -> Table:
     """What the runs scored; of one run what is not shown large already."""
     single = len(runs) == 1
-    leave_out = {*_COSTS, "versions", "warnings", *(_HEADLINES if single else ())}
+    leave_out = {*_COSTS, "versions", "warnings", "method", *(_HEADLINES if single else ())}
     summaries = [
         dict(flatten({key: value for key, value in run.summary.items() if key not in leave_out})) for run in runs
     ]
@@ -140,6 +146,9 @@ def results(runs: Sequence[RunResults]) -> Table:
 
 def name_of(key: str) -> str:
     """What a key of a summary is called."""
+    for prefix, words in _OF_PARTS.items():
+        if key.startswith(prefix):
+            return f"{words}: {name_of(key.removeprefix(prefix))}"
     return _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
 
 

@@ -5,6 +5,7 @@ from tfp_bfl.posterior.as_tfp import to_tfp
 from tfp_bfl.posterior.between import between_clients_variance, with_random_effects
 from tfp_bfl.posterior.chains import effective_sample_size, hpd_level, potential_scale_reduction
 from tfp_bfl.posterior.families import floor_variance, marginals, positive_leaves, sample
+from tfp_bfl.posterior.laplace import Laplace, laplace
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank, covariance, log_prob
 from tfp_bfl.posterior.mean_field import (
     MeanField,
@@ -29,6 +30,7 @@ from tfp_bfl.posterior.samples import Samples
 from tfp_bfl.posterior.sites import Site, check_damping, damping_of, flatten, natural, times, unflatten
 
 __all__ = [
+    "Laplace",
     "LowRank",
     "MeanField",
     "Product",
@@ -48,6 +50,7 @@ __all__ = [
     "gaussian_product",
     "hpd_level",
     "kl_divergence",
+    "laplace",
     "log_prob",
     "marginals",
     "mixtures",

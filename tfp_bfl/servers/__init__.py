@@ -5,13 +5,15 @@ A third says which weights predict, where these are not the ones that clients st
 """
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.servers import factors, online
+from tfp_bfl.servers import curvatures, factors, online
 from tfp_bfl.servers.change import couple, follow
 from tfp_bfl.servers.descend import descend
 from tfp_bfl.servers.distil import distil
 from tfp_bfl.servers.dual import dual
 from tfp_bfl.servers.gaussian import keep_gaussian
 from tfp_bfl.servers.langevin import langevin
+from tfp_bfl.servers.laplace import laplace
+from tfp_bfl.servers.laplace_dual import laplace_dual
 from tfp_bfl.servers.optimize import optimize
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 from tfp_bfl.servers.personal import Learning, personal
@@ -23,6 +25,7 @@ __all__ = [
     "Learning",
     "ServerStep",
     "couple",
+    "curvatures",
     "descend",
     "distil",
     "dual",
@@ -30,6 +33,8 @@ __all__ = [
     "follow",
     "keep_gaussian",
     "langevin",
+    "laplace",
+    "laplace_dual",
     "online",
     "online_product",
     "optimize",

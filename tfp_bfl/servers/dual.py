@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.errors import check_number
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.models import Federation, ModelWeights
 from tfp_bfl.posterior import MeanField, check_damping, damping_of
 
@@ -28,7 +28,12 @@ class Dual(NamedTuple):
     num_present: Any
 
 
-def dual(step_size: float = 1.0, damping: Optional[float] = None, product: Optional[MeanField] = None) -> ServerStep:
+def dual(
+    step_size: float = 1.0,
+    damping: Optional[float] = None,
+    product: Optional[MeanField] = None,
+    server_step_size: Optional[float] = None,
+) -> ServerStep:
     """q <- (1 - a) mean_k q_k + a prior prod_k t_k in natural parameters, a = 1 / (1 + K rho).
 
     t_k <- t_k + damping rho (natural(q_k) - natural(q))
@@ -41,6 +46,7 @@ def dual(step_size: float = 1.0, damping: Optional[float] = None, product: Optio
       damping: of the sites, above 0 and at most 1, None for 1 / K; both as the clients have them.
       product: what prior and sites are at first: None for the first posterior, as with `clients.sites`; the model's
         prior where those are empty.
+      server_step_size: a, above 0 and at most 1; None for 1 / (1 + K rho).
 
     Raises:
       InvalidArgument: a number outside its range.
@@ -49,6 +55,8 @@ def dual(step_size: float = 1.0, damping: Optional[float] = None, product: Optio
     """
     check_number(step_size, "step_size")
     check_damping(damping)
+    if server_step_size is not None and check_number(server_step_size, "server_step_size") > 1:
+        raise InvalidArgument(f"server_step_size is {server_step_size}, but must be above 0 and at most 1.")
     each = tf.nest.map_structure
     # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
     product = None if product is None else each(np.asarray, product)
@@ -71,7 +79,7 @@ def dual(step_size: float = 1.0, damping: Optional[float] = None, product: Optio
         precision, shift = (
             each(lambda t, g: t + kept * g, *pair) for pair in ((state.precision, gain), (state.shift, moved))
         )
-        share = 1 / (1 + clients * step_size)
+        share = 1 / (1 + clients * step_size) if server_step_size is None else server_step_size
 
         def between(own: tf.Tensor, change: tf.Tensor, product: tf.Tensor) -> tf.Tensor:
             return (1 - share) * (own + present / clients * change) + share * product

@@ -20,6 +20,7 @@ from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField, Site, times
+from tfp_bfl.servers.names import check_joining, check_leaving
 
 MOST_BYTES = 2**34
 PARTS = ("mean", "variance", "point", "moving_mean", "moving_variance")
@@ -63,9 +64,7 @@ def remove(state: Factors, *names: str) -> Factors:
       InvalidArgument: there is no such client.
     """
     for client in names:
-        if client not in state.names:
-            known = ", ".join(map(repr, state.names)) or "none"
-            raise InvalidArgument(f"There is no client {client!r}: the clients are {known}.")
+        check_leaving(client, state.names)
         k = state.names.index(client)
         posterior = times(MeanField(*state.weights.posterior), state.sites[k], -1)
         state = Factors(
@@ -92,11 +91,7 @@ def join(state: Factors, others: Factors, names: Optional[Sequence[str]] = None,
             "The other clients' model has other shapes: their sites are over other weights than these."
         )
     for client in others.names if names is None else names:
-        if client not in others.names:
-            known = ", ".join(map(repr, others.names)) or "none"
-            raise InvalidArgument(f"There is no client {client!r} to take: the others are {known}.")
-        if client in state.names and not replace:
-            raise InvalidArgument(f"There is a client {client!r} already: ask to replace it, or leave it out.")
+        check_joining(client, others.names, state.names, replace)
         state = remove(state, client) if client in state.names else state
         k = others.names.index(client)
         posterior = times(MeanField(*state.weights.posterior), others.sites[k])

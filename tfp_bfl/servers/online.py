@@ -30,6 +30,7 @@ from tfp_bfl.posterior import (
     remove_client,
     replace_client,
 )
+from tfp_bfl.servers.names import check_joining
 
 MOST_BYTES = 2**34
 
@@ -105,11 +106,7 @@ def join(
             "The other clients' posteriors hold another prior than these, or none where these have one."
         )
     for client in others.product.names if names is None else names:
-        if client not in others.product.names:
-            known = ", ".join(map(repr, others.product.names)) or "none"
-            raise InvalidArgument(f"There is no client {client!r} to take: the others are {known}.")
-        if client in state.product.names and not replace:
-            raise InvalidArgument(f"There is a client {client!r} already: ask to replace it, or leave it out.")
+        check_joining(client, others.product.names, state.product.names, replace)
         change = replace_client if client in state.product.names else add_client
         q = others.product.posteriors[others.product.names.index(client)]
         state = state._replace(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, stack_of
@@ -12,6 +10,7 @@ from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.posterior.products import check_prior
 from tfp_bfl.servers import online
+from tfp_bfl.servers.rows import growing, keep_newest
 
 
 def online_product(
@@ -52,28 +51,19 @@ def online_product(
         point = weights.point[len(weights.point) - num_weights :]
         if prior is not None:
             _check_fits(prior, point)
-        rows = lambda *shape: lambda x: _growing([*shape, *x.shape], x.dtype)
+        rows = lambda *shape: lambda x: growing([*shape, *x.shape], x.dtype)
         each = lambda make, structure: tf.nest.map_structure(make, structure)
         q = LowRank(each(rows(), point), each(rows(), point), each(rows(max_columns), point))
-        number = _growing([], tf.int32)
+        number = growing([], tf.int32)
         moments = MeanField((), ()) if frozen_moments else each(rows(), weights.moments)
         return ClientPosterior(number, number, q, moments)
-
-    def step(
-        state: ClientPosterior, weights: ModelWeights, new: ClientPosterior, seed: Any
-    ) -> tuple[Any, ModelWeights]:
-        del seed
-        stays = ~tf.reduce_any(tf.equal(state.client[:, tf.newaxis], new.client), 1)
-        joined = tf.nest.map_structure(lambda x, y: tf.concat([tf.boolean_mask(x, stays), y], 0), state, new)
-        order = tf.argsort(joined.client)
-        return tf.nest.map_structure(lambda x: tf.gather(x, order), joined), weights
 
     def predictive(state: ClientPosterior, weights: ModelWeights) -> ModelWeights:
         if not len(state.client):
             return weights
         return online.pool(online.from_stack(state, weights, prior), diagonal_only, between_clients)
 
-    return ServerStep(initialize, step, predictive, takes=stack_of(CLIENT_POSTERIOR), name="online_product")
+    return ServerStep(initialize, keep_newest, predictive, takes=stack_of(CLIENT_POSTERIOR), name="online_product")
 
 
 def _check_fits(prior: MeanField, point: tuple[tf.Tensor, ...]) -> None:
@@ -83,8 +73,3 @@ def _check_fits(prior: MeanField, point: tuple[tf.Tensor, ...]) -> None:
             f"prior must be over a tuple of the weights of the clients' posteriors, {tell(point)}, but is over "
             f"{tell(tf.nest.flatten(prior.mean))}."
         )
-
-
-def _growing(shape: list[int], dtype: tf.DType) -> tf.Tensor:
-    """No rows of this shape, of a type in which there may be any number."""
-    return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])

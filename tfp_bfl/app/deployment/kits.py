@@ -33,7 +33,7 @@ label: label             # the column of the labels
 # test_data: test.csv    # to score models on; a fifth of the data if not given
 # algorithms: [variational, partitioned_vi]    # all, if not given
 # models: [mlp, lenet]
-# rules: [log_linear_pool]
+# rules: [mean_precision_average]
 # max_rounds: 1000
 # min_parties: 2
 # share_scores: true     # sums of a model's scores on the test data

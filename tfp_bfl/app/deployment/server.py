@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import pathlib
@@ -11,7 +12,7 @@ from typing import Any, Optional
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app import build, report
+from tfp_bfl.app import build, report, resolve
 from tfp_bfl.app.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.app.deployment.attendance import gather
 from tfp_bfl.app.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
@@ -83,9 +84,11 @@ def serve(
     parties = bfl.data.Parties(schema, names, sizes)
     sums = _largest(offers, sizes) if secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
+    config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
     hidden = report.privacy(config, {}, min(own["num_examples"] for own in there.told.values()))
-    with owned(folder, config):
+    settled = functools.partial(resolve.resolved, regression=schema.target is not None, weights=weights)
+    with owned(folder, config, settled):
         there.write(folder)
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
@@ -121,7 +124,7 @@ def serve(
                 max_retries=config.max_retries,
             )
         there.write(folder)
-        _write(folder, config, schema, parties, result, scores.last, hidden, [*there.absences(), *doubts])
+        _write(folder, config, weights, schema, parties, result, scores.last, hidden, [*there.absences(), *doubts])
     return folder
 
 
@@ -216,6 +219,7 @@ def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
 def _write(
     folder: pathlib.Path,
     config: RunConfig,
+    weights: str,
     schema: bfl.data.Schema,
     parties: bfl.data.Parties,
     result: bfl.federated.SimulationResult,
@@ -230,14 +234,20 @@ def _write(
     data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
     data.update({"target": list(schema.target)} if schema.target else {})
-    told = {option: x for option, x in config.told().items() if option not in OF_ONE_PLACE}
+    settings = resolve.stated(config, schema.target is not None, weights)
+    told = {option: x for option, x in settings.items() if option not in OF_ONE_PLACE}
     info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
     _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
     if scores:
         of_each = {f"{party}/{name}": x for party, sums in scores.items() for name, x in sums.items()}
         write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
-    summary = {**metrics, "parties": of_parties, "warnings": [*warnings, *result.warnings]}
+    summary = {
+        **metrics,
+        "method": resolve.method(told),
+        "parties": of_parties,
+        "warnings": [*warnings, *result.warnings],
+    }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
@@ -264,5 +274,6 @@ def _report(
         class_names=schema.class_names,
         warnings=result.warnings,
         parties=of_parties,
+        statement=bfl.export.statement(told),
     )
     bfl.plots.write_report(folder / "report.html", [run], title=f"{folder.name}: {told['model']}, {told['algorithm']}")

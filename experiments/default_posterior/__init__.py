@@ -1,0 +1,1 @@
+"""The study of the library's default posterior against strong baselines."""

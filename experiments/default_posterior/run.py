@@ -1,0 +1,85 @@
+"""Runs the study: `python -m experiments.default_posterior.run`.
+
+Trials first, on held-out training images; then the study with `config.METHODS`, by five seeds; then temperatures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from experiments.cells import Study, study_options
+from experiments.default_posterior.cell import run_cell
+from experiments.default_posterior.config import (
+    COMMON,
+    DEFAULT,
+    METHODS,
+    PARTITIONS,
+    SEEDS,
+    SHARES,
+    SIZES,
+    TEMPERATURES,
+    TRIALS,
+    TRIED_AT,
+    TUNED,
+)
+from experiments.default_posterior.tables import write_all
+
+Options = dict[str, Any]
+HERE = pathlib.Path(__file__).parent
+
+
+def cells() -> Iterator[tuple[str, Options]]:
+    """The name and the options of each cell, in the order in which they run."""
+    images = SIZES["fashion_mnist"]
+    for (method, trials), partition in itertools.product(TRIALS.items(), TUNED["partitions"]):
+        for trial in trials:
+            said = ",".join(f"{name}={value}" for name, value in trial.items())
+            options = {
+                "settings": {**METHODS[method], **TRIED_AT.get(method, {}), **trial},
+                "trial": True,
+                "seed": TUNED["seed"],
+            }
+            yield f"trial,{method},{said},{partition}", {**images, **options, "partition": partition}
+    for seed in SEEDS:
+        for where, (name, method) in itertools.product((*PARTITIONS, "digits", "cifar10"), METHODS.items()):
+            kind, data = ("study", "fashion_mnist") if where in PARTITIONS else (where, where)
+            partition = {"digits": "label_skew:2", "cifar10": "dirichlet:0.5"}.get(where, where)
+            options = {**SIZES[data], "settings": method, "partition": partition, "seed": seed}
+            yield f"{kind},{name},{partition},seed={seed}", options
+    for data, share, temperature in itertools.product(SIZES, SHARES, TEMPERATURES):
+        size, settings = SIZES[data], {**DEFAULT, "temperature": temperature}
+        share_of = {"examples_per_client": round(share * size.get("examples_per_client", 129))}
+        # As many steps as with all data.
+        more = {"local_epochs": round(COMMON["local_epochs"] / share)}
+        options = {**size, **share_of, **more, "settings": settings, "trial": True, "seed": TUNED["seed"]}
+        yield f"temperature,{data},{share:.2g},{temperature:g}", {**options, "partition": "dirichlet:0.5"}
+
+
+@click.command()
+@study_options("default_posterior", HERE / "results")
+def main(study: Study) -> None:
+    """Runs the cells that are not done, and writes the tables."""
+    every = {name.replace(":", "_"): {**options, "variant": "all"} for name, options in cells()}
+    study.run(every, run_cell, in_a_line)
+    if not study.listed:
+        records = study.records(every)
+        write_all(records, study.results)
+        click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")
+
+
+def in_a_line(summary: dict[str, Any]) -> str:
+    """A cell's result in a line."""
+    seconds = f" ({summary['seconds']:.0f} s)"
+    if "failed" in summary:
+        return "failed, " + summary["failed"] + seconds
+    rows = summary["rows"].items()
+    return "; ".join(f"{name} accuracy {row['accuracy']:.4f}, NLL {row['nll']:.4f}" for name, row in rows) + seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The tables of the study: scores, differences paired by seed, trials and temperatures."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import defaultdict
+from typing import Any, Optional
+
+import numpy as np
+
+from experiments.default_posterior.config import METHODS, SHARES, SIZES, TEMPERATURES
+from experiments.tables import interval, mean_and_sd, paired, write
+
+Record = dict[str, Any]
+COLUMNS = ("accuracy", "nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
+COLUMNS += ("ood_auroc_epistemic",)
+# Of each method the rounds that are shown, and whether its NLL is with a fitted softmax temperature.
+FITTED = ("fed_avg_momentum", "fed_avg_adam", "mc_dropout", "ensemble_5")
+BASELINES = FITTED
+
+
+def write_all(records: dict[str, Record], folder: pathlib.Path) -> None:
+    """Writes every table of which there is something."""
+    done = {name: record for name, record in records.items() if "rows" in record}
+    write(trials_table(done), folder / "trials")
+    write(temperature_table(done), folder / "temperatures")
+    groups: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for name, record in done.items():
+        kind, *rest = name.split(",")
+        if kind in ("study", "cifar10", "digits"):
+            method, partition, seed = rest
+            where = partition if kind == "study" else f"{kind}-{partition}"
+            groups[where.replace(".", "_")][method][int(seed.removeprefix("seed="))] = record["rows"]
+    for where, methods in groups.items():
+        write(scores_table(methods), folder / f"scores-{where}")
+        write(differences_table(methods), folder / f"differences-{where}")
+
+
+def of_seeds(rows: dict[int, Record], which: str, column: str) -> dict[int, float]:
+    """Seed -> score of a row, of the seeds that have it."""
+    return {seed: row[which][column] for seed, row in rows.items() if row[which].get(column) is not None}
+
+
+def scores_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
+    """Mean and standard deviation over seeds."""
+    lines = [["method", "weights", *COLUMNS, "seeds"]]
+    for method in (name for name in METHODS if name in methods):
+        for which in ("last", "averaged"):
+            values = [list(of_seeds(methods[method], which, column).values()) for column in COLUMNS]
+            cells = [mean_and_sd(x, 4) if x else "" for x in values]
+            lines.append([method, which, *cells, str(len(methods[method]))])
+    return lines
+
+
+def differences_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
+    """The default less each baseline, paired by seed, with 95 % intervals: the baselines' NLL and ECE are fitted."""
+    lines = [["default less", "weights", "accuracy", "nll", "nll, both fitted", "ece", "seeds"]]
+    own = methods.get("default", {})
+    for method in (name for name in METHODS if name in methods and name != "default"):
+        for which in ("last", "averaged"):
+            fitted = "_fitted" if method in FITTED else ""
+            pairs = (
+                *(("accuracy", "accuracy"), ("nll", "nll" + fitted)),
+                *(("nll_fitted", "nll_fitted"), ("ece", "ece" + fitted)),
+            )
+            less = [paired(of_seeds(own, which, a), of_seeds(methods[method], which, b)) for a, b in pairs]
+            seeds = len(own.keys() & methods[method].keys())
+            lines.append([method, which, *(interval(x) if x else "" for x in less), str(seeds)])
+    return lines
+
+
+def trials_table(done: dict[str, Record]) -> list[list[str]]:
+    """NLL of held-out training images by trial: as it is for the default, fitted for the others."""
+    found: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
+    for name, record in done.items():
+        if name.startswith("trial,"):
+            _, method, *trial, partition = name.split(",")
+            found[method, ", ".join(trial)][partition] = record["rows"]
+    partitions = sorted({partition for rows in found.values() for partition in rows})
+    lines = [
+        ["method", "trial", *(f"{partition}, {which}" for partition in partitions for which in ("last", "averaged"))]
+    ]
+    for (method, trial), rows in found.items():
+        column = "nll_fitted" if method in FITTED else "nll"
+        of = lambda p, which: f"{rows[p][which][column]:.4f}" if p in rows else ""  # noqa: B023
+        lines.append([method, trial, *(of(p, which) for p in partitions for which in ("last", "averaged"))])
+    return lines
+
+
+def temperature_table(done: dict[str, Record]) -> list[list[str]]:
+    """NLL of held-out training images by data, share of them and posterior temperature; the best of a row in bold."""
+    lines = [["data", "share", *(f"T = {t:g}" for t in TEMPERATURES)]]
+    for data in SIZES:
+        for share in SHARES:
+            names = [f"temperature,{data},{share:.2g},{t:g}" for t in TEMPERATURES]
+            values: list[Optional[float]] = [
+                done[name]["rows"]["averaged"]["nll"] if name in done else None for name in names
+            ]
+            if any(x is not None for x in values):
+                best = np.nanmin([np.nan if x is None else x for x in values])
+                text = lambda x: "" if x is None else f"**{x:.4f}**" if x == best else f"{x:.4f}"  # noqa: B023
+                lines.append([data, f"{share:.2g}", *map(text, values)])
+    return lines

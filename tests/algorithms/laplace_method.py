@@ -1,0 +1,65 @@
+"""Laplace's approximation, FedLap and FedLap-Cov as the contract suite takes them."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl import algorithms, clients, posterior
+from tfp_bfl.servers.dual import Dual
+from tfp_bfl.servers.laplace_dual import PointDual
+
+from .method import ALIKE, CLIENTS, SEED, SIZES, Method, mlp, of_points, unflat
+
+
+def laplace(structure):
+    """The mean is the server's own weights; the precision is the prior's plus the sum over clients."""
+    model_fn, options = mlp("deterministic"), {"structure": structure, "batch_size": 8}
+    number = len(clients.laplace_weights(model_fn(), structure))
+
+    def alone(result, anchor):
+        sent = tf.nest.map_structure(np.asarray, result.weights)
+        mean = anchor.point[len(anchor.point) - number :]
+        found = posterior.laplace(mean, sent.curvature, sent.gradient, float(sent.nll))
+        return anchor._replace(posterior=found.posterior, point=anchor.point[: len(anchor.point) - number])
+
+    def pool(results, anchor):
+        return tf.nest.map_structure(lambda *x: tf.stack(x), *(r.weights for r in results)), anchor
+
+    build = lambda: algorithms.laplace(model_fn, seed=SEED, **options)
+    work = clients.laplace(model_fn, **options)
+    return Method(model_fn, build, work, np.ones_like, pool, alone, ALIKE, rounds=1, metrics={}, moves=False)
+
+
+def fed_lap(covariance):
+    """The mean of the clients' Gaussians and the product of their sites, in natural parameters."""
+    model_fn, rho, damping, stddev = mlp("deterministic"), 0.5, 0.3, 2.0
+    options = {"covariance": covariance, "step_size": rho, "damping": damping, "prior_stddev": stddev}
+    options |= {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
+    clients_of_all, prior = len(SIZES), 1 / stddev**2
+
+    def pool(results, anchor):
+        start = np.concatenate([np.ravel(x) for x in anchor.point]).astype(np.float64)
+        gains = [sum(np.float64(getattr(r.weights, part)) for r in results) for part in ("precision", "shift")]
+        product = [prior + damping * rho * gains[0], damping * rho * gains[1]]
+        share = 1 / (1 + clients_of_all * rho)
+        mean = [prior + gains[0] / clients_of_all, prior * start + gains[1] / clients_of_all]
+        precision, shift = ((1 - share) * m + share * p for m, p in zip(mean, product))
+        numbers = np.int32(clients_of_all), np.int32(len(results))
+        state = PointDual(np.float32(precision), Dual(*map(np.float32, product), *numbers))
+        return state, of_points(unflat(shift / precision, anchor.point), anchor)
+
+    def alone(result, anchor):
+        state, weights = pool([result], anchor)
+        if not covariance:
+            return weights
+        variance = tuple(np.float32(x) for x in unflat(1 / state.precision, anchor.point))
+        return weights._replace(posterior=posterior.MeanField(weights.point, variance), point=())
+
+    own = clients.laplace_sites(model_fn, **options)
+
+    def started():
+        """The work, sent the first precision, which the server has from the prior."""
+        run, size = own(), sum(v.shape.num_elements() for v in model_fn().trainable_variables)
+        return lambda message, *given: run(message._replace(told=tf.fill([size], prior)), *given)
+
+    build, work = lambda: algorithms.fed_lap(model_fn, seed=SEED, **options), own._replace(build=started)
+    return Method(model_fn, build, work, np.ones_like, pool, alone, CLIENTS, rounds=20, metrics={})

@@ -1,0 +1,73 @@
+"""`tfp-bfl run --ensemble`: one folder, report and export of all members; resumed to the bit; what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tfp_bfl.app import ensembles
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import make_config
+
+from .broken_run import assert_resumes_to, exported
+
+OPTIONS = "run --engine local --dataset breast_cancer --model mlp --kind deterministic --algorithm fed_opt --clients 3"
+OPTIONS += " --partition iid --local-epochs 1 --rounds 2"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--ensemble 0", "ensemble is '0', but must be at least 2"),
+        ("--ensemble 1", "ensemble is '1', but must be at least 2"),
+        ("--ensemble 5 --num-samples 4", "num_samples is 4, but the ensemble has 5 members: give at least as many"),
+        ("--ensemble 2 --pretrain-share 0.1", "pretrain_share belongs to runs of one model"),
+        ("--ensemble 2 --cohort-size 2 --privacy-clip-norm 1", "privacy_clip_norm belongs to runs of one model"),
+        (
+            "--ensemble 2 --algorithm meta_vd --kind variational_dropout",
+            "trains a model for each client",
+        ),
+    ],
+)
+def test_what_is_refused_before_work(tmp_path, capsys, options, message):
+    folder = tmp_path / "run"
+    assert run_command_line([*OPTIONS.split(), *options.split(), "--output", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert message in error.splitlines()[-1] and not folder.exists()
+
+
+def test_rows_of_rounds():
+    config = make_config(None, {"ensemble": 3, "rounds": 4, "num_samples": 20})
+    assert ensembles.num_samples(config) == 21 and ensembles.num_samples(make_config(None, {})) == 20
+    assert [ensembles.place(config, {"member": m, "round": r}) for m, r in ((0, 1), (1, 1), (2, 4))] == [1, 5, 12]
+    assert ensembles.place(config, {"round": 3}) == 3
+    rows = [
+        {"member": m, "round": r, "nll": 10.0 * m + r, "faulty_clients": {str(m): "x"}} for m in (0, 1) for r in (1, 2)
+    ]
+    assert ensembles.over_members(rows) == [
+        {"round": 1, "nll": 6.0, "faulty_clients": {"0": "x", "1": "x"}},
+        {"round": 2, "nll": 7.0, "faulty_clients": {"0": "x", "1": "x"}},
+    ]
+    alone = [{"round": 1, "nll": 1.0}]
+    assert ensembles.over_members(alone) == alone
+
+
+@pytest.mark.deep(after="tests/federated/test_ensemble.py")
+def test_a_run_of_members_and_its_resumption(tmp_path, monkeypatch):
+    whole, folder = tmp_path / "whole", tmp_path / "broken"
+    options = [*OPTIONS.split(), "--ensemble", "3", "--num-samples", "4", "--keep-checkpoints", "1"]
+    assert run_command_line([*options, "--output", str(whole)]) == 0
+    read = lambda run: json.loads((run / "summary.json").read_text())
+    summary = read(whole)
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["member"], row["round"]) for row in lines] == [(m, r) for m in range(3) for r in (1, 2)]
+    assert summary["members"] == 3 and summary["test_nll"] <= summary["member_test_nll"]
+    assert summary["weights_mb"] > 0 and summary["epistemic"] > 0
+    report = (whole / "report.html").read_text()
+    assert "Members of the ensemble" in report and "Members alone, mean: NLL" in report
+    assert run_command_line(["report", str(whole), "--output", str(tmp_path / "again.html")]) == 0
+
+    assert_resumes_to(whole, folder, options, 3, monkeypatch)
+    with np.load(whole / "predictions.npz") as found:
+        np.testing.assert_allclose(exported(whole, 6), found["probabilities"], rtol=1e-4, atol=1e-6)
+    assert run_command_line(["export", str(whole), str(tmp_path / "model.tflite"), "--tflite"]) == 0

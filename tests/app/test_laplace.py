@@ -1,0 +1,108 @@
+"""`tfp-bfl laplace`: a posterior for a finished run of federated averaging; its clients leave and join."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tfp_bfl as bfl
+from tests.app.test_revise import run, summary
+from tfp_bfl.app import laplace
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import make_config
+from tfp_bfl.servers import curvatures
+
+pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
+
+RUN = (
+    "run --algorithm fed_opt --dataset breast_cancer --model mlp --partition iid --clients 3 --rounds 2 --engine local"
+)
+TEST = bfl.data.load("breast_cancer", split="test")
+
+
+def call(*arguments):
+    return run_command_line([str(x) for x in arguments])
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    return run([*RUN.split(), "--num-samples", "4"], tmp_path_factory.mktemp("runs") / "averaged")
+
+
+@pytest.fixture(scope="module")
+def with_posterior(averaged):
+    folder = averaged.parent / "with_posterior"
+    assert call("laplace", averaged, "--output", folder) == 0
+    return folder
+
+
+def probabilities(folder):
+    loaded = bfl.export.load(bfl.export.find(folder))
+    return loaded.predict(TEST.features, num_samples=4, seed=0)["probabilities"].numpy()
+
+
+def test_the_folder_is_complete_and_predicts(averaged, with_posterior):
+    assert {p.name for p in with_posterior.iterdir()} == {
+        *("config.yaml", "curvatures.npz", "saved_model", "summary.json")
+    }
+    found = summary(with_posterior)
+    assert found["accuracy"] > 0.8 and found["epistemic"] > 1e-4 and summary(averaged)["epistemic"] == 0
+    assert found["clients"] == ["0", "1", "2"] and found["structure"] == "last_layer"
+    right = probabilities(with_posterior).argmax(1) == TEST.labels
+    assert right.mean() == pytest.approx(found["accuracy"])
+    state = curvatures.load(with_posterior / "curvatures.npz")
+    approximation = curvatures.approximate(state)
+    assert approximation.log_marginal_likelihood == pytest.approx(found["log_marginal_likelihood"])
+    assert sum(int(x.num_examples) for x in state.clients.values()) == len(bfl.data.load("breast_cancer").labels)
+
+
+def test_clients_leave_and_join(with_posterior, tmp_path, capsys):
+    assert call("clients", "show", with_posterior) == 0
+    assert "share of the curvature" in capsys.readouterr().out
+    assert call("clients", "remove", with_posterior, "1", "--output", tmp_path / "two") == 0
+    assert summary(tmp_path / "two")["clients"] == ["0", "2"]
+    assert np.abs(probabilities(tmp_path / "two") - probabilities(with_posterior)).max() > 1e-4
+    assert call("clients", "add", tmp_path / "two", with_posterior, "1", "--output", tmp_path / "three") == 0
+    np.testing.assert_allclose(probabilities(tmp_path / "three"), probabilities(with_posterior), atol=1e-4)
+
+
+def test_a_diagonal_has_linearised_scores(averaged, tmp_path, capsys):
+    given = ["--structure", "diagonal", "--prior-by-layer", "--temperature", "0.5"]
+    assert call("laplace", averaged, *given, "--output", tmp_path / "diagonal") == 0
+    found = summary(tmp_path / "diagonal")
+    assert len(found["prior_stddev"]) > 1 and found["temperature"] == 0.5 and found["linearised_test_nll"] > 0
+    assert f"linearised: accuracy {found['linearised_accuracy']:.4f}" in capsys.readouterr().out
+
+
+def refused(capsys, *arguments):
+    capsys.readouterr()
+    assert call(*arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+def test_bad_input_is_refused_in_a_sentence(averaged, with_posterior, tmp_path, capsys):
+    new = ["--output", tmp_path / "new"]
+    assert "is not the folder of a complete run" in refused(capsys, "laplace", tmp_path, *new)
+    assert "has Laplace's posterior already" in refused(capsys, "laplace", with_posterior, *new)
+    assert "exists already" in refused(capsys, "laplace", averaged, "--output", with_posterior)
+    assert "structure 'kron'" in refused(capsys, "laplace", averaged, "--structure", "kron", *new)
+    assert "temperature" in refused(capsys, "laplace", averaged, "--temperature", "0", *new)
+    assert "prior_by_layer is for" in refused(capsys, "laplace", averaged, "--prior-by-layer", *new)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"algorithm": "variational", "kind": "flipout"}, "is a run of kind 'flipout'"),
+        ({"algorithm": "fed_ag"}, "has found a posterior already"),
+        ({"algorithm": "fed_sgld"}, "ends with more than one network"),
+    ],
+)
+def test_runs_that_end_otherwise_are_refused(options, words, tmp_path, capsys, monkeypatch):
+    config = make_config(None, {"dataset": "breast_cancer", "model": "mlp", "clients": 3, **options})
+    (tmp_path / "config.yaml").write_text(config.record(), encoding="utf-8")
+    (tmp_path / "summary.json").write_text(json.dumps({}), encoding="utf-8")
+    monkeypatch.setattr(laplace, "last_state", lambda process, *given: process.local.initialize())
+    assert words in refused(capsys, "laplace", tmp_path, "--output", tmp_path / "new")

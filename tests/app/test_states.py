@@ -1,0 +1,250 @@
+"""A run states what it computed: defaults filled in, the posterior temperature, and what the weights are."""
+
+import functools
+import importlib
+import inspect
+import json
+import shutil
+
+import pytest
+import tensorflow as tf
+import yaml
+
+import tfp_bfl as bfl
+from tfp_bfl.algorithms.fixed_points import default_rule
+from tfp_bfl.app import resolve
+from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.options import ALGORITHMS
+from tfp_bfl.app.sweep import options_of_run, settled_options
+from tfp_bfl.clients.inference import DEFAULT_INFERENCE, TEMPERATURES, default_noise, default_rate, settings_for
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from tfp_bfl.clients.sites import SITES_INFERENCE
+from tfp_bfl.export.statement import in_words, statement, temperature_of
+
+pytestmark = pytest.mark.cpu_seconds(30)  # two runs serve the tests of the file
+
+OPTIONS = {
+    "dataset": "breast_cancer", "rounds": 2, "local_epochs": 1, "clients": 3, "partition": "iid",
+    "engine": "local", "num_samples": 3,
+}  # fmt: skip
+FLAGS = [part for name, value in OPTIONS.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+TEMPERATURE = TEMPERATURES["categorical"]
+DEFAULTS = {
+    **{"rule": default_rule(None), "inference": DEFAULT_INFERENCE, "noise": default_noise(DEFAULT_INFERENCE)},
+    **{"optimizer": DEFAULT_OPTIMIZER, "learning_rate": default_rate(DEFAULT_INFERENCE)},
+    **{"temperature": TEMPERATURE, "kl": "total", "schedule": ALGORITHMS["variational"].default_schedule},
+}
+UNUSED = ("rule", "inference", "noise", "temperature", "kl", "prior_stddev", "min_stddev", "kind")
+PLAIN = """
+import tensorflow as tf
+
+def build(input_shape, num_classes):
+    return tf.keras.Sequential([tf.keras.Input(input_shape), tf.keras.layers.Dense(num_classes)])
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "default"
+    assert run_command_line(["run", *FLAGS, "--model", "mlp", "--output", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A run of a Keras model without variational layers, with the header and warnings that it printed."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "mine.py").write_text(PLAIN)
+    lines = []
+    console = type("Lines", (), {"is_terminal": False, "quiet": False, "print": lambda self, x, **_: lines.append(x)})
+    config = make_config(None, {**OPTIONS, "model": f"{folder / 'mine.py'}:build"})
+    from tfp_bfl.app.run import execute
+
+    execute(config, folder / "plain", console=console(), progress="lines")
+    return folder / "plain", lines
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def info_of(folder):
+    return json.loads((folder / "saved_model" / "assets" / "info.json").read_text())
+
+
+def test_a_run_records_the_defaults_that_its_algorithm_fills_in(run):
+    recorded = yaml.safe_load((run / "config.yaml").read_text())
+    assert {name: recorded[name] for name in DEFAULTS} == DEFAULTS
+    configuration, method = info_of(run)["configuration"], summary_of(run)["method"]
+    assert configuration["temperature"] == TEMPERATURE
+    for settings in (configuration, method):
+        assert {name: settings[name] for name in DEFAULTS} == DEFAULTS
+        assert settings["weights"] == "Gaussian weights" and settings["prior_stddev"] == "fan_in"
+
+
+def test_report_and_card_state_method_and_temperature(run):
+    words = (
+        f"rule {DEFAULTS['rule']}, inference {DEFAULT_INFERENCE}, optimizer {DEFAULT_OPTIMIZER}, "
+        f"learning rate {DEFAULTS['learning_rate']:g}, schedule {DEFAULTS['schedule']}, KL scaling total, "
+        f"prior standard deviation fan_in; "
+        f"posterior at temperature {TEMPERATURE:g}: as if each example had been seen {1 / TEMPERATURE:g} times."
+    )
+    page = (run / "report.html").read_text()
+    card = (run / "saved_model" / "model_card.md").read_text()
+    assert f"Gaussian weights by variational: {words}" in page and words in card
+    assert f"<h1>flipout mlp on breast_cancer, 3 clients, {DEFAULTS['rule']}</h1>" in page
+    assert f"| posterior temperature | {TEMPERATURE:g} |" in card and "| temperature |" not in card
+    assert "sharpened on purpose" in card and "is what more training" not in card
+
+
+def test_runs_lists_the_rule_that_was_used(run, capsys):
+    assert run_command_line(["runs", str(run)]) == 0
+    assert f"done   {DEFAULTS['rule']}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_predict_states_the_temperature_beside_its_answer(run, tmp_path, capsys, form):
+    rows = tmp_path / "rows.csv"
+    columns = [f"c{i}" for i in range(30)]
+    rows.write_text("\n".join([",".join(columns), ",".join("1" for _ in columns)]) + "\n")
+    info = bfl.export.read_info(run / "saved_model")
+    named = info._replace(data={**info.data, "columns": [[name, 0.0, 1.0] for name in columns]})
+    bfl.export.save(run, tmp_path / "model", named)
+    assert run_command_line(["predict", str(tmp_path / "model"), str(rows), "--format", form]) == 0
+    out, err = capsys.readouterr()
+    words = f"posterior at temperature {TEMPERATURE:g}: as if each example had been seen"
+    assert (words in out, words in err) == (form == "table", form != "table")
+    if form == "json":
+        assert len(json.loads(out)) == 1
+
+
+def test_a_model_of_point_weights_is_stated_as_such(plain):
+    folder, lines = plain
+    assert lines[0].startswith("mine with point weights on breast_cancer, 3 clients, federated averaging")
+    page, card = (folder / "report.html").read_text(), (folder / "saved_model" / "model_card.md").read_text()
+    assert "<h1>mine with point weights on breast_cancer, 3 clients, federated averaging</h1>" in page
+    assert "Point weights by variational" in page and "Point weights by variational" in card
+    configuration, summary = info_of(folder)["configuration"], summary_of(folder)
+    assert configuration["weights"] == summary["method"]["weights"] == "point weights"
+    assert not {*UNUSED} & {*configuration} and not {*UNUSED} & {*summary["method"]}
+    for text in (page, card, *lines, *summary["warnings"]):
+        assert "flipout" not in text and DEFAULTS["rule"] not in text and "posterior at temperature" not in text
+    recorded = yaml.safe_load((folder / "config.yaml").read_text())
+    assert recorded["temperature"] is None and recorded["optimizer"] == DEFAULT_OPTIMIZER
+
+
+@pytest.mark.parametrize("leaves_open", [False, True])
+def test_a_run_goes_on_from_its_record(run, tmp_path, leaves_open):
+    """Also from the record of an older version, which left the defaults open."""
+    folder = tmp_path / "again"
+    shutil.copytree(run, folder)
+    (folder / "summary.json").unlink()
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    if leaves_open:
+        config |= dict.fromkeys(DEFAULTS)
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    assert run_command_line(["run", "--resume", str(folder)]) == 0
+    wanted, found = summary_of(run), summary_of(folder)
+    assert {name: found[name] for name in ("method", "test_nll")} == {n: wanted[n] for n in ("method", "test_nll")}
+
+
+def test_a_sweep_knows_its_runs_by_the_options_that_they_were_given(run):
+    given = {**OPTIONS, "model": "mlp"}
+    assert settled_options(make_config(None, given)) == options_of_run(run)
+    assert settled_options(make_config(None, {**given, "temperature": 1})) != options_of_run(run)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("regression", [False, True])
+def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, regression):
+    config = make_config(None, {"algorithm": algorithm})
+    found = resolve.resolved(config, regression)
+    fields = ALGORITHMS[algorithm].model_fields
+    assert all(getattr(found, name) is not None for name in DEFAULTS if name in fields)
+    assert all(getattr(found, name) == getattr(config, name) for name in RunConfig.model_fields if name not in fields)
+    assert resolve.resolved(found, regression) == found
+    assert make_config(None, found.told()) == found  # What is recorded is a configuration, and the same one.
+    if "temperature" in fields:
+        assert found.temperature == (1.0 if regression else TEMPERATURE)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"update_prior": True}, {"inference": "backprop", "temperature": 1.0, "kl": "client", "noise": "flipout"}),
+        ({"example_clip_norm": 1.0}, {"inference": "backprop", "temperature": TEMPERATURE, "kl": "total"}),
+        ({"rule": "conflation", "rounds": 1}, {"rule": "conflation", "kl": "product"}),
+        ({"inference": "natural"}, {"rule": "log_linear_pool", "learning_rate": default_rate("natural")}),
+        ({"optimizer": "adam"}, {"optimizer": "adam", "learning_rate": OPTIMIZERS["adam"].learning_rate}),
+        ({"temperature": 0.5, "kl": "client", "noise": "flipout"}, {"temperature": 0.5, "kl": "client"}),
+        ({"algorithm": "partitioned_vi"}, {"inference": SITES_INFERENCE, "temperature": TEMPERATURE, "kl": None}),
+        ({"algorithm": "bayesian_admm"}, {"inference": SITES_INFERENCE, "rule": None}),
+        ({"algorithm": "fed_opt"}, {"optimizer": "momentum", "momentum": 0.9, "inference": None}),
+        ({"algorithm": "fed_opt", "momentum": 0.5}, {"optimizer": "momentum", "momentum": 0.5}),
+    ],
+)  # fmt: skip
+def test_resolved_by_what_is_given(options, wanted):
+    found = resolve.resolved(make_config(None, options), regression=False)
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+def test_gaussian_weights_of_algorithms_without_options_of_a_posterior_state_the_defaults():
+    config = resolve.resolved(make_config(None, {"algorithm": "fed_prox", "kind": "flipout"}), regression=False)
+    found = resolve.stated(config, False, resolve.GAUSSIAN)
+    assert {name: found[name] for name in ("inference", "temperature", "kl")} == settings_for()._asdict()
+    assert "temperature" not in resolve.stated(config, False, resolve.POINT)
+
+
+def test_what_weights_a_model_has_is_read_from_the_model():
+    build = functools.partial(bfl.models.mlp, input_shape=(3,), num_classes=2, hidden=(2,))
+    kinds = {"flipout": resolve.GAUSSIAN, "mc_dropout": resolve.DROPOUT, "deterministic": resolve.POINT}
+    assert {kind: resolve.weights_of(build(kind)) for kind in kinds} == kinds
+    assert resolve.weights_of(tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])) == resolve.POINT
+
+
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [
+        (0.01, "posterior at temperature 0.01: as if each example had been seen 100 times"),
+        (0.3, "posterior at temperature 0.3: as if each example had been seen 3.33 times"),
+        (1e-4, "posterior at temperature 0.0001: as if each example had been seen 10,000 times"),
+        (2.0, "posterior at temperature 2: as if each example had been seen 0.5 times"),
+        (1.0, "temperature 1: the Bayesian posterior"),
+    ],
+)
+def test_a_temperature_in_words(temperature, words):
+    assert in_words(temperature) == words == statement({"temperature": temperature})
+
+
+@pytest.mark.parametrize("value", [None, "x", True, 0, -1.0, float("nan")])
+def test_settings_that_state_no_temperature(value):
+    assert temperature_of({"temperature": value}) is None and statement({"temperature": value}) == ""
+    assert statement(None) == statement({}) == ""
+
+
+def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypatch):
+    """Without options `algorithms.variational` gives its client work what `clients.variational` fills in by itself."""
+    given, own = {}, bfl.clients.variational
+
+    @functools.wraps(own)
+    def work(model_fn, **options):
+        given.update(options)
+        return own(model_fn, **options)
+
+    module = importlib.import_module("tfp_bfl.algorithms.variational")
+    monkeypatch.setattr(bfl.clients, "variational", work)
+    monkeypatch.setattr(module, "compose", lambda model_fn, local, rule, *_, **__: given.update(rule=rule))
+    bfl.algorithms.variational(lambda: bfl.models.mlp("flipout", (3,), 2, hidden=()))
+    settings = settings_for()
+    assert given == {**settings._asdict(), "weighting": "train_size", "rule": default_rule(settings.inference)}
+    parameters = inspect.signature(own).parameters
+    assert parameters["optimizer_fn"].default == DEFAULT_OPTIMIZER
+    assert all(parameters[name].default is None for name in (*settings._fields, "noise", "learning_rate"))
+    config = resolve.resolved(make_config(None, {}), regression=False)
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+    assert {name: DEFAULTS[name] for name in settings._fields} == settings._asdict() and given["rule"] == config.rule
+    helps = {name: field.description for name, field in RunConfig.model_fields.items()}
+    assert DEFAULT_INFERENCE in helps["inference"] and SITES_INFERENCE in helps["inference"]
+    assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
+    assert f"{TEMPERATURE:g} if not given, 1 for regression" in helps["temperature"]

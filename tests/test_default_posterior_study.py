@@ -1,0 +1,81 @@
+"""The study of the default posterior: its cells, what a cell leaves, and its tables."""
+
+import json
+
+import pytest
+
+from experiments.default_posterior import cell, run, tables
+from experiments.default_posterior.config import COMMON, DEFAULT, METHODS, SIZES, TEMPERATURES
+from tfp_bfl import algorithms, clients
+
+SMALL = {
+    **{"dataset": "digits", "model": "mlp", "rounds": 2, "average": 2, "num_samples": 3, "server_share": 0.3},
+    **{"examples_per_client": 16, "partition": "label_skew:2", "seed": 0, "variant": "all"},
+}
+
+
+def test_every_cell_has_a_name_of_its_own_and_baselines_have_as_many_trials():
+    cells = list(run.cells())
+    assert len({name for name, _ in cells}) == len(cells)
+    trials = [name.split(",")[1] for name, _ in cells if name.startswith("trial,")]
+    assert len({trials.count(method) for method in trials}) == 1 and "default" in trials
+    assert {options["settings"]["temperature"] for name, options in cells if name.startswith("temperature")} == set(
+        TEMPERATURES
+    )
+    assert COMMON["clients"] == 10 and set(SIZES) == {"fashion_mnist", "digits", "cifar10"}
+
+
+def test_the_default_is_the_librarys():
+    assert DEFAULT["inference"] == clients.inference.DEFAULT_INFERENCE
+    assert DEFAULT["temperature"] == clients.TEMPERATURES["categorical"]
+    assert DEFAULT["optimizer"] == clients.optimizers.DEFAULT_OPTIMIZER
+    assert DEFAULT["rate"] == clients.default_rate(DEFAULT["inference"])
+    assert DEFAULT["rule"] == algorithms.fixed_points.default_rule(None)
+
+
+@pytest.mark.deep(after="tests/test_default_posterior_study.py")
+@pytest.mark.parametrize("method", ["default", "ensemble_5"])
+def test_a_cell_scores_the_last_round_and_the_average(tmp_path, method):
+    settings = {**METHODS[method], **({"members": 2} if method == "ensemble_5" else {})}
+    cell.run_cell(tmp_path / "cell", {**SMALL, "settings": settings})
+    rows = json.loads((tmp_path / "cell" / "summary.json").read_text())["rows"]
+    assert set(rows) == {"last", "averaged"} and rows["last"]["nll"] != rows["averaged"]["nll"]
+    assert all(0 <= row["accuracy"] <= 1 and row["nll_fitted"] > 0 and row["epistemic"] > 0 for row in rows.values())
+
+
+@pytest.mark.deep(after="tests/test_default_posterior_study.py")
+def test_a_trial_sees_no_test_image(tmp_path, monkeypatch):
+    """Its scores are of the server's images: with no test images there are the same ones."""
+    options = {**SMALL, "settings": METHODS["fed_avg_adam"], "trial": True}
+    monkeypatch.setattr(cell, "FIT", 50)
+    cell.run_cell(tmp_path / "a", options)
+    data = cell.data_of(options)
+    monkeypatch.setattr(cell, "data_of", lambda options: data._replace(test=None, elsewhere=None))
+    cell.run_cell(tmp_path / "b", options)
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text())["rows"] for name in "ab")
+    assert first == second
+
+
+def record(nll, fitted):
+    row = {"accuracy": 0.8, "nll": nll, "ece": 0.02, "nll_fitted": fitted, "ece_fitted": 0.01, "error_auroc": 0.8}
+    return {"rows": {"last": row, "averaged": row}}
+
+
+def test_differences_are_to_fitted_baselines():
+    methods = {
+        "default": {0: record(0.5, 0.49)["rows"], 1: record(0.6, 0.59)["rows"]},
+        "fed_avg_adam": {0: record(0.9, 0.55)["rows"], 1: record(0.9, 0.65)["rows"]},
+    }
+    (_, *rows) = tables.differences_table(methods)
+    assert rows[0][:2] == ["fed_avg_adam", "last"] and rows[0][3].startswith("**-0.0500")
+
+
+def test_tables_of_trials_and_temperatures():
+    names = {"trial,default,rate=0.02,iid": record(0.5, 0.4), "trial,fed_avg_adam,rate=0.001,iid": record(0.9, 0.4)}
+    names |= {f"temperature,digits,1,{t:g}": record(0.1 + t, 0.1) for t in TEMPERATURES}
+    trials, temperatures = tables.trials_table(names), tables.temperature_table(names)
+    assert trials[1:] == [
+        ["default", "rate=0.02", "0.5000", "0.5000"],
+        ["fed_avg_adam", "rate=0.001", "0.4000", "0.4000"],
+    ]
+    assert temperatures[1][:3] == ["digits", "1", f"**{0.1 + TEMPERATURES[0]:.4f}**"]

@@ -1,0 +1,55 @@
+"""Laplace's approximation after federated averaging: a posterior from one more round."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from tfp_bfl import clients, federated, models, rules, servers
+from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.errors import InvalidArgument
+
+
+def laplace(
+    model_fn: Model,
+    *,
+    structure: str = "last_layer",
+    prior_stddev: Optional[float] = None,
+    prior_by_layer: bool = False,
+    temperature: float = 1.0,
+    **options: Any,
+) -> federated.BayesianProcess:
+    """Build the one round after federated averaging that makes a posterior at its weights w*.
+
+    q(w) = N(w*, (1 / t^2 + (1 / T) sum_k sum_i J_i^T H_i J_i)^-1)
+
+    Each client sends its sum of Gauss-Newton terms at w*. Sums of clients are those of all examples in one place, so
+    that the posterior is the central one, however the examples are partitioned. One round with all clients is the whole
+    method: `simulate(process, clients, rounds=1, start=weights)`. Clients may also come in several rounds; one that
+    comes again replaces its sums. `simulate`'s model samples weights at each prediction.
+
+    Args:
+      model_fn: builds a Keras model with point weights that returns logits; or such a model, with the weights w*.
+      structure: "last_layer": the full precision matrix of the last layer; the weights below stay points. "diagonal":
+        the diagonal of the precision, all weights. The outputs of a deep network are far from linear in all of its
+        weights: then predict by `evaluation.evaluate(..., linearised=True)`.
+      prior_stddev: t; None for the maximum of the marginal likelihood (`posterior.laplace`), which needs no held-out
+        data.
+      prior_by_layer: a t for each layer. For the structure "diagonal".
+      temperature: T; below 1 the posterior is as narrow as if every example were seen 1 / T times.
+      **options: of `compose` (element_spec, seed, min_examples) and of `tfp_bfl.clients.laplace` (likelihood,
+        batch_size).
+
+    Raises:
+      InvalidArgument: options out of their ranges, or a model as `clients.laplace_weights` refuses it.
+
+    Source: MacKay 1992; Daxberger et al. 2021 (arXiv:2106.14806); Immer et al. 2021 (arXiv:2104.04975) for the prior.
+    """
+    work, process = split_options(laplace, clients.laplace, options, ("element_spec", "seed", "min_examples"))
+    model_fn = models.as_model_fn(model_fn)
+    local, full = clients.laplace(model_fn, structure=structure, **work), structure == "last_layer"
+    if full and prior_by_layer:
+        raise InvalidArgument("prior_by_layer is for the structure 'diagonal': the last layer is one, leave it out.")
+    layers = clients.layers_of(model_fn(), structure)
+    settings: dict[str, Any] = {"prior_stddev": prior_stddev, "temperature": temperature}
+    step = servers.laplace(len(layers), full, groups=layers if prior_by_layer else (), **settings)
+    return compose(model_fn, local, rules.stacked(), step, weighting="equal", **process)

@@ -1,0 +1,131 @@
+"""Clients that keep a site each over point weights: FedLap and FedLap-Cov."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl.clients.batches import over_batches
+from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
+from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
+from tfp_bfl.clients.potential import check_independent
+from tfp_bfl.clients.schedules import inverse_decay
+from tfp_bfl.clients.target import Target
+from tfp_bfl.clients.trainer import Trainer
+from tfp_bfl.clients.updates import ByOptimizer, Schedule
+from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
+from tfp_bfl.errors import check_count, check_number
+from tfp_bfl.layers import sampling
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn
+from tfp_bfl.models.flat import Prior
+from tfp_bfl.posterior import Site, check_damping, damping_of, flatten
+
+_CURVATURE_SEED = 2**29 + 2
+
+
+def laplace_sites(
+    model_fn: Callable[[], tf.keras.Model],
+    *,
+    covariance: bool = False,
+    local_epochs: int = 1,
+    batch_size: int = 32,
+    learning_rate: Optional[Schedule] = None,
+    optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
+    likelihood: Union[str, Likelihood] = "categorical",
+    temperature: float = 1.0,
+    prior_stddev: float = 1.0,
+    step_size: float = 1.0,
+    damping: Optional[float] = None,
+) -> ClientWork:
+    """Build client work that trains point weights from the server's w and refines the client's own site t_k.
+
+    S_k' = max(S - S_t / rho, 1 / t^2)
+
+    w_k = argmin nll_k(w') / (T rho) + (shift_t - S_t w)^T w' / rho + (w' - w)^T S_k' (w' - w) / 2
+
+    site <- site + damping rho (natural(w_k, P_k) - natural(w, S)),   natural(m, P) = (P, P m)
+
+    with the precisions S of the server's posterior, S_t of the site and P_k of the client's. FedLap: the precisions are
+    S = P_k = 1 / t^2 and S_t = 0, so that the site is ADMM's dual vector. FedLap-Cov (`covariance`): P_k = S_k' +
+    H_k / (T rho), with the exact Gauss-Newton diagonal H_k at w_k, for one more pass (`clients.laplace`).
+
+    Args:
+      model_fn: builds a Keras model of kind deterministic without BatchNorm; or such a model.
+      covariance: FedLap-Cov.
+      local_epochs, batch_size, learning_rate, optimizer_fn: of the local training, as of `clients.variational`.
+      likelihood: of the labels; for `covariance` one with a fisher_root.
+      temperature: T.
+      prior_stddev: t of the prior N(0, t^2 I).
+      step_size: rho. It holds w_k to w; at 1 the local prior is the server's posterior without the site.
+      damping: of the sites, above 0 and at most 1; None for 1 / K.
+
+    Returns:
+      Client work that keeps its `Site`, which is empty at first, and sends natural(w_k, P_k) - natural(w, S).
+
+    Raises:
+      InvalidArgument: numbers out of their ranges, or a model with variational layers, BatchNorm or dropout.
+
+    Source: Swaroop, Khan and Doshi-Velez 2025 (arXiv:2501.17325), FedLap and FedLap-Cov. The equations are derived here
+    from partitioned variational inference with Laplace's approximation; the paper's own were not compared.
+    """
+    model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
+    check_count(local_epochs, "local_epochs")
+    check_count(batch_size, "batch_size")
+    numbers = {"temperature": temperature, "step_size": step_size, "prior_stddev": prior_stddev}
+    for name, value in numbers.items():
+        check_number(value, name)
+    check_damping(damping)
+    if covariance:
+        check_fisher(density)
+    model = model_fn()
+    laplace_weights(model, "diagonal")
+    check_independent(model)
+    prior_precision = 1 / prior_stddev**2
+
+    def memory(weights: ModelWeights, share: Any) -> Site:
+        del share
+        empty = tf.zeros_like(flatten(weights.point))
+        return Site(empty, empty)
+
+    def build() -> Work:
+        rate = inverse_decay(optimizer_rate(optimizer_fn)) if learning_rate is None else learning_rate
+        update_fn = lambda weights: ByOptimizer(weights, optimizer_fn, rate)
+        trainer = Trainer(model_fn, update_fn, likelihood=density)
+        weights = trainer.weights
+        add = add_diagonal(trainer.model, weights.point, density) if covariance else None
+
+        def curvature(examples: Any, seed: tf.Tensor) -> tf.Tensor:
+            if add is None:
+                return tf.zeros_like(weights.values)
+            zeros = tf.zeros_like(weights.values)
+            own_seed = tf.random.experimental.stateless_fold_in(seed, _CURVATURE_SEED)
+            with sampling("mean"):
+                return over_batches(
+                    examples, own_seed, 1, batch_size, add, LaplaceSums(zeros, zeros, tf.zeros([]))
+                ).curvature
+
+        @tf.function(autograph=False)
+        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            site, precision, mean = message.memory, message.told, flatten(message.weights.point)
+            lowest = tf.maximum(precision - site.precision / step_size, prior_precision)
+            pull = (site.shift - site.precision * mean) / step_size
+            number = tf.shape(examples.labels)[0]
+            size = tf.cast(number, tf.float32) / (temperature * step_size)
+            target = Target(Prior(mean, lowest, tf.zeros([0]), pull), size)
+            metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
+            local = weights.values
+            own = lowest + curvature(examples, seed) / (temperature * step_size)
+            gain = Site(own - precision, own * (local - mean) + (own - precision) * mean)
+            share = damping_of(damping, message.federation.num_clients) * step_size
+            kept = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
+            ratio = prior_precision / own
+            kl = 0.5 * tf.reduce_sum(ratio - 1 - tf.math.log(ratio) + prior_precision * tf.square(local))
+            of_all = tf.maximum(tf.cast(message.federation.num_examples, tf.float32), tf.cast(number, tf.float32))
+            metrics = TrainingMetrics(metrics.nll, kl, -(metrics.nll + kl * temperature / of_all))
+            return ClientResult(gain, number, metrics, memory=kept)
+
+        return work
+
+    return ClientWork(build, sends=SITE_CHANGE, memory=memory)

@@ -1,0 +1,68 @@
+"""The method and the posterior of a trained model in a sentence, from the settings of its training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+# Setting -> its name in a sentence.
+_NAMES = {
+    "rule": "rule",
+    "inference": "inference",
+    "optimizer": "optimizer",
+    "learning_rate": "learning rate",
+    "schedule": "schedule",
+    "kl": "KL scaling",
+    "prior_stddev": "prior standard deviation",
+}
+_WITHOUT_POSTERIOR = "there is no posterior over the weights, and temperature, KL, prior and noise are not used"
+
+
+def temperature_of(settings: Optional[Mapping[str, Any]]) -> Optional[float]:
+    """Return the posterior temperature in the settings of a training; None where they state none."""
+    value: Any = (settings or {}).get("temperature")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) and value > 0 else None
+
+
+def in_words(temperature: float) -> str:
+    """Return what a posterior temperature T means: each example counts as 1 / T examples."""
+    if temperature == 1:
+        return "temperature 1: the Bayesian posterior"
+    times = 1 / temperature
+    number = f"{times:,.0f}" if times >= 1000 else f"{times:.3g}"
+    return f"posterior at temperature {temperature:g}: as if each example had been seen {number} times"
+
+
+def statement(settings: Optional[Mapping[str, Any]]) -> str:
+    """Return the weights, the method and the posterior temperature in one sentence without a full stop.
+
+    Args:
+      settings: of the training, such as `Info.configuration`; what it does not state is left out.
+
+    Returns:
+      Such as "Gaussian weights by variational: rule mean_precision_average, inference curvature, optimizer momentum,
+      learning rate 0.02, schedule cosine, KL scaling total, prior standard deviation fan_in; posterior at temperature
+      0.01: as if each example had been seen 100 times"; the temperature alone where the settings state no weights.
+    """
+    settings = settings or {}
+    weights, temperature = settings.get("weights"), temperature_of(settings)
+    if not isinstance(weights, str):
+        return "" if temperature is None else in_words(temperature)
+    algorithm = settings.get("algorithm")
+    found = f"{weights[:1].upper()}{weights[1:]}{f' by {_text(algorithm)}' if algorithm else ''}"
+    parts = [f"{name} {_text(settings[key])}" for key, name in _NAMES.items() if settings.get(key) is not None]
+    found += f": {', '.join(parts)}" if parts else ""
+    if temperature is not None:
+        return f"{found}; {in_words(temperature)}"
+    return f"{found}; {_WITHOUT_POSTERIOR}" if _lacks_posterior(settings) else found
+
+
+def _lacks_posterior(settings: Mapping[str, Any]) -> bool:
+    """Return whether a method that fits posteriors was given a model without Gaussian weights."""
+    return settings.get("algorithm") == "variational" and settings.get("weights") == "point weights"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())

@@ -1,0 +1,139 @@
+"""The average of the last rounds: one model from the posteriors after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import CLIENT_POSTERIOR
+from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.models import ModelWeights
+from tfp_bfl.posterior import MeanField
+
+# The smallest variance for which the precision is finite in float32.
+_LEAST_VARIANCE = float(np.finfo(np.float32).tiny)
+
+
+class Averaged(NamedTuple):
+    """Hold the average of the last rounds.
+
+    Fields:
+      rounds: R, number of rounds in the average.
+      weights: the averaged `ModelWeights`, with which the model of the result predicts.
+      metrics: what `evaluate` returned for that model, and its posterior standard deviations.
+    """
+
+    rounds: int
+    weights: ModelWeights
+    metrics: dict[str, Any]
+
+
+def check_average_rounds(process: BayesianProcess, average_rounds: Optional[int], rounds: int) -> int:
+    """Return R, the number of rounds to average; 1 for None.
+
+    Raises:
+      InvalidArgument: average_rounds is below 1 or above the number of rounds; or above 1 for an algorithm that has no
+        single mean-field posterior after each round: chains, personal models and FL-SWAG.
+    """
+    if average_rounds is None:
+        return 1
+    check_count(average_rounds, "average_rounds")
+    if average_rounds > rounds:
+        raise InvalidArgument(
+            f"average_rounds is {shown(average_rounds)}, but the run has {rounds} rounds: give at most that many."
+        )
+    if average_rounds == 1:
+        return 1
+    if process.thinning is not None:
+        problem = "the rounds of this algorithm are samples of a chain, which predict together already"
+    elif process.is_personal:
+        problem = "this algorithm trains a model for each client"
+    elif process.client_work.sends == CLIENT_POSTERIOR:
+        problem = "the posterior of this algorithm has covariances between weights"
+    else:
+        return average_rounds
+    raise InvalidArgument(
+        f"average_rounds averages one posterior over rounds, and {problem}: leave average_rounds out."
+    )
+
+
+class RoundAverage:
+    """Average the predictive weights of rounds `first` to `rounds`.
+
+        1 / s^2 = (1 / R) sum_r 1 / s_r^2,    m = s^2 (1 / R) sum_r m_r / s_r^2    (Gaussian weights)
+        w = (1 / R) sum_r w_r                                     (point weights, BatchNorm's moving statistics)
+
+    The averaged Gaussian is the weighted geometric mean of the R posteriors (`rules.log_linear_pool` with equal
+    weights). Moving variances are averaged as they are: rounds see the same data, so that a moving mean that differs
+    between rounds says nothing about the variance of the activations. Sums are float64.
+
+    Args:
+      average_rounds: R, at least 2.
+      rounds: number of rounds of the run.
+      like: predictive weights before the first round: their structure, shapes and types.
+
+    Attributes:
+      first: the first round of the average.
+      sums: float64 arrays for a checkpoint; empty before round `first`.
+
+    Raises:
+      InvalidArgument: the posterior is not a `MeanField`.
+    """
+
+    def __init__(self, average_rounds: int, rounds: int, like: ModelWeights):
+        if not isinstance(like.posterior, MeanField):
+            raise InvalidArgument(
+                f"average_rounds averages Gaussians without covariances, and this posterior is a "
+                f"{type(like.posterior).__name__}: leave average_rounds out."
+            )
+        self._rounds = average_rounds
+        self._like = like
+        self.first = rounds - average_rounds + 1
+        self.sums: list[np.ndarray] = []
+
+    def add(self, number: int, weights: Callable[[], ModelWeights]) -> None:
+        """Add the weights after round `number`, which are computed only if the round belongs to the average."""
+        if number < self.first:
+            return
+        terms = _natural(weights())
+        self.sums = [a + b for a, b in zip(self.sums, terms)] if self.sums else terms
+
+    def restore(self, number: int, first: Optional[int], sums: Sequence[np.ndarray]) -> None:
+        """Continue from the checkpoint of round `number`, whose sums begin with round `first`.
+
+        Raises:
+          InvalidArgument: the checkpoint lies inside the averaging window, and its sums are of another window.
+        """
+        if number < self.first:
+            return
+        shapes = [x.shape for x in _natural(self._like)]
+        if first != self.first or [x.shape for x in sums] != shapes:
+            raise InvalidArgument(
+                f"The checkpoint of round {number} holds no sum of the rounds from {self.first} on: ask for at least "
+                f"{number + self._rounds} rounds, or choose another folder."
+            )
+        self.sums = [np.asarray(x) for x in sums]
+
+    def weights(self) -> ModelWeights:
+        """Return the average, in the types of the weights."""
+        values = [x / self._rounds for x in self.sums]
+        n = len(tf.nest.flatten(self._like.posterior.mean))
+        precisions, informations, others = values[:n], values[n : 2 * n], values[2 * n :]
+        means = [b / a for a, b in zip(precisions, informations)]
+        leaves = [*means, *(1 / a for a in precisions), *others]
+        like = tf.nest.flatten(self._like)
+        return tf.nest.pack_sequence_as(self._like, [np.asarray(x, np.asarray(y).dtype) for x, y in zip(leaves, like)])
+
+
+def _natural(weights: ModelWeights) -> list[np.ndarray]:
+    """Return precisions, precisions times means, point weights and moving statistics, in float64."""
+    exact = lambda part: [np.asarray(x, np.float64) for x in tf.nest.flatten(part)]
+    means = exact(weights.posterior.mean)
+    # FedAG's variance is 0 where all clients agree.
+    precisions = [1 / np.maximum(v, _LEAST_VARIANCE) for v in exact(weights.posterior.variance)]
+    informations = [p * m for p, m in zip(precisions, means)]
+    return [*precisions, *informations, *exact(weights.point), *exact(weights.moments)]

@@ -1,0 +1,29 @@
+"""A server's rows, one for each client that has been in a round, in the order of the clients' numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.models import ModelWeights
+
+
+def growing(shape: list[Any], dtype: tf.DType) -> tf.Tensor:
+    """Return no rows of this shape, of a type in which there may be any number: [0, *shape]."""
+    return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])
+
+
+def keep_newest(state: Any, weights: ModelWeights, new: Any, seed: Any) -> tuple[Any, ModelWeights]:
+    """Take the rows of a round into the state, as a `ServerStep.next`; the server's weights stay.
+
+    A client's new row replaces its former one.
+
+    Args:
+      state, new: structures with leaves [K, ...]; the field `client` holds the numbers [K].
+    """
+    del seed
+    stays = ~tf.reduce_any(tf.equal(state.client[:, tf.newaxis], new.client), 1)
+    joined = tf.nest.map_structure(lambda x, y: tf.concat([tf.boolean_mask(x, stays), y], 0), state, new)
+    order = tf.argsort(joined.client)
+    return tf.nest.map_structure(lambda x: tf.gather(x, order), joined), weights
