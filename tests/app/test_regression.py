@@ -12,7 +12,20 @@ from tfp_bfl.app.cli import run_command_line
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
-SMALL = ("--model", "mlp", "--rounds", "12", "--local-epochs", "3", "--engine", "local", "--num-samples", "10")
+SMALL = (
+    "--model",
+    "mlp",
+    "--rounds",
+    "12",
+    "--local-epochs",
+    "10",
+    "--learning-rate",
+    "0.05",
+    "--engine",
+    "local",
+    "--num-samples",
+    "10",
+)
 
 
 @pytest.fixture(scope="module")
