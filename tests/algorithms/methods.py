@@ -141,6 +141,7 @@ def partitioned_vi():
         build=lambda: algorithms.partitioned_vi(model_fn, damping=0.3, seed=SEED, **CURVATURE),
         work=clients.sites(model_fn, damping=0.3, **CURVATURE),
         rounds=40,
+        metrics={**given.metrics, "weights_at_floor": 0},
     )
 
 
@@ -181,7 +182,7 @@ def bayesian_admm():
         lambda result, anchor: pool([result], anchor)[1],
         data=CLIENTS,
         rounds=10,
-        metrics={},
+        metrics={"weights_at_floor": 0},
     )
 
 

@@ -234,7 +234,7 @@ def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
         with pytest.raises(InvalidArgument, match="needs what each sends by itself"):
             site.begin(told_of(site, options))
     site.begin(told_of(site, {"robust": "clip:3"}))
-    assert "by the rule log_linear_pool adds it to the others'" in site.seen
+    assert "by the rule mean_precision_average adds it to the others'" in site.seen
     file.write_text(plain + "rules: [conflation, total]\n")
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median log_linear_pool"):

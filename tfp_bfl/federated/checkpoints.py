@@ -57,7 +57,7 @@ class Record(pydantic.BaseModel):
     draws: dict[str, str] = {}
     concurrent_calls: int = 0
     average_from: Optional[int] = None
-    sums: Any = pydantic.Field(default=(), exclude=True)
+    sums: list[Any] = pydantic.Field(default=[], exclude=True)
 
 
 class Found(NamedTuple):

@@ -217,7 +217,7 @@ def simulate(
         average = RoundAverage(num_averaged, rounds, predictive(state)) if num_averaged > 1 else None
         if average and found:
             average.restore(int(state.round), record.average_from, record.sums)
-        record.average_from, record.sums = (average.first, average.sums) if average else (None, ())
+        record.average_from, record.sums = (average.first, average.sums) if average else (None, [])
         saved = int(state.round) if found else 0
         base: Optional[tf.keras.Model] = None
         try:
