@@ -237,7 +237,7 @@ def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
     assert "by the rule mean_precision_average adds it to the others'" in site.seen
     file.write_text(plain + "rules: [conflation, total]\n")
     site = Site(hospitals / "north" / "local")
-    with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median log_linear_pool"):
+    with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median mean_precision_average"):
         site.begin(told_of(site, {"robust": "median"}))
     site.begin(told_of(site, {"algorithm": "qlsd", "rounds": 200, "burn_in_rounds": 100}))
 
