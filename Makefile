@@ -53,7 +53,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory --jobs 2 lint docs
 	@mkdir -p build
-	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt
+	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt $(TESTS)
 
 # Not in CI: ten times as long as the fast tests.
 test-seeds: $(INSTALLED)
