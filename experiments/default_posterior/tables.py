@@ -22,8 +22,9 @@ BASELINES = FITTED
 def write_all(records: dict[str, Record], folder: pathlib.Path) -> None:
     """Writes every table of which there is something."""
     done = {name: record for name, record in records.items() if "rows" in record}
-    write(trials_table(done), folder / "trials")
-    write(temperature_table(done), folder / "temperatures")
+    for lines, name in ((trials_table(done), "trials"), (temperature_table(done), "temperatures")):
+        if len(lines) > 1:
+            write(lines, folder / name)
     groups: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
     for name, record in done.items():
         kind, *rest = name.split(",")
