@@ -39,7 +39,7 @@ from tfp_bfl.errors import InvalidArgument, lookup
 class _Inferred(Optimized, Bounded):
     """Clients fit a posterior by the ELBO."""
 
-    default_schedule: ClassVar[str] = "cosine"
+    default_schedule: ClassVar[str] = "inverse"
 
     inference: Optional[str] = option(
         None,

@@ -29,7 +29,7 @@ from tfp_bfl.errors import InvalidArgument
 class _Averaging(Optimized, SGD, ServerOptimized, Bounded, Defended):
     """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
 
-    default_schedule: ClassVar[str] = "cosine"
+    default_schedule: ClassVar[str] = "inverse"
 
     defaults: ClassVar[dict[str, Any]] = {
         **{"kind": "deterministic", "rounds": 30, "momentum": 0.9},
