@@ -33,7 +33,7 @@ def fed_lap(covariance):
     """The mean of the clients' Gaussians and the product of their sites, in natural parameters."""
     model_fn, rho, damping, stddev = mlp("deterministic"), 0.5, 0.3, 2.0
     options = {"covariance": covariance, "step_size": rho, "damping": damping, "prior_stddev": stddev}
-    options |= {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
+    options |= {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02, "optimizer_fn": "adam"}
     clients_of_all, prior = len(SIZES), 1 / stddev**2
 
     def pool(results, anchor):

@@ -186,7 +186,8 @@ def product_of(name, state):
 def test_prior_and_sites_make_the_servers_posterior_after_every_round(name, inference, engine):
     """To 1e-4 of each precision, whoever is in the round and whoever is faulty: that client's row stays, as do those of
     the absent; and no site's precision falls below zero."""
-    process = RECIPES[name](model_fn, inference=inference, local_epochs=5, learning_rate=0.05, **OPTIONS)
+    steps = {"inference": inference, **({"optimizer_fn": "adam"} if inference == "backprop" else {})}
+    process = RECIPES[name](model_fn, local_epochs=5, learning_rate=0.05, **steps, **OPTIONS)
     state = process.with_clients(process.initialize(), range(3), [len(t.labels) for t in TABLES])
     for number, cohort in enumerate(COHORTS):
         broken = {cohort[0]} if number in (2, 4) else set()

@@ -51,9 +51,9 @@ def variational(
     whole = rules.whole_model(rule)
     local = clients.variational(model_fn, weighting=weighting, **{**work, **settings._asdict()})
     variables = bool(models.layout(models.as_model_fn(model_fn)()).variational)
-    optimizer = work.get("optimizer_fn", DEFAULT_OPTIMIZER)
+    optimizer = work.get("optimizer_fn") or DEFAULT_OPTIMIZER
     warning = None
-    if not whole.one_shot:
+    if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
         warning = fixed_point_warning(whole.name, optimizer, settings.inference if variables else None)
     notices = (warning,) if warning else ()
     return compose(

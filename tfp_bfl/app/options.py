@@ -57,9 +57,9 @@ class _Inferred(Optimized, Bounded):
     )
 
     def rate(self) -> float:
-        from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
+        from tfp_bfl.clients.inference import default_optimizer
 
-        optimizer = self.optimizer or DEFAULT_OPTIMIZER
+        optimizer = self.optimizer or default_optimizer(getattr(self, "update_prior", False))
         return self.learning_rate or bfl.clients.default_rate(self.inference or self.default_inference(), optimizer)
 
     def default_inference(self) -> str:

@@ -14,8 +14,7 @@ from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.fields import LIKELIHOOD
 from tfp_bfl.app.own_model import names_code
-from tfp_bfl.clients.inference import Settings, default_noise, settings_for
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
+from tfp_bfl.clients.inference import Settings, default_noise, default_optimizer, settings_for
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -48,7 +47,7 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
     fields = type(options).model_fields
     found: dict[str, Any] = {}
     if "optimizer" in fields:
-        found["optimizer"] = options.optimizer or DEFAULT_OPTIMIZER
+        found["optimizer"] = options.optimizer or default_optimizer(getattr(options, "update_prior", False))
     if "learning_rate" in fields:
         found["learning_rate"] = options.rate()
     if "schedule" in fields:

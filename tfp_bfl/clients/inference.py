@@ -69,6 +69,15 @@ def settings_for(
     return Settings(inference, temperature, kl)
 
 
+def default_optimizer(update_prior: bool = False) -> str:
+    """Return the default optimizer: momentum, but Adam where the prior is the last posterior.
+
+    That prior's precision is that of the posterior, 1e5 at first, and gradients of its KL would take SGD away at any
+    rate that the likelihood needs.
+    """
+    return "adam" if update_prior else DEFAULT_OPTIMIZER
+
+
 def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> float:
     """Return the default learning rate of the means: that of the inference, or else of the optimizer.
 

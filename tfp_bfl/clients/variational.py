@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl.clients.example_privacy import ExamplePrivacy, check_alone
-from tfp_bfl.clients.inference import settings_for, update_of
+from tfp_bfl.clients.inference import default_optimizer, settings_for, update_of
 from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer
+from tfp_bfl.clients.optimizers import Optimizer
 from tfp_bfl.clients.target import KLS, target_of
 from tfp_bfl.clients.trainer import Trainer
 from tfp_bfl.clients.updates import Schedule
@@ -24,7 +24,7 @@ def variational(
     local_epochs: int = 1,
     batch_size: int = 32,
     learning_rate: Optional[Schedule] = None,
-    optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
+    optimizer_fn: Optional[Optimizer] = None,
     inference: Optional[str] = None,
     noise: Optional[str] = None,
     decay: Optional[float] = None,
@@ -55,9 +55,10 @@ def variational(
         None for `clients.inverse_decay` from the default of the inference, or of the optimizer, on
         (`clients.default_rate`).
       optimizer_fn: one of `clients.OPTIMIZERS`, or a function that builds a Keras optimizer, whose learning rate is
-        then set to that; its state starts anew each round. It sees all means and point weights as one vector, all log s
-        as another. SGD, with or without momentum, is stationary where the weighted mean of the clients' gradients
-        vanishes; Adam and other adaptive optimizers are not (`algorithms.fixed_points`).
+        then set to that; its state starts anew each round. None for "momentum", and for "adam" with update_prior. It
+        sees all means and point weights as one vector, all log s as another. SGD, with or without momentum, is
+        stationary where the weighted mean of the clients' gradients vanishes; Adam and other adaptive optimizers are
+        not (`algorithms.fixed_points`).
       inference: how q is found: one of `clients.INFERENCES`; None for "curvature", and for "backprop" with update_prior
         or example_privacy.
       noise: "shared", one draw of the weights for a batch, or "flipout", one for each example; None for "flipout" with
@@ -111,7 +112,7 @@ def variational(
     update_fn = update_of(
         inference,
         learning_rate=learning_rate,
-        optimizer_fn=optimizer_fn,
+        optimizer_fn=optimizer_fn or default_optimizer(update_prior),
         noise=noise,
         decay=decay,
         stddev_rate=stddev_rate,
