@@ -11,8 +11,7 @@ from tests.processes import in_this_process
 from tfp_bfl.app import build
 from tfp_bfl.app.config import make_config
 from tfp_bfl.app.options import ALGORITHMS
-from tfp_bfl.clients.inference import DEFAULT_INFERENCE, default_rate
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
+from tfp_bfl.clients.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
 from tfp_bfl.clients.updates import rate_of
 from tfp_bfl.posterior.samples import num_draws
 
@@ -230,7 +229,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
         **{"augmentation": None},
         **{"update_prior": False, "pretrained": True},
         **(
-            {"inference": "backprop", "temperature": 1.0, "optimizer_fn": DEFAULT_OPTIMIZER}
+            {"inference": "backprop", "temperature": 1.0, "optimizer_fn": default_optimizer(update_prior=True)}
             if name == "variational"
             else {}
         ),

@@ -45,9 +45,9 @@ GROUPS = {
 }
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
-    **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{(name, "local_epochs"): (1, 5) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
-    **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("partitioned_vi", "bayesian_admm")},
     # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
     **{(name, "learning_rate"): (0.001, None) for name in ("fed_pa", "fed_kppa")},
     **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},

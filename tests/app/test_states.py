@@ -17,7 +17,14 @@ from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.config import RunConfig, make_config
 from tfp_bfl.app.options import ALGORITHMS
 from tfp_bfl.app.sweep import options_of_run, settled_options
-from tfp_bfl.clients.inference import DEFAULT_INFERENCE, TEMPERATURES, default_noise, default_rate, settings_for
+from tfp_bfl.clients.inference import (
+    DEFAULT_INFERENCE,
+    TEMPERATURES,
+    default_noise,
+    default_optimizer,
+    default_rate,
+    settings_for,
+)
 from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.clients.sites import SITES_INFERENCE
 from tfp_bfl.export.statement import in_words, statement, temperature_of
@@ -239,8 +246,9 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     settings = settings_for()
     assert given == {**settings._asdict(), "weighting": "train_size", "rule": default_rule(settings.inference)}
     parameters = inspect.signature(own).parameters
-    assert parameters["optimizer_fn"].default == DEFAULT_OPTIMIZER
-    assert all(parameters[name].default is None for name in (*settings._fields, "noise", "learning_rate"))
+    ours = (*settings._fields, "noise", "learning_rate", "optimizer_fn")
+    assert all(parameters[name].default is None for name in ours)
+    assert default_optimizer() == DEFAULTS["optimizer"]
     config = resolve.resolved(make_config(None, {}), regression=False)
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     assert {name: DEFAULTS[name] for name in settings._fields} == settings._asdict() and given["rule"] == config.rule
