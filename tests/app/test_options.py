@@ -29,7 +29,7 @@ AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
 # What a recipe passes its other options on to.
 PASSED_ON = {
     "variational": [*AVERAGING, bfl.clients.variational],
-    **{name: [*AVERAGING, bfl.clients.sites] for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{name: [*AVERAGING, bfl.clients.sites] for name in ("partitioned_vi", "bayesian_admm")},
     "fl_swag": [bfl.clients.swag],
     **{name: [*AVERAGING, bfl.clients.variational] for name in ALGORITHMS if name.startswith("fed_")},
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
@@ -46,7 +46,7 @@ GROUPS = {
 # Defaults of the command line that are meant to differ: (the recipe's, the command line's).
 OTHER_DEFAULTS = {
     **{(name, "local_epochs"): (1, 5) for name in ("variational", "partitioned_vi", "bayesian_admm")},
-    **{(name, "inference"): (SITES_INFERENCE, None) for name in ("variational", "partitioned_vi", "bayesian_admm")},
+    **{(name, "inference"): (SITES_INFERENCE, None) for name in ("partitioned_vi", "bayesian_admm")},
     **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("partitioned_vi", "bayesian_admm")},
     # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
     **{(name, "learning_rate"): (0.001, None) for name in ("fed_pa", "fed_kppa")},
