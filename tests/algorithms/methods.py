@@ -23,8 +23,7 @@ BATCHES = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.02}
 BY_BACKPROP = {"inference": "backprop", "temperature": 1.0, "optimizer_fn": "adam"}
 ADAM = {**BATCHES, **BY_BACKPROP, "kl": "client"}
 CURVATURE = {**BATCHES, "inference": "curvature", "temperature": 0.1, "optimizer_fn": "adam"}
-# Enough for momentum to learn in ten rounds.
-FAST = {**BATCHES, "learning_rate": 0.1}
+FAST = {**BATCHES, "learning_rate": 0.1}  # Enough for momentum to learn in ten rounds.
 SGD = {"local_epochs": 10, "burn_in_epochs": 6, "max_columns": 5, "batch_size": 8, "learning_rate": 0.1}
 
 SPREAD = {"stddev_q05", "stddev_median", "stddev_q95", "stddev_log_ratio", "share_at_floor"}

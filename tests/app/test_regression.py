@@ -19,6 +19,8 @@ SMALL = (
     "12",
     "--local-epochs",
     "10",
+    "--schedule",
+    "cosine",
     "--learning-rate",
     "0.05",
     "--engine",
