@@ -40,7 +40,7 @@ def test_a_fixture_of_a_module_draws_by_the_modules_name(request, shared):
 
 
 def test_another_base_seed_name_or_fixture_gives_another_seed():
-    """Of six seeds below 2^31 two are equal once in 10^8 choices of names."""
+    """Compare six seeds below 2^31: two are equal once in 10^8 choices of names."""
     names = [(0, "a"), (1, "a"), (0, "b"), (0, "a", "shared", 0), (0, "a", "shared", 1), (0, "a", "own", 0)]
     assert len({seeds.seed_of(*name) for name in names}) == len(names)
     assert all(0 <= seeds.seed_of(*name) < 2**31 for name in names)

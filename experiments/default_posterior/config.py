@@ -7,7 +7,7 @@ chose; `CHOSEN` what they chose.
 
 COMMON = {"clients": 10, "local_epochs": 1, "batch_size": 32}
 
-# The default of `algorithms.variational`, spelled out so that a record says what it is of.
+# The default of `algorithms.variational`, spelled out so that a record names it; rates fall along a cosine.
 DEFAULT = {
     "kind": "flipout",
     "inference": "curvature",

@@ -203,7 +203,7 @@ def test_no_path_of_this_machine_travels_with_a_model():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
-    """Of every algorithm: the optimizer and the rate of variational, which alone can give another one."""
+    """Check the optimizer and the rate of every algorithm; only variational can give another one."""
     own = {"robust": "median", "update_prior": True} if name == "variational" else {}
     if name not in CHAINS:
         own |= {"local_epochs": 7, "learning_rate": 0.25}

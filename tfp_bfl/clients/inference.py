@@ -19,7 +19,7 @@ INFERENCES = {
     "backprop": "means and log standard deviations by the optimizer",
 }
 DEFAULT_INFERENCE = "curvature"
-# Posterior temperature by likelihood, chosen by the NLL of held-out training data (experiments/global_posterior).
+# Posterior temperature by likelihood. 0.01 is the one of four tried that learnt best beside SGD; no study chose it yet.
 TEMPERATURES = {"categorical": 0.01}
 NOISES = {"shared": "one draw of the weights for a batch", "flipout": "a draw for each example"}
 _NATURAL: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ _RATES = {"natural": 0.005, "ivon": 0.05}
 
 
 class Settings(NamedTuple):
-    """What decides a client's posterior, all defaults filled in."""
+    """Hold the options that decide a client's posterior, all defaults filled in."""
 
     inference: str
     temperature: float

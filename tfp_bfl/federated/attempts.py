@@ -172,9 +172,9 @@ class Attempts:
 
     def _rather(self) -> str:
         """Return which options may be the cause where all clients fail at once, and the learning rate to try."""
-        told = self._process.description
-        named = [f"{name} ({told[name]})" for name in ("learning_rate", "step_size") if name in told]
-        rates = [float(x) for x in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", str(told.get("learning_rate", "")))]
+        settings = self._process.description
+        named = [f"{name} ({settings[name]})" for name in ("learning_rate", "step_size") if name in settings]
+        rates = [float(x) for x in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", str(settings.get("learning_rate", "")))]
         advice = f": training diverges at too large a rate, try {max(rates) / 10:g}" if rates and max(rates) > 0 else ""
         return f"; where all fail at once, look at {' and '.join(named)} first{advice}" if named else ""
 
