@@ -133,7 +133,7 @@ def test_clients_sums_are_those_of_all_examples_in_one_place(name, structure):
 
 @pytest.mark.parametrize("name", ["categorical", "gaussian:0.5", "heteroscedastic"])
 def test_fisher_root_is_the_expectation_over_labels(name):
-    """Return the expected outer product of gradients, over all classes or 40 Gauss-Hermite nodes."""
+    """Compare with the expected outer product of gradients, over all classes or 40 Gauss-Hermite nodes."""
     likelihood = parse_likelihood(name)
     outputs = tf.constant(
         np.random.default_rng(2).normal(size=(4, {"categorical": 3, "gaussian:0.5": 1}.get(name, 2))), tf.float32

@@ -184,7 +184,7 @@ def _names(state: Union[factors.Factors, curvatures.Curvatures]) -> Any:
 
 
 def _trace(curvature: Any) -> float:
-    """Compute it for a matrix, or for its diagonal in leaves."""
+    """Return the trace of a matrix, or of its diagonal in leaves."""
     return float(sum(np.sum(x) for x in curvature) if isinstance(curvature, tuple) else np.trace(curvature))
 
 
