@@ -12,9 +12,10 @@ import tfp_bfl as bfl
 from experiments.cells import write_summary
 from experiments.default_posterior.config import COMMON
 from experiments.global_posterior.federation import data_of
-from experiments.global_posterior.scores import fitted_scores, scores, spread_scores
+from experiments.global_posterior.scores import constant_spread, fitted_scores, permuted, scores, spread_scores
 
 Options = dict[str, Any]
+HALF_ROUNDS = 100  # The library's own.
 FIT = 400  # Images of the server on which a softmax temperature is fitted where the others choose a trial.
 
 
@@ -34,7 +35,7 @@ def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess
         shape = {"input_shape": source.element_shape, "num_classes": source.num_classes}
         return build(kind=method["kind"], seed=seed, **shape, **of_model)
 
-    rate = method["rate"] if method.get("constant") else bfl.clients.cosine_decay(method["rate"], options["rounds"])
+    rate = rate_of(method, options["rounds"])
     training = {"local_epochs": options.get("local_epochs", COMMON["local_epochs"]), "batch_size": COMMON["batch_size"]}
     return bfl.algorithms.variational(
         model_fn,
@@ -46,13 +47,25 @@ def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess
     )
 
 
+def rate_of(method: Options, rounds: int) -> Any:
+    """The learning rate of a method by its schedule."""
+    schedule, rate = method["schedule"], method["rate"]
+    if schedule == "inverse":
+        return bfl.clients.inverse_decay(rate, method.get("half_rounds", HALF_ROUNDS))
+    return bfl.clients.cosine_decay(rate, rounds) if schedule == "cosine" else rate
+
+
 def trained(options: Options) -> dict[str, Any]:
-    """The rows of a cell: scores by row, and what the training took."""
+    """The rows of a cell: scores by row, and what the training took.
+
+    Controls of the average, where it has standard deviations: "permuted" within each layer, and "constant", all at
+    their geometric mean.
+    """
     data, seed, wall = data_of(options), options["seed"], time.perf_counter()
     parts = [data.held_out.features]
     if not options.get("trial"):
         parts += [data.test.features, *([] if data.elsewhere is None else [data.elsewhere])]
-    predicted: dict[str, list[list[np.ndarray]]] = {"last": [], "averaged": []}
+    predicted: dict[str, list[list[np.ndarray]]] = {}
     row: dict[str, Any] = {}
     for member in range(options["settings"].get("members", 1)):
         process = process_of(options, data.clients, 1000 * member + seed)
@@ -64,9 +77,14 @@ def trained(options: Options) -> dict[str, Any]:
         }
         result = bfl.simulate(process, data.clients, **run)
         weights = {"last": result.state.weights, "averaged": result.averaged.weights}
+        if weights["averaged"].posterior.variance and not options.get("trial"):
+            weights["permuted"] = permuted(weights["averaged"], (seed, 0))
+            weights["constant"] = constant_spread(weights["averaged"])
         for name, own in weights.items():
             model = bfl.models.predictive_model(process.model_fn(), own)
-            predicted[name].append([bfl.evaluation.predict(model, x, options["num_samples"], seed) for x in parts])
+            predicted.setdefault(name, []).append(
+                [bfl.evaluation.predict(model, x, options["num_samples"], seed) for x in parts]
+            )
         row = spread_scores(weights["averaged"], bfl.models.prior(model)) if own.posterior.variance else {}
     seconds = time.perf_counter() - wall
     together = {name: [np.concatenate(samples) for samples in zip(*members)] for name, members in predicted.items()}

@@ -15,11 +15,15 @@ import click
 from experiments.cells import Study, study_options
 from experiments.default_posterior.cell import run_cell
 from experiments.default_posterior.config import (
+    BY_SKEW,
     COMMON,
     DEFAULT,
     METHODS,
+    MILD,
     PARTITIONS,
+    SCHEDULES,
     SEEDS,
+    SEEDS_OF,
     SHARES,
     SIZES,
     TEMPERATURES,
@@ -36,28 +40,44 @@ HERE = pathlib.Path(__file__).parent
 def cells() -> Iterator[tuple[str, Options]]:
     """The name and the options of each cell, in the order in which they run."""
     images = SIZES["fashion_mnist"]
+    of_trials = {"trial": True, "seed": TUNED["seed"]}
     for (method, trials), partition in itertools.product(TRIALS.items(), TUNED["partitions"]):
         for trial in trials:
             said = ",".join(f"{name}={value}" for name, value in trial.items())
-            options = {
-                "settings": {**METHODS[method], **TRIED_AT.get(method, {}), **trial},
-                "trial": True,
-                "seed": TUNED["seed"],
-            }
-            yield f"trial,{method},{said},{partition}", {**images, **options, "partition": partition}
-    for seed in SEEDS:
-        for where, (name, method) in itertools.product((*PARTITIONS, "digits", "cifar10"), METHODS.items()):
-            kind, data = ("study", "fashion_mnist") if where in PARTITIONS else (where, where)
-            partition = {"digits": "label_skew:2", "cifar10": "dirichlet:0.5"}.get(where, where)
-            options = {**SIZES[data], "settings": method, "partition": partition, "seed": seed}
-            yield f"{kind},{name},{partition},seed={seed}", options
+            settings = {**METHODS[method], **TRIED_AT.get(method, {}), **trial}
+            yield (
+                f"trial,{method},{said},{partition}",
+                {**images, **of_trials, "settings": settings, "partition": partition},
+            )
+    for (rate, half), partition in itertools.product(SCHEDULES, TUNED["partitions"]):
+        settings = {**DEFAULT, "rate": rate, "half_rounds": half}
+        name = f"trial,schedule,inverse={rate}/{half},{partition}".replace("/", " ")
+        yield name, {**images, **of_trials, "settings": settings, "partition": partition}
+    # Three seeds of all but the dearest first.
+    for seeds, methods in ((SEEDS[:3], _CHEAP), (SEEDS[:3], _DEAR), (SEEDS[3:], METHODS)):
+        for seed, where, name in itertools.product(seeds, (*PARTITIONS, "digits", "cifar10"), methods):
+            if seed in SEEDS_OF.get(name, SEEDS):
+                yield _study_cell(name, where, seed)
     for data, share, temperature in itertools.product(SIZES, SHARES, TEMPERATURES):
         size, settings = SIZES[data], {**DEFAULT, "temperature": temperature}
         share_of = {"examples_per_client": round(share * size.get("examples_per_client", 129))}
         # As many steps as with all data.
         more = {"local_epochs": round(COMMON["local_epochs"] / share)}
-        options = {**size, **share_of, **more, "settings": settings, "trial": True, "seed": TUNED["seed"]}
+        options = {**size, **share_of, **more, **of_trials, "settings": settings}
         yield f"temperature,{data},{share:.2g},{temperature:g}", {**options, "partition": "dirichlet:0.5"}
+
+
+_DEAR = ("ensemble_5", "former_default")
+_CHEAP = tuple(name for name in METHODS if name not in _DEAR)
+
+
+def _study_cell(name: str, where: str, seed: int) -> tuple[str, Options]:
+    """The name and the options of a method's training, on a partition of Fashion-MNIST or on other data."""
+    kind, data = ("study", "fashion_mnist") if where in PARTITIONS else (where, where)
+    partition = {"digits": "label_skew:2", "cifar10": "dirichlet:0.5"}.get(where, where)
+    method = {**METHODS[name], **BY_SKEW.get(name, {}).get("mild" if partition in MILD else "strong", {})}
+    options = {**SIZES[data], "settings": method, "partition": partition, "seed": seed}
+    return f"{kind},{name},{partition},seed={seed}", options
 
 
 @click.command()

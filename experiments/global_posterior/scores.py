@@ -81,6 +81,14 @@ def permuted(weights: models.ModelWeights, seed: Sequence[int]) -> models.ModelW
     return weights._replace(posterior=posterior)
 
 
+def constant_spread(weights: models.ModelWeights) -> models.ModelWeights:
+    """The weights with the geometric mean of all standard deviations in place of each."""
+    variance = [np.asarray(v) for v in weights.posterior.variance]
+    mean = np.exp(np.mean(np.concatenate([np.log(v).ravel() for v in variance])))
+    posterior = weights.posterior._replace(variance=tuple(np.full_like(v, mean) for v in variance))
+    return weights._replace(posterior=posterior)
+
+
 def without_spread(
     model: tf.keras.Model,
     weights: models.ModelWeights,

@@ -28,8 +28,8 @@ class ClientOptimizer(NamedTuple):
 
 OPTIMIZERS: dict[str, ClientOptimizer] = {
     "sgd": ClientOptimizer(SGD, 0.1),
-    "momentum": ClientOptimizer(functools.partial(SGD, momentum=0.9), 0.02),
-    "nesterov": ClientOptimizer(functools.partial(SGD, momentum=0.9, nesterov=True), 0.02),
+    "momentum": ClientOptimizer(functools.partial(SGD, momentum=0.9), 0.03),
+    "nesterov": ClientOptimizer(functools.partial(SGD, momentum=0.9, nesterov=True), 0.03),
     "adagrad": ClientOptimizer(tf.keras.optimizers.Adagrad, 1e-2),
     "rmsprop": ClientOptimizer(tf.keras.optimizers.RMSprop, 1e-3),
     "adam": ClientOptimizer(Adam, 1e-3),
