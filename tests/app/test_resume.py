@@ -135,8 +135,14 @@ def test_pre_training_is_not_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(bfl.federated, "pretrain", functools.partial(bfl.federated.pretrain, patience=1))
     whole, folder = tmp_path / "whole", tmp_path / "broken"
     assert run_command_line(["run", *options, "--output", str(whole)]) == 0
+    evaluate, calls = bfl.evaluation.evaluate, iter([False, False])
+
+    def fail_in_the_rounds(*args, **options):
+        """The first two calls score what was pre-trained, and the first round, which then has a checkpoint."""
+        return fail() if next(calls, True) else evaluate(*args, **options)
+
     with monkeypatch.context() as patch:
-        patch.setattr(bfl.evaluation, "evaluate", fail)
+        patch.setattr(bfl.evaluation, "evaluate", fail_in_the_rounds)
         with pytest.raises(RuntimeError, match="this is expected"):
             run_command_line(["run", *options, "--output", str(folder)])
     with monkeypatch.context() as patch:
