@@ -20,7 +20,8 @@ from tfp_bfl.models import ClientResult, Compact, Federation, ModelWeights, Serv
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
 CURVATURE, SITE_CHANGE = "curvature", "site change"
 GRADIENT, CHANGE = "gradient", "change"
-PERSONAL, PERSONAL_POOL = "personal result", "personal pool"
+# How `ClientResult.extra` is pooled: the mean by the clients' weights, or the sum over the clients.
+MEAN, SUM = "mean", "sum"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
 # which rows of client -1 do not count; or values. "" is neither: of the examples, all of which count.
 PADDED, DYNAMIC = "padded", "dynamic"
@@ -89,6 +90,10 @@ class ClientWork(NamedTuple):
       personal: (what a client has kept, the server's predictive weights) -> the weights that predict for this client;
         None where what it keeps is no model of its own.
       coding: of its results' `sent`; None where they have none.
+      extra: the server's weights -> zeros in the structure of `ClientResult.extra`; None for work that sends none.
+        What guards point weights guards these statistics too: robust aggregation, bounds, privacy, secure sums.
+      extra_pool: `MEAN` or `SUM`, of the clients' extra statistics: by their weights, or each client once.
+      keeps_sent: its memory must be what it sent, which a compressor would change.
       check: raises InvalidArgument for clients (`data.ClientData`) whose examples are not those that it is of; None
         for work that is of no examples in particular.
     """
@@ -99,6 +104,9 @@ class ClientWork(NamedTuple):
     shapes: str = ""
     personal: Optional[Callable[[Any, ModelWeights], ModelWeights]] = None
     coding: Optional[Coding] = None
+    extra: Optional[Callable[[ModelWeights], Any]] = None
+    extra_pool: str = MEAN
+    keeps_sent: bool = True
     check: Optional[Callable[[Any], None]] = None
 
     def __call__(self) -> Work:
@@ -239,7 +247,7 @@ class ServerStep(NamedTuple):
     Fields:
       initialize: weights -> the step's own state.
       next: (state, the server's weights, what the rule pooled, a seed [2] for this round) -> (state, the server's next
-        weights).
+        weights). With `extra` a fifth argument is the clients' extra statistics, pooled.
       predictive: (state, the server's weights) -> the weights that predict, outside any graph; those of the server
         unless the step has better ones. They may hold a posterior over point weights.
       tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
@@ -247,6 +255,8 @@ class ServerStep(NamedTuple):
         that was never in a round; None where all clients have the same.
       meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
+      extra: it takes the extra statistics of clients who send them (`ClientWork.extra`).
+      metrics: the pooled extra statistics -> scalars to report with the round.
       name: as users spell it, with its step size if it has one: what a run that diverges is told of.
       most_clients: those who have a place in its state, by their numbers; None for any number.
       most_in_round: for how many clients of a round it is what it says; None for any number.
@@ -255,12 +265,14 @@ class ServerStep(NamedTuple):
     """
 
     initialize: Callable[[ModelWeights], Any]
-    next: Callable[[Any, ModelWeights, Any, Any], tuple[Any, ModelWeights]]
+    next: Callable[..., tuple[Any, ModelWeights]]
     predictive: Callable[[Any, ModelWeights], ModelWeights] = lambda state, weights: weights
     tell: Callable[[Any, ModelWeights], Any] = lambda state, weights: ()
     personal: Optional[Callable[[Any, ModelWeights, int], ModelWeights]] = None
     meet: Callable[[Any, Federation, Any], Any] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
+    extra: bool = False
+    metrics: Callable[[Any], Metrics] = lambda extra: {}
     name: str = "custom"
     most_clients: Optional[int] = None
     most_in_round: Optional[int] = None

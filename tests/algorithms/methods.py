@@ -14,6 +14,7 @@ from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
 from .chain_methods import dg_sgld, fsgld, qlsd
+from .drift_methods import DRIFT
 from .laplace_method import fed_lap, laplace
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
 from .personal_methods import meta_learning, meta_vd, p_fed_bayes
@@ -364,29 +365,13 @@ METHODS = {
     "p_fed_bayes, flipout": p_fed_bayes,
     "fed_kp, mean": functools.partial(fed_kp, "mean"),
     "fed_kp, clients": functools.partial(fed_kp, "clients"),
+    **DRIFT,
 }
 # One of each family and kind of model, where every method would say the same again.
 TELLING = [f"naive_weighted_average, {kind}" for kind in models.KINDS]
-TELLING += [
-    name
-    for name in METHODS
-    if name.startswith(
-        (
-            "fl_swag",
-            "fed_",
-            "variational",
-            "curvature",
-            "compressed",
-            "partitioned",
-            "bayesian",
-            "qlsd",
-            "dg_",
-            "fsgld",
-            "ma",
-            "meta",
-        )
-    )
-]
+FAMILIES = ("fl_swag", "fed_", "variational", "curvature", "compressed", "partitioned", "bayesian", "qlsd", "dg_")
+FAMILIES += ("fsgld", "ma", "meta", "scaffold")
+TELLING += [name for name in METHODS if name.startswith(FAMILIES)]
 
 
 @functools.cache

@@ -53,15 +53,15 @@ def meta_vd(source, threshold=None):
         start = np.float64(flat(anchor.posterior.mean))
         mean = start + np.sum(precisions * (means - start), 0) / np.sum(precisions, 0)
         averaged = lambda each: [np.tensordot(shares, np.stack(x), 1) for x in zip(*each)]
-        shared = averaged([tf.nest.flatten(r.weights.shared) for r in results])
-        rows, here = given.rows, [int(r.weights.client) for r in results]
+        shared = averaged([tf.nest.flatten(r.extra.shared) for r in results])
+        rows, here = given.rows, [int(np.argmax(r.extra.present)) for r in results]
         momenta = tuple(g + SHARED.decay * x for g, x in zip(shared, given.shared))
         parameters = tuple(x - SHARED.rate * v for x, v in zip(given.shared, momenta))
         rows_momenta = () if isinstance(rows, tuple) else np.zeros_like(rows)
         if not isinstance(rows, tuple):
             rows = rows.copy()
             for k, b, r in zip(here, shares, results):
-                rows_momenta[k] = b * r.weights.row.numpy() + ROWS.decay * given.rows[k]
+                rows_momenta[k] = b * r.extra.rows[k].numpy() + ROWS.decay * given.rows[k]
                 rows[k] -= ROWS.rate * rows_momenta[k]
         learnt = Parameters(tuple(np.float32(x) for x in parameters), rows)
         state = PersonalState(learnt, Parameters(tuple(np.float32(v) for v in momenta), rows_momenta), {})

@@ -49,6 +49,9 @@ ALIKE = {
     "meta_vd, pruned, flipout": pytest.mark.deep(after="tests/servers/test_personal.py"),
     "p_fed_bayes, flipout": pytest.mark.deep(after="tests/clients/test_personal_posterior.py"),
     "fed_kp, clients": pytest.mark.deep(after="tests/rules/test_kernel.py"),
+    "scaffold, deterministic": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
+    "fed_dyn, flipout": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
+    "fed_nova, flipout": pytest.mark.deep(after="tests/algorithms/test_drift.py"),
 }
 # Rules whose equations alone differ: tests/federated/test_shards.py and test_faults.py have their rounds.
 OF_OTHER_EQUATIONS = [

@@ -15,10 +15,13 @@ from tfp_bfl.clients.inference import DEFAULT_INFERENCE, default_optimizer, defa
 from tfp_bfl.clients.updates import rate_of
 from tfp_bfl.posterior.samples import num_draws
 
-RECIPES = [name for name in ALGORITHMS if name.startswith("fed_")]
+RECIPES = [name for name in ALGORITHMS if name.startswith(("fed_", "scaffold"))]
 OF_RECIPE = {
     "fed_opt": {"server_optimizer": "adam", "learning_rate_decay": 0.5},
     "fed_prox": {"proximal": 0.2, "server_optimizer": "sgd", "server_momentum": 0.5},
+    "scaffold": {"optimizer": "sgd", "server_optimizer": "sgd"},
+    "fed_dyn": {"alpha": 0.1},
+    "fed_nova": {"momentum": 0.5},
     "fed_ag": {"weighting": "equal"},
     "fed_be": {"unlabelled_share": 0.2, "pretrain_share": 0.1},
     "fed_pa": {"shrinkage": 0.2, "max_change_norm": 1e6},
@@ -82,7 +85,7 @@ def runtime():
 
 def test_every_recipe_is_tried():
     of_programs = {"fed_lap"}
-    named = {name for name in bfl.algorithms.__all__ if name.startswith("fed_")}
+    named = {name for name in bfl.algorithms.__all__ if name.startswith(("fed_", "scaffold"))}
     assert set(OF_RECIPE) == set(RECIPES) == named - of_programs
 
 

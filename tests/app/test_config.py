@@ -74,6 +74,7 @@ OWN = {
     "server_learning_rate": 0.5,
     "server_momentum": 0.5,
     "proximal": 0.5,
+    "alpha": 0.5,
     "unlabelled_share": 0.2,
     "shrinkage": 0.5,
     "burn_in_rounds": 1,
@@ -172,10 +173,10 @@ def test_algorithms_in_words():
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
     assert in_words(name for name in ALGORITHMS if name not in ("qlsd", "fed_be")) == "all but fed_be and qlsd"
     assert in_words(ALGORITHMS) == (
-        "variational, partitioned_vi, bayesian_admm, fl_swag, qlsd, dg_sgld, meta_learning, meta_vd, p_fed_bayes "
-        "and fed_*"
+        "variational, partitioned_vi, bayesian_admm, fl_swag, scaffold, qlsd, dg_sgld, meta_learning, meta_vd, "
+        "p_fed_bayes and fed_*"
     )
-    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld"
+    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd and dg_sgld"
     assert default_in_words("kernel_start", "clients") == "clients"
     assert default_in_words("burn_in_rounds", None) == ""
 
@@ -281,7 +282,7 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"algorithm": "meta_vd", "variance_range": "smoth"}, "no range of variances 'smoth': did you mean 'smooth'"),
         (
             {"algorithm": "meta_vd", "robust": "median"},
-            "robust is an option of variational, meta_learning, p_fed_bayes and fed_*",
+            "robust is an option of variational, scaffold, meta_learning, p_fed_bayes and fed_*",
         ),
         ({"augmentation": "mixup"}, "no augmentation 'mixup'"),
         ({"algorithm": "p_fed_bayes", "kind": "deterministic"}, "use kind 'flipout'"),

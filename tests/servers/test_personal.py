@@ -1,5 +1,7 @@
 """What the server learns of each client's variances: pooled, pulled back, stepped, and refused."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,6 +10,7 @@ from tfp_bfl import clients, models, rules, servers
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated import extras
 from tfp_bfl.models import ClientResult, ModelWeights, Parameters, ServerMessage, TrainingMetrics
 from tfp_bfl.posterior import MeanField
 
@@ -56,20 +59,27 @@ def results(work, told=PARAMETERS, anchor=ANCHOR):
     return found
 
 
-def pooled(found, rule="log_linear_pool", anchor=ANCHOR):
-    personal = rules.personal(2, rule)
-    parts = [personal.summarise(x.weights, anchor, tf.constant(float(n))) for x, n in zip(found, SIZES)]
-    return personal.pool(personal.merge(*parts), anchor)
+def pooled(work, found, rule="log_linear_pool", anchor=ANCHOR, sizes=SIZES):
+    """The pooled weights and extra statistics."""
+    whole, start = rules.whole_model(rule), extras.anchored(work, anchor)
+    weights = [tf.constant(float(n)) for n in sizes]
+    parts = [whole.summarise(extras.joined(work, x.weights, x.extra, w), start, w) for x, w in zip(found, weights)]
+    return extras.parted(work, whole.pool(functools.reduce(whole.merge, parts), start), tf.add_n(weights))
+
+
+def of_round(inner=None, source=None, **options):
+    """The pool of a round of both clients."""
+    work = clients.personal(inner or by_change(), source or LINEAR)
+    return pooled(work, results(work, **options))
 
 
 def test_a_round_tells_how_far_logits_moved():
-    found = results(clients.personal(by_change(), LINEAR))
-    rule = rules.personal(2)
-    parts = [rule.summarise(x.weights, ANCHOR, tf.constant(float(n))) for x, n in zip(found, SIZES)]
+    _, extra = of_round()
     squares = np.sum(np.square(CHANGE), 1)
     wanted = np.sqrt(np.average(squares, weights=SIZES))
-    np.testing.assert_allclose(rule.metrics(rule.merge(*parts), ANCHOR)["logit_change"], wanted, rtol=1e-5)
-    assert rule.metrics(tf.nest.map_structure(tf.zeros_like, parts[0]), ANCHOR)["logit_change"] == 0
+    metrics = servers.personal(LINEAR).metrics
+    np.testing.assert_allclose(metrics(extra)["logit_change"], wanted, rtol=1e-5)
+    assert metrics(tf.nest.map_structure(tf.zeros_like, extra))["logit_change"] == 0
 
 
 def all_close(found, expected, **options):
@@ -79,10 +89,10 @@ def all_close(found, expected, **options):
 def test_logits_and_what_is_pulled_back_through_the_hypernetwork_by_hand():
     for client, expected in enumerate(LOGITS):
         np.testing.assert_allclose(LINEAR.of_client(PARAMETERS, client, THETA), np.exp(expected), rtol=2e-6)
-    pool = pooled(results(clients.personal(by_change(), LINEAR)))
-    all_close((pool.shared, pool.rows), tuple(GRADIENT), rtol=3e-5)
+    _, extra = of_round()
+    all_close((extra.shared, extra.rows), tuple(GRADIENT), rtol=3e-5)
     np.testing.assert_allclose(tf.linalg.global_norm(tf.nest.flatten(tuple(GRADIENT))), 0.560095, rtol=1e-5)
-    np.testing.assert_array_equal(pool.present, [1, 1])
+    np.testing.assert_allclose(extra.present, [0.25, 0.75], rtol=1e-6)
 
 
 def test_pull_back_is_the_derivative_by_finite_differences():
@@ -95,9 +105,9 @@ def test_pull_back_is_the_derivative_by_finite_differences():
         logits = [source.logits(of.shared, source.row(of, k)) for k in range(2)]
         return float(sum(b * np.sum(CHANGE[k] * logits[k]) for k, b in enumerate(SIZES / SIZES.sum())))
 
-    pool = pooled(results(clients.personal(by_change(), source), source.initialize(2, 5)))
+    _, extra = of_round(source=source, told=source.initialize(2, 5))
     leaves = tf.nest.flatten(parameters)
-    for i, found in enumerate(tf.nest.flatten((pool.shared, pool.rows))):
+    for i, found in enumerate(tf.nest.flatten((extra.shared, extra.rows))):
         expected = np.zeros(found.shape)
         for place in np.ndindex(*found.shape):
             values = [[x.copy() for x in leaves] for _ in range(2)]
@@ -122,10 +132,10 @@ def test_a_step_by_hand():
     how = servers.Learning(0.5, 0.25, 0.01)
     step = servers.personal(LINEAR, servers.server_optimizer("sgd", 2.0), shared=how, rows=how, capped=False)
     state = step.initialize(ANCHOR)._replace(parameters=PARAMETERS)
-    pool = pooled(results(clients.personal(by_change(moved=0.1), LINEAR)))
+    pool, extra = of_round(by_change(moved=0.1))
     x, v = tuple(PARAMETERS), tf.nest.map_structure(np.zeros_like, tuple(PARAMETERS))
     for _ in range(2):
-        state, weights = step.next(state, ANCHOR, pool, [0, 0])
+        state, weights = step.next(state, ANCHOR, pool, [0, 0], extra)
         v = tf.nest.map_structure(lambda x, v, g: 0.25 * v + g + 0.01 * x, x, v, tuple(GRADIENT))
         x = tf.nest.map_structure(lambda x, v: x - 0.5 * v, x, v)
         all_close(tuple(state.parameters), x, rtol=1e-4)
@@ -137,10 +147,10 @@ def test_a_step_by_hand():
 def test_all_gradients_are_clipped_together():
     """The change of theta has the norm .1 sqrt(2), the pulled back .560095."""
     how = servers.Learning(1.0, 0.0, 0.0)
-    pool = pooled(results(clients.personal(by_change(moved=0.1), LINEAR)))
+    pool, extra = of_round(by_change(moved=0.1))
     norm = np.hypot(0.1 * np.sqrt(2), 0.560095)
     step = servers.personal(LINEAR, shared=how, rows=how, capped=False, clip_norm=0.5 * norm)
-    state, weights = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0])
+    state, weights = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0], extra)
     np.testing.assert_allclose(weights.posterior.mean[0], THETA + 0.05, rtol=1e-5)
     all_close(state.parameters.rows, PARAMETERS.rows - 0.5 * GRADIENT.rows, rtol=1e-4)
 
@@ -150,14 +160,12 @@ def test_logits_move_no_further_than_those_of_the_clients():
     hypernetwork with a hidden layer, whose gain is far above 1 here, about as far."""
     how = servers.Learning(1e3, 0.0, 0.0)
     single = models.PERSONAL_VARIANCES["free_variances"](2, ranged="clamped")
-    personal = rules.personal(2)
 
     def logits_after(source):
-        told = source.initialize(2, 3)
-        first = results(clients.personal(by_change(), source), told)[0]
-        pool = personal.pool(personal.summarise(first.weights, ANCHOR, tf.constant(25.0)), ANCHOR)
+        told, work = source.initialize(2, 3), clients.personal(by_change(), source)
+        pool, extra = pooled(work, results(work, told)[:1])
         step = servers.personal(source, shared=how, rows=how)
-        state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=told), ANCHOR, pool, [0, 0])
+        state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=told), ANCHOR, pool, [0, 0], extra)
         before = source.logits(told.shared, source.row(told, 0))
         return source.logits(state.parameters.shared, source.row(state.parameters, 0)) - before
 
@@ -167,12 +175,12 @@ def test_logits_move_no_further_than_those_of_the_clients():
 
 
 def test_a_clip_makes_no_capped_step_longer():
-    pool = pooled(results(clients.personal(by_change(moved=0.1), LINEAR)))
+    pool, extra = of_round(by_change(moved=0.1))
     moves = []
     for clip_norm in (100.0, 0.1):
         how = servers.Learning(1e3, 0.0, 0.0)
         step = servers.personal(LINEAR, shared=how, rows=how, clip_norm=clip_norm)
-        state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0])
+        state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0], extra)
         moves.append(np.linalg.norm(state.parameters.rows - PARAMETERS.rows))
     assert moves[1] < 0.5 * moves[0]
 
@@ -180,10 +188,9 @@ def test_a_clip_makes_no_capped_step_longer():
 @pytest.mark.parametrize("absent_decay", [False, True])
 def test_rows_of_absent_clients_stay_unless_they_decay(absent_decay):
     step = servers.personal(LINEAR, rows=servers.Learning(0.5, 0.0, 0.1), capped=False, absent_decay=absent_decay)
-    personal = rules.personal(2)
-    first = results(clients.personal(by_change(), LINEAR))[0]
-    pool = personal.pool(personal.summarise(first.weights, ANCHOR, tf.constant(25.0)), ANCHOR)
-    state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0])
+    work = clients.personal(by_change(), LINEAR)
+    pool, extra = pooled(work, results(work)[:1])
+    state, _ = step.next(step.initialize(ANCHOR)._replace(parameters=PARAMETERS), ANCHOR, pool, [0, 0], extra)
     factor = 0.95 if absent_decay else 1.0
     np.testing.assert_allclose(state.parameters.rows[1], factor * PARAMETERS.rows[1], rtol=1e-6)
     assert np.abs(state.parameters.rows[0] - 0.95 * PARAMETERS.rows[0]).max() > 0.01
@@ -243,13 +250,14 @@ def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
 
         return work
 
-    found = results(clients.personal(ClientWork(build), source, 0.8), source.initialize(2, 0), anchor)
+    personal = clients.personal(ClientWork(build), source, 0.8)
+    found = results(personal, source.initialize(2, 0), anchor)
     assert [float(found[0].counts[name]) for name in ("first", "second", "kept")] == [0.5, 0.0, 1.0]
     assert [int(x.counts["pruned_weights"]) for x in found] == [1, 1]
     assert [float(x.counts["upload_bits"]) for x in found] == [64 + 2, 64 + 2]
-    pool = pooled(found, anchor=anchor)
-    np.testing.assert_allclose(pool.weights.posterior.mean[0], [0.8, 0.1], rtol=1e-6)
-    assert pool.shared[0][1] == 0 and pool.shared[0][0] != 0
+    pool, extra = pooled(personal, found, anchor=anchor)
+    np.testing.assert_allclose(pool.posterior.mean[0], [0.8, 0.1], rtol=1e-6)
+    assert extra.shared[0][1] == 0 and extra.shared[0][0] != 0
     step = servers.personal(source, threshold=0.8)
     own = step.personal(step.initialize(anchor), anchor, 0)
     np.testing.assert_array_equal(own.posterior.mean[0], [0.5, 0.0])

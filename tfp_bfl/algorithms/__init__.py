@@ -1,11 +1,14 @@
 """Named recipes: client work + rule + server step, a file a family; `compose` for one's own."""
 
 from tfp_bfl.algorithms.compose import compose
+from tfp_bfl.algorithms.scaffold import scaffold
+from tfp_bfl.algorithms.fed_dyn import fed_dyn
 from tfp_bfl.algorithms.ensemble import ensemble
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.laplace import laplace
 from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
+from tfp_bfl.algorithms.fed_nova import fed_nova
 from tfp_bfl.algorithms.personal_posterior import p_fed_bayes
 from tfp_bfl.algorithms.posterior_averaging import (
     fed_ag,
@@ -27,9 +30,11 @@ __all__ = [
     "ensemble",
     "fed_ag",
     "fed_be",
+    "fed_dyn",
     "fed_kp",
     "fed_kppa",
     "fed_lap",
+    "fed_nova",
     "fed_opt",
     "fed_pa",
     "fed_prox",
@@ -42,5 +47,6 @@ __all__ = [
     "p_fed_bayes",
     "partitioned_vi",
     "qlsd",
+    "scaffold",
     "variational",
 ]

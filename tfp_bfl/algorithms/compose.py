@@ -17,9 +17,10 @@ from tfp_bfl.contracts import (
     CURVATURE,
     GAUSSIAN,
     GRADIENT,
-    PERSONAL_POOL,
+    MEAN,
     SITE_CHANGE,
     STACK,
+    SUM,
     TOTAL,
     WEIGHTS,
     ClientWork,
@@ -37,7 +38,6 @@ Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
 _RULES = {
     WEIGHTS: "a rule such as 'naive_weighted_average'",
     GAUSSIAN: "rules.client_gaussian()",
-    PERSONAL_POOL: "clients.personal(...) with rules.personal(...)",
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
     stack_of(CURVATURE): "clients.laplace(...) with rules.stacked()",
@@ -48,7 +48,6 @@ _RULES = {
 _STEPS = {
     WEIGHTS: "servers.replace()",
     GAUSSIAN: "servers.keep_gaussian()",
-    PERSONAL_POOL: "servers.personal(...)",
     stack_of(WEIGHTS): "servers.distil(...)",
     stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
     stack_of(CURVATURE): "servers.laplace(...)",
@@ -107,11 +106,10 @@ def compose(
     model_fn = models.as_model_fn(model_fn)
     _check_names(process_options, PROCESS_OPTIONS, "compose")
     work = _as_work(client_work)
-    if not isinstance(server_step, ServerStep):
-        raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(server_step)}.")
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = rules.whole_model(rule) if privacy is None else _private(rule, privacy, weighting, robust)
     _check_fit(work, whole, server_step)
+    _check_extra(work, whole, server_step, robust if weighting != "equal" else None)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         _check_compressible(whole, weighting, robust, secure_sums)
@@ -215,7 +213,9 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         return []
 
 
-def _check_fit(work: ClientWork, rule: ModelRule, step: ServerStep) -> None:
+def _check_fit(work: ClientWork, rule: ModelRule, step: Any) -> None:
+    if not isinstance(step, ServerStep):
+        raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(step)}.")
     if rule.takes not in (None, work.sends):
         raise InvalidArgument(
             f"The clients send a {work.sends}, but the rule {rule.name!r} takes {rule.takes}: use rules.stacked(), or "
@@ -227,6 +227,31 @@ def _check_fit(work: ClientWork, rule: ModelRule, step: ServerStep) -> None:
         raise InvalidArgument(
             f"The server step {step.name!r} takes {step.takes}, which {use} gives, but the rule {rule.name!r} gives "
             f"{given}: use that{f', or {instead}' if instead else ''}."
+        )
+
+
+def _check_extra(work: ClientWork, rule: ModelRule, step: ServerStep, robust: Optional[str]) -> None:
+    if step.extra != (work.extra is not None):
+        raise InvalidArgument(
+            f"The server step {step.name!r} needs statistics beside the weights, and these clients send none: use it "
+            "with the client work that its docstring names."
+            if step.extra
+            else f"The clients send statistics beside their weights, and the server step {step.name!r} takes none: use "
+            "the step of their algorithm."
+        )
+    if work.extra is None:
+        return
+    if rule.gives != WEIGHTS or work.sends != WEIGHTS:
+        raise InvalidArgument(
+            f"Statistics beside the weights are pooled as point weights are, and the rule {rule.name!r} gives "
+            f"{rule.gives}: use a rule such as 'naive_weighted_average'."
+        )
+    if work.extra_pool not in (MEAN, SUM):
+        raise InvalidArgument(f"extra_pool is {shown(work.extra_pool)}, but must be {MEAN!r} or {SUM!r}.")
+    if work.extra_pool == SUM and not (robust or "clip").startswith("clip"):
+        raise InvalidArgument(
+            f"The defence {robust!r} counts all clients the same, and a sum of what they send needs weights that are: "
+            "use weighting='equal'."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from tfp_bfl import clients, federated, models, rules, servers
+from tfp_bfl import clients, federated, models, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.errors import lookup
 
@@ -64,16 +64,16 @@ def meta_vd(
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
       threshold: of pruned exchange (`clients.personal`); None for none.
       variance_options, server_options: of the source of variances, and of `servers.personal`.
-      **options: of `compose` (augmentation, element_spec, seed, min_examples, weighting) and of
-        `clients.meta_learning`.
+      **options: of `compose` and of `clients.meta_learning`. A defence by which all clients count the same in each
+        weight, "trimmed" or "median", leaves rows as they are, of which each is one client's.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225).
     """
-    work, process = split_options(meta_vd, clients.meta_learning, options, (*SHARED, "weighting"))
+    work, process = split_options(meta_vd, clients.meta_learning, options)
     make = lookup(models.PERSONAL_VARIANCES, variances, "source of variances")
     source = make(num_clients, **known_options(make, variance_options, f"variances {variances!r}", ("num_clients",)))
     local = clients.personal(clients.meta_learning(model_fn, learner=learner, **work), source, threshold)
     own = ("variances", "optimizer", "threshold", "seed")
     given = known_options(servers.personal, server_options, "the server", own)
     step = servers.personal(source, server_optimizer, threshold=threshold, seed=process.get("seed", 0), **given)
-    return compose(model_fn, local, rules.personal(num_clients, rule), step, **process)
+    return compose(model_fn, local, rule, step, **process)

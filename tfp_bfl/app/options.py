@@ -32,7 +32,19 @@ from tfp_bfl.app.fields import (
     option,
 )
 from tfp_bfl.app.personal import MetaLearning, MetaVD, PFedBayes
-from tfp_bfl.app.point_weights import FedAG, FedBE, FedKP, FedKPPA, FedOpt, FedPA, FedProx, FedSGLD
+from tfp_bfl.app.point_weights import (
+    FedAG,
+    FedBE,
+    FedDyn,
+    FedKP,
+    FedKPPA,
+    FedNova,
+    FedOpt,
+    FedPA,
+    FedProx,
+    FedSGLD,
+    Scaffold,
+)
 from tfp_bfl.errors import InvalidArgument, lookup
 
 
@@ -193,6 +205,9 @@ class AllOptions(
     FLSwag,
     FedOpt,
     FedProx,
+    Scaffold,
+    FedDyn,
+    FedNova,
     FedAG,
     FedBE,
     FedPA,
@@ -209,7 +224,8 @@ class AllOptions(
 
 _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
-    *(FedOpt, FedProx, FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
+    *(FedOpt, FedProx, Scaffold, FedDyn, FedNova),
+    *(FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
     *(QLSD, DGSGLD),
     *(MetaLearning, MetaVD, PFedBayes),
 )

@@ -26,8 +26,8 @@ from tfp_bfl.app.fields import (
 from tfp_bfl.errors import InvalidArgument
 
 
-class _Averaging(Optimized, SGD, ServerOptimized, Bounded, Defended):
-    """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
+class _ByMomentum(Optimized, SGD):
+    """Clients train by an optimizer, by default SGD of a momentum that is an option too."""
 
     default_schedule: ClassVar[str] = "inverse"
 
@@ -55,6 +55,14 @@ class _Averaging(Optimized, SGD, ServerOptimized, Bounded, Defended):
         return given
 
 
+class _Averaging(_ByMomentum, ServerOptimized, Bounded, Defended):
+    """The recipes of `tfp_bfl.algorithms.posterior_averaging`."""
+
+
+class _Normalised(_ByMomentum, Bounded, Defended):
+    """Recipes whose server has a step of its own."""
+
+
 class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "fed_opt"
     summary: ClassVar[str] = "federated averaging (FedAvg); with a server_optimizer FedOpt"
@@ -65,6 +73,23 @@ class FedProx(_Averaging, AnyKind, Hidden, WithErrorMemory):
     summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
 
     proximal: PositiveOrZero = option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.")
+
+
+class Scaffold(_Averaging, AnyKind, Hidden, WithErrorMemory):
+    recipe: ClassVar[str] = "scaffold"
+    summary: ClassVar[str] = "FedAvg whose clients step along the mean gradient of all, by control variates"
+
+
+class FedDyn(_Normalised, AnyKind, Hidden, WithErrorMemory):
+    recipe: ClassVar[str] = "fed_dyn"
+    summary: ClassVar[str] = "FedAvg whose clients' losses are corrected until their minima agree"
+
+    alpha: Positive = option(0.01, "Coefficient of the dynamic regulariser.")
+
+
+class FedNova(_Normalised, AnyKind, Hidden, WithErrorMemory):
+    recipe: ClassVar[str] = "fed_nova"
+    summary: ClassVar[str] = "FedAvg of displacements normalised by the clients' numbers of steps"
 
 
 class FedAG(_Averaging, Weighted):

@@ -24,7 +24,7 @@ GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point wei
 _OF_POSTERIOR = ("rule", "inference", "noise", "kl", "temperature", "update_prior", "pretrained")
 _OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
 # Algorithms that train by `clients.variational` without its options of a posterior: its defaults hold.
-_BY_DEFAULTS = ("fed_opt", "fed_prox", "fed_kp")
+_BY_DEFAULTS = ("fed_opt", "fed_prox", "scaffold", "fed_dyn", "fed_nova", "fed_kp")
 # What a summary states of the method.
 _STATED = (
     *("weights", "algorithm", "rule", "inference", "noise", "optimizer", "learning_rate"),

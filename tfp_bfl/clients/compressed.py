@@ -26,12 +26,12 @@ def compressed(
 
     sent = a C(w_k - w + e_k),   e_k <- w_k - w + e_k - sent,   a = 1 / (1 + omega), or 1 where C is biased
 
-    which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances
-    and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them, `upload_bound` of
-    the literature and `download_bits`, 32 for each number of the server's weights.
+    which is biased in each round, but what it has sent in all is the sum of its changes less the last error. Variances,
+    extra statistics and what BatchNorm has seen go as they are. The result reports `upload_bits` as the code has them,
+    `upload_bound` of the literature and `download_bits`, 32 for each number of the server's weights.
 
     Args:
-      work: that sends `WEIGHTS` and keeps nothing, such as `clients.variational`.
+      work: that sends `WEIGHTS`, such as `clients.variational`; what it keeps must not be what it sent.
       compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE" or "none".
       per_tensor: C takes each tensor of the model for itself.
       error_memory: e_k, which begins with 0 and stays with the client.
@@ -44,7 +44,8 @@ def compressed(
     (arXiv:2106.05203), lemma 8.
     """
     chosen = compressor if isinstance(compressor, Compressor) else parse_compressor(compressor)
-    if work.sends != WEIGHTS or work.memory is not None:
+    keeps = work.memory
+    if work.sends != WEIGHTS or (keeps is not None and work.keeps_sent):
         what = f"send a {work.sends}" if work.sends != WEIGHTS else "keep a memory that must be what they sent"
         raise InvalidArgument(
             f"A compressor is of a model's weights, but the clients {what}: leave it out, or use algorithms.qlsd."
@@ -66,29 +67,31 @@ def compressed(
         mean, point = unflatten(flatten(leaves) + factor * c.decompress(sent.code), leaves)
         return sent.rest._replace(posterior=sent.rest.posterior._replace(mean=mean), point=point)
 
-    def memory(weights: ModelWeights, share: Any) -> tf.Tensor:
-        del share
-        return tf.zeros([of(weights)[1]])
+    def memory(weights: ModelWeights, share: Any) -> tuple[Any, Any]:
+        return keeps(weights, share) if keeps else (), tf.zeros([of(weights)[1]]) if error_memory else ()
 
     def build() -> Work:
         inner = work.build()
 
         @tf.function(autograph=False)
         def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
-            result = inner(message._replace(memory=()), examples, seed)
+            own, error = message.memory or ((), ())
+            result = inner(message._replace(memory=own), examples, seed)
             c, size, factor = of(message.weights)
             change = flatten(_compressed_leaves(result.weights)) - flatten(_compressed_leaves(message.weights))
-            wanted = change + message.memory if error_memory else change
+            wanted = change + error if error_memory else change
             code = c.compress(wanted, tf.random.experimental.stateless_fold_in(seed, _NOISE))
             rest = result.weights._replace(posterior=result.weights.posterior._replace(mean=()), point=())
             sent = Compact(code, rest)
-            every = sum(x.shape.num_elements() for x in tf.nest.flatten(message.weights))
+            down = _size(message.weights)
+            up = down - size + _size(result.extra)
             bits = {
-                "upload_bits": tf.cast(c.num_bits(code), tf.float32) + 32.0 * (every - size),
-                "upload_bound": tf.constant(float(c.bound(size)) + 32.0 * (every - size)),
-                "download_bits": tf.constant(32.0 * every),
+                "upload_bits": tf.cast(c.num_bits(code), tf.float32) + 32.0 * up,
+                "upload_bound": tf.constant(float(c.bound(size)) + 32.0 * up),
+                "download_bits": tf.constant(32.0 * (down + _size(message.told))),
             }
-            kept = wanted - factor * c.decompress(code) if error_memory else ()
+            error = wanted - factor * c.decompress(code) if error_memory else ()
+            kept = (result.memory, error) if keeps or error_memory else ()
             weights, counts = expand(message, sent), {**result.counts, **bits}
             return result._replace(weights=weights, counts=counts, memory=kept, sent=sent)
 
@@ -99,7 +102,13 @@ def compressed(
         lambda message, code: of(message.weights)[0].encode(code),
         lambda message, code: of(message.weights)[0].decode(code, of(message.weights)[1]),
     )
-    return work._replace(build=build, shapes=DYNAMIC, memory=memory if error_memory else None, coding=coding)
+    kept_by = memory if keeps or error_memory else None
+    return work._replace(build=build, shapes=DYNAMIC, memory=kept_by, coding=coding)
+
+
+def _size(structure: Any) -> int:
+    """Count the numbers of a structure."""
+    return sum(x.shape.num_elements() for x in tf.nest.flatten(structure))
 
 
 def _compressed_leaves(weights: ModelWeights) -> Any:

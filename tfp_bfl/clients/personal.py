@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import PERSONAL, WEIGHTS, ClientWork, Work
+from tfp_bfl.contracts import WEIGHTS, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.models import ClientResult, PersonalResult, PersonalVariances, Pruned, ServerMessage, kept_weights
+from tfp_bfl.models import (
+    ClientResult,
+    LogitGradient,
+    ModelWeights,
+    PersonalVariances,
+    Pruned,
+    ServerMessage,
+    kept_weights,
+)
 from tfp_bfl.posterior import flatten, unflatten
 
 # Of weights that a client does without: no precision, to float32, and finite.
 _NO_PRECISION = 1e10
+_BITS = ("upload_bits", "download_bits")
 
 
 def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional[float] = None) -> ClientWork:
@@ -20,7 +30,8 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
 
     sends: theta, sigma^2 as trained,   (d l / d psi)^T (l - l'),   (d l / d e_m)^T (l - l')
 
-    with l' the logits after training: what the server subtracts from h's weights psi and the client's row e_m.
+    with l' the logits after training: what the server subtracts from h's weights psi and the client's row e_m. The two
+    products are extra statistics beside the weights, a `models.LogitGradient`, of which the server gets the mean.
     A federation would compute l and the products on the server, and send theta and l alone; so bits are counted.
 
     Args:
@@ -30,8 +41,8 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
         the client, which neither trains nor sends them; None for none.
 
     Returns:
-      Client work for `rules.personal` and `servers.personal`. It reports `pruned_weights`, `upload_bits` and
-      `download_bits`.
+      Client work for a rule such as "log_linear_pool" and for `servers.personal`. It reports `pruned_weights`,
+      `upload_bits` and `download_bits`.
 
     Raises:
       InvalidArgument: work that sends something else or keeps a memory; a threshold that is no share.
@@ -70,15 +81,22 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
             mean = tf.where(kept > 0, mean, theta)
             variance = tf.where(kept > 0, variance, _NO_PRECISION)
             pooled = result.weights.posterior._replace(mean=own(mean), variance=own(variance))
-            moved, own_weights = tf.reduce_sum(tf.square(change)), result.weights
-            sent = PersonalResult(pooled, own_weights.point, own_weights.moments, shared, row, moved, client)
+            mine = tf.one_hot(client, variances.num_clients)
+            rows = tf.nest.map_structure(lambda x: tf.tensordot(mine, x, 0), row)
+            extra = LogitGradient(shared, rows, mine, tf.reduce_sum(tf.square(change)))
             bits = _bits(result.weights, kept, threshold)
             counts = {**result.counts, "pruned_weights": tf.cast(tf.reduce_sum(1 - kept), tf.int32)}
-            return result._replace(weights=sent, counts={**counts, "upload_bits": bits, "download_bits": bits})
+            weights, counts = result.weights._replace(posterior=pooled), {**counts, **dict.fromkeys(_BITS, bits)}
+            return result._replace(weights=weights, counts=counts, extra=extra)
 
         return run
 
-    return ClientWork(build, sends=PERSONAL)
+    def extra(weights: ModelWeights) -> LogitGradient:
+        number = sum(int(np.prod(x.shape)) for x in weights.posterior.mean)
+        shared, rows = tf.nest.map_structure(np.zeros_like, variances.initialize(number, 0))
+        return LogitGradient(shared, rows, np.zeros(variances.num_clients, np.float32), np.float32(0))
+
+    return ClientWork(build, extra=extra)
 
 
 def _bits(weights: Any, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:

@@ -12,7 +12,7 @@ from tfp_bfl.clients.likelihoods import CATEGORICAL, Likelihood
 from tfp_bfl.clients.target import Target
 from tfp_bfl.clients.updates import Batch, Update
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.models import FlatWeights, ServerMessage, TrainingMetrics
+from tfp_bfl.models import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics
 from tfp_bfl.models.flat import Draw
 
 
@@ -71,6 +71,8 @@ class Trainer:
     ) -> tuple[TrainingMetrics, Any]:
         """Trains from the message's weights on; the weights are then in `weights`.
 
+        A `LinearTerm` that the message tells is added to each gradient.
+
         Args:
           message, examples, seed: of the client work.
           num_epochs, batch_size: of `batches.over_batches`.
@@ -86,13 +88,14 @@ class Trainer:
         resume(self.update)
         self.weights.load(message.weights)
         anchor = tf.identity(self.weights.values)
+        linear = message.told.gradient if isinstance(message.told, LinearTerm) else None
         count = tf.cast(tf.shape(examples.labels)[0], tf.float32)
         target = target or Target(self.weights.prior, count)
 
         @without_autograph
         def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
             sums, own = carried
-            nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size)
+            nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size, linear)
             sums = _Sums(sums.nll + nll, sums.steps + 1)
             return sums, after_step(own, sums.steps)
 
@@ -112,6 +115,7 @@ class Trainer:
         target: Target,
         anchor: tf.Tensor,
         batch_size: int,
+        linear: Optional[tf.Tensor],
     ) -> tf.Tensor:
         draw = self.weights.draw(seed)
         if self._privacy:
@@ -123,6 +127,8 @@ class Trainer:
         _, kl_in_values, kl_in_log_stddev = self.weights.kl_divergence(draw.stddev, target.prior)
         if self._proximal:
             in_values += self._proximal * (self.weights.values - anchor)
+        if linear is not None:
+            in_values += linear
         if self._weight_decay:
             in_values += self._weight_decay * self.weights.values
         size = tf.cast(tf.shape(labels)[0], tf.float32)

@@ -25,7 +25,10 @@ logger = logging.getLogger(__name__)
 # A client is left out that moved its weights this many times as far as the median of at least three, and by more than
 # 1 a weight.
 _MANY_TIMES = 1000.0
-_FAR = f"its weights moved more than {_MANY_TIMES:g} times as far as the median client's"
+_FAR = {
+    "change": f"its weights moved more than {_MANY_TIMES:g} times as far as the median client's",
+    "extra": f"its statistics beside the weights are more than {_MANY_TIMES:g} times the median client's",
+}
 _SPOILT = "with it the server's weights are not finite, or beyond max_magnitude"
 
 
@@ -80,13 +83,16 @@ class Outcome(NamedTuple):
 
     @property
     def far(self) -> dict[int, str]:
-        """Sound clients whose change is not of the others' size, with the reason."""
+        """Sound clients whose change or extra statistics are not of the others' size, with the reason."""
         report = self.metrics["clients"]
         sound = report["fault"] == 0
         if np.count_nonzero(sound) < 3:
             return {}
-        bound = max(1.0, _MANY_TIMES * np.median(report["change"][sound]))
-        return dict.fromkeys(report["client"][sound & (report["change"] > bound)].tolist(), _FAR)
+        found: dict[int, str] = {}
+        for name, reason in _FAR.items():
+            bound = max(1.0, _MANY_TIMES * np.median(report[name][sound]))
+            found = {**dict.fromkeys(report["client"][sound & (report[name] > bound)].tolist(), reason), **found}
+        return found
 
 
 class _Spoilt(ComputationError):

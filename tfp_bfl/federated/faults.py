@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     """What a sound contribution keeps within.
 
     Fields:
-      max_magnitude: of means, standard deviations and point weights.
+      max_magnitude: of means, standard deviations, point weights and extra statistics.
       max_change_norm: of `models.change_norm`; None for any.
       min_examples: of a client.
       min_stddev: the floor of the model's own standard deviations.
@@ -83,7 +83,7 @@ def find_fault(
       given: the number of examples that the client's work got; None where nobody knows.
       known: whether there is a row of the client's where clients keep something.
     """
-    sent = _flat((result.weights, result.memory))
+    sent = _flat((result.weights, result.memory, result.extra))
     variances = _flat(positive_leaves(posterior_of(result.weights)))
     change, floor = limits.max_change_norm, _BELOW_FLOOR * limits.min_stddev**2
     count = result.num_examples
@@ -92,7 +92,7 @@ def find_fault(
         ~tf.reduce_all(tf.math.is_finite(sent)),
         tf.reduce_any(variances <= 0),
         ~(tf.math.is_finite(weight) & (weight > 0)),
-        ~within(result.weights, limits.max_magnitude),
+        ~(within(result.weights, limits.max_magnitude) & _all_below(result.extra, limits.max_magnitude)),
         tf.reduce_any(variances < floor),
         change is not None and change_norm(result.weights, anchor) > change,
         count < limits.min_examples,

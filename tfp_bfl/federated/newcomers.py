@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import PERSONAL, ServerState
+from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientExamples, Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
@@ -44,24 +44,26 @@ def fit_newcomers(
     check_count(rounds, "rounds")
     step, weights = tf.nest.map_structure(tf.convert_to_tensor, (state.step, state.weights))
     parameters, personal = getattr(step, "parameters", None), process.server_step.personal
-    if process.client_work.sends != PERSONAL or parameters is None or personal is None or parameters.rows == ():
+    if process.client_work.extra is None or parameters is None or personal is None or parameters.rows == ():
         raise InvalidArgument(
             "A newcomer's row is of a process whose clients have rows, such as algorithms.meta_vd with a hypernetwork: "
             "use personal_weights(state, client) for any other."
         )
     number = parameters.rows.shape[0]
+    # All rows are the newcomer's, who comes in the place of client 0.
     same = lambda row: parameters._replace(rows=tf.repeat(row[tf.newaxis], number, 0))
     work = process.client_work.build()
 
     @tf.function(autograph=False, reduce_retracing=True)
     def moved(row: tf.Tensor, examples: ClientExamples, key: tf.Tensor) -> tf.Tensor:
         message = ServerMessage(weights, tf.convert_to_tensor(state.round), same(row), (), state.federation)
-        sent = work(message, examples, key).weights
-        return row - sent.row * tf.math.divide_no_nan(sent.moved, tf.reduce_sum(tf.square(sent.row)))
+        sent = work(message, examples, key).extra
+        gradient = sent.rows[0]
+        return row - gradient * tf.math.divide_no_nan(sent.moved, tf.reduce_sum(tf.square(gradient)))
 
     fitted = []
     for k in range(clients.num_clients):
-        own = clients.examples(k)._replace(client=np.full(len(clients.indices[k]), number, np.int32))
+        own = clients.examples(k)._replace(client=np.zeros(len(clients.indices[k]), np.int32))
         own, row = tf.nest.map_structure(tf.convert_to_tensor, own), tf.reduce_mean(parameters.rows, 0)
         for i in range(rounds):
             row = moved(row, own, fold(seed, i, k, _NEWCOMER))

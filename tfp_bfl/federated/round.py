@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
 from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
 from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage, root_mean_square_change
@@ -41,6 +42,7 @@ class Report(NamedTuple):
 
     Fields:
       change: of its weights, `models.root_mean_square_change`.
+      extra: of its extra statistics, their root mean square.
     """
 
     client: Any
@@ -48,6 +50,7 @@ class Report(NamedTuple):
     num_examples: Any
     weight: Any
     change: Any
+    extra: Any
     nll: Any
     kl: Any
     tempered_elbo: Any
@@ -153,11 +156,13 @@ def make_round(
         importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
         fault = find_fault(result, anchor, importance, limits, given, known)
         importance = tf.minimum(importance, message.federation.most_weight)
-        statistics = rule.summarise(result.weights, anchor, importance)
+        sent = joined(client_work, result.weights, result.extra, importance)
+        statistics = rule.summarise(sent, anchored(client_work, anchor), importance)
         statistics = tf.nest.map_structure(lambda x: tf.where(is_sound(fault), x, tf.zeros_like(x)), statistics)
         counts = dict(result.counts)
         change = root_mean_square_change(result.weights, anchor)
-        report = Report(client, fault, result.num_examples, importance, change, *result.metrics, counts)
+        size = root_mean_square(result.extra)
+        report = Report(client, fault, result.num_examples, importance, change, size, *result.metrics, counts)
         alone = lambda structure: tf.nest.map_structure(lambda x: x[tf.newaxis], structure)
         return Contribution(statistics, alone(result.memory), alone(report))
 
@@ -182,13 +187,15 @@ def make_round(
         statistics = total.statistics
         if rule.randomise is not None:
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3))
-        pooled, reported = rule.pool_with_metrics(statistics, state.weights)
+        pooled, reported = rule.pool_with_metrics(statistics, anchored(client_work, state.weights))
+        pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
         metrics = _round_metrics(total.report)
         any_weight = tf.constant(Federation().most_weight)
         here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
         federation = tf.nest.map_structure(tf.maximum, state.federation, here)
         met = server_step.meet(state.step, federation, here.num_clients)
-        step, weights = server_step.next(met, state.weights, pooled, fold(state.seed, state.round, -2))
+        given = met, state.weights, pooled, fold(state.seed, state.round, -2)
+        step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
         # A rule with noise hides whether there was anybody.
         learnt = tf.reduce_any(sound) | (rule.randomise is not None)
@@ -196,6 +203,8 @@ def make_round(
         memory = replace_rows(state.memory, total.report.client, total.memory, sound)
         metrics.update(spread(weights.posterior, limits.min_stddev)._asdict())
         metrics.update(reported)
+        if server_step.extra:
+            metrics.update(server_step.metrics(extra))
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation), metrics
 
     return Round(

@@ -18,7 +18,7 @@ from tfp_bfl.models.exchange import (
     ClientResult,
     Compact,
     Federation,
-    PersonalResult,
+    LinearTerm,
     Pruned,
     ServerMessage,
     TrainingMetrics,
@@ -31,7 +31,13 @@ from tfp_bfl.models.lenet import lenet
 from tfp_bfl.models.mlp import mlp
 from tfp_bfl.models.model_fn import as_model_fn
 from tfp_bfl.models.numbers import mean_and_log_variance
-from tfp_bfl.models.personal_variances import PERSONAL_VARIANCES, Parameters, PersonalVariances, kept_weights
+from tfp_bfl.models.personal_variances import (
+    PERSONAL_VARIANCES,
+    LogitGradient,
+    Parameters,
+    PersonalVariances,
+    kept_weights,
+)
 from tfp_bfl.models.posterior_model import (
     WeightSampling,
     predictive_model,
@@ -69,10 +75,11 @@ __all__ = [
     "Compact",
     "Federation",
     "FlatWeights",
+    "LinearTerm",
+    "LogitGradient",
     "MemberSampling",
     "ModelWeights",
     "Parameters",
-    "PersonalResult",
     "PersonalVariances",
     "Pruned",
     "ServerMessage",

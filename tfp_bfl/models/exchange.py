@@ -50,23 +50,14 @@ class Pruned(NamedTuple):
     kept: Any
 
 
-class PersonalResult(NamedTuple):
-    """What a client sends whose variances are its own, besides its weights.
+class LinearTerm(NamedTuple):
+    """A term <gradient, w> of a client's loss, which corrects its drift: what `ServerMessage.told` holds.
 
     Fields:
-      posterior, point, moments: the local `ModelWeights`.
-      shared, row: the change of its logits, pulled back to the parameters that gave them.
-      moved: the squared norm of this change, a scalar.
-      client: its number, scalar int32.
+      gradient: added to the gradient in means and point weights: floats [D + P], flattened one after another.
     """
 
-    posterior: Any
-    point: Any
-    moments: Any
-    shared: Any
-    row: Any
-    moved: Any
-    client: Any
+    gradient: Any
 
 
 class ServerMessage(NamedTuple):
@@ -159,6 +150,8 @@ class ClientResult(NamedTuple):
       counts: other numbers to report, name -> scalar, such as the bits sent: listed by client, and summed.
       memory: what the client keeps for the next round that it is in.
       sent: a `Compact` from which the weights follow, where that is shorter; else ().
+      extra: statistics beside the weights, any structure of floats, of which the server step gets the mean or the sum
+        over the clients (`ClientWork.extra`); () for none.
     """
 
     weights: Any
@@ -167,3 +160,4 @@ class ClientResult(NamedTuple):
     counts: Mapping[str, tf.Tensor] = {}
     memory: Any = ()
     sent: Any = ()
+    extra: Any = ()

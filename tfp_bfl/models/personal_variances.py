@@ -31,6 +31,22 @@ class Parameters(NamedTuple):
     rows: Any
 
 
+class LogitGradient(NamedTuple):
+    """A client's change of its logits, pulled back to the parameters that gave them: extra statistics of its result.
+
+    Fields:
+      shared: (d l / d psi)^T (l - l'), tensors.
+      rows: (d l / d e)^T (l - l') in the client's row, zeros in all others [M, ...]; () for parameters without rows.
+      present: 1 in the client's row, 0 in all others [M].
+      moved: ||l - l'||^2, a scalar.
+    """
+
+    shared: Any
+    rows: Any
+    present: Any
+    moved: Any
+
+
 class PersonalVariances(NamedTuple):
     """Logits l [D] of all variational weights for each of M clients, and what they are of.
 

@@ -21,7 +21,7 @@ from tfp_bfl.rules.gather import gathered, stacked
 from tfp_bfl.rules.gaussian import client_gaussian
 from tfp_bfl.rules.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
 from tfp_bfl.rules.mixtures import linear_pool, mean_precision_average, naive_weighted_average, weighted_sum
-from tfp_bfl.rules.personal import PersonalPool, personal
+from tfp_bfl.rules.personal import personal
 from tfp_bfl.rules.products import (
     conflation,
     distributed_weight_consolidation,
@@ -54,7 +54,6 @@ __all__ = [
     "KernelOptions",
     "ModelGatherRule",
     "ModelRule",
-    "PersonalPool",
     "Rule",
     "WithArgument",
     "aggregate",

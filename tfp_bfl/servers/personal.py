@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import PERSONAL_POOL, ServerStep
+from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import check_number
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
-from tfp_bfl.models import ModelWeights, Parameters, PersonalVariances, kept_weights
+from tfp_bfl.models import LogitGradient, ModelWeights, Parameters, PersonalVariances, kept_weights
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
 
@@ -56,6 +56,8 @@ def personal(
     sum_m b_m ||l_m - l'_m||^2 / 2: to first order logits then move no further than the clients' own did. Without it a
     hypernetwork amplifies what all clients change alike, and the more the more it has learnt.
 
+    A round reports how far training moved the clients' logits, `logit_change`: sqrt(sum_m b_m ||l_m - l'_m||^2).
+
     All gradients together are first scaled to a norm of `clip_norm` at most. The server's own variances are those of a
     client that was never in training.
 
@@ -86,21 +88,23 @@ def personal(
         state = chosen.initialize(each(tf.TensorSpec.from_tensor, trained(weights)))
         return PersonalState(parameters, each(tf.zeros_like, parameters), each(tf.convert_to_tensor, state))
 
-    def step(state: PersonalState, weights: ModelWeights, pool: Any, seed: Any) -> tuple[Any, ModelWeights]:
+    def step(
+        state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: Any, extra: LogitGradient
+    ) -> tuple[PersonalState, ModelWeights]:
         del seed
-        change = each(tf.subtract, trained(weights), trained(pool.weights))
-        pulled_back = Parameters(pool.shared, pool.rows)
-        polyak = pool.moved / tf.maximum(tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30)
+        change = each(tf.subtract, trained(weights), trained(pool))
+        pulled_back = Parameters(extra.shared, extra.rows)
+        polyak = extra.moved / tf.maximum(tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30)
         gradients = change, pulled_back
         norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
         change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)
         own, (means, point) = chosen.next(state.optimizer, trained(weights), change)
         cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * polyak)) if capped else how
-        here = tf.ones_like(pool.present) if absent_decay else pool.present
-        parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), tf.minimum(here, 1.0))
+        here = tf.ones_like(extra.present) if absent_decay else tf.sign(tf.maximum(extra.present, 0.0))
+        parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), here)
         variance = variances.of_client(parameters, variances.num_clients, flatten(means))
-        posterior = pool.weights.posterior._replace(mean=means, variance=unflatten(variance, means))
-        return PersonalState(parameters, momenta, own), pool.weights._replace(posterior=posterior, point=point)
+        posterior = pool.posterior._replace(mean=means, variance=unflatten(variance, means))
+        return PersonalState(parameters, momenta, own), pool._replace(posterior=posterior, point=point)
 
     def of_client(state: PersonalState, weights: ModelWeights, client: int) -> ModelWeights:
         like, theta = weights.posterior.mean, flatten(weights.posterior.mean)
@@ -117,7 +121,8 @@ def personal(
         step,
         tell=tell,
         personal=of_client,
-        takes=PERSONAL_POOL,
+        extra=True,
+        metrics=lambda extra: {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0))},
         name=name,
         most_clients=variances.num_clients,
     )

@@ -1,0 +1,91 @@
+"""Algorithms that correct the drift of clients, as the contract suite takes them."""
+
+import functools
+
+import numpy as np
+
+from tfp_bfl import algorithms
+from tfp_bfl.algorithms.scaffold import Controlled
+from tfp_bfl.algorithms.fed_dyn import Dynamic
+
+from .chain_methods import told
+from .method import ALIKE, SEED, SIZES, Method, mlp, unflat
+from .personal_methods import flat, shares_of
+
+WORK = {"batch_size": 8, "local_epochs": 2, "learning_rate": 0.1, "optimizer_fn": "sgd", "temperature": 0.1}
+ALPHA = 0.1
+NUM_WEIGHTS = 30 * 3 + 3 + 3 * 2 + 2
+
+
+def values(weights):
+    return np.float64(flat((*weights.posterior.mean, *weights.point)))
+
+
+def with_values(vector, like):
+    leaves = unflat(vector, (*like.posterior.mean, *like.point))
+    leaves, number = tuple(np.float32(x) for x in leaves), len(like.posterior.mean)
+    return like._replace(posterior=like.posterior._replace(mean=leaves[:number]), point=leaves[number:])
+
+
+def averaged(results, anchor):
+    """Means and point weights by size, and the mean of precisions."""
+    shares, variances = shares_of(results), zip(*(r.weights.posterior.variance for r in results))
+    mean = sum(b * values(r.weights) for b, r in zip(shares, results))
+    variance = tuple(np.float32(1 / sum(b / np.float64(v) for b, v in zip(shares, x))) for x in variances)
+    return with_values(mean, anchor._replace(posterior=anchor.posterior._replace(variance=variance)))
+
+
+def method(build, pool, kind, server, metrics):
+    """A method whose server tells its clients `server` in the first round."""
+    return Method(
+        mlp(kind),
+        build,
+        told(build().client_work, lambda weights: server),
+        lambda num_examples: num_examples,
+        pool,
+        lambda result, anchor: pool([result], anchor)[1],
+        data=ALIKE,
+        rounds=60,
+        metrics=metrics,
+    )
+
+
+def scaffold(kind):
+    build = lambda: algorithms.scaffold(mlp(kind), seed=SEED, **WORK)
+
+    def pool(results, anchor):
+        share = len(results) / len(SIZES)
+        control = share * sum(b * np.float64(r.extra) for b, r in zip(shares_of(results), results))
+        return Controlled(np.float32(control), np.float32(share), ()), averaged(results, anchor)
+
+    return method(build, pool, kind, np.zeros(NUM_WEIGHTS, np.float32), {"control_change": 100})
+
+
+def fed_dyn(kind):
+    build = lambda: algorithms.fed_dyn(mlp(kind), alpha=ALPHA, seed=SEED, **WORK)
+
+    def pool(results, anchor):
+        share, mean = len(results) / len(SIZES), averaged(results, anchor)
+        gradient = -ALPHA * share * (values(mean) - values(anchor))
+        return Dynamic(np.float32(gradient), np.float32(share)), with_values(values(mean) - gradient / ALPHA, mean)
+
+    return method(build, pool, kind, (), {})
+
+
+def fed_nova(kind):
+    build = lambda: algorithms.fed_nova(mlp(kind), seed=SEED, **WORK)
+
+    def pool(results, anchor):
+        factor = 1 + sum(b * float(r.extra) for b, r in zip(shares_of(results), results))
+        mean = averaged(results, anchor)
+        return (), with_values(values(anchor) + factor * (values(mean) - values(anchor)), mean)
+
+    return method(build, pool, kind, (), {"relative_steps": 10})
+
+
+DRIFT = {
+    "scaffold, deterministic": functools.partial(scaffold, "deterministic"),
+    "scaffold, flipout": functools.partial(scaffold, "flipout"),
+    "fed_dyn, flipout": functools.partial(fed_dyn, "flipout"),
+    "fed_nova, flipout": functools.partial(fed_nova, "flipout"),
+}

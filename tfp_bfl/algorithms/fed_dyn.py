@@ -1,0 +1,92 @@
+"""FedDyn: each client's loss is corrected until its minimum is that of all clients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Union
+
+import tensorflow as tf
+
+from tfp_bfl import clients, federated, rules
+from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
+from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
+from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
+from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.errors import check_number
+from tfp_bfl.models import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
+
+
+class Dynamic(NamedTuple):
+    """State of the server.
+
+    Fields:
+      gradient: h [D + P], the mean of the clients' h_k.
+      share: of the clients who are in the round, a scalar.
+    """
+
+    gradient: Any
+    share: Any
+
+
+def fed_dyn(
+    model_fn: Model, *, alpha: float = 0.01, rule: Union[rules.Rule, str] = DEFAULT_RULE, **options: Any
+) -> federated.BayesianProcess:
+    """Federated averaging whose clients minimise a dynamically regularised loss.
+
+    w_k = argmin L_k(w_k) - <h_k, w_k> + alpha / 2 ||w_k - w||^2,   h_k <- h_k - alpha (w_k - w)
+    h <- h - alpha |S| / K sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha
+
+    approximately, by the steps of SGD that a client takes. h_k, the client's memory, is the gradient of its loss at its
+    minimum, so that at a fixed point all clients stay and their gradients add to zero. Of a model with Gaussian weights
+    it corrects the means.
+
+    Args:
+      model_fn: builds a Keras model that returns logits; or such a model.
+      alpha: the coefficient of the regulariser. The smaller it is, the longer a client trains to reach its minimum.
+      rule: for the weights; it must average means by plain weights.
+      **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
+
+    Raises:
+      InvalidArgument: as `compose`, alpha that is not above 0, or means that do not move by SGD.
+
+    Source: Acar et al. 2021 (arXiv:2111.04263), algorithm 1.
+    """
+    check_number(alpha, "alpha")
+    work, process = split_options(fed_dyn, clients.variational, options, **LOCAL_TRAINING)
+    reach_of(**work)
+    return compose(model_fn, _client(model_fn, alpha, work), rule, _server(alpha), **process)
+
+
+def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWork:
+    local = clients.variational(model_fn, **{"proximal": alpha, **options})
+
+    def build() -> Any:
+        train = local.build()
+
+        @tf.function(autograph=False)
+        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            own = message.memory
+            result = train(message._replace(memory=(), told=LinearTerm(-own)), examples, seed)
+            moved = flat_values(result.weights) - flat_values(message.weights)
+            return result._replace(memory=own - alpha * moved)
+
+        return run
+
+    return ClientWork(build, memory=lambda weights, share: tf.zeros_like(flat_values(weights)), keeps_sent=False)
+
+
+def _server(alpha: float) -> ServerStep:
+    def initialize(weights: ModelWeights) -> Dynamic:
+        return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0))
+
+    def meet(state: Dynamic, federation: Federation, num_clients: Any) -> Dynamic:
+        share = tf.math.divide_no_nan(*(tf.cast(x, tf.float32) for x in (num_clients, federation.num_clients)))
+        return state._replace(share=share)
+
+    def step(state: Dynamic, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Dynamic, ModelWeights]:
+        del seed
+        mean = flat_values(pooled)
+        gradient = state.gradient - alpha * state.share * (mean - flat_values(weights))
+        return state._replace(gradient=gradient), with_flat_values(pooled, mean - gradient / alpha)
+
+    return ServerStep(initialize, step, meet=meet, name=f"fed_dyn (alpha {alpha:g})")

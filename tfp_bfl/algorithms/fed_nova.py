@@ -1,0 +1,79 @@
+"""FedNova: clients of more steps count no more than clients of few."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import tensorflow as tf
+
+from tfp_bfl import clients, federated, rules
+from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
+from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
+from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
+from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
+
+
+def fed_nova(
+    model_fn: Model, *, rule: Union[rules.Rule, str] = DEFAULT_RULE, **options: Any
+) -> federated.BayesianProcess:
+    """Federated averaging of the clients' displacements, each normalised by its number of steps.
+
+    d_k = (w_k - w) / a_k,   w <- w + (sum_k b_k a_k) sum_k b_k d_k
+
+    with a_k the sum of the coefficients of client k's gradients: its steps, and with momentum
+    (tau - m (1 - m^tau) / (1 - m)) / (1 - m). In federated averaging a client of twice the steps moves the mean twice
+    as far; here each counts by its weight b_k alone. Of a model with Gaussian weights the means are normalised.
+
+    With a the coefficients of a client of mean size, a client sends w + a d_k and, as its extra statistic, a_k / a - 1:
+    both have the size of what other algorithms send, so that the same bounds fit. Clients of one size make this
+    federated averaging.
+
+    Args:
+      model_fn: builds a Keras model that returns logits; or such a model.
+      rule: for the weights; it must average means by plain weights.
+      **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
+
+    Raises:
+      InvalidArgument: as `compose`, and for means that do not move by SGD.
+
+    Source: Wang et al. 2020 (arXiv:2007.07481), algorithm 1 and section 4.1.
+    """
+    work, process = split_options(fed_nova, clients.variational, options, **LOCAL_TRAINING)
+    step = ServerStep(lambda weights: (), _step, extra=True, metrics=lambda extra: {"relative_steps": 1 + extra})
+    return compose(model_fn, _client(model_fn, work), rule, step._replace(name="fed_nova"), **process)
+
+
+def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
+    local, reach = clients.variational(model_fn, **options), reach_of(**options)
+
+    def build() -> Any:
+        train = local.build()
+
+        @tf.function(autograph=False)
+        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            result = train(message, examples, seed)
+            # Where the server does not know the federation, a client of one batch is the measure.
+            mean_size = message.federation.num_examples // tf.maximum(message.federation.num_clients, 1)
+            usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
+            own = reach(message.round, result.num_examples).steps
+            weights = _scaled(message.weights, result.weights, usual / own)
+            return result._replace(weights=weights, extra=own / usual - 1)
+
+        return run
+
+    return ClientWork(build, extra=lambda weights: tf.constant(0.0))
+
+
+def _step(
+    state: Any, weights: ModelWeights, pooled: ModelWeights, seed: Any, extra: tf.Tensor
+) -> tuple[Any, ModelWeights]:
+    del seed
+    return state, _scaled(weights, pooled, 1 + extra)
+
+
+def _scaled(start: ModelWeights, end: ModelWeights, factor: tf.Tensor) -> ModelWeights:
+    """Return the weights whose means and point weights are start + factor (end - start), all else as at the end."""
+    begin = flat_values(start)
+    return with_flat_values(end, begin + factor * (flat_values(end) - begin))

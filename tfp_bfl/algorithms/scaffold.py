@@ -1,0 +1,103 @@
+"""SCAFFOLD: control variates take the drift of clients who differ out of federated averaging."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl import clients, federated, rules, servers
+from tfp_bfl.algorithms.compose import Model, compose, split_options
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
+from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
+from tfp_bfl.clients.displacement import flat_values, reach_of
+from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.models import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
+
+
+class Controlled(NamedTuple):
+    """State of the server.
+
+    Fields:
+      control: c [D + P], the mean gradient of all clients.
+      share: of the clients who are in the round, a scalar.
+      inner: of the step on the weights.
+    """
+
+    control: Any
+    share: Any
+    inner: Any
+
+
+def scaffold(
+    model_fn: Model,
+    *,
+    rule: Union[rules.Rule, str] = DEFAULT_RULE,
+    server_optimizer: Optional[Any] = None,
+    **options: Any,
+) -> federated.BayesianProcess:
+    """Federated averaging whose clients step along the mean gradient of all of them.
+
+    w_k <- w_k - rate (g_k - c_k + c)                             each local step
+    c_k' = c_k - c + (w - w_k) / (rate tau)                       after tau steps: client k's mean gradient
+    c <- c + |S| / K sum_k b_k (c_k' - c_k),   w <- optimizer(w, sum_k b_k (w - w_k))
+
+    c_k is the memory of client k and c_k' - c_k its extra statistic. Of a model with Gaussian weights it corrects the
+    means. Where a round has part of the clients, the share |S| / K takes them as of one weight.
+
+    Args:
+      model_fn: builds a Keras model that returns logits; or such a model.
+      rule: for the weights; it must average means by plain weights.
+      server_optimizer: of `servers.server_optimizer`; None to take the pool.
+      **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
+
+    Raises:
+      InvalidArgument: as `compose`, and for means that do not move by SGD.
+
+    Source: Karimireddy et al. 2020 (arXiv:1910.06378), algorithm 1 with option II; momentum as in Wang et al. 2020
+    (arXiv:2007.07481).
+    """
+    work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
+    inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
+    return compose(model_fn, _client(model_fn, work), rule, _server(inner), **process)
+
+
+def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
+    local, reach = clients.variational(model_fn, **options), reach_of(**options)
+
+    def build() -> Any:
+        train = local.build()
+
+        @tf.function(autograph=False)
+        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+            own, control = message.memory, message.told
+            result = train(message._replace(memory=(), told=LinearTerm(control - own)), examples, seed)
+            rate, steps = reach(message.round, result.num_examples)
+            moved = flat_values(message.weights) - flat_values(result.weights)
+            change = moved / (rate * steps) - control
+            return result._replace(memory=own + change, extra=change)
+
+        return run
+
+    zeros = lambda weights, *_: tf.zeros_like(flat_values(weights))
+    return ClientWork(build, memory=zeros, extra=zeros, keeps_sent=False)
+
+
+def _server(inner: ServerStep) -> ServerStep:
+    def initialize(weights: ModelWeights) -> Controlled:
+        return Controlled(tf.zeros_like(flat_values(weights)), tf.constant(1.0), inner.initialize(weights))
+
+    def meet(state: Controlled, federation: Federation, num_clients: Any) -> Controlled:
+        share = tf.math.divide_no_nan(*(tf.cast(x, tf.float32) for x in (num_clients, federation.num_clients)))
+        return state._replace(share=share)
+
+    def step(
+        state: Controlled, weights: ModelWeights, pooled: ModelWeights, seed: Any, extra: tf.Tensor
+    ) -> tuple[Controlled, ModelWeights]:
+        own, weights = inner.next(state.inner, weights, pooled, seed)
+        return Controlled(state.control + state.share * extra, state.share, own), weights
+
+    tell = lambda state, weights: state.control
+    metrics = lambda extra: {"control_change": tf.norm(extra)}
+    name = f"scaffold ({inner.name})"
+    return ServerStep(initialize, step, tell=tell, meet=meet, extra=True, metrics=metrics, name=name)
