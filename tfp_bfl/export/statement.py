@@ -43,7 +43,7 @@ def statement(settings: Optional[Mapping[str, Any]]) -> str:
 
     Returns:
       Such as "Gaussian weights by variational: rule mean_precision_average, inference curvature, optimizer momentum,
-      learning rate 0.02, schedule cosine, KL scaling total, prior standard deviation fan_in; posterior at temperature
+      learning rate 0.03, schedule inverse, KL scaling total, prior standard deviation fan_in; posterior at temperature
       0.01: as if each example had been seen 100 times"; the temperature alone where the settings state no weights.
     """
     settings = settings or {}
