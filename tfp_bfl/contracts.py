@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
@@ -145,6 +145,18 @@ class ServerState(NamedTuple):
     federation: Federation = Federation()
 
 
+class Pooled(NamedTuple):
+    """What a rule makes of the clients' statistics.
+
+    Fields:
+      weights: what it gives, such as the pooled `MeanField` or `ModelWeights`.
+      metrics: scalars to report with the round.
+    """
+
+    weights: Any
+    metrics: Mapping[str, Any] = {}
+
+
 class Rule(NamedTuple):
     """An aggregation rule over a posterior, as pure functions of structures of tensors.
 
@@ -154,12 +166,10 @@ class Rule(NamedTuple):
       summarise: (local, anchor, weight) -> statistics of one client. `local` and `anchor` are `MeanField`s (of a
         `ModelRule`: `ModelWeights`), `weight` a positive scalar that need not be normalised.
       merge: (statistics, statistics) -> statistics. Commutative and associative; all zeros change nothing.
-      pool: (total, anchor) -> the pooled `MeanField`.
+      pool: (total, anchor) -> `Pooled`.
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor (otherwise it only centres the sums).
-      metrics: (total, anchor) -> scalars to report with the round.
       min_clients: the fewest for whom the rule is what its name says.
-      together: (total, anchor) -> what pool and metrics give, of a rule whose two share work (`sharing`).
       takes: of a `ModelRule`: what its clients must send; None for any structure.
       gives: what its server step must take; `STACK` and `TOTAL` are of what clients send.
       one_shot: it is for one round: where all clients send what they were given, it gives something else. Any other
@@ -174,22 +184,16 @@ class Rule(NamedTuple):
 
     summarise: Callable[[Any, Any, tf.Tensor], Any]
     merge: Callable[[Any, Any], Any]
-    pool: Callable[[Any, Any], Any]
+    pool: Callable[[Any, Any], Pooled]
     name: str = "custom"
     uses_anchor: bool = False
-    metrics: Callable[[Any, Any], Metrics] = lambda total, anchor: {}
     min_clients: int = 1
-    together: Optional[Callable[[Any, Any], tuple[Any, Metrics]]] = None
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
     units: Optional[Callable[[Any], Any]] = None
     randomise: Optional[Callable[[Any, tf.Tensor], Any]] = None
-
-    def pool_with_metrics(self, total: Any, anchor: Any) -> tuple[Any, Metrics]:
-        """What `pool` and `metrics` give."""
-        return _pool_with_metrics(self, total, anchor)
 
 
 class ModelRule(Rule):
@@ -207,38 +211,27 @@ class GatherRule(NamedTuple):
     given a dataset for each client: clients^2 / 2 x weights.
 
     Fields:
-      pool: (stacked, importance [K], anchor) -> the pooled result; `stacked` has leaves [K, ...], K unknown in a
+      pool: (stacked, importance [K], anchor) -> `Pooled`; `stacked` has leaves [K, ...], K unknown in a
         graph, and `importance` is the clients' weights.
       name: as users spell it.
       uses_anchor: the equation itself holds the anchor.
-      metrics: (stacked, importance [K], anchor) -> scalars to report with the round.
-      min_clients, together, takes, gives, one_shot, linear: as of `Rule`.
+      min_clients, takes, gives, one_shot, linear: as of `Rule`.
     """
 
-    pool: Callable[[Any, tf.Tensor, Any], Any]
+    pool: Callable[[Any, tf.Tensor, Any], Pooled]
     name: str = "custom"
     uses_anchor: bool = False
-    metrics: Callable[[Any, tf.Tensor, Any], Metrics] = lambda stacked, importance, anchor: {}
     min_clients: int = 1
-    together: Optional[Callable[[Any, tf.Tensor, Any], tuple[Any, Metrics]]] = None
     takes: Optional[str] = WEIGHTS
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
-
-    def pool_with_metrics(self, stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, Metrics]:
-        """What `pool` and `metrics` give."""
-        return _pool_with_metrics(self, stacked, importance, anchor)
 
 
 class ModelGatherRule(GatherRule):
     """A `GatherRule` over the stack of all that clients send, such as models' weights."""
 
     __slots__ = ()
-
-
-def _pool_with_metrics(rule: Any, *given: Any) -> tuple[Any, Metrics]:
-    return rule.together(*given) if rule.together else (rule.pool(*given), rule.metrics(*given))
 
 
 class ServerStep(NamedTuple):

@@ -25,7 +25,8 @@ def precise_mean(width=1.0):
 
     def pool(total, anchor):  # on the server
         mean = each(lambda a, shift, p: a + shift / p, anchor.mean, total["shift"], total["precision"])
-        return bfl.posterior.MeanField(mean, each(lambda v: width * v / total["weight"], total["variance"]))
+        variance = each(lambda v: width * v / total["weight"], total["variance"])
+        return bfl.rules.Pooled(bfl.posterior.MeanField(mean, variance))
 
     return bfl.rules.Rule(summarise, merge, pool, f"precise_mean:{width}")
 

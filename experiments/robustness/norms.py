@@ -55,7 +55,7 @@ def honest(rule: str, seed: int = 0, partition: str = "iid", rounds: int = ROUND
             )
         )
         total = functools.reduce(whole.merge, [whole.summarise(q, weights, tf.constant(1.0)) for q in local])
-        weights = whole.pool(total, weights)
+        weights = whole.pool(total, weights).weights
         weights = weights._replace(posterior=bfl.posterior.floor_variance(weights.posterior, floor))
     return found
 

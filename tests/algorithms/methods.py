@@ -58,7 +58,7 @@ def variational(rule, kind, **options):
 
     def pool(results, anchor):
         parts = [whole.summarise(r.weights, anchor, tf.cast(r.num_examples, tf.float32)) for r in results]
-        return (), whole.pool(functools.reduce(whole.merge, parts), anchor)
+        return (), whole.pool(functools.reduce(whole.merge, parts), anchor).weights
 
     return Method(
         mlp(kind),
@@ -120,7 +120,7 @@ def private():
 
     def of_weights(every, anchor):
         parts = [whole.summarise(weights, anchor, tf.ones([])) for weights in every]
-        return whole.pool(functools.reduce(whole.merge, parts), anchor)
+        return whole.pool(functools.reduce(whole.merge, parts), anchor).weights
 
     build = lambda: algorithms.variational(
         mlp("flipout"), "log_linear_pool", "equal", seed=SEED, privacy=hidden, **CURVATURE

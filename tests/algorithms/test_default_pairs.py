@@ -41,7 +41,7 @@ def warnings_of(data=CLIENTS, rounds=2, kind="flipout", **options):
 
 
 def middle(stacked, importance, anchor):
-    return MeanField(*(tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), part) for part in stacked))
+    return rules.Pooled(MeanField(*(tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), part) for part in stacked)))
 
 
 POOLED = {"rule": "log_linear_pool", "inference": "curvature"}

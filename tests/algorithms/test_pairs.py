@@ -44,7 +44,7 @@ def touched(model_fn):
 
 
 def middle(stacked, importance, anchor):
-    return MeanField(*(tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), part) for part in stacked))
+    return rules.Pooled(MeanField(*(tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), part) for part in stacked)))
 
 
 SMALL = {"local_epochs": 1, "batch_size": 16}
@@ -174,7 +174,7 @@ def test_a_round(cell, parts):
     sent = results(*cell[:2])
     importance = [given["weigh"](r.weights.posterior, anchor.posterior, r.num_examples) for r in sent]
     each = [rule.summarise(r.weights, anchor, w) for r, w in zip(sent, importance)]
-    pooled, metrics = rule.pool_with_metrics(functools.reduce(rule.merge, each), anchor)
+    pooled, metrics = rule.pool(functools.reduce(rule.merge, each), anchor)
     pooled = pooled._replace(posterior=posterior.floor_variance(pooled.posterior, 1e-3))
     state, weights = step.next(step.initialize(anchor), anchor, pooled, tf.constant([1, 2]))
     predictive = step.predictive(*tf.nest.map_structure(np.asarray, (state, weights)))

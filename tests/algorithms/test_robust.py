@@ -32,7 +32,7 @@ def pool_by_hand(rule, defence, kind="flipout", cohort=(0, 1, 2)):
     results = [variational_result(kind, k) for k in cohort]
     parts = [whole.summarise(r.weights, anchor, tf.cast(r.num_examples, tf.float32)) for r in results]
     total = functools.reduce(whole.merge, parts)
-    return whole.pool(total, anchor), whole.metrics(total, anchor)
+    return whole.pool(total, anchor)
 
 
 def spoil(*clients):

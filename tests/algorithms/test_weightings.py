@@ -35,7 +35,7 @@ def pool_by_hand(rule, name, results):
     whole, anchor = rules.whole_model(rules.RULES[rule]()), models.get_weights(make())
     weights = weights_by_hand(name, results, anchor)
     parts = [whole.summarise(r.weights, anchor, tf.cast(w, tf.float32)) for r, w in zip(results, weights)]
-    return whole.pool(functools.reduce(whole.merge, parts), anchor)
+    return whole.pool(functools.reduce(whole.merge, parts), anchor).weights
 
 
 # Each rule with a weighting, each weighting with one rule or two; tests/algorithms/test_pairs.py has every pair.

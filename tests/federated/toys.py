@@ -84,7 +84,7 @@ def total():
     return ModelRule(
         lambda local, anchor, weight: local,
         lambda a, b: each(tf.add, a, b),
-        lambda total, anchor: total,
+        lambda total, anchor: rules.Pooled(total),
         "total",
         takes=None,
         gives="force",

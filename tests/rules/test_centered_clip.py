@@ -43,7 +43,7 @@ def test_clipping_by_hand():
     rule = rules.centered_clip(rules.naive_weighted_average())
     assert_same(rules.aggregate(rule, five, [1, 2, 3, 4, 500]), MeanField([2.6], [2.0]), rtol=1e-5)
     parts = [tf.nest.map_structure(tf.constant, part) for part in (five, np.ones(5), MeanField([0.0], [1.0]))]
-    assert rule.metrics(*parts) == {"clipped_clients": 1}
+    assert rule.pool(*parts).metrics == {"clipped_clients": 1}
 
 
 @pytest.mark.parametrize("name", ["log_linear_pool", "linear_pool"])

@@ -43,7 +43,9 @@ def spy(seen):
         return Total(local.mean)
 
     return Rule(
-        summarise, lambda a, b: Total(a.mean + b.mean), lambda total, anchor: MeanField(total.mean, anchor.variance)
+        summarise,
+        lambda a, b: Total(a.mean + b.mean),
+        lambda total, anchor: rules.Pooled(MeanField(total.mean, anchor.variance)),
     )
 
 

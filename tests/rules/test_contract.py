@@ -103,7 +103,7 @@ def test_float32_as_a_sum_centred_on_the_anchor(name, num_clients):
     inputs = random_case(num_clients, centre=0.5, spread=3e-4, stddev=1e-4, dtype=np.float32)
     rule, anchor, parts = summaries(name, *inputs)
     mean, variance = expected(name, *inputs)
-    pooled = rule.pool(fold(rule, parts), anchor)
+    pooled = rule.pool(fold(rule, parts), anchor).weights
     np.testing.assert_allclose(pooled.variance, variance, rtol=1e-5)
     np.testing.assert_allclose(pooled.mean, mean, rtol=2e-7)
 
@@ -130,7 +130,7 @@ def test_summaries_of_two_groups_merge_to_that_of_all(name, split):
     inputs = case()
     rule, anchor, parts = summaries(name, *inputs)
     halves = rule.merge(fold(rule, parts[:split]), fold(rule, parts[split:]))
-    assert_same(rule.pool(halves, anchor), expected(name, *inputs))
+    assert_same(rule.pool(halves, anchor).weights, expected(name, *inputs))
 
 
 @every_rule
@@ -179,7 +179,7 @@ def test_anchor_counts_only_where_the_equation_has_it(name):
     pooled = []
     for q in (anchor, other):
         rule, q, parts = summaries(name, stacked, weights, q)
-        pooled.append(rule.pool(fold(rule, parts), q))
+        pooled.append(rule.pool(fold(rule, parts), q).weights)
     same = np.allclose(pooled[0].mean, pooled[1].mean) and np.allclose(pooled[0].variance, pooled[1].variance)
     assert same is not CONTRACT[name].uses_anchor
 

@@ -23,7 +23,7 @@ def test_linear_pool_keeps_its_digits_where_the_drift_dwarfs_the_stddev(stddev):
     parts = [
         rule.summarise(MeanField(m, v), start, tf.constant(w, tf.float32)) for m, v, w in zip(means, variances, weights)
     ]
-    pooled = rule.pool(functools.reduce(rule.merge, parts), start)
+    pooled = rule.pool(functools.reduce(rule.merge, parts), start).weights
     share = weights / weights.sum()
     mean = share @ means.astype(np.float64)
     variance = share @ (variances + (means - mean) ** 2)

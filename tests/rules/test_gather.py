@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules, weighting
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules import GatherRule
-from tfp_bfl.rules.rule import sharing
 
 from .reference import expected, random_case
 from .test_contract import assert_same, summaries
@@ -20,7 +20,7 @@ every_weighting = pytest.mark.parametrize("weigh", weighting.STACKED_WEIGHTINGS.
 
 def first(stacked, weights, anchor):
     """A rule whose result tells what it was given: the first posterior that is left, and the weights' sum."""
-    return MeanField(stacked.mean[0], tf.ones_like(stacked.variance[0]) * tf.reduce_sum(weights))
+    return rules.Pooled(MeanField(stacked.mean[0], tf.ones_like(stacked.variance[0]) * tf.reduce_sum(weights)))
 
 
 @every_rule
@@ -48,7 +48,7 @@ def merged(rule, clients, weights):
 def test_stacked_is_the_clients_themselves_without_those_of_weight_zero(compiled):
     rule = rules.stacked()
     assert rule.name == "stacked"
-    pool = lambda: rule.pool(merged(rule, (4, 1, 3, 2), (1.0, 0.0, 0.5, 2.0)), None)
+    pool = lambda: rule.pool(merged(rule, (4, 1, 3, 2), (1.0, 0.0, 0.5, 2.0)), None).weights
     result = tf.function(pool)() if compiled else pool()
     wanted = tf.nest.map_structure(lambda *x: tf.stack(x), *map(sent, (4, 3, 2)))
     tf.nest.assert_same_structure(result, wanted)
@@ -60,7 +60,7 @@ def test_stacked_is_the_clients_themselves_without_those_of_weight_zero(compiled
 @pytest.mark.parametrize("compiled", [False, True])
 def test_where_no_client_is_left_zeros_stand_for_one(compiled):
     rule = rules.stacked()
-    pool = lambda: rule.pool(merged(rule, (4, 3), (0.0, 0.0)), None)
+    pool = lambda: rule.pool(merged(rule, (4, 3), (0.0, 0.0)), None).weights
     result = tf.function(pool)() if compiled else pool()
     for actual, value in zip(tf.nest.flatten(result), tf.nest.flatten(sent(4)), strict=True):
         assert (actual.dtype, actual.shape) == (value.dtype, [1, *value.shape])
@@ -74,9 +74,9 @@ def test_order_and_pairing_do_not_matter(name):
     anchor = tf.nest.map_structure(tf.constant, anchor)
     clients = [MeanField(*(tf.constant(part[k]) for part in stacked)) for k in range(6)]
     parts = [rule.summarise(q, anchor, tf.constant(1.0)) for q in clients]
-    whole = rule.pool(functools.reduce(rule.merge, parts), anchor)
+    whole = rule.pool(functools.reduce(rule.merge, parts), anchor).weights
     pairs = [rule.merge(parts[i], parts[j]) for i, j in ((5, 2), (0, 4), (3, 1))]
-    assert_same(rule.pool(functools.reduce(rule.merge, pairs), anchor), whole, rtol=1e-9)
+    assert_same(rule.pool(functools.reduce(rule.merge, pairs), anchor).weights, whole, rtol=1e-9)
 
 
 def test_clients_of_weight_zero_are_left_out_and_none_add_nothing():
@@ -87,7 +87,7 @@ def test_clients_of_weight_zero_are_left_out_and_none_add_nothing():
     parts = [rule.summarise(q, anchor, tf.constant(w)) for q, w in zip(clients[1:], (2.0, 3.0))]
     nobody = tf.nest.map_structure(lambda x: x[:0], zero)
     total = functools.reduce(rule.merge, [nobody, zero, *parts, nobody])
-    pooled = rule.pool(total, anchor)
+    pooled = rule.pool(total, anchor).weights
     np.testing.assert_array_equal(pooled.mean, clients[1].mean)
     np.testing.assert_array_equal(pooled.variance, np.full(50, 5.0))
 
@@ -101,7 +101,7 @@ def test_number_of_clients_need_not_be_known():
     @tf.function(input_signature=[spec, tf.TensorSpec([None])])
     def pool(stacked, weights):
         total = rule.summarise(anchor, anchor, tf.constant(1.0))
-        return rule.pool(type(total)(stacked, weights), anchor)
+        return rule.pool(type(total)(stacked, weights), anchor).weights
 
     for num_clients in (1, 2, 4):
         stacked, _, _ = random_case(num_clients, dtype=np.float32)
@@ -113,36 +113,18 @@ def test_metrics_tell_the_largest_share_and_the_rules_own():
     stacked, _, anchor = random_case(4)
     for name in ("naive_weighted_average", "distributed_weight_consolidation"):
         rule = rules.reweighted(rules.RULES[name](), weighting.max_discrepancy_weights)
-        metrics = rule.metrics(tf.nest.map_structure(tf.constant, stacked), tf.ones([4]), anchor)
+        metrics = rule.pool(tf.nest.map_structure(tf.constant, stacked), tf.ones([4]), anchor).metrics
         share = weighting.max_discrepancy_weights(stacked).numpy().max()
         np.testing.assert_allclose(metrics.pop("largest_share"), share, rtol=1e-6)
         assert list(metrics) == ["kept_weights"] * (name != "naive_weighted_average")
 
 
-def test_pooling_and_reporting_share_their_work():
-    calls = []
-
-    def together(stacked, weights, anchor):
-        calls.append(len(stacked))
-        return tf.reduce_sum(stacked * weights), {"clients": tf.size(weights)}
-
-    rule = rules.gathered(GatherRule(name="counted", **sharing(together)))
-    one = lambda x: rule.summarise(tf.constant(x), None, tf.constant(x))
-    total = rule.merge(one(1.0), one(2.0))
-    pooled, metrics = rule.pool_with_metrics(total, None)
-    assert calls == [2] and pooled == 5 and metrics == {"clients": 2}
-    assert rule.pool(total, None) == 5 and rule.metrics(total, None) == {"clients": 2}
-
-
-@pytest.mark.parametrize("weigh", [None, weighting.max_discrepancy_weights], ids=["a rule", "of gathered posteriors"])
-def test_pooling_with_metrics_is_pooling_and_metrics(weigh):
-    rule, anchor, parts = summaries("distributed_weight_consolidation", *random_case(4))
-    if weigh:
-        gathered = rules.gathered(rules.reweighted(rule, weigh))
-        stacked, weights, _ = random_case(4)
-        alone = lambda k: tf.nest.map_structure(lambda x: tf.constant(x[k]), stacked)
-        rule, parts = gathered, [gathered.summarise(alone(k), anchor, tf.constant(w)) for k, w in enumerate(weights)]
-    total = functools.reduce(rule.merge, parts)
-    pooled, metrics = rule.pool_with_metrics(total, anchor)
-    assert_same(pooled, rule.pool(total, anchor))
-    assert metrics == rule.metrics(total, anchor) and "kept_weights" in metrics
+def test_a_rule_that_returns_no_pooled_value_is_refused_in_a_sentence():
+    """Of the stack, and of a posterior."""
+    plain = rules.naive_weighted_average()
+    of_stack = rules.gathered(GatherRule(lambda stacked, weights, anchor: stacked, "bare"))
+    of_sums = rules.whole_model(plain._replace(pool=lambda total, anchor: anchor, name="bare"))
+    q = MeanField(tf.zeros([2]), tf.ones([2]))
+    for rule in (of_stack, of_sums):
+        with pytest.raises(InvalidArgument, match=r"rule 'bare' pools a MeanField, but must return rules\.Pooled"):
+            rule.pool(rule.summarise(q, q, tf.constant(1.0)), q)

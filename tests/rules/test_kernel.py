@@ -254,7 +254,7 @@ def test_the_rule_for_whole_models(start, weighting):
     anchor = tf.nest.map_structure(lambda x: x[0], stacked)
     rule = rules.gathered(rules.kernel_posterior(start, weighting=weighting))
     total = type(rule.summarise(anchor, anchor, tf.ones([])))(stacked, tf.constant(sizes))
-    pooled, metrics = rule.pool(total, anchor), rule.metrics(total, anchor)
+    pooled, metrics = rule.pool(total, anchor)
     tf.nest.assert_same_structure(pooled, anchor)
     options = {} if weighting is None else {"weights": sizes, "weighting": weighting}
     flat = lambda x: tf.reshape(x, [7, -1])

@@ -38,7 +38,7 @@ def nobody_moved(rule, weights):
     """What the rule makes of clients who all send the anchor."""
     whole = rules.whole_model(rule)
     parts = [whole.summarise(anchor(), anchor(), tf.constant(w)) for w in weights]
-    return whole.pool(functools.reduce(whole.merge, parts), anchor())
+    return whole.pool(functools.reduce(whole.merge, parts), anchor()).weights
 
 
 def assert_unmoved(pooled):
@@ -79,7 +79,7 @@ def test_lifted_rules_keep_what_they_are(name, lift):
 
 @pytest.mark.parametrize("one_shot", [False, True])
 def test_rules_over_the_stack_keep_what_they_are(one_shot):
-    rule = GatherRule(lambda stacked, importance, anchor: anchor, "own", one_shot=one_shot)
+    rule = GatherRule(lambda stacked, importance, anchor: rules.Pooled(anchor), "own", one_shot=one_shot)
     assert rules.whole_model(rule).one_shot is one_shot
 
 

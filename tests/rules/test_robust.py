@@ -32,7 +32,7 @@ def pool(rule, clients, anchor, weights=None):
     weights = [1.0] * len(clients) if weights is None else weights
     parts = [rule.summarise(c, anchor, tf.constant(w, tf.float32)) for c, w in zip(clients, weights)]
     total = functools.reduce(rule.merge, parts)
-    return rule.pool(total, anchor), rule.metrics(total, anchor)
+    return rule.pool(total, anchor)
 
 
 def whole_models(num_clients, seed=0):
@@ -194,7 +194,7 @@ def test_nobody_trimmed_is_the_rule_with_equal_weights(name, share, num_clients)
     rule = rules.trimmed(rules.RULES[name](), share)
     wanted = rules.aggregate(rules.RULES[name](), stacked, None, anchor)
     assert_same(rules.aggregate(rule, stacked, weights, anchor), wanted, rtol=1e-9)
-    assert rule.metrics(*in_tensors(stacked, weights, anchor))["trimmed_clients"] == 0
+    assert rule.pool(*in_tensors(stacked, weights, anchor)).metrics["trimmed_clients"] == 0
 
 
 def in_tensors(*structures):
@@ -206,7 +206,7 @@ def in_tensors(*structures):
 )
 def test_number_of_trimmed_clients(share, num_clients, dropped):
     rule = rules.trimmed(rules.conflation(), share)
-    metrics = rule.metrics(*in_tensors(*random_case(num_clients, size=2)))
+    metrics = rule.pool(*in_tensors(*random_case(num_clients, size=2))).metrics
     assert metrics == {"trimmed_clients": dropped}
 
 
@@ -313,12 +313,14 @@ def test_number_of_clients_need_not_be_known(text):
         rule = rules.reweighted(rule, lambda stacked: tf.ones([tf.shape(stacked.mean)[0]]))
     spec = MeanField(*(tf.TensorSpec([None, 4, 3], tf.float32) for _ in range(2)))
     anchor = MeanField(tf.zeros([4, 3]), tf.ones([4, 3]))
-    compute = tf.function(lambda q, w: rule.pool(q, w, anchor), input_signature=[spec, tf.TensorSpec([None])])
+    compute = tf.function(lambda q, w: rule.pool(q, w, anchor).weights, input_signature=[spec, tf.TensorSpec([None])])
     for num_clients in (1, 2, 5):
         stacked = MeanField(*(x.reshape(-1, 4, 3) for x in random_case(num_clients, size=12, dtype=np.float32)[0]))
         pooled = compute(stacked, np.ones(num_clients, np.float32))
         assert pooled.mean.shape == (4, 3)
-        assert_same(pooled, rule.pool(*in_tensors(stacked, np.ones(num_clients, np.float32)), anchor), rtol=1e-5)
+        assert_same(
+            pooled, rule.pool(*in_tensors(stacked, np.ones(num_clients, np.float32)), anchor).weights, rtol=1e-5
+        )
 
 
 def test_clipping_is_merged_like_any_rule():

@@ -10,7 +10,6 @@ from tfp_bfl import rules, weighting
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules.rule import sharing
 
 from .test_contract import assert_same
 from .test_robust import DEFENCES, defended, every_defence, pool, whole_models
@@ -65,14 +64,14 @@ def test_fields_of_the_rule_stay(text):
 def test_around_a_rule_that_shares_its_work_it_is_done_once(text):
     calls = []
 
-    def together(total, anchor):
+    def pool(total, anchor):
         calls.append(1)
-        return anchor, {"once": len(calls)}
+        return rules.Pooled(anchor, {"once": len(calls)})
 
     plain = rules.naive_weighted_average()
-    counted = rules.Rule(plain.summarise, plain.merge, name="counted", **sharing(together))
+    counted = rules.Rule(plain.summarise, plain.merge, pool, name="counted")
     clients, anchor = whole_models(3)
     rule = defended(text, counted)
     parts = [rule.summarise(c, anchor, tf.constant(1.0)) for c in clients]
-    rule.pool_with_metrics(functools.reduce(rule.merge, parts), anchor)
+    rule.pool(functools.reduce(rule.merge, parts), anchor)
     assert len(calls) == 1

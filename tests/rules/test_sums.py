@@ -41,7 +41,7 @@ def total_of(rule, stacked, anchor, weights):
 
 
 def pooled_by(rule, stacked, anchor, weights):
-    return rule.pool(total_of(rule, stacked, anchor, weights), anchor)
+    return rule.pool(total_of(rule, stacked, anchor, weights), anchor).weights
 
 
 def models_like(anchor_stddev=0.05, clients=8, size=200):
@@ -137,7 +137,7 @@ def test_numbers_beyond_the_bound_are_counted():
     stacked, anchor = models_like()
     wild = stacked._replace(point=(stacked.point[0] + np.float32([1e6] + [0] * 7)[:, None],))
     rule = rules.quantised("naive_weighted_average")
-    told = [rule.metrics(total_of(rule, x, anchor, np.ones(8, np.float32)), anchor) for x in (stacked, wild)]
+    told = [rule.pool(total_of(rule, x, anchor, np.ones(8, np.float32)), anchor).metrics for x in (stacked, wild)]
     assert [int(x["clipped_numbers"]) for x in told] == [0, 7]
 
 
@@ -220,7 +220,7 @@ def test_who_sends_the_anchor_or_weighs_nothing_adds_nothing():
     nobody = rule.summarise(clients_of(constants(stacked))[0], anchor, tf.constant(0.0))
     for found in (rule.summarise(anchor, anchor, tf.constant(1.0)), nobody):
         assert all(np.all(x == 0) for x in map(np.asarray, tf.nest.flatten(found.sums)))
-    pooled = rule.pool(nobody, anchor)
+    pooled = rule.pool(nobody, anchor).weights
     np.testing.assert_allclose(pooled.posterior.mean[0], anchor.posterior.mean[0], rtol=1e-6)
     np.testing.assert_allclose(pooled.posterior.variance[0], anchor.posterior.variance[0], rtol=1e-6)
 
@@ -250,7 +250,7 @@ def test_noise_changes_no_variance_by_more_than_its_factor(name):
     stacked, anchor = models_like()
     rule = rules.private(name, clip_norm=3.0, noise_multiplier=50.0, cohort_size=8)
     total = rule.randomise(total_of(rule, stacked, anchor, np.ones(8, np.float32)), tf.constant([0, 1]))
-    pooled = rule.pool(total, anchor).posterior
+    pooled = rule.pool(total, anchor).weights.posterior
     assert np.all(np.isfinite(pooled.mean[0]))
     # Rules for one round give an eighth besides; the linear pool's is a difference, which a round raises to its floor.
     share = pooled.variance[0] / anchor.posterior.variance[0] * (8 if rule.one_shot else 1)

@@ -45,7 +45,7 @@ def pool(rule, clients, anchor):
     for local, n in zip(clients, SIZES):
         part = rule.summarise(local, anchor, tf.constant(float(n)))
         total = part if total is None else rule.merge(total, part)
-    return rule.pool(total, anchor), rule.metrics(total, anchor)
+    return rule.pool(total, anchor)
 
 
 @pytest.mark.parametrize("name", rules.RULES)
@@ -124,7 +124,7 @@ def test_what_is_over_the_whole_model_stays(rule):
 
 def median(stacked, importance, anchor):
     middle = lambda x: tf.sort(x, 0)[1]
-    return MeanField(*(tf.nest.map_structure(middle, part) for part in (stacked.mean, stacked.variance)))
+    return rules.Pooled(MeanField(*(tf.nest.map_structure(middle, part) for part in (stacked.mean, stacked.variance))))
 
 
 def test_a_rule_over_the_stack_of_posteriors(locals_and_anchor):

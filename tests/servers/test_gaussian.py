@@ -23,7 +23,7 @@ def pooled(sizes=SIZES, clients=CLIENTS):
     total = parts[0]
     for part in parts[1:]:
         total = rule.merge(total, part)
-    return rule.pool(total, ANCHOR)
+    return rule.pool(total, ANCHOR).weights
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (1.0, 1.0, 1.0)])

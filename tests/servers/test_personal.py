@@ -64,7 +64,7 @@ def pooled(work, found, rule="log_linear_pool", anchor=ANCHOR, sizes=SIZES):
     whole, start = rules.whole_model(rule), extras.anchored(work, anchor)
     weights = [tf.constant(float(n)) for n in sizes]
     parts = [whole.summarise(extras.joined(work, x.weights, x.extra, w), start, w) for x, w in zip(found, weights)]
-    return extras.parted(work, whole.pool(functools.reduce(whole.merge, parts), start), tf.add_n(weights))
+    return extras.parted(work, whole.pool(functools.reduce(whole.merge, parts), start).weights, tf.add_n(weights))
 
 
 def of_round(inner=None, source=None, **options):

@@ -1,14 +1,13 @@
 """Named recipes: client work + rule + server step, a file a family; `compose` for one's own."""
 
 from tfp_bfl.algorithms.compose import compose
-from tfp_bfl.algorithms.scaffold import scaffold
-from tfp_bfl.algorithms.fed_dyn import fed_dyn
 from tfp_bfl.algorithms.ensemble import ensemble
+from tfp_bfl.algorithms.fed_dyn import fed_dyn
+from tfp_bfl.algorithms.fed_nova import fed_nova
 from tfp_bfl.algorithms.fl_swag import fl_swag
 from tfp_bfl.algorithms.langevin import dg_sgld, fsgld, qlsd
 from tfp_bfl.algorithms.laplace import laplace
 from tfp_bfl.algorithms.meta_learning import meta_learning, meta_vd
-from tfp_bfl.algorithms.fed_nova import fed_nova
 from tfp_bfl.algorithms.personal_posterior import p_fed_bayes
 from tfp_bfl.algorithms.posterior_averaging import (
     fed_ag,
@@ -20,6 +19,7 @@ from tfp_bfl.algorithms.posterior_averaging import (
     fed_prox,
     fed_sgld,
 )
+from tfp_bfl.algorithms.scaffold import scaffold
 from tfp_bfl.algorithms.sites import bayesian_admm, fed_lap, partitioned_vi
 from tfp_bfl.algorithms.variational import variational
 

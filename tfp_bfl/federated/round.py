@@ -187,7 +187,7 @@ def make_round(
         statistics = total.statistics
         if rule.randomise is not None:
             statistics = rule.randomise(statistics, fold(state.seed, state.round, -3))
-        pooled, reported = rule.pool_with_metrics(statistics, anchored(client_work, state.weights))
+        pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
         pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
         metrics = _round_metrics(total.report)
         any_weight = tf.constant(Federation().most_weight)

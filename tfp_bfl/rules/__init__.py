@@ -14,7 +14,7 @@ A new rule is one function in a file of this folder and one entry in `RULES`: th
 `WithArgument(function, "parameter")`, which text names "function:NUMBER".
 """
 
-from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Rule
+from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked
@@ -54,6 +54,7 @@ __all__ = [
     "KernelOptions",
     "ModelGatherRule",
     "ModelRule",
+    "Pooled",
     "Rule",
     "WithArgument",
     "aggregate",

@@ -12,7 +12,7 @@ from tfp_bfl.contracts import WEIGHTS, GatherRule, Rule
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered
-from tfp_bfl.rules.rule import check_rule, parse_rule
+from tfp_bfl.rules.rule import check_rule, parse_rule, pooled_by
 
 # Stacks of so many numbers are pooled in one compiled pass over memory: it pays for the 0.3 s of compilation.
 COMPILED_FROM = 2**25
@@ -86,7 +86,7 @@ def _pool(rule: Rule, stacked: MeanField, weights: tf.Tensor, anchor: MeanField 
         local = tf.nest.map_structure(lambda x, k=k: x[k], stacked)
         statistics = rule.summarise(local, anchor, weights[k])
         total = statistics if total is None else rule.merge(total, statistics)
-    return rule.pool(total, anchor)
+    return pooled_by(rule, total, anchor).weights
 
 
 def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import STACK, GatherRule, ModelGatherRule, ModelRule, Rule
-from tfp_bfl.rules.rule import KEPT, each, sharing
+from tfp_bfl.contracts import STACK, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
+from tfp_bfl.rules.rule import KEPT, each, pooled_by
 
 
 class _Gathered(NamedTuple):
@@ -20,7 +20,8 @@ def stacked() -> ModelRule:
 
     Memory clients x what each sends. Clients may send any structure of tensors.
     """
-    return gathered(ModelGatherRule(lambda stacked, importance, anchor: stacked, "stacked", takes=None, gives=STACK))
+    pool = lambda stacked, importance, anchor: Pooled(stacked)
+    return gathered(ModelGatherRule(pool, "stacked", takes=None, gives=STACK))
 
 
 def gathered(rule: GatherRule) -> ModelRule:
@@ -45,9 +46,8 @@ def gathered(rule: GatherRule) -> ModelRule:
             lambda: each(lambda x: tf.zeros(tf.concat([[1], tf.shape(x)[1:]], 0), x.dtype), total),
         )
 
-    together = lambda total, anchor: rule.pool_with_metrics(*sound(total), anchor)
-    fields = {name: getattr(rule, name) for name in KEPT}
-    return ModelRule(summarise, merge, **fields, **sharing(together))
+    pool = lambda total, anchor: pooled_by(rule, *sound(total), anchor)
+    return ModelRule(summarise, merge, pool, **{name: getattr(rule, name) for name in KEPT})
 
 
 def summarise_stack(rule: Rule, stacked: Any, importance: tf.Tensor, anchor: Any) -> Any:

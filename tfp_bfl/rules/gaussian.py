@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GAUSSIAN, ModelRule
+from tfp_bfl.contracts import GAUSSIAN, ModelRule, Pooled
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool
@@ -33,10 +33,10 @@ def client_gaussian() -> ModelRule:
         spread = (*weights.posterior.variance, *each(tf.zeros_like, tuple(weights.point)))
         return MeanField((point, weights.moments.mean), (spread, weights.moments.variance))
 
-    def pool(total: Any, anchor: ModelWeights) -> ModelWeights:
-        pooled = pool_moments.pool(total, as_moments(anchor))
+    def pool(total: Any, anchor: ModelWeights) -> Pooled:
+        pooled = pool_moments.pool(total, as_moments(anchor)).weights
         (means, moving_means), (variances, moving_variances) = pooled
-        return ModelWeights(MeanField(means, variances), (), MeanField(moving_means, moving_variances))
+        return Pooled(ModelWeights(MeanField(means, variances), (), MeanField(moving_means, moving_variances)))
 
     return ModelRule(
         lambda local, anchor, weight: pool_moments.summarise(as_moments(local), as_moments(anchor), weight),

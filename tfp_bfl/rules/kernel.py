@@ -11,13 +11,13 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import ModelGatherRule
+from tfp_bfl.contracts import ModelGatherRule, Pooled
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules import bandwidths, mean_shift
 from tfp_bfl.rules.mean_shift import Clients, Rest
-from tfp_bfl.rules.rule import each, sharing
+from tfp_bfl.rules.rule import each
 
 STARTS = ("mean", "clients")
 KERNELS = ("epanechnikov", "gaussian")
@@ -160,7 +160,7 @@ def kernel_posterior(
         flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
         return _run(options, *_check_values(flat, importance, bandwidth))
 
-    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
         whole = isinstance(stacked, ModelWeights)
         posterior = stacked.posterior if whole else stacked
         means = (posterior.mean, stacked.point if whole else ())
@@ -175,11 +175,11 @@ def kernel_posterior(
         variance = each(lambda v: tf.tensordot(tf.cast(shares, v.dtype), v, 1), posterior.variance)
         pooled = MeanField(mean, variance)
         if not whole:
-            return pooled, counts
-        return ModelWeights(pooled, point, mixtures.mixture(stacked.moments, importance)), counts
+            return Pooled(pooled, counts)
+        return Pooled(ModelWeights(pooled, point, mixtures.mixture(stacked.moments, importance)), counts)
 
     min_clients = bandwidths.NEIGHBOURS if bandwidth == bandwidths.ADAPTIVE else 1
-    return ModelGatherRule(name=f"kernel posterior ({bandwidth})", min_clients=min_clients, **sharing(together))
+    return ModelGatherRule(pool, name=f"kernel posterior ({bandwidth})", min_clients=min_clients)
 
 
 def _run(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]) -> KernelModes:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Rule
+from tfp_bfl.contracts import Pooled, Rule
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
@@ -48,9 +48,9 @@ def naive_weighted_average() -> Rule:
         weigh = lambda x: typed_as(weight, x) * x
         return _Sums(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
 
-    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+    def pool(total: _Sums, anchor: MeanField) -> Pooled:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
-        return MeanField(_weighted_mean(total, anchor), variance)
+        return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
     return Rule(summarise, add, pool, "naive_weighted_average", linear=True, units=_units)
 
@@ -73,9 +73,9 @@ def mean_precision_average() -> Rule:
         first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
         return _Sums(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
 
-    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+    def pool(total: _Sums, anchor: MeanField) -> Pooled:
         variance = each(lambda second: typed_as(total.weight, second) / second, total.second)
-        return MeanField(_weighted_mean(total, anchor), variance)
+        return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
     def units(anchor: MeanField) -> _Sums:
         stddev = stddevs(anchor)
@@ -97,9 +97,9 @@ def weighted_sum() -> Rule:
         first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
         return _Sums(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
 
-    def pool(total: _Sums, anchor: MeanField) -> MeanField:
+    def pool(total: _Sums, anchor: MeanField) -> Pooled:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
-        return MeanField(_weighted_mean(total, anchor), variance)
+        return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
     return Rule(summarise, add, pool, "weighted_sum", one_shot=True, linear=True, units=_units)
 
@@ -119,4 +119,7 @@ def linear_pool() -> Rule:
             weight=tf.ones([])
         )
 
-    return Rule(mixtures.summarise, add, mixtures.moments, "linear_pool", units=units)
+    def pool(total: mixtures.MixtureSums, anchor: MeanField) -> Pooled:
+        return Pooled(mixtures.moments(total, anchor))
+
+    return Rule(mixtures.summarise, add, pool, "linear_pool", units=units)

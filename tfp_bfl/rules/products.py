@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import Rule
+from tfp_bfl.contracts import Pooled, Rule
 from tfp_bfl.errors import check_number
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
@@ -35,12 +35,13 @@ def _units(anchor: MeanField) -> _Precisions:
     return _Precisions(tf.ones([]), each(lambda s: 1 / tf.square(s), stddev), each(tf.math.reciprocal, stddev))
 
 
-def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precisions, MeanField], MeanField]:
+def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precisions, MeanField], Pooled]:
     """mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2,   variance = numerator / sum_k w_k / s_k^2."""
 
-    def pool(total: _Precisions, anchor: MeanField) -> MeanField:
+    def pool(total: _Precisions, anchor: MeanField) -> Pooled:
         mean = each(lambda m, shift, p: m + shift / p, anchor.mean, total.shift, total.precision)
-        return MeanField(mean, each(lambda p: typed_as(numerator(total), p) * tf.math.reciprocal(p), total.precision))
+        variance = each(lambda p: typed_as(numerator(total), p) * tf.math.reciprocal(p), total.precision)
+        return Pooled(MeanField(mean, variance))
 
     return pool
 
@@ -130,11 +131,8 @@ def distributed_weight_consolidation() -> Rule:
         shift = each(lambda m, a, v: double((m - a) / v), local.mean, anchor.mean, local.variance)
         return _Consolidation(gain, shift)
 
-    def precision_of(total: _Consolidation, anchor: MeanField) -> Any:
-        return each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
-
-    def pool(total: _Consolidation, anchor: MeanField) -> MeanField:
-        precision = precision_of(total, anchor)
+    def pool(total: _Consolidation, anchor: MeanField) -> Pooled:
+        precision = each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
         sound = each(lambda p: p > 0, precision)
 
         def mean(a: tf.Tensor, shift: tf.Tensor, p: tf.Tensor, ok: tf.Tensor) -> tf.Tensor:
@@ -144,17 +142,15 @@ def distributed_weight_consolidation() -> Rule:
         def variance(u: tf.Tensor, p: tf.Tensor, ok: tf.Tensor) -> tf.Tensor:
             return tf.where(ok, tf.cast(1 / tf.where(ok, p, 1), u.dtype), u)
 
-        return MeanField(
+        pooled = MeanField(
             each(mean, anchor.mean, total.shift, precision, sound),
             each(variance, anchor.variance, precision, sound),
         )
-
-    def metrics(total: _Consolidation, anchor: MeanField) -> dict[str, tf.Tensor]:
-        kept = [tf.math.count_nonzero(p <= 0) for p in tf.nest.flatten(precision_of(total, anchor))]
-        return {"kept_weights": tf.cast(tf.add_n(kept) if kept else 0, tf.int64)}
+        kept = [tf.math.count_nonzero(~ok) for ok in tf.nest.flatten(sound)]
+        return Pooled(pooled, {"kept_weights": tf.cast(tf.add_n(kept) if kept else 0, tf.int64)})
 
     def units(anchor: MeanField) -> _Consolidation:
         return _Consolidation(*each(double, _units(anchor)[1:]))
 
     name = "distributed_weight_consolidation"
-    return Rule(summarise, add, pool, name, uses_anchor=True, metrics=metrics, linear=True, units=units)
+    return Rule(summarise, add, pool, name, uses_anchor=True, linear=True, units=units)

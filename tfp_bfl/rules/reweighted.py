@@ -6,9 +6,9 @@ from typing import Any, Callable, Union
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, ModelGatherRule, Rule
+from tfp_bfl.contracts import GatherRule, ModelGatherRule, Pooled, Rule
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import KEPT, sharing
+from tfp_bfl.rules.rule import KEPT, with_metrics
 from tfp_bfl.rules.whole_model import whole_model
 
 
@@ -23,10 +23,10 @@ def reweighted(rule: Union[Rule, GatherRule, str], weigh: Callable[[Any], tf.Ten
     """
     inner = whole_model(rule)
 
-    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
         new = tf.cast(weigh(stacked), importance.dtype)
-        pooled, own = inner.pool_with_metrics(summarise_stack(inner, stacked, new, anchor), anchor)
-        return pooled, {"largest_share": tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32), **own}
+        pooled = inner.pool(summarise_stack(inner, stacked, new, anchor), anchor)
+        return with_metrics(pooled, largest_share=tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32))
 
     fields = {name: getattr(inner, name) for name in KEPT}
-    return ModelGatherRule(**fields, **sharing(together))
+    return ModelGatherRule(pool, **fields)

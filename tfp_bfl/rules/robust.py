@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl import named
-from tfp_bfl.contracts import STACK, WEIGHTS, GatherRule, ModelGatherRule, ModelRule, Rule
+from tfp_bfl.contracts import STACK, WEIGHTS, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.models import ModelWeights, by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
-from tfp_bfl.rules.rule import each, sharing
+from tfp_bfl.rules.rule import each, with_metrics
 from tfp_bfl.rules.whole_model import whole_model
 
 AnyRule = Union[Rule, GatherRule, str]
@@ -68,15 +68,14 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
     def merge(a: _Clipped, b: _Clipped) -> _Clipped:
         return _Clipped(inner.merge(a.statistics, b.statistics), a.clipped + b.clipped)
 
-    def together(total: _Clipped, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
-        pooled, own = inner.pool_with_metrics(total.statistics, anchor)
-        return pooled, {"clipped_clients": total.clipped, **own}
+    def pool(total: _Clipped, anchor: Any) -> Pooled:
+        return with_metrics(inner.pool(total.statistics, anchor), clipped_clients=total.clipped)
 
     of_inner: Any = inner.units
     units = of_inner and (lambda anchor: _Clipped(of_inner(anchor), tf.constant(1)))
-    fields = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives, **sharing(together)}
+    fields = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives}
     fields |= {"one_shot": inner.one_shot, "units": units}
-    return ModelRule(summarise, merge, name=f"clipped {inner.name}", **fields)
+    return ModelRule(summarise, merge, pool, name=f"clipped {inner.name}", **fields)
 
 
 def trimmed(rule: AnyRule, share: float = 0.2) -> ModelGatherRule:
@@ -150,7 +149,7 @@ def centered_clip(rule: AnyRule) -> ModelGatherRule:
     """
     inner = _for_stack(rule, "centered_clip")
 
-    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
         k = tf.minimum((tf.shape(importance)[0] + 3) // 4, (tf.shape(importance)[0] - 1) // 2)
         limit = functools.partial(each, functools.partial(_limited, k))
         left = by_part(lambda q: q._replace(variance=limit(q.variance)), lambda x: x, stacked)
@@ -162,10 +161,10 @@ def centered_clip(rule: AnyRule) -> ModelGatherRule:
         radius = tf.sort(distance)[tf.shape(distance)[0] // 2]
         factor = tf.math.divide_no_nan(radius, tf.maximum(distance, radius))
         left = _with_points(left, center + factor[:, tf.newaxis] * (points - center))
-        pooled, own = _pool(inner, left, tf.ones_like(importance), anchor)
-        return pooled, {"clipped_clients": tf.math.count_nonzero(distance > radius, dtype=tf.int32), **own}
+        pooled = _pool(inner, left, tf.ones_like(importance), anchor)
+        return with_metrics(pooled, clipped_clients=tf.math.count_nonzero(distance > radius, dtype=tf.int32))
 
-    return _robust(inner, "centered_clip", together)
+    return _robust(inner, "centered_clip", pool)
 
 
 def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
@@ -199,15 +198,15 @@ def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what:
         num_clients = tf.shape(importance)[0]
         return tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
 
-    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
         k, num_clients = dropped(importance), tf.shape(importance)[0]
         left = by_part(
             functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
         )
-        pooled, own = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
-        return pooled, {"trimmed_clients": 2 * k, **own}
+        pooled = _pool(inner, left, tf.ones([num_clients - 2 * k], importance.dtype), anchor)
+        return with_metrics(pooled, trimmed_clients=2 * k)
 
-    return _robust(inner, what, together)
+    return _robust(inner, what, pool)
 
 
 def _for_stack(rule: AnyRule, what: str) -> ModelRule:
@@ -220,20 +219,20 @@ def _for_stack(rule: AnyRule, what: str) -> ModelRule:
     return inner
 
 
-def _pool(inner: ModelRule, left: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+def _pool(inner: ModelRule, left: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
     # An anchor that only centres the sums may itself be the mean of honest and other clients.
     anchor = anchor if inner.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
-    return inner.pool_with_metrics(summarise_stack(inner, left, importance, anchor), anchor)
+    return inner.pool(summarise_stack(inner, left, importance, anchor), anchor)
 
 
-def _robust(inner: ModelRule, what: str, together: Callable[..., Any]) -> ModelGatherRule:
+def _robust(inner: ModelRule, what: str, pool: Callable[..., Pooled]) -> ModelGatherRule:
     return ModelGatherRule(
+        pool,
         name=f"{what} {inner.name}",
         uses_anchor=inner.uses_anchor,
         min_clients=inner.min_clients,
         gives=inner.gives,
         one_shot=inner.one_shot,
-        **sharing(together),
     )
 
 

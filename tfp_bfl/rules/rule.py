@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import tensorflow as tf
 
 from tfp_bfl import named
-from tfp_bfl.contracts import GatherRule, Rule
+from tfp_bfl.contracts import GatherRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import MeanField
 
@@ -41,13 +41,24 @@ def stddevs(q: MeanField) -> Any:
 KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear")
 
 
-def sharing(together: Callable[..., tuple[Any, dict[str, tf.Tensor]]]) -> dict[str, Any]:
-    """The fields of a `Rule` or `GatherRule` whose metrics come from the work of pooling."""
-    return {
-        "pool": lambda *given: together(*given)[0],
-        "metrics": lambda *given: together(*given)[1],
-        "together": together,
-    }
+def with_metrics(pooled: Pooled, **metrics: Any) -> Pooled:
+    """Return what a rule pooled with more metrics; its own win."""
+    return pooled._replace(metrics={**metrics, **pooled.metrics})
+
+
+def pooled_by(rule: Union[Rule, GatherRule], *given: Any) -> Pooled:
+    """Return what `rule.pool` makes of what it is given.
+
+    Raises:
+      InvalidArgument: it returns something else than a `Pooled`.
+    """
+    pooled = rule.pool(*given)
+    if not isinstance(pooled, Pooled):
+        raise InvalidArgument(
+            f"The rule {rule.name!r} pools a {type(pooled).__name__}, but must return rules.Pooled(weights, metrics), "
+            "such as rules.Pooled(posterior)."
+        )
+    return pooled
 
 
 def parse_rule(text: str) -> Rule:

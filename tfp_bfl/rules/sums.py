@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import WEIGHTS, GatherRule, ModelRule, Rule
+from tfp_bfl.contracts import WEIGHTS, GatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
-from tfp_bfl.rules.rule import KEPT, each, sharing
+from tfp_bfl.rules.rule import KEPT, each, with_metrics
 from tfp_bfl.rules.whole_model import whole_model
 
 AnyRule = Union[Rule, GatherRule, str]
@@ -55,13 +55,13 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
         q = each(lambda x: tf.cast(tf.round(tf.clip_by_value(x, -bound, bound) / step), tf.int64), z)
         return _Quantised(q, tf.add_n(clipped))
 
-    def together(total: _Quantised, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(total: _Quantised, anchor: Any) -> Pooled:
         back = lambda q, unit: tf.cast(_double(q) * step * _double(unit), unit.dtype)
-        pooled, own = inner.pool_with_metrics(each(back, total.sums, units(anchor)), anchor)
-        return pooled, {"clipped_numbers": total.clipped, **own}
+        pooled = inner.pool(each(back, total.sums, units(anchor)), anchor)
+        return with_metrics(pooled, clipped_numbers=total.clipped)
 
     fields = {name: getattr(inner, name) for name in KEPT} | {"name": f"quantised {inner.name}", "linear": False}
-    return ModelRule(summarise, lambda a, b: each(tf.add, a, b), **fields, **sharing(together))
+    return ModelRule(summarise, lambda a, b: each(tf.add, a, b), pool, **fields)
 
 
 class _Private(NamedTuple):
@@ -146,7 +146,7 @@ def private(
         noisy = [x + stddev * tf.random.stateless_normal(x.shape, s, dtype=x.dtype) for x, s in zip(leaves, seeds)]
         return total._replace(sums=_without_weights(tf.nest.pack_sequence_as(total.sums, noisy)))
 
-    def together(total: _Private, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(total: _Private, anchor: Any) -> Pooled:
         def back(x: tf.Tensor, unit: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
             same = tf.cast(size, x.dtype) * start
             whole = same + unit * x
@@ -154,13 +154,13 @@ def private(
                 return whole
             return tf.where(start > 0, tf.clip_by_value(whole, same / MOST_CHANGE, same * MOST_CHANGE), whole)
 
-        pooled, own = inner.pool_with_metrics(each(back, total.sums, units(anchor), start_of(anchor)), anchor)
-        return pooled, {"clipped_clients": total.clipped, **own}
+        pooled = inner.pool(each(back, total.sums, units(anchor), start_of(anchor)), anchor)
+        return with_metrics(pooled, clipped_clients=total.clipped)
 
     fields = {name: getattr(inner, name) for name in KEPT}
     fields |= {"name": f"private {inner.name}", "uses_anchor": True, "linear": False}
     merge = lambda a, b: each(tf.add, a, b)
-    return ModelRule(summarise, merge, **fields, **sharing(together), randomise=randomise)
+    return ModelRule(summarise, merge, pool, **fields, randomise=randomise)
 
 
 def _norm(structure: Any) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import TOTAL, ModelRule
+from tfp_bfl.contracts import TOTAL, ModelRule, Pooled
 
 
 def total() -> ModelRule:
@@ -15,7 +15,7 @@ def total() -> ModelRule:
     return ModelRule(
         lambda local, anchor, weight: local,
         lambda a, b: tf.nest.map_structure(tf.add, a, b),
-        lambda sums, anchor: sums,
+        lambda sums, anchor: Pooled(sums),
         name="total",
         takes=None,
         gives=TOTAL,

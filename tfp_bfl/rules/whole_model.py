@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, Union, cast
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Rule
+from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered, summarise_stack
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import KEPT, check_rule, each, parse_rule, sharing
+from tfp_bfl.rules.rule import KEPT, check_rule, each, parse_rule, pooled_by
 
 NONE = MeanField((), ())
 
@@ -69,34 +69,34 @@ def _whole(rule: Rule) -> ModelRule:
             mixture.merge(a.moments, b.moments),
         )
 
-    def together(total: _Parts, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(total: _Parts, anchor: Any) -> Pooled:
         model = _as_model(anchor)
-        posterior, metrics = rule.pool_with_metrics(total.posterior, model.posterior)
-        point = average.pool(total.point, _certain(model.point)).mean
-        pooled = ModelWeights(posterior, point, mixture.pool(total.moments, model.moments))
-        return _like(anchor, pooled), metrics
+        posterior, metrics = pooled_by(rule, total.posterior, model.posterior)
+        point = average.pool(total.point, _certain(model.point)).weights.mean
+        pooled = ModelWeights(posterior, point, mixture.pool(total.moments, model.moments).weights)
+        return Pooled(_like(anchor, pooled), metrics)
 
     def units(anchor: Any) -> _Parts:
         model = _as_model(anchor)
         return _Parts(of_rule(model.posterior), of_average(_of_one_scale(model)), of_mixture(model.moments))
 
     fields = {name: getattr(rule, name) for name in KEPT}
-    return ModelRule(summarise, merge, **fields, **sharing(together), units=of_rule and units)
+    return ModelRule(summarise, merge, pool, **fields, units=of_rule and units)
 
 
 def _whole_stack(rule: GatherRule) -> ModelGatherRule:
     others = _whole(naive_weighted_average())
 
-    def together(stacked: Any, importance: tf.Tensor, anchor: Any) -> tuple[Any, dict[str, tf.Tensor]]:
+    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
         clients, model = _as_model(stacked), _as_model(anchor)
         rest = [weights._replace(posterior=NONE) for weights in (clients, model)]
-        pooled = others.pool(summarise_stack(others, rest[0], importance, rest[1]), rest[1])
+        pooled = others.pool(summarise_stack(others, rest[0], importance, rest[1]), rest[1]).weights
         if not tf.nest.flatten(clients.posterior):
-            return _like(anchor, pooled), {}
-        posterior, metrics = rule.pool_with_metrics(clients.posterior, importance, model.posterior)
-        return _like(anchor, pooled._replace(posterior=posterior)), metrics
+            return Pooled(_like(anchor, pooled))
+        posterior, metrics = pooled_by(rule, clients.posterior, importance, model.posterior)
+        return Pooled(_like(anchor, pooled._replace(posterior=posterior)), metrics)
 
-    return ModelGatherRule(**{name: getattr(rule, name) for name in KEPT}, **sharing(together))
+    return ModelGatherRule(pool, **{name: getattr(rule, name) for name in KEPT})
 
 
 def _as_model(weights: Any) -> ModelWeights:
