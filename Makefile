@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 INPUTS ?= 10000
+FUZZ_INPUTS ?= 600
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -70,7 +71,7 @@ test-long: $(INSTALLED)
 	$(PYTEST) -m long --timeout=1800
 
 test-fuzz: $(INSTALLED)
-	TFP_BFL_FUZZ_INPUTS=600 $(PYTEST) tests/fuzz
+	TFP_BFL_FUZZ_INPUTS=$(FUZZ_INPUTS) $(PYTEST) tests/fuzz
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants.run --sample $(SAMPLE) --jobs 2

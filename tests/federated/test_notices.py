@@ -6,7 +6,7 @@ import pytest
 
 from tests.algorithms.method import CLIENTS, mlp
 from tfp_bfl import algorithms, federated
-from tfp_bfl.federated.notices import spread_warning
+from tfp_bfl.federated.notices import chance_warning, spread_warning
 
 
 def simulate(rule, rounds, **options):
@@ -43,3 +43,27 @@ def test_those_that_the_data_have_determined_are_not_warned_of():
 )
 def test_the_limit(row, warned):
     assert (spread_warning(row) is not None) is warned
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "share", "rate", "said"),
+    [
+        (0.101, 0.1, 0.3, "try a learning rate of 0.03, or more rounds"),
+        (0.1, 0.1, None, "try a lower learning rate, or more rounds"),
+        (0.05, 0.6, 0.3, "always predicting the most frequent class has 0.600"),
+        (0.11, 0.1, 0.3, None),
+        (0.95, 0.9, 0.3, None),
+    ],
+)
+def test_a_model_that_predicts_a_constant(accuracy, share, rate, said):
+    warning = chance_warning(accuracy, share, rate)
+    assert (said in warning) if said else warning is None
+
+
+@pytest.mark.parametrize("name", ["fed_opt", "fed_prox", "fed_kp"])
+def test_adaptive_clients_of_point_weights_are_warned_of(name):
+    recipe = getattr(algorithms, name)
+    assert any(
+        "'adam' divides each gradient" in text for text in recipe(mlp("deterministic"), optimizer="adam").notices
+    )
+    assert not recipe(mlp("deterministic")).notices

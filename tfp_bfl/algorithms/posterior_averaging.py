@@ -11,7 +11,8 @@ from typing import Any, Callable, Optional
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
-from tfp_bfl.clients.optimizers import optimizer_rate
+from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 
 LOCAL_TRAINING: dict[str, Any] = {"local_epochs": 5}
 # Clients whose iterates are samples, and rounds that are, keep one rate.
@@ -189,7 +190,9 @@ def fed_sgld(
 
 def _options(recipe: Callable[..., Any], options: dict[str, Any], work: Any = None) -> tuple[dict, dict]:
     options = options if work is None else _sampling(options)
-    return split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
+    given, process = split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
+    warning = fixed_point_warning(MEAN, given.get("optimizer_fn") or DEFAULT_OPTIMIZER)
+    return given, {**process, "notices": (warning,) if warning else ()}
 
 
 def _sampling(options: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, Callable, Optional, Union
 
+import numpy as np
 import tensorflow as tf
 from rich.console import Console
 
@@ -200,7 +201,7 @@ def _run(
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
             "versions": _versions(),
-            "warnings": list(result.warnings),
+            "warnings": [*result.warnings, *_no_better_than_chance(final.metrics, test, config)],
         }
         info = build.export_info(config, train, scores, weights)
         tell.phase("SavedModel, figures and report")
@@ -221,6 +222,15 @@ def _permuted(
         f"permuted_{name}": permuted[name] for name in ("accuracy", "rmse", "test_nll", "ece") if name in permuted
     }
     return {"stddev_log_ratio": last["stddev_log_ratio"], "unpermuted_test_nll": last["test_nll"], **scores}
+
+
+def _no_better_than_chance(metrics: dict[str, Any], test: bfl.data.Source, config: RunConfig) -> list[str]:
+    """Return a warning in a list if the model predicts a constant."""
+    if test.target is not None:
+        return []
+    share = float(np.bincount(test.labels).max() / test.num_examples)
+    warning = bfl.federated.chance_warning(metrics["accuracy"], share, getattr(config, "learning_rate", None))
+    return [warning] if warning else []
 
 
 def _of_last_round(

@@ -16,7 +16,7 @@ from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
 from tfp_bfl.federated.masks import KEY_BYTES
 from tfp_bfl.federated.newcomers import fit_newcomers
-from tfp_bfl.federated.notices import collapse_warning
+from tfp_bfl.federated.notices import chance_warning, collapse_warning
 from tfp_bfl.federated.parties import Party, PartyEngine, Transport, simulate_parties
 from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
@@ -68,6 +68,7 @@ __all__ = [
     "Tls",
     "Transport",
     "build_process",
+    "chance_warning",
     "check_average_rounds",
     "check_clients",
     "check_engine",

@@ -12,6 +12,8 @@ import numpy as np
 COLLAPSED_SHARE = 0.05
 # Below this log(q95 / q05) the standard deviations are all the same number.
 SAME_LOG_RATIO = 0.05
+# An accuracy no further above that of the most frequent class, as a share of it, is that of a constant prediction.
+ABOVE_CHANCE = 0.02
 # A client's loss is told of beyond this many times the median of its round, which counts as 0.1 nats at least.
 MANY_TIMES = 100.0
 
@@ -66,6 +68,25 @@ def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, st
                 f"The training loss of client {clients[k]} is {nll[k]:.3g} nats per example, where the median client's "
                 f"is {median:.3g}: look whether its features are in the others' units and its labels in their order.",
             )
+
+
+def chance_warning(accuracy: float, largest_share: float, learning_rate: Optional[float]) -> Optional[str]:
+    """Return a warning if a model predicts no better than its most frequent class, else None.
+
+    A training that diverges with finite weights ends there: its last layer predicts the classes' shares.
+
+    Args:
+      accuracy: of the model on test examples.
+      largest_share: of these examples, the share of the most frequent class.
+      learning_rate: of the clients; None for one that is unknown.
+    """
+    if accuracy > largest_share * (1 + ABOVE_CHANCE):
+        return None
+    lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
+    return (
+        f"The model's accuracy is {accuracy:.3f}, and always predicting the most frequent class has {largest_share:.3f}: "
+        f"it has learned nothing, as where training diverges; try {lower}, or more rounds."
+    )
 
 
 def spread_warning(row: Mapping[str, Any]) -> Optional[str]:
