@@ -84,8 +84,8 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
         return None
     lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
     return (
-        f"The model's accuracy is {accuracy:.3f}, and always predicting the most frequent class has {largest_share:.3f}: "
-        f"it has learned nothing, as where training diverges; try {lower}, or more rounds."
+        f"The model's accuracy is {accuracy:.3f}, and always predicting the most frequent class has "
+        f"{largest_share:.3f}: it has learned nothing, as where training diverges; try {lower}, or more rounds."
     )
 
 
