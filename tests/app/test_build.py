@@ -211,7 +211,7 @@ def test_pretraining_is_ordinary_training_an_epoch_a_round(name, monkeypatch):
     if name not in CHAINS:
         own |= {"local_epochs": 7, "learning_rate": 0.25}
         if name != "fl_swag":
-            own |= {"learning_rate_decay": 0.5, **({} if name == "meta_vd" else {"max_change_norm": 0.1})}
+            own |= {"learning_rate_decay": 0.5, "max_change_norm": 0.1}
     given = {}
     monkeypatch.setattr(bfl.algorithms, "variational", lambda model_fn, **options: given.update(options))
     config = {

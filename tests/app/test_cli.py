@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import click
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,7 +14,8 @@ import yaml
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import cli, clients, run_command_line
-from tfp_bfl.app.config import RunConfig
+from tfp_bfl.app.config import fields
+from tfp_bfl.app.options import serves
 from tfp_bfl.federated import tff
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
@@ -125,7 +127,7 @@ def test_existing_folder_is_left_alone(small_run, capsys):
             [*SWAG, "--rule", "conflation"],
             "rule is an option of variational, meta_learning, meta_vd and p_fed_bayes, and this is fl",
         ),
-        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag and fed_*, and this is variational"),
+        (["run", "--momentum", "0.5"], "momentum is an option of fl_swag, scaffold and fed_*, and this is variational"),
         (["run", "--shrinkage", "0.5"], "shrinkage is an option of fed_pa and fed_kppa, and this is variational"),
         (["run", "--algorithm", "fed_kp", "--rule", "conflation"], "rule is an option of variational, meta_l"),
         (
@@ -216,13 +218,39 @@ def test_what_matters_first_is_first(capsys):
 def test_help_lists_every_option(capsys):
     assert run_command_line(["run", "--help"]) == 0
     text = capsys.readouterr().out
-    for name in RunConfig.model_fields:
+    for name in fields():
         assert text.count(f"  --{name.replace('_', '-')} ") == 1
     assert "--config FILE" in text and "--resume RUN" in text and "Examples:" in text
     own = text[text.index("Options of fl_swag:") :]
     own = own[: own.index("\n\n")]
     assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
-    assert "[default: 60; 1 for fl_swag; 30 for fed_*; 2000 for qlsd and dg_sgld]" in " ".join(text.split())
+    assert "[default: 60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd and dg_sgld]" in " ".join(
+        text.split()
+    )
+
+
+@pytest.mark.parametrize("given", [["--algorithm", "fed_prox"], ["--algorithm=FedProx"]])
+def test_help_of_one_algorithm_has_its_options_alone(capsys, given):
+    assert run_command_line(["run", *given, "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in fields():
+        assert text.count(f"  --{name.replace('_', '-')} ") == serves(name, "fed_prox"), name
+    assert "Options of fed_prox:" in text and "--proximal NUMBER" in text and "Examples:" in text
+
+
+def test_help_has_choices_and_types(capsys):
+    assert run_command_line(["run", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "VALUE" not in text
+    assert "--engine tff|local|ray" in text and "--rounds INTEGER" in text and "--learning-rate NUMBER" in text
+    assert "One of sgd, momentum, nesterov, adagrad, rmsprop, adam." in text
+    assert "mean_precision_average" in text[text.index("--rule NAME") : text.index("--rounds INTEGER")]
+
+
+def test_choices_are_completed():
+    (option,) = [x for x in cli.commands["run"].params if x.name == "server_optimizer"]
+    found = option.shell_complete(click.Context(cli.commands["run"]), "ad")
+    assert [item.value for item in found] == ["adam", "adagrad"]
 
 
 def test_list_and_no_arguments(capsys):

@@ -8,9 +8,9 @@ import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.app import build, choices
-from tfp_bfl.app.config import RunConfig, make_config
-from tfp_bfl.app.fields import Options, argument_names, extra, option
-from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, default_in_words
+from tfp_bfl.app.config import RunConfig, fields, make_config
+from tfp_bfl.app.fields import ManyRounds, Options, Weighted, argument_names, extra, option
+from tfp_bfl.app.options import ALGORITHMS, algorithm_options, default_in_words, serves
 from tfp_bfl.clients.gradient import ESTIMATORS
 from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
@@ -76,7 +76,6 @@ def accepted(name):
 
 def test_every_recipe_has_its_options():
     assert set(ALGORITHMS) == set(bfl.algorithms.__all__) - {"compose"} - APART == set(PASSED_ON)
-    assert all(issubclass(AllOptions, options) for options in ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -107,10 +106,32 @@ def test_a_recipe_gets_what_it_knows(name):
 
 
 def test_each_option_is_described_and_declared_once():
-    for name, field in RunConfig.model_fields.items():
+    classes = {c for options in (*ALGORITHMS.values(), RunConfig) for c in options.__mro__}
+    for name, field in fields().items():
         assert field.description.endswith("."), name
-        homes = {c for c in RunConfig.__mro__ if name in vars(c).get("__annotations__", {})}
+        homes = {c for c in classes if name in vars(c).get("__annotations__", {})}
         assert len(homes) == 1, name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_configuration_holds_the_options_of_its_own_algorithm_alone(algorithm):
+    config = make_config(None, {"algorithm": algorithm})
+    assert set(type(config).model_fields) == {name for name in fields() if serves(name, algorithm)}
+    assert isinstance(config, RunConfig) and isinstance(config, ALGORITHMS[algorithm])
+    others = [name for name in fields() if not serves(name, algorithm)]
+    assert others and all(getattr(config, name) == fields()[name].default for name in others)
+    with pytest.raises(AttributeError):
+        config.no_option  # noqa: B018
+    assert len(type(config).__mro__) < 26
+
+
+def test_options_stand_in_any_order():
+    """The order of an algorithm's bases is its own: no class joins those of all."""
+
+    class Reversed(Weighted, ManyRounds):
+        recipe = "reversed"
+
+    assert {"weighting", "schedule"} <= set(Reversed.model_fields)
 
 
 def test_names_are_those_of_the_tables():
@@ -153,7 +174,7 @@ def test_names_are_those_of_the_tables():
         (choices.OPTIMIZERS.numbers(), OPTIMIZERS),
     ):
         assert numbers == {name: entry.learning_rate for name, entry in optimizers.items()}
-    used = {extra(field, "names") for field in RunConfig.model_fields.values()} - {None}
+    used = {extra(field, "names") for field in fields().values()} - {None}
     assert used == set(tables) - {choices.VARIATIONAL}
 
 

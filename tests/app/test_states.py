@@ -14,7 +14,8 @@ import tfp_bfl as bfl
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app import resolve
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.config import fields as all_fields
+from tfp_bfl.app.config import make_config
 from tfp_bfl.app.options import ALGORITHMS
 from tfp_bfl.app.sweep import options_of_run, settled_options
 from tfp_bfl.clients.inference import (
@@ -169,7 +170,7 @@ def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, reg
     found = resolve.resolved(config, regression)
     fields = ALGORITHMS[algorithm].model_fields
     assert all(getattr(found, name) is not None for name in DEFAULTS if name in fields)
-    assert all(getattr(found, name) == getattr(config, name) for name in RunConfig.model_fields if name not in fields)
+    assert all(getattr(found, name) == getattr(config, name) for name in all_fields() if name not in fields)
     assert resolve.resolved(found, regression) == found
     assert make_config(None, found.told()) == found  # What is recorded is a configuration, and the same one.
     if "temperature" in fields:
@@ -252,7 +253,7 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     config = resolve.resolved(make_config(None, {}), regression=False)
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     assert {name: DEFAULTS[name] for name in settings._fields} == settings._asdict() and given["rule"] == config.rule
-    helps = {name: field.description for name, field in RunConfig.model_fields.items()}
+    helps = {name: field.description for name, field in all_fields().items()}
     assert DEFAULT_INFERENCE in helps["inference"] and SITES_INFERENCE in helps["inference"]
     assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
     assert f"{TEMPERATURE:g} if not given, 1 for regression" in helps["temperature"]

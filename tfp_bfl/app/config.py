@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import pydantic
 import yaml
+from pydantic.fields import FieldInfo
 
 from tfp_bfl.app import choices
+from tfp_bfl.app import options as algorithms
 from tfp_bfl.app.fields import INT32_MAX, Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
-from tfp_bfl.app.options import ALGORITHMS, AllOptions, algorithm_options, canonical, in_words, serves, takers
+from tfp_bfl.app.options import ALGORITHMS, algorithm_options, canonical, in_words, serves, takers
 from tfp_bfl.app.own_model import check_trust, names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
@@ -27,8 +30,14 @@ OF_ONE_PLACE = (
 )
 
 
-class _Run(pydantic.BaseModel):
-    """What is no option of an algorithm."""
+class RunConfig(pydantic.BaseModel):
+    """Everything that decides a run's result, and where it goes: what is no option of an algorithm.
+
+    `make_config` makes one that holds the options of its algorithm too. Options of other algorithms read as their
+    defaults.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     algorithm: str = option("variational", "See `tfp-bfl list`.")
     dataset: str = option(
@@ -126,24 +135,17 @@ class _Run(pydantic.BaseModel):
     tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
     output: Optional[str] = option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
 
+    if not TYPE_CHECKING:
 
-class RunConfig(AllOptions, _Run):
-    """Everything that decides a run's result, and where it goes; options of other algorithms have their defaults."""
-
-    model_config = pydantic.ConfigDict(defer_build=False)
+        def __getattr__(self, name: str) -> Any:
+            field = algorithms.fields().get(name)
+            return super().__getattr__(name) if field is None else field.default
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _algorithm_defaults(cls, values: dict[str, Any]) -> dict[str, Any]:
-        algorithm = values.get("algorithm", "variational")
-        if isinstance(algorithm, str):
-            algorithm = canonical(algorithm)
-            values = {**values, "algorithm": algorithm}
-        # What a file gives for a name may be a list, which no table can be asked for.
-        known = isinstance(algorithm, str) and algorithm in ALGORITHMS
-        values = {**(ALGORITHMS[algorithm].defaults if known else {}), **values}
+    def _defaults_of_data(cls, values: dict[str, Any]) -> dict[str, Any]:
         if "partition" not in values and _names_clients(values.get("dataset"), values.get("client_column")):
-            values["partition"] = "given"
+            values = {**values, "partition": "given"}
         return values
 
     @pydantic.model_validator(mode="after")
@@ -153,13 +155,8 @@ class RunConfig(AllOptions, _Run):
                 raise InvalidArgument(
                     f"{name} is {shown(value)}, but must be at most {MOST_LETTERS} printable characters."
                 )
-        algorithm_options(self.algorithm)
         for name, field in type(self).model_fields.items():
             value, names = getattr(self, name), extra(field, "names")
-            if not serves(name, self.algorithm) and value != field.default:
-                raise InvalidArgument(
-                    f"{name} is an option of {in_words(takers(name))}, and this is {self.algorithm}: leave it out."
-                )
             if names and value is not None and not (name == "model" and names_code(value)):
                 names.check(value)
         if self.average_rounds is not None and self.average_rounds > self.rounds:
@@ -228,12 +225,49 @@ class RunConfig(AllOptions, _Run):
         return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
 
     def told(self) -> dict[str, Any]:
-        """All that decides the result: without the options of other algorithms, and the folder."""
-        return {name: value for name, value in self if name != "output" and serves(name, self.algorithm)}
+        """All that decides the result: without the folder."""
+        return {name: value for name, value in self if name != "output"}
 
     def record(self) -> str:
         """What is told of a run, as YAML, from which it can be repeated."""
         return yaml.safe_dump(self.told(), sort_keys=False)
+
+
+@functools.cache
+def fields() -> dict[str, FieldInfo]:
+    """Return the options of a run and of all algorithms, by name."""
+    return {**RunConfig.model_fields, **algorithms.fields()}
+
+
+@functools.cache
+def class_of(algorithm: str) -> type[RunConfig]:
+    """Return the class of configurations with the options of an algorithm.
+
+    Raises:
+      InvalidArgument: there is none of that name.
+    """
+    options = algorithm_options(algorithm)
+    return type(options.__name__ + "Config", (options, RunConfig), {"model_config": {"defer_build": False}})
+
+
+def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, Any]]:
+    """Return the class of a configuration, and its values with the defaults of the algorithm.
+
+    Raises:
+      InvalidArgument: no such algorithm, or a value other than its default of an option of other algorithms.
+    """
+    algorithm = values.get("algorithm", "variational")
+    if not isinstance(algorithm, str):  # Such as a list in a file, which the class refuses.
+        return class_of("variational"), values
+    algorithm = canonical(algorithm)
+    own, values = class_of(algorithm), {**values, "algorithm": algorithm}
+    for name in [name for name in values if not serves(name, algorithm)]:
+        value, default = values.pop(name), fields()[name].default
+        if value not in (default, str(default)):
+            raise InvalidArgument(
+                f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
+            )
+    return own, {**ALGORITHMS[algorithm].defaults, **values}
 
 
 def _names_clients(dataset: Any, client_column: Any) -> bool:
@@ -282,10 +316,10 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
     values = {**told, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
     for name in values:
-        if name not in RunConfig.model_fields:
-            lookup(RunConfig.model_fields, name, "option")
+        lookup(fields(), name, "option")
+    own, values = _of_algorithm(values)
     try:
-        return RunConfig(**values)
+        return own(**values)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -297,7 +331,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
 
 def _is_a_name(option: str) -> bool:
     """Whether "none" is one that an option takes; of others it is what they are if not given, whatever a file says."""
-    names = extra(RunConfig.model_fields[option], "names") if option in RunConfig.model_fields else None
+    names = extra(fields()[option], "names") if option in fields() else None
     return names is not None and "none" in names.forms()
 
 

@@ -1,13 +1,16 @@
 """The options of the algorithms, each in one place: type, default, limits, help, and its recipe's argument.
 
-A new option of a recipe is one more field here; a new algorithm is one more class, in `AllOptions` and `ALGORITHMS`.
+A new option of a recipe is one more field here; a new algorithm is one more class, in `_CLASSES`.
 The command line, the configuration and `build` read these classes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Optional
+
+from pydantic.fields import FieldInfo
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import choices
@@ -198,30 +201,6 @@ class FLSwag(SGD):
             )
 
 
-class AllOptions(
-    Variational,
-    PartitionedVI,
-    BayesianADMM,
-    FLSwag,
-    FedOpt,
-    FedProx,
-    Scaffold,
-    FedDyn,
-    FedNova,
-    FedAG,
-    FedBE,
-    FedPA,
-    FedSGLD,
-    FedKPPA,
-    QLSD,
-    DGSGLD,
-    MetaLearning,
-    MetaVD,
-    PFedBayes,
-):
-    """The fields of all algorithms, for whoever holds one of any: what they share must stand in one order in all."""
-
-
 _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, Scaffold, FedDyn, FedNova),
@@ -230,6 +209,15 @@ _CLASSES: tuple[type[Options], ...] = (
     *(MetaLearning, MetaVD, PFedBayes),
 )
 ALGORITHMS = {options.recipe: options for options in _CLASSES}
+
+
+@functools.cache
+def fields() -> dict[str, FieldInfo]:
+    """Return the options of all algorithms by name; an option of several is declared once, and is the same in all."""
+    found: dict[str, FieldInfo] = {}
+    for options in _CLASSES:
+        found = {**options.model_fields, **found}
+    return found
 
 
 def takers(name: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from tfp_bfl.app.fields import (
     Count,
     CountOrZero,
     Defended,
+    Hidden,
     ManyRounds,
     Pooled,
     Positive,
@@ -85,7 +86,7 @@ class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
             )
 
 
-class MetaVD(_MetaLearnt, Pooled, Weighted):
+class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "meta_vd"
     summary: ClassVar[str] = "each client has dropout of its own, which a hypernetwork on the server gives it"
     defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout", "rule": "log_linear_pool"}

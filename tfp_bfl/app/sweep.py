@@ -13,7 +13,7 @@ from typing import Any, Optional
 from rich.console import Console
 
 from tfp_bfl.app.cells import check_cells, forget_models, is_done, run_cells
-from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.config import RunConfig, fields, make_config
 from tfp_bfl.app.groups import score
 from tfp_bfl.app.own_model import names_code
 from tfp_bfl.data.partition_names import GIVEN
@@ -64,7 +64,7 @@ def parse_varied(items: Sequence[str]) -> dict[str, list[str]]:
             raise InvalidArgument(f"--vary is {shown(item)}, but must be such as rule=linear_pool,conflation.")
         if name in _NOT_VARIED:
             raise InvalidArgument(f"--vary is of {name}, which is not varied: give {_NOT_VARIED[name]}.")
-        lookup(RunConfig.model_fields, name, "option")
+        lookup(fields(), name, "option")
         if name in varied or len(set(values)) < len(values):
             raise InvalidArgument(f"--vary names {name}, or a value of it, twice: name each of them once.")
         varied[name] = values
