@@ -1,108 +1,97 @@
-"""Names that options can take, read from the source of the tables that hold them.
+"""Names that options can take, without the imports of the tables that hold them.
 
-To ask a table itself would import TensorFlow, for which a user with a misspelt name should not have to wait.
+Importing a table would import TensorFlow, for which a user with a misspelt name should not have to wait. A new entry of
+a table is one more name here; `tests/app/test_options.py` compares all of them.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import tfp_bfl
 from tfp_bfl.errors import lookup
 
 
 class Table(NamedTuple):
-    """Where names are: a dictionary or a sequence, written out or made of functions by their `__name__`.
+    """The names of a table.
 
     Fields:
       what: one of them is called.
-      path: of the file, from the folder of the package on.
-      constants: of the file; together they are the table.
+      entries: how each is written, such as "iid" and "dirichlet:ALPHA".
+      values: a number of each, such as the learning rate of an optimizer; () for none.
     """
 
     what: str
-    path: str
-    constants: tuple[str, ...]
+    entries: tuple[str, ...]
+    values: tuple[float, ...] = ()
 
     def forms(self) -> list[str]:
-        """How each is written, such as "iid" and "dirichlet:ALPHA"."""
-        pairs = [(name, next((x for x in held if isinstance(x, str)), "")) for name, held in _entries(self)]
-        return [f"{name}:{argument.upper()}" if argument else name for name, argument in pairs]
+        """Return how each is written."""
+        return list(self.entries)
 
     def numbers(self) -> dict[str, float]:
-        """The number that each entry holds, such as the learning rate of an optimizer."""
-        return {name: next(x for x in held if isinstance(x, (int, float))) for name, held in _entries(self)}
+        """Return the number of each entry."""
+        return dict(zip(self.entries, self.values))
 
     def check(self, value: str) -> None:
-        """Raises InvalidArgument where there is no such name; what follows its colon is not looked at."""
+        """Raise InvalidArgument where there is no such name; what follows its colon is not looked at."""
         names = {form.partition(":")[0]: form for form in self.forms()}
         takes_arguments = any(":" in form for form in names.values())
         lookup(names, value.partition(":")[0] if takes_arguments else value, self.what)
 
 
-MODELS = Table("model", "models/__init__.py", ("MODELS",))
-KINDS = Table("kind of model", "models/kinds.py", ("KINDS",))
-VARIATIONAL = Table("kind with variational weights", "models/kinds.py", ("VARIATIONAL",))
-NORMALIZATIONS = Table("normalization", "models/kinds.py", ("NORMALIZATIONS",))
-PRECISIONS = Table("precision", "models/kinds.py", ("PRECISIONS",))
-RULES = Table("rule", "rules/__init__.py", ("RULES",))
-ONE_SHOT = Table("rule for one round", "rules/rule.py", ("ONE_SHOT",))
-ROBUST = Table("defence", "rules/robust.py", ("ROBUST",))
-STARTS = Table("start", "rules/kernel.py", ("STARTS",))
-KERNELS = Table("kernel", "rules/kernel.py", ("KERNELS",))
-BANDWIDTHS = Table("bandwidth", "rules/bandwidths.py", ("BANDWIDTHS", "ADAPTIVE"))
-WEIGHTINGS = Table("weighting", "weighting.py", ("WEIGHTINGS", "STACKED_WEIGHTINGS"))
-PARTITIONS = Table("partition", "data/partition_names.py", ("PARTITIONS",))
-TASKS = Table("task", "data/own.py", ("TASKS",))
-EVALUATION_PRECISIONS = Table("precision of prediction", "evaluation/predictive.py", ("PRECISIONS",))
-INFERENCES = Table("inference", "clients/inference.py", ("INFERENCES",))
-OPTIMIZERS = Table("optimizer", "clients/optimizers.py", ("OPTIMIZERS",))
-SCHEDULES = Table("schedule", "clients/schedules.py", ("SCHEDULES",))
-NOISES = Table("noise", "clients/inference.py", ("NOISES",))
-KLS = Table("kl", "clients/target.py", ("KLS",))
-ESTIMATORS = Table("estimator", "clients/gradient.py", ("ESTIMATORS",))
-AUGMENTATIONS = Table("augmentation", "data/augmentation.py", ("AUGMENTATIONS",))
-COMPRESSORS = Table("compressor", "compression/compressors.py", ("COMPRESSORS",))
-LEARNERS = Table("learner", "clients/meta_gradient.py", ("LEARNERS",))
-KL_REDUCTIONS = Table("reduction of the KL", "clients/meta_learning.py", ("KL_REDUCTIONS",))
-PERSONAL_VARIANCES = Table("source of variances", "models/personal_variances.py", ("PERSONAL_VARIANCES",))
-VARIANCE_RANGES = Table("range of variances", "models/personal_variances.py", ("RANGES",))
-PARAMETRIZATIONS = Table("parametrization", "layers/variational_dropout.py", ("PARAMETRIZATIONS",))
-ENGINES = Table("engine", "federated/engines.py", ("ENGINES",))
-FORMS = Table("form of progress", "app/progress.py", ("FORMS",))
-SERVER_OPTIMIZERS = Table("server optimizer", "servers/optimizers.py", ("SERVER_OPTIMIZERS",))
-
-
-@functools.cache
-def _entries(table: Table) -> list[tuple[str, list[Any]]]:
-    """The names, each with the literals of its entry, such as the argument in WithArgument(function, "argument")."""
-    source = (pathlib.Path(tfp_bfl.__file__).parent / table.path).read_text(encoding="utf-8")
-    found: dict[str, list[tuple[str, list[Any]]]] = {}
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if getattr(target, "id", None) in table.constants:
-                    found[target.id] = _names(node.value)  # type: ignore[attr-defined]
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):  # TABLE.update(name=function)
-            name, _, method = ast.unparse(node.value.func).partition(".")
-            if name in table.constants and method == "update":
-                pairs = [(str(keyword.arg), _literals(keyword.value)) for keyword in node.value.keywords]
-                found[name] = [*found.get(name, []), *pairs]
-    return [entry for constant in table.constants for entry in found[constant]]
-
-
-def _names(node: ast.expr) -> list[tuple[str, list[Any]]]:
-    if isinstance(node, ast.DictComp):  # {f.__name__: f for f in (one, other)}
-        return _names(node.generators[0].iter)
-    if isinstance(node, ast.Dict):
-        return [(ast.literal_eval(key), _literals(x)) for key, x in zip(node.keys, node.values) if key is not None]
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return [entry for element in node.elts for entry in _names(element)]
-    return [(node.id if isinstance(node, ast.Name) else ast.literal_eval(node), [])]
-
-
-def _literals(node: ast.expr) -> list[Any]:
-    return [x.value for x in node.args if isinstance(x, ast.Constant)] if isinstance(node, ast.Call) else []
+MODELS = Table("model", ("lenet", "resnet20", "mlp", "conv_net"))
+KINDS = Table("kind of model", ("deterministic", "mc_dropout", "flipout", "variational_dropout"))
+VARIATIONAL = Table("kind with variational weights", ("flipout", "variational_dropout"))
+NORMALIZATIONS = Table("normalization", ("batch", "group", "none"))
+PRECISIONS = Table("precision", ("float32", "bfloat16_noise", "bfloat16"))
+RULES = Table(
+    "rule",
+    (
+        "naive_weighted_average",
+        "weighted_sum",
+        "linear_pool",
+        "conflation",
+        "weighted_conflation",
+        "distributed_weight_consolidation",
+        "log_linear_pool",
+        "mean_precision_average",
+    ),
+)
+ONE_SHOT = Table("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
+ROBUST = Table("defence", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
+STARTS = Table("start", ("mean", "clients"))
+KERNELS = Table("kernel", ("epanechnikov", "gaussian"))
+BANDWIDTHS = Table("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
+WEIGHTINGS = Table("weighting", ("equal", "train_size", "distance", "max_discrepancy", "max_discrepancy_farthest"))
+PARTITIONS = Table(
+    "partition",
+    (
+        "given",
+        "iid",
+        "label_skew:CLASSES_PER_CLIENT",
+        "dirichlet:ALPHA",
+        "lda:ALPHA",
+        "pachinko:ALPHA",
+        "noniid_datasets:OTHER_INTEREST",
+    ),
+)
+TASKS = Table("task", ("classification", "regression"))
+EVALUATION_PRECISIONS = Table("precision of prediction", ("float32", "bfloat16"))
+INFERENCES = Table("inference", ("curvature", "natural", "ivon", "backprop"))
+OPTIMIZERS = Table(
+    "optimizer", ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam"), (0.1, 0.03, 0.03, 0.01, 0.001, 0.001)
+)
+SCHEDULES = Table("schedule", ("cosine", "inverse", "exponential", "constant"))
+NOISES = Table("noise", ("shared", "flipout"))
+KLS = Table("kl", ("total", "client", "product"))
+ESTIMATORS = Table("estimator", ("plain", "fixed_point", "anchored"))
+AUGMENTATIONS = Table("augmentation", ("crop_and_flip:PADDING",))
+COMPRESSORS = Table("compressor", ("quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE", "none"))
+LEARNERS = Table("learner", ("plain", "maml", "first_order_maml", "hessian_free_maml"))
+KL_REDUCTIONS = Table("reduction of the KL", ("sum", "mean"))
+PERSONAL_VARIANCES = Table("source of variances", ("hypernetwork", "free_variances", "common_variances"))
+VARIANCE_RANGES = Table("range of variances", ("smooth", "clamped"))
+PARAMETRIZATIONS = Table("parametrization", ("log_variance", "log_alpha"))
+ENGINES = Table("engine", ("tff", "local", "ray"))
+FORMS = Table("form of progress", ("bar", "lines", "phases", "json", "none"))
+SERVER_OPTIMIZERS = Table("server optimizer", ("sgd", "adam", "yogi", "adagrad"), (1.0, 0.01, 0.03, 0.1))
