@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 import pydantic
 import yaml
@@ -135,11 +135,9 @@ class RunConfig(pydantic.BaseModel):
     tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
     output: Optional[str] = option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            field = algorithms.fields().get(name)
-            return super().__getattr__(name) if field is None else field.default
+    def __getattr__(self, name: str) -> Any:
+        field = algorithms.fields().get(name)
+        return super().__getattr__(name) if field is None else field.default  # type: ignore[misc]
 
     @pydantic.model_validator(mode="before")
     @classmethod

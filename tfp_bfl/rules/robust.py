@@ -73,7 +73,7 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
 
     of_inner: Any = inner.units
     units = of_inner and (lambda anchor: _Clipped(of_inner(anchor), tf.constant(1)))
-    fields = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives}
+    fields: dict[str, Any] = {"uses_anchor": True, "min_clients": inner.min_clients, "gives": inner.gives}
     fields |= {"one_shot": inner.one_shot, "units": units}
     return ModelRule(summarise, merge, pool, name=f"clipped {inner.name}", **fields)
 
