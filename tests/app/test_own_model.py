@@ -25,6 +25,17 @@ def fixed():
 def wrong():
     return 3
 
+def precise(width=2.0):
+    plain = bfl.rules.naive_weighted_average()
+    def pool(total, anchor):
+        (mean, variance), metrics = plain.pool(total, anchor)
+        wide = bfl.posterior.MeanField(mean, tuple(width * v for v in variance))
+        return bfl.rules.Pooled(wide, {"width": width})
+    return plain._replace(pool=pool, name="precise", units=None, linear=False)
+
+def needs(width):
+    return precise(width)
+
 def broken(input_shape):
     raise RuntimeError("of two\\nlines")
 
@@ -162,7 +173,61 @@ def test_a_run_from_python_goes_on(tmp_path):
     with pytest.raises(InvalidArgument, match=r"was given in Python: use bfl\.run"):
         bfl.run(resume=broken.folder)
     assert bfl.run(resume=broken.folder, model=build).summary["test_nll"] == whole.summary["test_nll"]
-    with pytest.raises(InvalidArgument, match="leave all else out but its model"):
+    with pytest.raises(InvalidArgument, match="leave all else out but its model and its rule"):
         bfl.run(resume=broken.folder, rounds=4)
     with pytest.raises(InvalidArgument, match="There is no option 'ruel'"):
         bfl.run(tmp_path / "new", ruel="x")
+
+
+# Rules.
+
+
+@pytest.fixture(scope="module")
+def run_of_rule(file):
+    folder = file.parent / "of_rule"
+    assert (
+        run_command_line(["run", *FLAGS, "--model", "mlp", "--rule", f"{file}:precise", "--output", str(folder)]) == 0
+    )
+    return folder
+
+
+def test_a_run_pools_by_the_rule_of_a_file(run_of_rule, file):
+    rows = [json.loads(line) for line in (run_of_rule / "metrics.jsonl").read_text().splitlines()]
+    assert [row["width"] for row in rows] == [2.0] * 3
+    info = bfl.export.read_info(run_of_rule / "saved_model")
+    assert info.configuration["rule"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+    assert yaml.safe_load((run_of_rule / "config.yaml").read_text())["rule"] == f"{file}:precise"
+
+
+def test_a_rule_given_in_python_is_that_of_the_file(run_of_rule, file, tmp_path):
+    wide = own_model.load(f"{file}:precise")
+    found = [bfl.run(tmp_path / name, model="mlp", rule=rule, **OPTIONS) for name, rule in (("a", wide), ("b", wide()))]
+    wanted = json.loads((run_of_rule / "summary.json").read_text())["test_nll"]
+    assert [run.summary["test_nll"] for run in found] == [wanted] * 2
+    assert yaml.safe_load((found[0].folder / "config.yaml").read_text())["rule"] == "given"
+
+
+def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, capsys):
+    command = ["run", "--config", str(run_of_rule / "config.yaml"), "--output", str(tmp_path / "new")]
+    assert run_command_line(command) == 2
+    assert f"add --rule {file}:precise" in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.py:precise", "There is no file gone.py with a rule: give --rule FILE.py:FUNCTION"),
+        ("{}:precis", "There is no function in .*mine.py 'precis': did you mean 'precise'"),
+        ("{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
+        ("{}:needs", "The rule function 'needs' fails: TypeError: .*'width'; it is called without arguments"),
+    ],
+)
+def test_a_rule_that_is_none_is_one_sentence(file, tmp_path, capsys, name, message):
+    folder = tmp_path / "new"
+    assert (
+        run_command_line(["run", *FLAGS, "--model", "mlp", "--rule", name.format(file), "--output", str(folder)]) == 2
+    )
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and not folder.exists()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(error)

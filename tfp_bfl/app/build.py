@@ -14,6 +14,7 @@ from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.ensembles import num_samples
 from tfp_bfl.app.fields import LIKELIHOOD, Options
 from tfp_bfl.app.options import Variational, serves
+from tfp_bfl.app.own_model import NO_CODE, Code
 from tfp_bfl.app.resolve import resolved, stated, weights_of
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
@@ -27,12 +28,12 @@ _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev",
 
 
 def model_fn(
-    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: Any = None
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
 ) -> Callable[[], tf.keras.Model]:
-    """Builds the Keras model of a configuration for the examples of `source`; `function`, if given, in its place."""
+    """Builds the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
-    if function is not None or own_model.names_code(config.model):
-        return own_model.model_fn(function or own_model.load(config.model), source, common)
+    if code.model is not None or own_model.names_code(config.model):
+        return own_model.model_fn(code.model or own_model.load(config.model), source, common)
     options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
     if config.output_dropout:
         options["output_dropout"] = True
@@ -217,6 +218,8 @@ def export_info(
     """
     names = {"dataset": train.name, "model": config.model_name}
     settings = {**stated(config, train.target is not None, weights), **more}
+    if own_model.names_code(settings.get("rule")):
+        names["rule"] = config.method
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
         configuration={**{name: x for name, x in settings.items() if name not in _PATHS}, **names},
@@ -234,16 +237,16 @@ def export_info(
 
 
 def settle(
-    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], function: Any = None
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
 ) -> tuple[RunConfig, str]:
     """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`).
 
     Args:
       config: of the run.
       source: one example or more of the training data, or what they look like.
-      function: builds the model in the place of the configuration's; None for that.
+      code: in the place of what the configuration names.
     """
-    weights = weights_of(model_fn(config, source, function)())
+    weights = weights_of(model_fn(config, source, code)())
     return resolved(config, source.target is not None, weights), weights
 
 
@@ -251,7 +254,7 @@ def process(
     config: RunConfig,
     source: Union[bfl.data.Source, bfl.data.Schema],
     unlabelled: Callable[[], Any],
-    function: Any = None,
+    code: Code = NO_CODE,
     secure_sums: Optional[float] = None,
 ) -> bfl.federated.BayesianProcess:
     """The federated process of a configuration.
@@ -260,24 +263,24 @@ def process(
       config: of the run.
       source: one example or more of the training data, or what they look like.
       unlabelled: gives those of `Shares`, if they are asked for.
-      function: builds the model in the place of the configuration's; None for that.
+      code: in the place of what the configuration names.
       secure_sums: the bound of clients' weights where they send whole numbers (`algorithms.compose`).
 
     Raises:
       InvalidArgument: its options don't fit the data or each other.
     """
     shared = {} if secure_sums is None else {"secure_sums": secure_sums}
-    return _recipe(config.own_options(), config, source, unlabelled, function, **shared)
+    return _recipe(config.own_options(), config, source, unlabelled, code, **shared)
 
 
-def pretraining(config: RunConfig, source: bfl.data.Source, function: Any = None) -> bfl.federated.BayesianProcess:
+def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
     """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
     own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
         config = resolved(config, source.target is not None)
         own.update({name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")})
     alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
-    return _recipe(alone, config, source, function=function)
+    return _recipe(alone, config, source, code=code._replace(rule=None))
 
 
 def _recipe(
@@ -285,12 +288,15 @@ def _recipe(
     config: RunConfig,
     source: Union[bfl.data.Source, bfl.data.Schema],
     unlabelled: Callable[[], Any] = lambda: None,
-    function: Any = None,
+    code: Code = NO_CODE,
     **shared: Any,
 ) -> bfl.federated.BayesianProcess:
     recipe = getattr(bfl.algorithms, options.recipe)
     arguments = options.arguments(config, unlabelled)
+    rule = arguments.get("rule")
+    if code.rule is not None or own_model.names_code(rule):
+        arguments["rule"] = own_model.rule_of(code.rule, rule)
     if source.target is not None:
         _check_regression(options, config, source)
         arguments["likelihood"] = LIKELIHOOD
-    return recipe(model_fn(config, source, function), element_spec=source.element_spec, **arguments, **shared)
+    return recipe(model_fn(config, source, code), element_spec=source.element_spec, **arguments, **shared)

@@ -150,12 +150,14 @@ def run(
 ) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
     from tfp_bfl.app.config import make_config
+    from tfp_bfl.app.own_model import OPTIONS as CODE
 
     if progress is not None:
         choices.FORMS.check(progress)
     given = {name: value for name, value in given.items() if value is not None}
-    if resumed and (config_file or seeds or set(given) - {"model"}):
-        other = "config" if config_file else "seeds" if seeds else next(iter(given)).replace("_", "-")
+    if resumed and (config_file or seeds or set(given) - set(CODE)):
+        own = [name for name in given if name not in CODE]
+        other = "config" if config_file else "seeds" if seeds else own[0].replace("_", "-")
         raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
     if seeds is not None:
         return run_many(config_file, given, {}, seeds, progress=progress)
@@ -166,7 +168,7 @@ def run(
 
     console = Console(stderr=True)
     shown: dict[str, Any] = {"console": console, "progress": progress}
-    folder = execute(config, **shown) if config else resume(str(resumed), model=given.get("model"), **shown)
+    folder = execute(config, **shown) if config else resume(str(resumed), **given, **shown)
     summary = json.loads((folder / "summary.json").read_text())
     click.echo(in_a_line(summary))
     click.echo(f"{folder / 'report.html'} shows the run; {folder / 'saved_model'} predicts with uncertainty.")

@@ -14,6 +14,7 @@ from tfp_bfl.app import choices
 from tfp_bfl.app import options as algorithms
 from tfp_bfl.app.fields import INT32_MAX, Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
 from tfp_bfl.app.options import ALGORITHMS, algorithm_options, canonical, in_words, serves, takers
+from tfp_bfl.app.own_model import OPTIONS as CODE
 from tfp_bfl.app.own_model import check_trust, names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
@@ -155,7 +156,7 @@ class RunConfig(pydantic.BaseModel):
                 )
         for name, field in type(self).model_fields.items():
             value, names = getattr(self, name), extra(field, "names")
-            if names and value is not None and not (name == "model" and names_code(value)):
+            if names and value is not None and not (name in CODE and names_code(value)):
                 names.check(value)
         if self.average_rounds is not None and self.average_rounds > self.rounds:
             raise InvalidArgument(
@@ -215,7 +216,8 @@ class RunConfig(pydantic.BaseModel):
     @property
     def method(self) -> str:
         """Return what distinguishes a run: its rule, or the algorithm where none can be chosen or none is given."""
-        return (self.algorithm == "variational" and self.rule) or self.algorithm
+        rule = self.rule if self.algorithm == "variational" else None
+        return pathlib.Path(rule).stem if rule and names_code(rule) else rule or self.algorithm
 
     def own_options(self) -> Options:
         """Those of this algorithm."""
@@ -309,8 +311,8 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
     told = read_yaml(file) if file is not None else {}
-    if runs_code and "model" not in options:
-        check_trust(told.get("model"), file)
+    if runs_code:
+        check_trust(told, options, file)
     values = {**told, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
     for name in values:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import choices
+from tfp_bfl.app.own_model import names_code
 from tfp_bfl.errors import InvalidArgument
 
 INT32_MAX = 2**31 - 1
@@ -250,13 +251,15 @@ class Pooled(Options):
 
     rule: Optional[str] = option(
         None,
-        "Aggregation rule; if not given the one under which the clients' steps converge to the posterior.",
+        "Aggregation rule, or FILE.py:FUNCTION, whose code is run; if not given the one under which the clients' steps "
+        "converge to the posterior.",
         names=choices.RULES,
     )
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.rule is not None and any(":" in form for form in choices.RULES.forms()):
+        takes_arguments = any(":" in form for form in choices.RULES.forms())
+        if self.rule is not None and takes_arguments and not names_code(self.rule):
             bfl.rules.parse_rule(self.rule)
 
 

@@ -1,11 +1,12 @@
-"""Models of one's own in runs: a function of a Python file, named on the command line, or one given in Python."""
+"""Models and rules of the user in runs: a function of a Python file that the command names, or one given in Python."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import pathlib
-from typing import Any, Callable, Optional, Union
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tfp_bfl import data
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -13,25 +14,46 @@ from tfp_bfl.files import name as path_name
 
 # What stands for a function that was given in Python, of which a record can say no more.
 GIVEN = "given"
+# Options that take FILE.py:FUNCTION.
+OPTIONS = ("model", "rule")
 
 
-def names_code(model: Any) -> bool:
-    """Whether a model's name is FILE.py:FUNCTION, or stands for a function that was given in Python."""
-    return isinstance(model, str) and (model == GIVEN or ".py:" in model)
+class Code(NamedTuple):
+    """What a program gives in the place of names; None for what it does not give.
+
+    Fields:
+      model: a function that builds a Keras model.
+      rule: a `Rule` or `GatherRule`, or a function that returns one.
+    """
+
+    model: Any = None
+    rule: Any = None
 
 
-def load(model: str) -> Callable[..., Any]:
-    """The function that FILE.py:FUNCTION names; the file's code is run.
+NO_CODE = Code()
+
+
+def names_code(value: Any) -> bool:
+    """Whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
+    return isinstance(value, str) and (value == GIVEN or ".py:" in value)
+
+
+def load(value: str, option: str = "model") -> Callable[..., Any]:
+    """Return the function that FILE.py:FUNCTION names; the file's code is run.
+
+    Args:
+      value: FILE.py:FUNCTION.
+      option: one of `OPTIONS`.
 
     Raises:
       InvalidArgument: there is no such file or function, or its code fails.
     """
-    if model == GIVEN:
-        raise InvalidArgument("The model of this run was given in Python: use bfl.run(resume=..., model=...).")
-    path, _, name = model.rpartition(":")
+    if value == GIVEN:
+        raise InvalidArgument(f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...).")
+    path, _, name = value.rpartition(":")
     file = pathlib.Path(path)
     if not file.is_file():
-        raise InvalidArgument(f"There is no file {path_name(file)} with a model: give --model FILE.py:FUNCTION.")
+        raise InvalidArgument(f"There is no file {path_name(file)} with a {option}: give --{option} FILE.py:FUNCTION.")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -88,13 +110,47 @@ def model_fn(
     return build
 
 
-def check_trust(model: Optional[str], file: Any) -> None:
-    """Raises InvalidArgument where a configuration from a file would run code that the command does not name."""
-    if names_code(model) and model != GIVEN:
-        raise InvalidArgument(
-            f"The config {path_name(file)} names code, {shown(model)}, which is run only where the command names "
-            f"it: add --model {model}."
-        )
+def rule_of(given: Any, value: Optional[str]) -> Any:
+    """Return the rule that a program gives, or that FILE.py:FUNCTION names.
+
+    Args:
+      given: a rule, or a function without arguments that returns one; None for that of `value`.
+      value: FILE.py:FUNCTION, whose code is run.
+
+    Raises:
+      InvalidArgument: the function fails, needs arguments, or returns no rule.
+    """
+    from tfp_bfl import rules
+
+    known = (rules.Rule, rules.GatherRule)
+    if isinstance(given, known):
+        return given
+    function = given if given is not None else load(str(value), "rule")
+    what = f"The rule function {getattr(function, '__name__', shown(function))!r}"
+    try:
+        rule = function()
+    except Exception as error:
+        raise InvalidArgument(f"{what} fails: {_line(error)}; it is called without arguments.") from error
+    if not isinstance(rule, known):
+        raise InvalidArgument(f"{what} returns {shown(rule)}, but must return a rules.Rule or a rules.GatherRule.")
+    return rule
+
+
+def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: Any) -> None:
+    """Raise InvalidArgument where a configuration from a file would run code that the command does not name.
+
+    Args:
+      values: of the file.
+      named: options of the command.
+      file: of the configuration.
+    """
+    for option in OPTIONS:
+        value = values.get(option)
+        if option not in named and names_code(value) and value != GIVEN:
+            raise InvalidArgument(
+                f"The config {path_name(file)} names code, {shown(value)}, which is run only where the command names "
+                f"it: add --{option} {value}."
+            )
 
 
 def _line(error: Exception) -> str:

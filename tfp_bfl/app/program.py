@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional, Union
 from rich.console import Console
 
 from tfp_bfl.app.config import make_config
-from tfp_bfl.app.own_model import GIVEN
+from tfp_bfl.app.own_model import GIVEN, Code
 from tfp_bfl.app.run import OnRound, execute
 from tfp_bfl.app.run import resume as go_on
 from tfp_bfl.errors import InvalidArgument
@@ -31,6 +31,7 @@ def run(
     output: Union[str, pathlib.Path, None] = None,
     *,
     model: Any = None,
+    rule: Any = None,
     config: Union[str, pathlib.Path, None] = None,
     resume: Union[str, pathlib.Path, None] = None,
     progress: Optional[str] = "none",
@@ -47,8 +48,10 @@ def run(
       output: the run folder, a new one; None for a new one under runs/.
       model: a name, "FILE.py:FUNCTION", or a function that builds a Keras model that gives logits; it gets those of
         input_shape, num_classes, kind, seed, prior_stddev, initial_stddev, min_stddev and dropout_rate that it takes.
+      rule: a name, "FILE.py:FUNCTION", a `rules.Rule`, or a function without arguments that returns one.
       config: a YAML file with options, such as the config.yaml of another run; those given here win.
-      resume: the folder of a run that broke off, to go on with; takes nothing else but its model, if it was a function.
+      resume: the folder of a run that broke off, to go on with; takes nothing else but its model and its rule, if they
+        were not names.
       progress: "lines", "bar", "phases", "json" or "none", on the standard error.
       on_round: called after each round with its metrics by name, as for a tracker: docs/many_runs.md.
       **options: of `tfp-bfl run`, with "_" for "-": docs/command_line.md.
@@ -56,15 +59,19 @@ def run(
     Raises:
       InvalidArgument: as the command line answers with status 2; nothing has been written then.
     """
-    function = model if callable(model) else None
+    code = Code(*(None if isinstance(x, str) else x for x in (model, rule)))
     console = Console(stderr=True, quiet=progress == "none")
-    shown: dict[str, Any] = {"console": console, "progress": progress, "function": function, "on_round": on_round}
+    shown: dict[str, Any] = {"console": console, "progress": progress, "code": code, "on_round": on_round}
     if resume is not None:
         if options or config or output:
-            raise InvalidArgument("resume goes on with a run as it was begun: leave all else out but its model.")
-        folder = go_on(resume, model=None if function else model, **shown)
+            raise InvalidArgument(
+                "resume goes on with a run as it was begun: leave all else out but its model and its rule."
+            )
+        names: dict[str, Any] = {name: x for name, x in (("model", model), ("rule", rule)) if isinstance(x, str)}
+        folder = go_on(resume, **names, **shown)
     else:
-        named = {} if model is None else {"model": GIVEN if function else model}
+        both = (("model", model), ("rule", rule))
+        named = {name: x if isinstance(x, str) else GIVEN for name, x in both if x is not None}
         given = {name: x for name, x in {**options, **named}.items() if x is not None}
         folder = execute(make_config(config, given), output, **shown)
     return Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))

@@ -56,6 +56,8 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
         settings = settings_of(options, regression)
         found |= {**settings._asdict(), "noise": options.noise or default_noise(settings.inference)}
         found["rule"] = getattr(options, "rule", None) or default_rule(settings.inference)
+        if names_code(found["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
+            del found["kl"]
     found = {name: x for name, x in found.items() if name in fields}  # Options of other algorithms stay as they are.
     if weights not in (None, GAUSSIAN):
         found = {name: x for name, x in found.items() if name not in _OF_POSTERIOR}
@@ -73,7 +75,7 @@ def settings_of(options: Any, regression: bool) -> Settings:
         likelihood=LIKELIHOOD if regression else "categorical",
         update_prior=getattr(options, "update_prior", False),
         example_privacy=getattr(options, "example_clip_norm", None) is not None,
-        one_shot=rule is not None and bfl.rules.whole_model(rule).one_shot,
+        one_shot=rule is not None and not names_code(rule) and bfl.rules.whole_model(rule).one_shot,
     )
 
 

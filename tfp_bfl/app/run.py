@@ -23,6 +23,7 @@ from rich.console import Console
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import build, client_scores, ensembles, report
 from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.own_model import NO_CODE, Code
 from tfp_bfl.app.progress import Reporter, reporter
 from tfp_bfl.app.resolve import POINT, method, resolved, stated, title
 from tfp_bfl.app.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
@@ -39,7 +40,7 @@ def execute(
     *,
     console: Optional[Console] = None,
     progress: Optional[str] = None,
-    function: Any = None,
+    code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
     """Runs a configuration and returns its folder.
@@ -55,7 +56,7 @@ def execute(
       output: the folder; None for the configuration's, and if that has none, a new one under runs/.
       console: where progress is shown; None for nowhere.
       progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
-      function: builds the model in the place of the configuration's; None for that.
+      code: a model and a rule in the place of those that the configuration names.
       on_round: called after each round with its metrics, by name.
 
     Raises:
@@ -64,7 +65,7 @@ def execute(
     """
     folder = free_folder(config, output)
     with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
-        return _run(config, folder, tell, function, on_round)
+        return _run(config, folder, tell, code, on_round)
 
 
 def resume(
@@ -73,7 +74,8 @@ def resume(
     console: Optional[Console] = None,
     progress: Optional[str] = None,
     model: Optional[str] = None,
-    function: Any = None,
+    rule: Optional[str] = None,
+    code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
     """Goes on with a run that broke off, from its last checkpoint, and returns its folder.
@@ -84,8 +86,8 @@ def resume(
       folder: of the run.
       console: as in `execute`.
       progress: as in `execute`.
-      model: FILE.py:FUNCTION of the run, named again, as its code is run; None for a run of a model of this library.
-      function: of a run whose model was given as one.
+      model, rule: FILE.py:FUNCTION of the run, named again, as its code is run; None where the library has them.
+      code: of a run whose model or rule was given in Python.
       on_round: as in `execute`.
 
     Raises:
@@ -97,14 +99,13 @@ def resume(
         raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
-    config = make_config(folder / "config.yaml", {"model": model} if model else {})
+    named = {name: value for name, value in (("model", model), ("rule", rule)) if value}
+    config = make_config(folder / "config.yaml", named)
     with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
-        return _run(config, folder, tell, function, on_round)
+        return _run(config, folder, tell, code, on_round)
 
 
-def _run(
-    config: RunConfig, folder: pathlib.Path, tell: Reporter, function: Any, hook: Optional[OnRound]
-) -> pathlib.Path:
+def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, code: Code, hook: Optional[OnRound]) -> pathlib.Path:
     started = time.perf_counter()
     tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
     engine = bfl.federated.check_engine(config.engine)
@@ -117,8 +118,8 @@ def _run(
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, own)
         unlabelled = lambda: read.result()[2].unlabelled
-        config, weights = build.settle(config, sample, function)
-        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, function))
+        config, weights = build.settle(config, sample, code)
+        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, code))
         train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
     bfl.federated.check_clients(process, clients)
     options = _prediction(config)
@@ -140,9 +141,9 @@ def _run(
         if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
             tell.phase("pre-training at the server")
             here = {"engine": "local"} if engine == "ray" else {"engine": engine, "runtime": runtime}
-            pretrained = _pretrain(config, sample, server, held_out, function, **here)
+            pretrained = _pretrain(config, sample, server, held_out, code, **here)
             words = _of_start(
-                pretrained, build.model_fn(config, sample, function)(), lambda x: score(x, test.features, test.labels)
+                pretrained, build.model_fn(config, sample, code)(), lambda x: score(x, test.features, test.labels)
             )
             (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
         tell.phase("tracing, and the first round", lazily=True)
@@ -299,12 +300,12 @@ def _pretrain(
     sample: bfl.data.Source,
     server: bfl.data.Clients,
     held_out: bfl.data.Clients,
-    function: Any,
+    code: Code,
     **engine: Any,
 ) -> bfl.federated.Pretrained:
     """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
     _, features, labels = held_out.examples(0)
-    process = build.pretraining(config, sample, function)
+    process = build.pretraining(config, sample, code)
     evaluate = bfl.evaluation.evaluator(features, labels, **_prediction(config))
     return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from tfp_bfl.app.cells import check_cells, forget_models, is_done, run_cells
 from tfp_bfl.app.config import RunConfig, fields, make_config
 from tfp_bfl.app.groups import score
+from tfp_bfl.app.own_model import OPTIONS as CODE
 from tfp_bfl.app.own_model import names_code
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
@@ -166,8 +167,8 @@ def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: st
 
     console = _Named(folder.name, stderr=True, quiet=progress == "none")
     if (folder / "config.yaml").is_file():
-        model = options["model"] if names_code(options["model"]) else None
-        resume(folder, console=console, progress=progress, model=model)
+        code = {name: options[name] for name in CODE if names_code(options.get(name))}
+        resume(folder, console=console, progress=progress, **code)
     else:
         shutil.rmtree(folder, ignore_errors=True)  # Ended before it wrote what it is.
         execute(make_config(None, _given(options)), folder, console=console, progress=progress)
