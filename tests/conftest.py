@@ -8,6 +8,7 @@ nowhere else. `tests/seeds.py` seeds the global random generators of every test 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import resource
 
@@ -16,6 +17,8 @@ import pytest
 
 pytest_plugins = ["tests.seeds"]
 _KEY = pytest.StashKey[float]()
+# A full collection takes half a second: only a process that holds this many bytes has one after each file.
+_COLLECT_ABOVE = 1.5e9
 
 
 def pytest_addoption(parser):
@@ -29,6 +32,17 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
                 item.add_marker(pytest.mark.skip(reason="TensorFlow Federated is not installed"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_caches_of_the_file(request):
+    """Empty the caches that the tests of a file share, such as traced processes, after the last of them."""
+    yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear") and getattr(value, "__module__", None) == request.module.__name__:
+            value.cache_clear()
+    if psutil.Process().memory_info().rss > _COLLECT_ABOVE:
+        gc.collect()
 
 
 @pytest.hookimpl(tryfirst=True)
