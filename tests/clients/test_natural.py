@@ -314,7 +314,7 @@ def test_client_work_starts_anew_each_time(inference):
 
 def test_what_an_inference_is():
     weights, _ = made()
-    assert [default_rate(name) for name in INFERENCES] == [0.02, 0.005, 0.05, 0.02]
+    assert [default_rate(name) for name in INFERENCES] == [0.03, 0.005, 0.05, 0.03]
     updates = {name: update_of(name)(weights) for name in INFERENCES}
     assert {name for name, x in updates.items() if isinstance(x, ByCurvature)} == {"curvature", "natural", "ivon"}
     assert {name: x.noise for name, x in updates.items()} == {

@@ -38,8 +38,8 @@ HALVES = [np.arange(6), np.arange(6, 12)]
 TWO_STEPS = {
     "sgd": (0.1, lambda g: 2 * g),
     # The velocities g and 1.9 g; Nesterov's steps are 0.9 of the new velocity and g besides.
-    "momentum": (0.02, lambda g: (1 + 1.9) * g),
-    "nesterov": (0.02, lambda g: (1.9 + 2.71) * g),
+    "momentum": (0.03, lambda g: (1 + 1.9) * g),
+    "nesterov": (0.03, lambda g: (1.9 + 2.71) * g),
     "adagrad": (1e-2, lambda g: g / np.sqrt(0.1 + g**2) + g / np.sqrt(0.1 + 2 * g**2)),
     "rmsprop": (1e-3, lambda g: np.sign(g) * (1 / np.sqrt(0.1) + 1 / np.sqrt(0.19))),
     "adam": (1e-3, lambda g: 2 * np.sign(g)),
@@ -64,7 +64,7 @@ def test_an_optimizer_by_name_takes_its_steps_at_its_default_rate(name):
 
 def test_default_rates():
     """Natural gradients have rates of their own; a Keras optimizer that is none of the table has its own rate."""
-    assert clients.default_rate("curvature") == clients.default_rate("backprop", "momentum") == 0.02
+    assert clients.default_rate("curvature") == clients.default_rate("backprop", "momentum") == 0.03
     assert [clients.default_rate(name, "adam") for name in ("natural", "ivon")] == [0.005, 0.05]
     assert clients.default_rate("curvature", keras.SGD) == 0.1
     assert clients.default_rate("curvature", lambda: keras.Nadam(0.25)) == 0.25

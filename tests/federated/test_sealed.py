@@ -175,7 +175,9 @@ def test_losses_are_sums_too():
     here, sealed = of_some(make, ())
     _, clear = simulated(make, sealed=False)
     for name in ("nll", "kl", "tempered_elbo"):
-        assert [r[name] for r in sealed.rounds] == pytest.approx([r[name] for r in clear.rounds], rel=1e-3)
+        # Whole numbers of the size of a KL have steps of 1e-3 nats.
+        wanted = pytest.approx([r[name] for r in clear.rounds], rel=1e-4, abs=1e-4 if name == "nll" else 2e-3)
+        assert [r[name] for r in sealed.rounds] == wanted
     told = {name: x for answer in here.heard[0][2].values() for name, x in answer.items() if name.startswith("report/")}
     assert {name for name, x in told.items() if x.any()} <= {
         f"report/{x}" for x in ("client", "num_examples", "weight")
