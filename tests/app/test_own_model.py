@@ -36,6 +36,12 @@ def precise(width=2.0):
 def needs(width):
     return precise(width)
 
+def prox(model_fn, **options):
+    return bfl.algorithms.fed_prox(model_fn, proximal=0.5, **options)
+
+def narrow(model_fn, element_spec, local_epochs):
+    return bfl.algorithms.fed_opt(model_fn, element_spec=element_spec, local_epochs=local_epochs)
+
 def broken(input_shape):
     raise RuntimeError("of two\\nlines")
 
@@ -106,7 +112,7 @@ def test_it_is_reported_without_its_code(run, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gone.py:build", "There is no file gone.py with a model: give --model FILE.py:FUNCTION"),
+        ("gone.py:build", "There is no file gone.py: give --model FILE.py:FUNCTION"),
         ("{}:bild", "There is no function in .*mine.py 'bild': did you mean 'build'"),
         ("{}:fixed", r"returns a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
         ("{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
@@ -173,7 +179,7 @@ def test_a_run_from_python_goes_on(tmp_path):
     with pytest.raises(InvalidArgument, match=r"was given in Python: use bfl\.run"):
         bfl.run(resume=broken.folder)
     assert bfl.run(resume=broken.folder, model=build).summary["test_nll"] == whole.summary["test_nll"]
-    with pytest.raises(InvalidArgument, match="leave all else out but its model and its rule"):
+    with pytest.raises(InvalidArgument, match="leave all else out but its model, rule and algorithm"):
         bfl.run(resume=broken.folder, rounds=4)
     with pytest.raises(InvalidArgument, match="There is no option 'ruel'"):
         bfl.run(tmp_path / "new", ruel="x")
@@ -216,7 +222,7 @@ def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, caps
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gone.py:precise", "There is no file gone.py with a rule: give --rule FILE.py:FUNCTION"),
+        ("gone.py:precise", "There is no file gone.py: give --rule FILE.py:FUNCTION"),
         ("{}:precis", "There is no function in .*mine.py 'precis': did you mean 'precise'"),
         ("{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
         ("{}:needs", "The rule function 'needs' fails: TypeError: .*'width'; it is called without arguments"),
@@ -231,3 +237,61 @@ def test_a_rule_that_is_none_is_one_sentence(file, tmp_path, capsys, name, messa
     assert error.count("\n") == 1 and not folder.exists()
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(error)
+
+
+# Algorithms.
+
+
+@pytest.fixture(scope="module")
+def run_of_algorithm(file):
+    folder = file.parent / "of_algorithm"
+    own = ["--model", "mlp", "--kind", "deterministic", "--algorithm", f"{file}:prox"]
+    assert run_command_line(["run", *FLAGS, *own, "--output", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_by_the_algorithm_of_a_file_is_that_of_the_same_recipe(run_of_algorithm, file, tmp_path):
+    options = {**OPTIONS, "model": "mlp", "kind": "deterministic"}
+    same = bfl.run(tmp_path / "same", algorithm="fed_prox", proximal=0.5, **options)
+    found = json.loads((run_of_algorithm / "summary.json").read_text())
+    assert found["test_nll"] == same.summary["test_nll"]
+    info = bfl.export.read_info(run_of_algorithm / "saved_model")
+    assert info.configuration["algorithm"] == "mine" and str(file.parent) not in json.dumps(info._asdict())
+
+
+def test_an_algorithm_gets_the_options_that_it_takes(run_of_algorithm, file, tmp_path):
+    options = {**OPTIONS, "model": "mlp", "kind": "deterministic"}
+    narrow = own_model.load(f"{file}:narrow")
+    assert bfl.run(tmp_path / "narrow", algorithm=narrow, **options).summary["accuracy"] > 0.5
+    with pytest.raises(InvalidArgument, match="'narrow' takes no robust, which is given: leave it out, or let it take"):
+        bfl.run(tmp_path / "new", algorithm=narrow, robust="median", **options)
+    with pytest.raises(InvalidArgument, match="proximal is an option of fed_prox, and this is given"):
+        bfl.run(tmp_path / "new", algorithm=narrow, proximal=0.3, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.py:prox", "There is no file gone.py: give --algorithm FILE.py:FUNCTION"),
+        ("{}:proxx", "There is no function in .*mine.py 'proxx': did you mean 'prox'"),
+        ("{}:fixed", "The algorithm function 'fixed' takes no local_epochs, which is given"),
+        ("{}:needs", "The algorithm function 'needs' takes no local_epochs"),
+    ],
+)
+def test_an_algorithm_that_is_none_is_one_sentence(file, tmp_path, capsys, name, message):
+    folder = tmp_path / "new"
+    own = ["--model", "mlp", "--algorithm", name.format(file), "--output", str(folder)]
+    assert run_command_line(["run", *FLAGS, *own]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and not folder.exists()
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(error)
+
+
+def test_an_algorithm_that_returns_no_process(file, tmp_path):
+    options = {name: x for name, x in OPTIONS.items() if name != "local_epochs"}
+    with pytest.raises(InvalidArgument, match=r"returns 3, but must return a process, such as algorithms.compose"):
+        bfl.run(tmp_path / "new", model="mlp", algorithm=lambda model_fn: 3, **options)
+    with pytest.raises(InvalidArgument, match="fails: ZeroDivisionError: division by zero"):
+        bfl.run(tmp_path / "new", model="mlp", algorithm=lambda model_fn: 1 / 0, **options)
+    assert not (tmp_path / "new").exists()

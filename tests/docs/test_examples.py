@@ -7,6 +7,7 @@ import runpy
 import numpy as np
 import pytest
 
+import tfp_bfl as bfl
 from tfp_bfl import errors
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -34,6 +35,21 @@ def test_rule(capsys):
 def test_client_work_learns(capsys):
     first, last = map(float, re.findall(r"\d+\.\d+", run("client_work", capsys)[1]))
     assert last < 0.8 * first
+
+
+def test_algorithm(capsys, tmp_path):
+    """It learns, from Python and from the command line, and robust aggregation serves it."""
+    fed_momentum = run("algorithm", capsys)[0]["fed_momentum"]
+    train = bfl.data.load("breast_cancer")
+    model_fn = lambda: bfl.models.mlp("deterministic", train.element_shape, 2, hidden=(8,), seed=0)
+    clients = train.partition(bfl.data.iid(3), seed=0)
+    for options in ({}, {"robust": "median"}):
+        rows = bfl.simulate(fed_momentum(model_fn, momentum=0.5, **options), clients, 5, engine="local").rounds
+        assert rows[-1]["nll"] < 0.5 * rows[0]["nll"] and rows[0]["squared_distance"] > 0
+    own = f"{DOCS / 'examples' / 'algorithm.py'}:fed_momentum"
+    options = {"dataset": "breast_cancer", "model": "mlp", "kind": "deterministic", "clients": 3, "rounds": 3}
+    found = bfl.run(tmp_path / "run", algorithm=own, partition="iid", engine="local", local_epochs=1, **options)
+    assert found.summary["accuracy"] > 0.7
 
 
 def test_model_learns(capsys):

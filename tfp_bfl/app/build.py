@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -12,8 +13,8 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app import own_model
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.ensembles import num_samples
-from tfp_bfl.app.fields import LIKELIHOOD, Options
-from tfp_bfl.app.options import Variational, serves
+from tfp_bfl.app.fields import LIKELIHOOD, Options, argument_names
+from tfp_bfl.app.options import OwnAlgorithm, Variational, serves
 from tfp_bfl.app.own_model import NO_CODE, Code
 from tfp_bfl.app.resolve import resolved, stated, weights_of
 from tfp_bfl.data.cohorts import check_cohort_size
@@ -218,8 +219,8 @@ def export_info(
     """
     names = {"dataset": train.name, "model": config.model_name}
     settings = {**stated(config, train.target is not None, weights), **more}
-    if own_model.names_code(settings.get("rule")):
-        names["rule"] = config.method
+    own = {name: settings.get(name) for name in ("rule", "algorithm")}
+    names.update({name: pathlib.Path(x).stem for name, x in own.items() if x and own_model.names_code(x)})
     return bfl.export.Info(
         class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
         configuration={**{name: x for name, x in settings.items() if name not in _PATHS}, **names},
@@ -291,7 +292,6 @@ def _recipe(
     code: Code = NO_CODE,
     **shared: Any,
 ) -> bfl.federated.BayesianProcess:
-    recipe = getattr(bfl.algorithms, options.recipe)
     arguments = options.arguments(config, unlabelled)
     rule = arguments.get("rule")
     if code.rule is not None or own_model.names_code(rule):
@@ -299,4 +299,10 @@ def _recipe(
     if source.target is not None:
         _check_regression(options, config, source)
         arguments["likelihood"] = LIKELIHOOD
-    return recipe(model_fn(config, source, code), element_spec=source.element_spec, **arguments, **shared)
+    built, arguments = model_fn(config, source, code), {"element_spec": source.element_spec, **arguments, **shared}
+    if not isinstance(options, OwnAlgorithm):
+        return getattr(bfl.algorithms, options.recipe)(built, **arguments)
+    function = code.algorithm or own_model.load(config.algorithm, "algorithm")
+    asked = {argument_names(OwnAlgorithm)[name] for name in config.model_fields_set & set(argument_names(OwnAlgorithm))}
+    chosen = {name: x for name, x in arguments.items() if name in asked or name in shared}
+    return own_model.process_of(function, built, chosen, {k: x for k, x in arguments.items() if k not in chosen})

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from tfp_bfl.app import choices
 from tfp_bfl.app import options as algorithms
 from tfp_bfl.app.fields import INT32_MAX, Count, CountOrZero, Options, Positive, Share, ShareOrZero, extra, option
-from tfp_bfl.app.options import ALGORITHMS, algorithm_options, canonical, in_words, serves, takers
+from tfp_bfl.app.options import algorithm_options, canonical, in_words, serves, takers
 from tfp_bfl.app.own_model import OPTIONS as CODE
 from tfp_bfl.app.own_model import check_trust, names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
@@ -40,7 +40,7 @@ class RunConfig(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: str = option("variational", "See `tfp-bfl list`.")
+    algorithm: str = option("variational", "See `tfp-bfl list`; or FILE.py:FUNCTION, whose code is run.")
     dataset: str = option(
         "digits",
         "digits, breast_cancer, diabetes, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a "
@@ -194,7 +194,7 @@ class RunConfig(pydantic.BaseModel):
         for name in ("pretrain_share", "evaluate_clients", "privacy_clip_norm", "example_clip_norm"):
             if getattr(self, name):
                 raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
-        if ALGORITHMS[self.algorithm].personal:
+        if algorithm_options(self.algorithm).personal:
             raise InvalidArgument(f"{self.algorithm} trains a model for each client: leave ensemble out.")
         if self.num_samples < members:
             raise InvalidArgument(
@@ -216,12 +216,12 @@ class RunConfig(pydantic.BaseModel):
     @property
     def method(self) -> str:
         """Return what distinguishes a run: its rule, or the algorithm where none can be chosen or none is given."""
-        rule = self.rule if self.algorithm == "variational" else None
-        return pathlib.Path(rule).stem if rule and names_code(rule) else rule or self.algorithm
+        name = (self.rule if self.algorithm == "variational" else None) or self.algorithm
+        return pathlib.Path(name).stem if names_code(name) else name
 
     def own_options(self) -> Options:
         """Those of this algorithm."""
-        options = ALGORITHMS[self.algorithm]
+        options = algorithm_options(self.algorithm)
         return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
 
     def told(self) -> dict[str, Any]:
@@ -267,7 +267,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
             raise InvalidArgument(
                 f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
             )
-    return own, {**ALGORITHMS[algorithm].defaults, **values}
+    return own, {**algorithm_options(algorithm).defaults, **values}
 
 
 def _names_clients(dataset: Any, client_column: Any) -> bool:

@@ -34,6 +34,7 @@ from tfp_bfl.app.fields import (
     WithErrorMemory,
     option,
 )
+from tfp_bfl.app.own_model import names_code
 from tfp_bfl.app.personal import MetaLearning, MetaVD, PFedBayes
 from tfp_bfl.app.point_weights import (
     FedAG,
@@ -201,6 +202,17 @@ class FLSwag(SGD):
             )
 
 
+class OwnAlgorithm(Optimized, Pooled, Bounded, Defended, AnyKind, Weighted):
+    """An algorithm of the user, FILE.py:FUNCTION, which gets those of these options that it takes."""
+
+    recipe: ClassVar[str] = "own"
+    summary: ClassVar[str] = "an algorithm of the user"
+    default_schedule: ClassVar[str] = "inverse"
+
+    def rate(self) -> float:
+        return self.learning_rate or choices.OPTIMIZERS.numbers()[self.optimizer or "momentum"]
+
+
 _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, Scaffold, FedDyn, FedNova),
@@ -229,7 +241,7 @@ def takers(name: str) -> tuple[str, ...]:
 
 def serves(name: str, algorithm: str) -> bool:
     """Whether an option says something to an algorithm."""
-    return not takers(name) or algorithm in takers(name)
+    return not takers(name) or name in algorithm_options(algorithm).model_fields
 
 
 def in_words(algorithms: Iterable[str]) -> str:
@@ -270,14 +282,16 @@ def canonical(algorithm: str) -> str:
     """The name here of an algorithm that others write otherwise, such as FedAvg, "fedProx" or "fl-swag"."""
     plain = lambda name: name.lower().replace("_", "").replace("-", "")
     known = {**{plain(name): name for name in ALGORITHMS}, **ALIASES}
-    return algorithm if algorithm in ALGORITHMS else known.get(plain(algorithm), algorithm)
+    if algorithm in ALGORITHMS or names_code(algorithm):
+        return algorithm
+    return known.get(plain(algorithm), algorithm)
 
 
 def algorithm_options(algorithm: str) -> type[Options]:
-    """The class of an algorithm.
+    """Return the class of an algorithm; of FILE.py:FUNCTION `OwnAlgorithm`.
 
     Raises:
       InvalidArgument: there is none of that name.
     """
-    options: type[Options] = lookup(ALGORITHMS, algorithm, "algorithm")
+    options: type[Options] = OwnAlgorithm if names_code(algorithm) else lookup(ALGORITHMS, algorithm, "algorithm")
     return options

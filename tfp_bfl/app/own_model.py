@@ -1,4 +1,4 @@
-"""Models and rules of the user in runs: a function of a Python file that the command names, or one given in Python."""
+"""Models, rules and algorithms of the user in runs: functions of a Python file that the command names, or objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfp_bfl.files import name as path_name
 # What stands for a function that was given in Python, of which a record can say no more.
 GIVEN = "given"
 # Options that take FILE.py:FUNCTION.
-OPTIONS = ("model", "rule")
+OPTIONS = ("model", "rule", "algorithm")
 
 
 class Code(NamedTuple):
@@ -24,10 +24,12 @@ class Code(NamedTuple):
     Fields:
       model: a function that builds a Keras model.
       rule: a `Rule` or `GatherRule`, or a function that returns one.
+      algorithm: a function that builds a process, as those of `tfp_bfl.algorithms` do.
     """
 
     model: Any = None
     rule: Any = None
+    algorithm: Any = None
 
 
 NO_CODE = Code()
@@ -53,7 +55,7 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
     path, _, name = value.rpartition(":")
     file = pathlib.Path(path)
     if not file.is_file():
-        raise InvalidArgument(f"There is no file {path_name(file)} with a {option}: give --{option} FILE.py:FUNCTION.")
+        raise InvalidArgument(f"There is no file {path_name(file)}: give --{option} FILE.py:FUNCTION.")
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -134,6 +136,41 @@ def rule_of(given: Any, value: Optional[str]) -> Any:
     if not isinstance(rule, known):
         raise InvalidArgument(f"{what} returns {shown(rule)}, but must return a rules.Rule or a rules.GatherRule.")
     return rule
+
+
+def process_of(function: Callable[..., Any], model_fn: Any, chosen: dict[str, Any], others: dict[str, Any]) -> Any:
+    """Return the process that a user's algorithm builds.
+
+    Args:
+      function: takes a function that builds the model, and options.
+      model_fn: builds the model.
+      chosen: options that the user gave, all of which it must take.
+      others: options with their defaults, of which it gets those that it takes and that are not None.
+
+    Raises:
+      InvalidArgument: it does not take an option, fails, or returns no process.
+    """
+    from tfp_bfl.federated.process import BayesianProcess
+
+    what = f"The algorithm function {getattr(function, '__name__', shown(function))!r}"
+    parameters = inspect.signature(function).parameters
+    takes_all = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    for name in chosen:
+        if not (takes_all or name in parameters):
+            raise InvalidArgument(f"{what} takes no {name}, which is given: leave it out, or let it take {name}.")
+    taken = {name: x for name, x in others.items() if x is not None and (takes_all or name in parameters)}
+    given = {**taken, **chosen}
+    try:
+        process = function(model_fn, **given)
+    except InvalidArgument:
+        raise
+    except Exception as error:
+        raise InvalidArgument(f"{what} fails: {_line(error)}.") from error
+    if type(process) is not BayesianProcess:
+        raise InvalidArgument(
+            f"{what} returns {shown(process)}, but must return a process, such as algorithms.compose(...) gives."
+        )
+    return process
 
 
 def check_trust(values: Mapping[str, Any], named: Mapping[str, Any], file: Any) -> None:

@@ -32,6 +32,7 @@ def run(
     *,
     model: Any = None,
     rule: Any = None,
+    algorithm: Any = None,
     config: Union[str, pathlib.Path, None] = None,
     resume: Union[str, pathlib.Path, None] = None,
     progress: Optional[str] = "none",
@@ -49,9 +50,11 @@ def run(
       model: a name, "FILE.py:FUNCTION", or a function that builds a Keras model that gives logits; it gets those of
         input_shape, num_classes, kind, seed, prior_stddev, initial_stddev, min_stddev and dropout_rate that it takes.
       rule: a name, "FILE.py:FUNCTION", a `rules.Rule`, or a function without arguments that returns one.
+      algorithm: a name, "FILE.py:FUNCTION", or a function of a model function and options that returns a process, as
+        those of `tfp_bfl.algorithms`.
       config: a YAML file with options, such as the config.yaml of another run; those given here win.
-      resume: the folder of a run that broke off, to go on with; takes nothing else but its model and its rule, if they
-        were not names.
+      resume: the folder of a run that broke off, to go on with; takes nothing else but its model, rule and algorithm,
+        if they were not names.
       progress: "lines", "bar", "phases", "json" or "none", on the standard error.
       on_round: called after each round with its metrics by name, as for a tracker: docs/many_runs.md.
       **options: of `tfp-bfl run`, with "_" for "-": docs/command_line.md.
@@ -59,18 +62,18 @@ def run(
     Raises:
       InvalidArgument: as the command line answers with status 2; nothing has been written then.
     """
-    code = Code(*(None if isinstance(x, str) else x for x in (model, rule)))
+    both = (("model", model), ("rule", rule), ("algorithm", algorithm))
+    code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))
     console = Console(stderr=True, quiet=progress == "none")
     shown: dict[str, Any] = {"console": console, "progress": progress, "code": code, "on_round": on_round}
     if resume is not None:
         if options or config or output:
             raise InvalidArgument(
-                "resume goes on with a run as it was begun: leave all else out but its model and its rule."
+                "resume goes on with a run as it was begun: leave all else out but its model, rule and algorithm."
             )
-        names: dict[str, Any] = {name: x for name, x in (("model", model), ("rule", rule)) if isinstance(x, str)}
+        names: dict[str, Any] = {name: x for name, x in both if isinstance(x, str)}
         folder = go_on(resume, **names, **shown)
     else:
-        both = (("model", model), ("rule", rule))
         named = {name: x if isinstance(x, str) else GIVEN for name, x in both if x is not None}
         given = {name: x for name, x in {**options, **named}.items() if x is not None}
         folder = execute(make_config(config, given), output, **shown)

@@ -13,6 +13,7 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.config import RunConfig
 from tfp_bfl.app.fields import LIKELIHOOD
+from tfp_bfl.app.options import OwnAlgorithm
 from tfp_bfl.app.own_model import names_code
 from tfp_bfl.clients.inference import Settings, default_noise, default_optimizer, settings_for
 
@@ -44,6 +45,8 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
         they are, since the run does not use them. None for Gaussian weights.
     """
     options: Any = config.own_options()
+    if isinstance(options, OwnAlgorithm):  # What it takes for options that are None only its code says.
+        return config
     fields = type(options).model_fields
     found: dict[str, Any] = {}
     if "optimizer" in fields:

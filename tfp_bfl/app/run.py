@@ -75,6 +75,7 @@ def resume(
     progress: Optional[str] = None,
     model: Optional[str] = None,
     rule: Optional[str] = None,
+    algorithm: Optional[str] = None,
     code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
@@ -86,7 +87,8 @@ def resume(
       folder: of the run.
       console: as in `execute`.
       progress: as in `execute`.
-      model, rule: FILE.py:FUNCTION of the run, named again, as its code is run; None where the library has them.
+      model, rule, algorithm: FILE.py:FUNCTION of the run, named again, as its code is run; None for names of the
+        library.
       code: of a run whose model or rule was given in Python.
       on_round: as in `execute`.
 
@@ -99,7 +101,8 @@ def resume(
         raise InvalidArgument(f"{folder} is not the folder of a run: it has no config.yaml.")
     if (folder / "summary.json").exists():
         raise InvalidArgument(f"The run in {folder} is complete: there is nothing to resume.")
-    named = {name: value for name, value in (("model", model), ("rule", rule)) if value}
+    own = (("model", model), ("rule", rule), ("algorithm", algorithm))
+    named = {name: value for name, value in own if value}
     config = make_config(folder / "config.yaml", named)
     with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
         return _run(config, folder, tell, code, on_round)
