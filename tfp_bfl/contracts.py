@@ -146,7 +146,7 @@ class ServerState(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """What a rule makes of the clients' statistics.
+    """Hold what a rule makes of the clients' statistics.
 
     Fields:
       weights: what it gives, such as the pooled `MeanField` or `ModelWeights`.

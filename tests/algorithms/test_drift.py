@@ -95,7 +95,7 @@ def message(told, memory):
 
 
 def worked(process, given):
-    """What client 1 returns, and its examples."""
+    """Return what client 1 sends, and its examples."""
     examples = federation().examples(1)
     work = process.client_work.build()
     return work(given, tf.nest.map_structure(tf.constant, examples), tf.constant([0, 1])), examples
@@ -167,7 +167,7 @@ DRIFT = ("scaffold", "fed_dyn", "fed_nova")
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("name", DRIFT)
 def test_every_guard_serves(name, guard):
-    """What holds without it: sums of whole numbers and bounds that nobody meets change nothing."""
+    """Compare with the process without it where the guard changes nothing: whole numbers, and bounds nobody meets."""
     build = getattr(algorithms, name)
     plain, guarded = (rest(build, rounds=4, **options) for options in ({}, GUARDS[guard]))
     assert np.all(np.isfinite(guarded)) and np.linalg.norm(guarded) > 0.1
@@ -182,6 +182,27 @@ def test_every_guard_serves(name, guard):
 def test_means_that_do_not_move_by_sgd_are_refused(name, options, reason):
     with pytest.raises(InvalidArgument, match=f"by {reason}: use optimizer 'sgd' or 'momentum'"):
         getattr(algorithms, name)(lambda: models.mlp("flipout"), **options)
+
+
+@pytest.mark.parametrize("name", DRIFT)
+def test_a_rule_by_precisions_is_warned_of(name):
+    build = getattr(algorithms, name)
+    gaussian = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
+    assert "'log_linear_pool' weights means by precision" in build(gaussian, rule="log_linear_pool").notices[0]
+    assert not build(gaussian).notices and not build(line, rule="log_linear_pool").notices
+
+
+def test_a_sum_needs_weights_that_are_known_beforehand():
+    model_fn = lambda: models.mlp("flipout", (3,), 2, hidden=(4,))
+    work = algorithms.scaffold(model_fn).client_work._replace(extra_pool="sum")
+    step = algorithms.scaffold(model_fn).server_step
+    with pytest.raises(InvalidArgument, match="The weighting 'max_discrepancy' gives clients weights that follow"):
+        algorithms.compose(model_fn, work, "linear_pool", step, weighting="max_discrepancy")
+
+
+def test_fed_dyn_takes_no_second_proximal_term():
+    with pytest.raises(InvalidArgument, match="leave proximal out"):
+        algorithms.fed_dyn(line, proximal=0.1)
 
 
 def test_gaussian_weights_are_corrected_in_their_means():

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import tfp_bfl as bfl
+from tfp_bfl.app import own_model
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.deployment import kits
 from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
@@ -209,7 +210,9 @@ def test_a_party_says_no_by_its_own_file(hospitals):
     for change, message in {
         "run": ({}, "run's name is"),
         "version": ({"version": "99.1"}, "The server has tfp_bfl 99.1, and it .*: install the same"),
-        "options": ({"run": "a", "options": {"model": "evil.py:build"}}, "run no code"),
+        "model": ({"run": "a", "options": {"model": "evil.py:build"}}, "model is .* run no code"),
+        "rule": ({"run": "a", "options": {"rule": "evil.py:build"}}, "rule is .* run no code"),
+        "algorithm": ({"run": "a", "options": {"algorithm": "evil.py:build"}}, "algorithm is .* run no code"),
         "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "own file says what data"),
         "schema": ({"run": "a"}, "not of the form"),
     }.values():
@@ -270,7 +273,7 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.app.deployment.flare.Site"]
     for options, message in {
         "data": ({"partition": "iid"}, "partition is of data in one place"),
-        "code": ({"model": "m.py:f"}, "no code"),
+        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but parties run no code") for name in own_model.OPTIONS},
         "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
         "name": ({"ruel": "x"}, "ruel"),
     }.values():

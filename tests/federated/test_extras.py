@@ -1,4 +1,4 @@
-"""Statistics beside the weights: pooled by weight or plainly, checked, bounded and hidden as weights are."""
+"""Statistics beside the weights: pooled by weight or as a sum, and checked, bounded and private as weights are."""
 
 import functools
 
@@ -87,7 +87,7 @@ def test_the_median_is_that_of_each_number(pool, factor):
 
 
 def test_noise_hides_what_is_sent_beside_the_weights():
-    """Of clip_norm 1 a client adds at most 1 to all sums together."""
+    """Check that with clip_norm 1 all sums together move by at most 1, and that noise reaches the statistics."""
     private = Privacy(clip_norm=1.0, noise_multiplier=0.0, cohort_size=4)
     result = run(work(), privacy=private, weighting="equal")
     moved = np.concatenate([np.ravel(x) for x in tf.nest.flatten((result.state.step, result.state.weights.point))])
@@ -119,7 +119,10 @@ def test_a_client_whose_statistics_no_honest_client_sends_is_left_out(values, re
         (lambda: run(work(), step=servers.replace()), "the server step 'replace' takes none: use the step"),
         (lambda: run(ClientWork(lambda: toys.towards)), "needs statistics beside the weights, and these clients send"),
         (lambda: run(work("most")), "extra_pool is 'most', but must be 'mean' or 'sum'"),
-        (lambda: run(work(SUM), robust="median"), "a sum of what they send needs weights that are: use weighting='eq"),
+        (
+            lambda: run(work(SUM), robust="median"),
+            "'median' gives clients weights that follow .*: use weighting='equal",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_one_sentence(build, message):
@@ -161,7 +164,7 @@ def digits():
 
 @pytest.mark.parametrize("factor", [(3e4, 1.0), (1.0, 3e4)])
 def test_a_client_that_moves_too_far_does_not_spoil_meta_vd(factor):
-    """All rounds are those of the four others, to the bit."""
+    """Compare with rounds of the four other clients."""
     model_fn = lambda: models.mlp("variational_dropout", (8, 8, 1), 10, hidden=(8,))
     source = models.PERSONAL_VARIANCES["hypernetwork"](5, hidden=(4,))
     honest = clients.personal(clients.meta_learning(model_fn, learner="plain", learning_rate=0.1), source)

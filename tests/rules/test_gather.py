@@ -120,7 +120,7 @@ def test_metrics_tell_the_largest_share_and_the_rules_own():
 
 
 def test_a_rule_that_returns_no_pooled_value_is_refused_in_a_sentence():
-    """Of the stack, and of a posterior."""
+    """Try a rule of the stack, and one of sums."""
     plain = rules.naive_weighted_average()
     of_stack = rules.gathered(GatherRule(lambda stacked, weights, anchor: stacked, "bare"))
     of_sums = rules.whole_model(plain._replace(pool=lambda total, anchor: anchor, name="bare"))

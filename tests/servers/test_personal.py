@@ -185,6 +185,17 @@ def test_a_clip_makes_no_capped_step_longer():
     assert moves[1] < 0.5 * moves[0]
 
 
+def test_a_sum_that_noise_made_negative_moves_no_parameter_upwards():
+    """With differential privacy the pooled ||l - l'||^2 may be below zero: the capped rate is then 0."""
+    pool, extra = of_round(by_change(moved=0.1))
+    how = servers.Learning(1e3, 0.0, 0.0)
+    step = servers.personal(LINEAR, shared=how, rows=how)
+    before = step.initialize(ANCHOR)._replace(parameters=PARAMETERS)
+    state, _ = step.next(before, ANCHOR, pool, [0, 0], extra._replace(moved=tf.constant(-1.0)))
+    all_close(state.parameters, PARAMETERS, rtol=1e-7)
+    assert np.isfinite(step.metrics(extra._replace(moved=tf.constant(-1.0)))["logit_change"])
+
+
 @pytest.mark.parametrize("absent_decay", [False, True])
 def test_rows_of_absent_clients_stay_unless_they_decay(absent_decay):
     step = servers.personal(LINEAR, rows=servers.Learning(0.5, 0.0, 0.1), capped=False, absent_decay=absent_decay)

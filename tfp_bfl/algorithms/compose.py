@@ -109,7 +109,7 @@ def compose(
     lookup(weightings.ALL_WEIGHTINGS, weighting, "weighting")
     whole = rules.whole_model(rule) if privacy is None else _private(rule, privacy, weighting, robust)
     _check_fit(work, whole, server_step)
-    _check_extra(work, whole, server_step, robust if weighting != "equal" else None)
+    _check_extra(work, whole, server_step, weighting, robust)
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         _check_compressible(whole, weighting, robust, secure_sums)
@@ -230,7 +230,7 @@ def _check_fit(work: ClientWork, rule: ModelRule, step: Any) -> None:
         )
 
 
-def _check_extra(work: ClientWork, rule: ModelRule, step: ServerStep, robust: Optional[str]) -> None:
+def _check_extra(work: ClientWork, rule: ModelRule, step: ServerStep, weighting: str, robust: Optional[str]) -> None:
     if step.extra != (work.extra is not None):
         raise InvalidArgument(
             f"The server step {step.name!r} needs statistics beside the weights, and these clients send none: use it "
@@ -248,10 +248,12 @@ def _check_extra(work: ClientWork, rule: ModelRule, step: ServerStep, robust: Op
         )
     if work.extra_pool not in (MEAN, SUM):
         raise InvalidArgument(f"extra_pool is {shown(work.extra_pool)}, but must be {MEAN!r} or {SUM!r}.")
-    if work.extra_pool == SUM and not (robust or "clip").startswith("clip"):
+    robust = None if (robust or "clip").startswith("clip") else robust
+    if work.extra_pool == SUM and weighting != "equal" and (robust or weighting in weightings.STACKED_WEIGHTINGS):
+        what = f"The defence {robust!r}" if robust else f"The weighting {weighting!r}"
         raise InvalidArgument(
-            f"The defence {robust!r} counts all clients the same, and a sum of what they send needs weights that are: "
-            "use weighting='equal'."
+            f"{what} gives clients weights that follow from what all of them send, and a sum of statistics needs those "
+            "of each client: use weighting='equal'."
         )
 
 

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tfp_bfl import clients, federated, rules
 from tfp_bfl.algorithms.compose import Model, compose, split_options
-from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import ClientWork, ServerStep
-from tfp_bfl.errors import check_number
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.models import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
 
 
@@ -43,22 +43,26 @@ def fed_dyn(
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
       alpha: the coefficient of the regulariser. The smaller it is, the longer a client trains to reach its minimum.
-      rule: for the weights; it must average means by plain weights.
+      rule: for the weights; one that weights the means of Gaussian weights by precision is warned of.
       **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
 
     Raises:
-      InvalidArgument: as `compose`, alpha that is not above 0, or means that do not move by SGD.
+      InvalidArgument: as `compose`, alpha that is not above 0, a proximal term besides, or means that do not move by
+        SGD.
 
     Source: Acar et al. 2021 (arXiv:2111.04263), algorithm 1.
     """
     check_number(alpha, "alpha")
+    if "proximal" in options:
+        raise InvalidArgument("fed_dyn has a proximal term of its own, alpha: leave proximal out.")
     work, process = split_options(fed_dyn, clients.variational, options, **LOCAL_TRAINING)
+    notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     reach_of(**work)
-    return compose(model_fn, _client(model_fn, alpha, work), rule, _server(alpha), **process)
+    return compose(model_fn, _client(model_fn, alpha, work), rule, _server(alpha), notices=notices, **process)
 
 
 def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWork:
-    local = clients.variational(model_fn, **{"proximal": alpha, **options})
+    local = clients.variational(model_fn, proximal=alpha, **options)
 
     def build() -> Any:
         train = local.build()

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import clients, federated, rules
 from tfp_bfl.algorithms.compose import Model, compose, split_options
-from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import ClientWork, ServerStep
@@ -32,7 +32,7 @@ def fed_nova(
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
-      rule: for the weights; it must average means by plain weights.
+      rule: for the weights; one that weights the means of Gaussian weights by precision is warned of.
       **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
 
     Raises:
@@ -41,8 +41,9 @@ def fed_nova(
     Source: Wang et al. 2020 (arXiv:2007.07481), algorithm 1 and section 4.1.
     """
     work, process = split_options(fed_nova, clients.variational, options, **LOCAL_TRAINING)
+    notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     step = ServerStep(lambda weights: (), _step, extra=True, metrics=lambda extra: {"relative_steps": 1 + extra})
-    return compose(model_fn, _client(model_fn, work), rule, step._replace(name="fed_nova"), **process)
+    return compose(model_fn, _client(model_fn, work), rule, step._replace(name="fed_nova"), notices=notices, **process)
 
 
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from tfp_bfl.clients.optimizers import Optimizer, is_linear
+from tfp_bfl import models, rules
+from tfp_bfl.clients.inference import DEFAULT_INFERENCE
+from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, is_linear
 
 # The weights of a rule's mean, for rules that may be repeated over rounds.
 PLAIN_MEAN = ("mean_precision_average", "naive_weighted_average", "linear_pool")
@@ -29,6 +31,21 @@ DEFAULT_RULE = "mean_precision_average"
 def default_rule(inference: Optional[str]) -> str:
     """Return the rule under which an inference is stationary at the posterior; None for the default inference."""
     return "log_linear_pool" if inference in NATURAL else DEFAULT_RULE
+
+
+def notices_of(model_fn: Any, rule: Any, optimizer: Optional[Optimizer], inference: Optional[str]) -> tuple[str, ...]:
+    """Return the notices of a process: the warning of its client step and rule, if there is one.
+
+    Args:
+      model_fn: of the process; without Gaussian weights every rule averages by weight.
+      rule: or its name.
+      optimizer: of the clients; None for the default.
+      inference: one of `clients.INFERENCES`; None for the default.
+    """
+    gaussian = bool(models.layout(models.as_model_fn(model_fn)()).variational)
+    name, known = rules.whole_model(rule).name, inference or DEFAULT_INFERENCE
+    warning = fixed_point_warning(name, optimizer or DEFAULT_OPTIMIZER, known if gaussian else None)
+    return (warning,) if warning else ()
 
 
 def fixed_point_warning(rule: str, optimizer: Optimizer, inference: Optional[str] = None) -> Optional[str]:

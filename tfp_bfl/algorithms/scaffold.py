@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
-from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
+from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of
 from tfp_bfl.contracts import ClientWork, ServerStep
@@ -47,7 +47,7 @@ def scaffold(
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
-      rule: for the weights; it must average means by plain weights.
+      rule: for the weights; one that weights the means of Gaussian weights by precision is warned of.
       server_optimizer: of `servers.server_optimizer`; None to take the pool.
       **options: of `compose` and of `clients.variational`, whose optimizer must be "sgd" or "momentum".
 
@@ -58,8 +58,9 @@ def scaffold(
     (arXiv:2007.07481).
     """
     work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
+    notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))
     inner = servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)
-    return compose(model_fn, _client(model_fn, work), rule, _server(inner), **process)
+    return compose(model_fn, _client(model_fn, work), rule, _server(inner), notices=notices, **process)
 
 
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:

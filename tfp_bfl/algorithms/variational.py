@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Optional, Union
 
-from tfp_bfl import clients, federated, models, rules, servers
+from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
-from tfp_bfl.algorithms.fixed_points import default_rule, fixed_point_warning
+from tfp_bfl.algorithms.fixed_points import default_rule, notices_of
 from tfp_bfl.clients.inference import settings_for
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER
 
 
 def variational(
@@ -50,12 +49,9 @@ def variational(
     rule = default_rule(settings.inference) if rule is None else rule
     whole = rules.whole_model(rule)
     local = clients.variational(model_fn, weighting=weighting, **{**work, **settings._asdict()})
-    variables = bool(models.layout(models.as_model_fn(model_fn)()).variational)
-    optimizer = work.get("optimizer_fn") or DEFAULT_OPTIMIZER
-    warning = None
+    notices: tuple[str, ...] = ()
     if not whole.one_shot and not work.get("update_prior"):  # Its target moves with each round.
-        warning = fixed_point_warning(whole.name, optimizer, settings.inference if variables else None)
-    notices = (warning,) if warning else ()
+        notices = notices_of(model_fn, whole, work.get("optimizer_fn"), settings.inference)
     return compose(
         model_fn, local, rule, servers.replace(), weighting=weighting, robust=robust, notices=notices, **process
     )

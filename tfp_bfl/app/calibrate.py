@@ -61,7 +61,7 @@ def calibrate(
             "--hold-out 0.1."
         )
     info = bfl.export.read_info(model)
-    config = make_config(folder / "config.yaml", {})
+    config = make_config(folder / "config.yaml", {}, runs_code=False)
     held = read_predictions(folder / HELD_OUT, _MOST_EXAMPLES, (info.model or {})["num_classes"])
     for path in (output, *([figure] if figure else [])):
         if os.path.lexists(path):

@@ -19,7 +19,7 @@ OPTIONS = ("model", "rule", "algorithm")
 
 
 class Code(NamedTuple):
-    """What a program gives in the place of names; None for what it does not give.
+    """Hold what a program gives in the place of names; None for what it does not give.
 
     Fields:
       model: a function that builds a Keras model.
@@ -36,7 +36,7 @@ NO_CODE = Code()
 
 
 def names_code(value: Any) -> bool:
-    """Whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
+    """Return whether an option's value is FILE.py:FUNCTION, or stands for code that was given in Python."""
     return isinstance(value, str) and (value == GIVEN or ".py:" in value)
 
 

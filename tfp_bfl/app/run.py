@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import json
+import logging
 import pathlib
 import resource
 import shutil
@@ -28,6 +29,8 @@ from tfp_bfl.app.progress import Reporter, reporter
 from tfp_bfl.app.resolve import POINT, method, resolved, stated, title
 from tfp_bfl.app.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
 from tfp_bfl.errors import InvalidArgument
+
+logger = logging.getLogger(__name__)
 
 # Of a prediction of the test set.
 EXAMPLES_AT_ONCE = 500
@@ -229,11 +232,13 @@ def _permuted(
 
 
 def _no_better_than_chance(metrics: dict[str, Any], test: bfl.data.Source, config: RunConfig) -> list[str]:
-    """Return a warning in a list if the model predicts a constant."""
+    """Return a warning in a list if the model predicts a constant, and log it."""
     if test.target is not None:
         return []
     share = float(np.bincount(test.labels).max() / test.num_examples)
     warning = bfl.federated.chance_warning(metrics["accuracy"], share, getattr(config, "learning_rate", None))
+    if warning:
+        logger.warning(warning)
     return [warning] if warning else []
 
 

@@ -94,7 +94,10 @@ def personal(
         del seed
         change = each(tf.subtract, trained(weights), trained(pool))
         pulled_back = Parameters(extra.shared, extra.rows)
-        polyak = extra.moved / tf.maximum(tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30)
+        # With differential privacy the sums have noise, and these are not negative.
+        polyak = tf.maximum(extra.moved, 0.0) / tf.maximum(
+            tf.square(tf.linalg.global_norm(tf.nest.flatten(pulled_back))), 1e-30
+        )
         gradients = change, pulled_back
         norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
         change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)

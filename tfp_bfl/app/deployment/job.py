@@ -37,11 +37,12 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
             raise InvalidArgument(
                 f"{name} is of data in one place: here each party's own file says what data it has. Leave it out."
             )
-    if own_model.names_code(options.get("model")):
-        raise InvalidArgument(
-            f"model is {shown(options['model'])}, but parties run no code that they are sent: take a model of this "
-            "library."
-        )
+    for name in own_model.OPTIONS:
+        if own_model.names_code(options.get(name)):
+            raise InvalidArgument(
+                f"{name} is {shown(options[name])}, but parties run no code that they are sent: take one of this "
+                "library."
+            )
     config = make_config(None, {**options, "clients": number, "partition": "iid"})
     if config.algorithm == "fed_be":
         raise InvalidArgument("fed_be needs unlabelled examples at the server, and here there are none: take another.")
