@@ -28,17 +28,20 @@ from work import make_clients
 SIDES = {
     "torch": ("ours", "torch", "torch --channels-last", "torch --library"),
     "inferences": (
-        "ours --kind deterministic",
-        "ours --inference curvature",
+        "ours --kind deterministic --optimizer momentum",
+        "ours --kind deterministic --optimizer adam",
+        "ours --inference curvature --optimizer momentum",
+        "ours --inference curvature --optimizer adam",
         "ours --inference natural",
         "ours --inference ivon",
-        "ours --inference curvature --noise flipout",
-        "ours",
+        "ours --inference curvature --optimizer momentum --noise flipout",
+        "ours --inference backprop --optimizer adam",
     ),
 }
 TOLD = {
     "torch": "`torch` is PyTorch 2.13 with Flipout by hand, `--library` bayesian-torch 0.5.",
-    "inferences": "Flipout models but for the first; `ours` alone is inference backprop with Flipout's signs.",
+    "inferences": "Flipout models but for the deterministic ones; `--inference curvature --optimizer momentum` is the "
+    "default of `variational`; `backprop` has Flipout's signs.",
 }
 BLOCKS = {"lenet": (40, 10), "resnet20": (4, 7)}  # steps of a block, blocks
 
@@ -103,7 +106,7 @@ def main(models, beside, threads):
     text = [
         f"# A client's step: {beside}",
         "",
-        f"Flipout, batches of 32, closed-form KL, Adam; threads of a side: {threads}; the sides in turn; medians, "
+        f"Batches of 32, closed-form KL; Flipout and Adam where a side names neither; threads of a side: {threads}; the sides in turn; medians, "
         f"the lowest in brackets. {TOLD[beside]}",
         "",
         "| model | side | ms a step | its over the first's | CPU-ms a step | its over the first's |",

@@ -18,9 +18,10 @@ import tfp_bfl as bfl
 @click.option("--kind", type=click.Choice(list(bfl.models.KINDS)), default="flipout")
 @click.option("--inference", type=click.Choice(list(bfl.clients.INFERENCES)), default="backprop")
 @click.option("--noise", default=None)
+@click.option("--optimizer", type=click.Choice(list(bfl.clients.OPTIMIZERS)), default="adam")
 @click.option("--precision", type=click.Choice(list(bfl.models.PRECISIONS)), default="float32")
 @click.option("--threads", type=int, default=1)
-def main(data, model, kind, inference, noise, precision, threads):
+def main(data, model, kind, inference, noise, optimizer, precision, threads):
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     arrays = np.load(data)
@@ -32,7 +33,12 @@ def main(data, model, kind, inference, noise, precision, threads):
     examples = bfl.data.ClientExamples(tf.zeros_like(labels), features, labels)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
     work = bfl.clients.variational(
-        model_fn, batch_size=blocks.BATCH, learning_rate=blocks.LEARNING_RATE, inference=inference, noise=noise
+        model_fn,
+        batch_size=blocks.BATCH,
+        learning_rate=blocks.LEARNING_RATE,
+        inference=inference,
+        noise=noise,
+        optimizer_fn=optimizer,
     )()
     calls = itertools.count()
 
