@@ -1,6 +1,6 @@
 # Everything runs in .venv, which is made and filled on first use and again whenever a lock changes. The lock follows from
-# the version of Python: requirements.lock for 3.11, with TensorFlow Federated; requirements-py312.lock for 3.12 and 3.13,
-# without it. Of several versions the first of this list is used that can make environments.
+# the version of Python: requirements/py311.lock for 3.11, with TensorFlow Federated; requirements/py312.lock for 3.12 and
+# 3.13, without it. Of several versions the first of this list is used that can make environments.
 PYTHONS := python3.11 python3.13 python3.12 python3
 USABLE := import sys, ensurepip, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(or $(shell for python in $(PYTHONS); do $$python -c '$(USABLE)' 2>/dev/null && echo $$python && break; done),python3)
@@ -39,10 +39,10 @@ help:
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
 
-$(INSTALLED): requirements.lock requirements-py312.lock setup.cfg pyproject.toml
+$(INSTALLED): requirements/py311.lock requirements/py312.lock setup.cfg pyproject.toml
 	@$(PYTHON) -c '$(USABLE)' 2>/dev/null || { echo "tfp_bfl needs Python 3.11, 3.12 or 3.13 with its module venv, and $(PYTHON) is not one: install one (3.11 adds TensorFlow Federated), or name it with make PYTHON=..."; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	lock=$$($(BIN)/python -c 'import sys; print("requirements.lock" if sys.version_info < (3, 12) else "requirements-py312.lock")') && \
+	lock=$$($(BIN)/python -c 'import sys; print("requirements/py311.lock" if sys.version_info < (3, 12) else "requirements/py312.lock")') && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -91,10 +91,10 @@ DEPLOYMENT := .venvs/deployment
 
 deployment: $(DEPLOYMENT)/.installed
 
-$(DEPLOYMENT)/.installed: requirements-deployment.lock setup.cfg pyproject.toml
+$(DEPLOYMENT)/.installed: requirements/deployment.lock setup.cfg pyproject.toml
 	@rm -rf $(DEPLOYMENT)
 	$(PYTHON) -m venv $(DEPLOYMENT)
-	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-deployment.lock
+	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/deployment.lock
 	$(DEPLOYMENT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -105,10 +105,10 @@ CLUSTERS := .venvs/clusters
 
 clusters: $(CLUSTERS)/.installed
 
-$(CLUSTERS)/.installed: requirements-clusters.lock setup.cfg pyproject.toml
+$(CLUSTERS)/.installed: requirements/clusters.lock setup.cfg pyproject.toml
 	@rm -rf $(CLUSTERS)
 	$(PYTHON) -m venv $(CLUSTERS)
-	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-clusters.lock
+	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/clusters.lock
 	$(CLUSTERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -106,8 +106,8 @@ def main(models, beside, threads):
     text = [
         f"# A client's step: {beside}",
         "",
-        f"Batches of 32, closed-form KL; Flipout and Adam where a side names neither; threads of a side: {threads}; the sides in turn; medians, "
-        f"the lowest in brackets. {TOLD[beside]}",
+        f"Batches of 32, closed-form KL; Flipout and Adam where a side names neither; threads of a side: {threads}; "
+        f"the sides in turn; medians, the lowest in brackets. {TOLD[beside]}",
         "",
         "| model | side | ms a step | its over the first's | CPU-ms a step | its over the first's |",
         "|---|---|---|---|---|---|",

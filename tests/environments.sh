@@ -3,7 +3,7 @@
 # `pip install` of what git tracks, a run from the command line, and tests of what was installed.
 #   tests/environments.sh [arguments of pytest]         such as -m "not deep", or tests/layers
 #   VERSIONS="3.12" tests/environments.sh ...           of some versions only
-# make test proves requirements-py312.lock; this proves what pip resolves by itself.
+# make test proves requirements/py312.lock; this proves what pip resolves by itself.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Of the extra dev what tests import; the rest checks types, formats and builds pages, the same on every version.

@@ -108,7 +108,7 @@ class Diverged(Error, ArithmeticError):
 
 INSTALL_COMMAND = "pip install . (in a clone of tfp_bfl)"
 INSTALL_TFF_COMMAND = (
-    "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements.lock && "
+    "python3.11 -m venv .venv && .venv/bin/pip install --no-deps -r requirements/py311.lock && "
     ".venv/bin/pip install --no-deps . (in a clone of tfp_bfl)"
 )
 
