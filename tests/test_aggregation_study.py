@@ -19,7 +19,7 @@ ALL = [(size, table) for size in SIZES for table in SIZES[size]["seeds"]]
 
 def test_rules_are_all_published_rules():
     """The library's own, the mean and precision average, is not among the rules that the study compares."""
-    assert tuple(rules.RULES) == (*RULES, "mean_precision_average")
+    assert set(RULES) <= set(rules.RULES) - {"mean_precision_average"}
 
 
 @pytest.mark.parametrize(("size", "table"), ALL)

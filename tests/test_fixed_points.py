@@ -68,7 +68,7 @@ def moved(step, seed):
 def drift(step, rule, seed):
     """Return the mean displacement of the pooled mean over that of a client, both rms in standard deviations."""
     found = moved(step, seed)
-    pool = lambda q: rules.aggregate(rules.RULES[rule](), q, np.float64(SIZES), found.start).mean.numpy()
+    pool = lambda q: rules.aggregate(rules.parse_rule(rule), q, np.float64(SIZES), found.start).mean.numpy()
     pooled = [pool(MeanField(*(part[r] for part in found.stacked))) for r in range(len(found.stacked.mean))]
     stddev = np.sqrt(found.start.variance)
     alone = (found.stacked.mean.mean(0) - found.start.mean) / stddev

@@ -51,7 +51,7 @@ def test_hostile_clients_send_what_the_attack_says_and_the_others_what_they_lear
 def test_every_cell_has_a_name_and_its_parts():
     cells = list(run.cells())
     names = [run.cell_name(options) for options in cells]
-    assert tuple(rules.RULES) == (*config.RULES, "mean_precision_average")
+    assert set(config.RULES) <= set(rules.RULES) - {"mean_precision_average"}
     with_variances, without = (2 + 2 + 7) * (1 + 5 * 5) + 5 * 3, 3 * (1 + 4 * (4 + 3))
     assert len(set(names)) == len(names) == with_variances + without
     assert {"iid,conflation,flipped,median", "deterministic,iid,kernel_posterior,scaled,mean_gaussian"} < set(names)

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, federated, models, posterior, rules, servers
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
@@ -54,7 +55,7 @@ def variational_result(kind, client):
 
 
 def variational(rule, kind, **options):
-    whole = rules.whole_model(rules.RULES[rule]())
+    whole = rules.whole_model(rules.parse_rule(rule))
 
     def pool(results, anchor):
         parts = [whole.summarise(r.weights, anchor, tf.cast(r.num_examples, tf.float32)) for r in results]
@@ -62,7 +63,7 @@ def variational(rule, kind, **options):
 
     return Method(
         mlp(kind),
-        lambda: algorithms.variational(mlp(kind), rules.RULES[rule](), seed=SEED, **(options or ADAM)),
+        lambda: algorithms.variational(mlp(kind), rules.parse_rule(rule), seed=SEED, **(options or ADAM)),
         variational_work(kind, **options),
         lambda num_examples: num_examples,
         pool,
@@ -332,7 +333,7 @@ OTHERS = [*(("naive_weighted_average", kind) for kind in OTHER_KINDS), ("distrib
 METHODS = {
     **{
         f"{rule}, {kind}": functools.partial(variational, rule, kind)
-        for rule, kind in [*((rule, "flipout") for rule in rules.RULES), *OTHERS]
+        for rule, kind in [*((rule, "flipout") for rule in CONTRACT), *OTHERS]
     },
     "variational by default, flipout": default,
     "curvature, flipout": functools.partial(variational, "log_linear_pool", "flipout", **CURVATURE),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, clients, errors, federated, models, posterior, rules, servers, weighting
 from tfp_bfl.models import ClientResult, TrainingMetrics, get_weights
 from tfp_bfl.posterior import MeanField
@@ -55,7 +56,7 @@ WORKS = {
     "plain function": lambda kind: touched(MODELS[kind]),
 }
 RULES = {
-    **{name: lambda name=name: name for name in rules.RULES},
+    **{name: lambda name=name: name for name in CONTRACT},
     "kernel": lambda: rules.kernel_posterior("clients"),
     "of the stack": lambda: rules.GatherRule(middle, "middle"),
     "lifted": lambda: rules.whole_model("linear_pool"),

@@ -22,11 +22,11 @@ every_defence = pytest.mark.parametrize("defence", DEFENCES)
 @functools.cache
 def build(rule, defence, kind="flipout", weights="train_size"):
     make = mlp(kind)
-    return algorithms.variational(make, rules.RULES[rule](), weights, robust=defence, seed=SEED, **ADAM)
+    return algorithms.variational(make, rules.parse_rule(rule), weights, robust=defence, seed=SEED, **ADAM)
 
 
 def pool_by_hand(rule, defence, kind="flipout", cohort=(0, 1, 2)):
-    whole = rules.parse_robust(defence)(rules.whole_model(rules.RULES[rule]()))
+    whole = rules.parse_robust(defence)(rules.whole_model(rules.parse_rule(rule)))
     whole = rules.gathered(whole) if isinstance(whole, rules.GatherRule) else whole
     anchor = models.get_weights(mlp(kind)())
     results = [variational_result(kind, k) for k in cohort]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.federated.toys import spoilt
+from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, models, rules, weighting
 from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument
@@ -21,7 +22,7 @@ make = mlp("flipout")
 
 @functools.cache
 def build(rule, name):
-    return algorithms.variational(make, rules.RULES[rule](), name, seed=SEED, **ADAM)
+    return algorithms.variational(make, rules.parse_rule(rule), name, seed=SEED, **ADAM)
 
 
 def weights_by_hand(name, results, anchor):
@@ -32,14 +33,14 @@ def weights_by_hand(name, results, anchor):
 
 
 def pool_by_hand(rule, name, results):
-    whole, anchor = rules.whole_model(rules.RULES[rule]()), models.get_weights(make())
+    whole, anchor = rules.whole_model(rules.parse_rule(rule)), models.get_weights(make())
     weights = weights_by_hand(name, results, anchor)
     parts = [whole.summarise(r.weights, anchor, tf.cast(w, tf.float32)) for r, w in zip(results, weights)]
     return whole.pool(functools.reduce(whole.merge, parts), anchor).weights
 
 
 # Each rule with a weighting, each weighting with one rule or two; tests/algorithms/test_pairs.py has every pair.
-PAIRS = [*zip(rules.RULES, itertools.cycle(weighting.ALL_WEIGHTINGS))]
+PAIRS = [*zip(CONTRACT, itertools.cycle(weighting.ALL_WEIGHTINGS))]
 
 
 @pytest.mark.deep(after="tests/algorithms/test_pairs.py")

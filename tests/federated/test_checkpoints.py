@@ -19,7 +19,7 @@ CLIENTS = Clients(load("breast_cancer"), [np.arange(10 * k, 10 * k + 10) for k i
 @functools.cache
 def build(rule="naive_weighted_average"):
     model_fn = lambda: models.mlp("flipout", hidden=(), initial_stddev=0.1)
-    return algorithms.variational(model_fn, rules.RULES[rule](), batch_size=8, learning_rate=0.01)
+    return algorithms.variational(model_fn, rules.parse_rule(rule), batch_size=8, learning_rate=0.01)
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_another_run_is_refused(simulate, runtime, tmp_path, what, options):
     simulate(1, checkpoint_dir=tmp_path)
     clients = Clients(CLIENTS.source, CLIENTS.indices[:4]) if what == "clients" else CLIENTS
     options = {"hidden": (), "initial_stddev": 0.1, "rule": "naive_weighted_average", **options}
-    rule = rules.RULES[options.pop("rule")]()
+    rule = rules.parse_rule(options.pop("rule"))
     rate = 0.02 if what == "learning_rate" else 0.01
     other = algorithms.variational(lambda: models.mlp("flipout", **options), rule, batch_size=8, learning_rate=rate)
     with pytest.raises(InvalidArgument, match=f"are of another {what}, "):

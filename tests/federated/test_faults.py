@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.federated.toys import spoilt
+from tests.rules.forms import CONTRACT
 from tfp_bfl import federated, models, rules, servers
 from tfp_bfl.data import ClientExamples, Clients, Source, answering, cohort
 from tfp_bfl.errors import ComputationError, Error, InvalidArgument
@@ -66,7 +67,7 @@ def build(rule="naive_weighted_average", raising=(7,), **options):
         model_fn,
         client_work=lambda: poisoned(raising, **options),
         weigh=lambda local, anchor, num_examples: tf.constant(1.0),
-        rule=rules.whole_model(rules.RULES[rule]()),
+        rule=rules.whole_model(rules.parse_rule(rule)),
         server_step=servers.replace(),
         max_change_norm=100.0,
     )
@@ -89,7 +90,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 @pytest.mark.deep(after="tests/federated/test_faults.py")
-@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("rule", CONTRACT)
 def test_each_poison_is_left_out_and_named(rule):
     """What is pooled is what the sound clients alone would give; one bad client at a time, and all at once."""
     process = build(rule)

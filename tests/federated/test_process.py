@@ -64,7 +64,7 @@ def by_size(local, anchor, num_examples):
 
 
 def build(work=shift, weigh=by_size, rule="naive_weighted_average", step=None, **options):
-    rule = rules.whole_model(rules.RULES[rule]())
+    rule = rules.whole_model(rules.parse_rule(rule))
     options = {
         "client_work": lambda: work,
         "weigh": weigh,

@@ -25,7 +25,7 @@ CLIENTS = Clients(load("breast_cancer"), [np.arange(12 * k, 12 * k + 5 + k) for 
 @functools.cache
 def build(rule="log_linear_pool", local_epochs=1):
     model_fn = lambda: models.mlp("flipout", hidden=(4,), initial_stddev=0.1)
-    return algorithms.variational(model_fn, rules.RULES[rule](), local_epochs=local_epochs, batch_size=4)
+    return algorithms.variational(model_fn, rules.parse_rule(rule), local_epochs=local_epochs, batch_size=4)
 
 
 def without_times(rows):

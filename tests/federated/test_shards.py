@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.rules.forms import CONTRACT
 from tfp_bfl import algorithms, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.federated.faults import FAULTS
@@ -34,7 +35,7 @@ def one_dataset_each(rule):
 
 
 @pytest.mark.deep(after="tests/federated/test_local.py")
-@pytest.mark.parametrize("rule", rules.RULES)
+@pytest.mark.parametrize("rule", CONTRACT)
 @every_most
 def test_same_round_as_with_one_dataset_a_client(rule, most):
     output, wanted = run_round(plain(rule), CLIENTS.shards(EVERYONE, most)), one_dataset_each(rule)

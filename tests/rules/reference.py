@@ -1,4 +1,5 @@
-"""The rules in float64 numpy, straight from the equations: stacks m, v [K, D], weights w [K], anchor (m0, v0) [D]."""
+"""The rules in float64 numpy, straight from the equations: stacks m, v [K, D], weights w [K], anchor (m0, v0) [D]; of a
+rule with a parameter the number last."""
 
 import numpy as np
 
@@ -81,5 +82,7 @@ def random_case(num_clients, size=50, centre=0.0, spread=1.0, stddev=0.5, seed=0
 
 
 def expected(name, stacked, weights, anchor):
-    """The reference's mean and variance, in float64 whatever the type of its arguments."""
-    return REFERENCE[name](*(np.asarray(x, np.float64) for x in (*stacked, weights, *anchor)))
+    """Return the reference's mean and variance, in float64 whatever the type of the arguments."""
+    plain, _, number = name.partition(":")
+    given = (np.asarray(x, np.float64) for x in (*stacked, weights, *anchor))
+    return REFERENCE[plain](*given, *([float(number)] if number else []))

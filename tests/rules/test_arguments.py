@@ -6,6 +6,8 @@ from tfp_bfl import rules
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 
+from .forms import every_rule
+
 NAN, INF = float("nan"), float("inf")
 
 
@@ -16,10 +18,10 @@ def stack(mean=0.0, variance=1.0):
     return MeanField({"w": means}, {"w": variances})
 
 
-@pytest.mark.parametrize("name", rules.RULES)
+@every_rule
 def test_every_rule_takes_the_sound_stack(name):
     anchor = MeanField({"w": np.zeros(2, np.float32)}, {"w": np.ones(2, np.float32)})
-    pooled = rules.aggregate(rules.RULES[name](), stack(), [1, 2, 3], anchor)
+    pooled = rules.aggregate(rules.parse_rule(name), stack(), [1, 2, 3], anchor)
     assert np.isfinite(pooled.mean["w"]).all() and (pooled.variance["w"].numpy() > 0).all()
 
 
@@ -39,12 +41,12 @@ def test_wrong_number_of_weights(weights):
         rules.aggregate(rules.naive_weighted_average(), stack(), weights)
 
 
-@pytest.mark.parametrize("name", rules.RULES)
+@every_rule
 @pytest.mark.parametrize("variance", [0.0, -1.0, NAN, INF])
 def test_bad_variance(name, variance):
     anchor = MeanField({"w": np.zeros(2, np.float32)}, {"w": np.ones(2, np.float32)})
     with pytest.raises(InvalidArgument, match=r"variance must be finite and above zero.* clients at \[2\]"):
-        rules.aggregate(rules.RULES[name](), stack(variance=variance), anchor=anchor)
+        rules.aggregate(rules.parse_rule(name), stack(variance=variance), anchor=anchor)
 
 
 @pytest.mark.parametrize("mean", [NAN, INF, -INF])

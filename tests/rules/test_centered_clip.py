@@ -50,8 +50,8 @@ def test_clipping_by_hand():
 @pytest.mark.parametrize("num_clients", [1, 2])
 def test_one_or_two_clients_are_as_they_were(name, num_clients):
     stacked, _, anchor = random_case(num_clients)
-    pooled = rules.aggregate(rules.centered_clip(rules.RULES[name]()), stacked, None, anchor)
-    wanted = rules.aggregate(rules.RULES[name](), stacked, None, anchor)
+    pooled = rules.aggregate(rules.centered_clip(rules.parse_rule(name)), stacked, None, anchor)
+    wanted = rules.aggregate(rules.parse_rule(name), stacked, None, anchor)
     assert_same(pooled, wanted, rtol=1e-6)
 
 
@@ -67,12 +67,12 @@ def test_two_of_ten_clients_move_the_mean_by_less_than_honest_ones_differ(name, 
     clients, anchor = whole_models(10)
     spoiled = [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:]
     rule = functools.partial(defended, "centered_clip")
-    pooled, metrics = pool(rule(rules.whole_model(rules.RULES[name]())), spoiled, anchor)
+    pooled, metrics = pool(rule(rules.whole_model(rules.parse_rule(name))), spoiled, anchor)
     flat = lambda w: np.concatenate([np.ravel(x) for x in tf.nest.flatten((w.posterior.mean, w.point))])
     honest = np.stack([flat(c) for c in clients[2:]])
     center = honest.mean(0)
     assert np.linalg.norm(flat(pooled) - center) < np.linalg.norm(honest - center, axis=1).max()
-    undefended, _ = pool(rules.whole_model(rules.RULES[name]()), spoiled, anchor)
+    undefended, _ = pool(rules.whole_model(rules.parse_rule(name)), spoiled, anchor)
     if attack != "sure":  # whose point weights alone are averaged
         assert not np.linalg.norm(flat(undefended) - center) < np.linalg.norm(honest - center, axis=1).max()
     widest = tf.nest.map_structure(lambda *x: tf.reduce_max(tf.stack(x), 0), *clients[2:])

@@ -12,6 +12,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules import Rule
 
+from .forms import CONTRACT
 from .reference import expected, random_case
 
 # The function hides the module of the same name.
@@ -21,7 +22,7 @@ NAN, INF = float("nan"), float("inf")
 TELLING = ("linear_pool", "conflation", "distributed_weight_consolidation")
 deep = pytest.mark.deep(after="tests/rules/test_equations.py")
 every_rule = pytest.mark.parametrize(
-    "name", [name if name in TELLING else pytest.param(name, marks=deep) for name in rules.RULES]
+    "name", [name if name in TELLING else pytest.param(name, marks=deep) for name in CONTRACT]
 )
 
 
@@ -54,7 +55,7 @@ def both_ways(monkeypatch, name, *inputs):
     pooled = []
     for least in (2**62, 0):
         monkeypatch.setattr(MODULE, "COMPILED_FROM", least)
-        pooled.append(rules.aggregate(rules.RULES[name](), *inputs))
+        pooled.append(rules.aggregate(rules.parse_rule(name), *inputs))
     return pooled
 
 
@@ -119,7 +120,7 @@ def test_calls_of_other_shapes_weights_and_rules_do_not_mix(compiled):
     for name in ("conflation", "naive_weighted_average", "conflation", "weighted_sum"):
         for size, seed in ((50, 0), (3, 1), (50, 2)):
             inputs = random_case(3, size=size, seed=seed, dtype=np.float32)
-            pooled = rules.aggregate(rules.RULES[name](), *inputs)
+            pooled = rules.aggregate(rules.parse_rule(name), *inputs)
             assert_expected(pooled, name, inputs)
 
 
@@ -127,7 +128,7 @@ def test_anchor_counts_where_the_equation_has_it(compiled):
     stacked, weights, anchor = random_case(3, dtype=np.float32)
     name = "distributed_weight_consolidation"
     for q in (anchor, MeanField(anchor.mean + 1, 1.5 * anchor.variance)):
-        pooled = rules.aggregate(rules.RULES[name](), stacked, weights, q)
+        pooled = rules.aggregate(rules.parse_rule(name), stacked, weights, q)
         assert_same(pooled, MeanField(*map(np.float32, expected(name, stacked, weights, q))), 1e-5, 1e-5)
 
 
@@ -157,7 +158,7 @@ def test_by_default_small_stacks_are_not_compiled():
 @every_rule
 def test_many_clients_give_the_same(compiled, name):
     inputs = random_case(MODULE.COMPILED_CLIENTS + 1, dtype=np.float32)
-    pooled = rules.aggregate(rules.RULES[name](), *inputs)
+    pooled = rules.aggregate(rules.parse_rule(name), *inputs)
     assert_expected(pooled, name, inputs)
 
 
@@ -199,7 +200,7 @@ def test_same_errors_as_uncompiled(monkeypatch, name, stacked, weights):
     for least in (2**62, 0):
         monkeypatch.setattr(MODULE, "COMPILED_FROM", least)
         with pytest.raises(InvalidArgument) as caught:
-            rules.aggregate(rules.RULES[name](), stacked, weights)
+            rules.aggregate(rules.parse_rule(name), stacked, weights)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert ("clients at [2]" if weights is None else "weights must be") in messages[1]

@@ -11,10 +11,10 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules import GatherRule
 
+from .forms import every_rule
 from .reference import expected, random_case
 from .test_contract import assert_same, summaries
 
-every_rule = pytest.mark.parametrize("name", rules.RULES)
 every_weighting = pytest.mark.parametrize("weigh", weighting.STACKED_WEIGHTINGS.values(), ids=lambda f: f.__name__)
 
 
@@ -28,7 +28,7 @@ def first(stacked, weights, anchor):
 def test_reweighted_is_the_rule_with_these_weights(name, weigh):
     stacked, _, anchor = random_case(5)
     wanted = expected(name, stacked, weigh(stacked).numpy(), anchor)
-    rule = rules.reweighted(rules.RULES[name](), weigh)
+    rule = rules.reweighted(rules.parse_rule(name), weigh)
     assert_same(rules.aggregate(rule, stacked, anchor=anchor), MeanField(*wanted), rtol=1e-9)
     # Whatever weights come with the clients.
     assert_same(rules.aggregate(rule, stacked, np.arange(1.0, 6), anchor), MeanField(*wanted), rtol=1e-9)
@@ -70,7 +70,7 @@ def test_where_no_client_is_left_zeros_stand_for_one(compiled):
 @every_rule
 def test_order_and_pairing_do_not_matter(name):
     stacked, _, anchor = random_case(6)
-    rule = rules.gathered(rules.reweighted(rules.RULES[name](), weighting.max_discrepancy_weights))
+    rule = rules.gathered(rules.reweighted(rules.parse_rule(name), weighting.max_discrepancy_weights))
     anchor = tf.nest.map_structure(tf.constant, anchor)
     clients = [MeanField(*(tf.constant(part[k]) for part in stacked)) for k in range(6)]
     parts = [rule.summarise(q, anchor, tf.constant(1.0)) for q in clients]
@@ -112,7 +112,7 @@ def test_number_of_clients_need_not_be_known():
 def test_metrics_tell_the_largest_share_and_the_rules_own():
     stacked, _, anchor = random_case(4)
     for name in ("naive_weighted_average", "distributed_weight_consolidation"):
-        rule = rules.reweighted(rules.RULES[name](), weighting.max_discrepancy_weights)
+        rule = rules.reweighted(rules.parse_rule(name), weighting.max_discrepancy_weights)
         metrics = rule.pool(tf.nest.map_structure(tf.constant, stacked), tf.ones([4]), anchor).metrics
         share = weighting.max_discrepancy_weights(stacked).numpy().max()
         np.testing.assert_allclose(metrics.pop("largest_share"), share, rtol=1e-6)

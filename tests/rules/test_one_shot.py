@@ -12,8 +12,9 @@ from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.rule import ONE_SHOT
 
+from .forms import CONTRACT, every_rule, plain
+
 WEIGHTS = ([1.0, 1.0, 1.0, 1.0], [7.0, 30.0, 12.0, 1.0], [1e-12, 3e-12, 2e-12, 2e-12])
-every_rule = pytest.mark.parametrize("name", rules.RULES)
 shares = lambda stacked: tf.constant([0.4, 0.3, 0.2, 0.1])
 LIFTS = {
     "whole_model": rules.whole_model,
@@ -56,24 +57,24 @@ def assert_narrower(pooled):
 
 
 def test_which_rules_are_for_one_round():
-    assert {name for name, make in rules.RULES.items() if make().one_shot} == set(ONE_SHOT)
+    assert {plain(form) for form in CONTRACT if rules.parse_rule(form).one_shot} == set(ONE_SHOT)
 
 
 @every_rule
 @pytest.mark.parametrize("weights", WEIGHTS, ids=["equal", "unequal", "tiny"])
 def test_nobody_moved(name, weights):
-    check = assert_narrower if name in ONE_SHOT else assert_unmoved
-    check(nobody_moved(rules.RULES[name](), weights))
+    check = assert_narrower if plain(name) in ONE_SHOT else assert_unmoved
+    check(nobody_moved(rules.parse_rule(name), weights))
 
 
 @every_rule
 @pytest.mark.parametrize("lift", LIFTS)
 def test_lifted_rules_keep_what_they_are(name, lift):
     """Of four clients trimmed and median leave two."""
-    lifted = LIFTS[lift](rules.RULES[name]())
-    assert lifted.one_shot is (name in ONE_SHOT)
-    assert rules.whole_model(lifted).one_shot is (name in ONE_SHOT)
-    check = assert_narrower if name in ONE_SHOT else assert_unmoved
+    lifted = LIFTS[lift](rules.parse_rule(name))
+    assert lifted.one_shot is (plain(name) in ONE_SHOT)
+    assert rules.whole_model(lifted).one_shot is (plain(name) in ONE_SHOT)
+    check = assert_narrower if plain(name) in ONE_SHOT else assert_unmoved
     check(nobody_moved(lifted, WEIGHTS[1]))
 
 

@@ -92,7 +92,7 @@ def test_the_norm_is_over_the_whole_model():
 @every_rule
 def test_a_large_bound_changes_no_bit(name):
     clients, anchor = whole_models(3)
-    plain = rules.whole_model(rules.RULES[name]())
+    plain = rules.whole_model(rules.parse_rule(name))
     wanted, metrics = pool(plain, clients, anchor, (1.0, 2.0, 3.0))
     pooled, own = pool(rules.clipped(plain, 1e3), clients, anchor, (1.0, 2.0, 3.0))
     assert_same(pooled, wanted, rtol=0, atol=0)
@@ -163,7 +163,7 @@ def test_trimming_by_hand():
 @every_rule
 def test_the_rule_pools_what_is_left_with_equal_weights(name):
     wanted = MeanField(*expected(name, LEFT, np.ones(3), ANCHOR))
-    rule = rules.trimmed(rules.RULES[name](), 0.2)
+    rule = rules.trimmed(rules.parse_rule(name), 0.2)
     for weights in (None, [1, 2, 3, 4, 500]):
         assert_same(rules.aggregate(rule, MeanField(MEANS, VARIANCES), weights, ANCHOR), wanted)
 
@@ -174,7 +174,7 @@ def test_the_median(name, num_clients):
     """For odd K the medians of means and variances; for even K the rule on the two middle means, each with its variance
     limited to the two middle ones."""
     stacked, weights, anchor = random_case(num_clients)
-    pooled = rules.aggregate(rules.median(rules.RULES[name]()), stacked, weights, anchor)
+    pooled = rules.aggregate(rules.median(rules.parse_rule(name)), stacked, weights, anchor)
     if num_clients % 2:
         assert_same(pooled, MeanField(*(np.median(x, 0) for x in stacked)), rtol=1e-9)
         return
@@ -191,8 +191,8 @@ def test_the_median(name, num_clients):
 @pytest.mark.parametrize(("share", "num_clients"), [(0.0, 6), (0.2, 4), (0.49, 2)])
 def test_nobody_trimmed_is_the_rule_with_equal_weights(name, share, num_clients):
     stacked, weights, anchor = random_case(num_clients)
-    rule = rules.trimmed(rules.RULES[name](), share)
-    wanted = rules.aggregate(rules.RULES[name](), stacked, None, anchor)
+    rule = rules.trimmed(rules.parse_rule(name), share)
+    wanted = rules.aggregate(rules.parse_rule(name), stacked, None, anchor)
     assert_same(rules.aggregate(rule, stacked, weights, anchor), wanted, rtol=1e-9)
     assert rule.pool(*in_tensors(stacked, weights, anchor)).metrics["trimmed_clients"] == 0
 
@@ -225,7 +225,7 @@ def test_order_of_clients_does_not_matter(name, text):
     """Trimmed, not to a bit: means that many clients share, with other variances, are what an order could tell."""
     stacked, _, anchor = random_case(6)
     stacked.mean[:, :10] = np.round(stacked.mean[:, :10])
-    rule = parse_robust(text)(rules.RULES[name]())
+    rule = parse_robust(text)(rules.parse_rule(name))
     wanted = rules.aggregate(rule, stacked, None, anchor)
     for seed in range(3):
         order = np.random.default_rng(seed).permutation(6)
@@ -239,7 +239,7 @@ def test_order_of_clients_does_not_matter(name, text):
 @every_defence
 def test_one_client_is_the_result(name, text):
     clients, anchor = whole_models(1)
-    rule = defended(text.replace("0.5", "50"), rules.whole_model(rules.RULES[name]()))
+    rule = defended(text.replace("0.5", "50"), rules.whole_model(rules.parse_rule(name)))
     assert_same(pool(rule, clients, anchor)[0], clients[0], rtol=1e-5)
 
 
@@ -256,7 +256,7 @@ def test_two_of_ten_clients_cannot_leave_the_range_of_the_others(name, attack, t
     honest = clients[2:]
     mean, variance = ATTACKS[attack]
     spoiled = [hostile(c, anchor, mean, variance) for c in clients[:2]] + honest
-    rule = rules.whole_model(rules.RULES[name]())
+    rule = rules.whole_model(rules.parse_rule(name))
     pooled, _ = pool(defended(text, rule), spoiled, anchor)
     bound = tf.nest.map_structure(lambda *x: (tf.reduce_min(tf.stack(x), 0), tf.reduce_max(tf.stack(x), 0)), *honest)
 
@@ -279,7 +279,7 @@ def test_two_of_ten_clients_undefended_leave_it(name, attack):
     """So that the test above tells something: the point weights, which all rules average."""
     clients, anchor = whole_models(10)
     spoiled = [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:]
-    pooled, _ = pool(rules.whole_model(rules.RULES[name]()), spoiled, anchor)
+    pooled, _ = pool(rules.whole_model(rules.parse_rule(name)), spoiled, anchor)
     points = tf.stack([c.point[0] for c in clients[2:]])
     inside = (pooled.point[0] >= tf.reduce_min(points, 0)) & (pooled.point[0] <= tf.reduce_max(points, 0))
     assert not inside.numpy().all()
@@ -291,7 +291,7 @@ def test_clipping_bounds_how_far_an_average_goes(name, attack):
     """Point weights, which all rules average: the change of the mean is no longer than the bound."""
     clients, anchor = whole_models(10)
     spoiled = [hostile(c, anchor, *ATTACKS[attack]) for c in clients[:2]] + clients[2:]
-    pooled, metrics = pool(defended("clip:0.5", rules.whole_model(rules.RULES[name]())), spoiled, anchor)
+    pooled, metrics = pool(defended("clip:0.5", rules.whole_model(rules.parse_rule(name))), spoiled, anchor)
     change = np.concatenate([np.ravel(x - a) for x, a in zip(pooled.point, anchor.point)])
     assert np.linalg.norm(change) <= 0.5 and metrics["clipped_clients"] >= 2
 

@@ -11,6 +11,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 
+from .forms import every_rule
 from .test_contract import assert_same
 from .test_robust import DEFENCES, defended, every_defence, pool, whole_models
 
@@ -41,7 +42,7 @@ def test_a_defence_is_the_same_on_a_posterior_and_on_a_whole_model(text, rule):
     assert own == metrics
 
 
-@pytest.mark.parametrize("name", rules.RULES)
+@every_rule
 def test_one_client_of_any_size_is_trimmed(name):
     """Also where sums are centred on the mean of all, the hostile one included: nothing of the others is lost to it."""
     means = np.float32([[0.1], [0.2], [0.3], [0.4], [1e30]])

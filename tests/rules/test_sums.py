@@ -1,5 +1,6 @@
 """Sums that hide the clients: of whole numbers, and with clipping and noise."""
 
+import functools
 import pathlib
 import re
 
@@ -12,10 +13,11 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 
+from .forms import CONTRACT
 from .reference import expected, random_case
 
 PLAIN_SUMS = {
-    **{name: make for name, make in rules.RULES.items() if name != "weighted_conflation"},
+    **{form: functools.partial(rules.parse_rule, form) for form in CONTRACT if rules.parse_rule(form).units},
     "weighted_conflation": lambda: rules.weighted_conflation(largest_weight=1.0),
     "clipped": lambda: rules.clipped("log_linear_pool", 5.0),
 }
@@ -152,7 +154,7 @@ def test_rules_that_need_more_than_a_sum(make, rule):
 
 
 NOISE = {"clip_norm": 3.0, "noise_multiplier": 1.5, "cohort_size": 8, "variance_clip_norm": 0.5}
-CAN_HIDE = [name for name in rules.RULES if name not in ("weighted_conflation", "distributed_weight_consolidation")]
+CAN_HIDE = [form for form in CONTRACT if (rule := rules.parse_rule(form)).units and not rule.uses_anchor]
 
 
 @pytest.mark.parametrize(
