@@ -14,7 +14,7 @@ import click
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.rules import kernel as rule
+from tfp_bfl.contrib.kernel import posterior as rule
 
 at_least_one = click.IntRange(min=1)
 

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfp_bfl.app.cells import Options
+from tfp_bfl.app.many_runs.cells import Options
 from tfp_bfl.errors import InvalidArgument
 
 RECORDS = "records.jsonl"

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfp_bfl import clients
 from tfp_bfl.contracts import ClientWork
-from tfp_bfl.federated import tff
+from tfp_bfl.engines import tff
 
 
 @contextlib.contextmanager

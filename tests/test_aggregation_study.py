@@ -67,7 +67,7 @@ class Fake:
 @pytest.fixture
 def fake(monkeypatch):
     fake = Fake()
-    monkeypatch.setattr("tfp_bfl.app.run.execute", fake)
+    monkeypatch.setattr("tfp_bfl.app.one_run.run.execute", fake)
     return fake
 
 

@@ -1,69 +1,86 @@
 """Who may import whom, read from the source. Adding a package or an edge is a change to `MAY_IMPORT`."""
 
 import ast
+import importlib
+import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
+
+from tfp_bfl.moved import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY, TESTS = ROOT / "tfp_bfl", ROOT / "tests"
 
 EVERYTHING = None
+# What the application uses of the library.
+PUBLIC = {
+    *("__init__", "algorithms", "clients", "compression", "data", "evaluation", "export", "federated", "models"),
+    *("plots", "posterior", "privacy", "rules", "servers", "weighting"),
+}
+# Longer names first decide: a module belongs to the longest of these that its name begins with.
 MAY_IMPORT = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
-    "app": {
-        *(
-            "__init__",
-            "algorithms",
-            "clients",
-            "compression",
-            "data",
-            "evaluation",
-            "export",
-            "federated",
-            "models",
-            "plots",
-        ),
-        *("posterior", "privacy", "rules", "servers", "weighting"),
-    },
+    # The command line: `cli` and `doctor`.
+    "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "parties.deployment", "data", "federated"},
+    "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "parties"},
+    "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
+    "app.one_run": {*PUBLIC, "app.options"},
+    "app.options": {*PUBLIC, "training"},
     "algorithms": {
-        "contracts",
-        "compression",
-        "data",
-        "federated",
-        "clients",
-        "models",
-        "privacy",
-        "rules",
-        "weighting",
-        "servers",
+        *("contracts", "compression", "data", "federated", "clients", "training", "weights", "models", "privacy"),
+        *("rules", "weighting", "servers", "contrib.kernel"),
     },
-    "contracts": {"models", "posterior"},
+    "parties": {"contracts", "data", "federated"},
+    "engines.ray": {"data", "federated"},
+    "engines.tff": {"contracts", "federated"},
+    "engines": set(),
+    "federated": {"contracts", "weights", "models", "posterior", "privacy", "data", "servers"},
+    "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
+    "contrib": set(),
+    "contracts": {"weights", "posterior"},
     "compression": set(),
-    "clients": {"contracts", "compression", "data", "models", "layers", "posterior"},
-    "rules": {"contracts", "models", "layers", "posterior"},
-    "weighting": {"models", "layers", "posterior"},
-    "servers": {"contracts", "models", "layers", "posterior"},
-    "federated": {"contracts", "models", "posterior", "privacy", "data", "servers"},
-    "evaluation": {"models", "posterior", "layers"},
-    "export": {"models", "posterior", "layers", "evaluation"},
+    "clients": {
+        *("contracts", "compression", "data", "training", "baselines", "weights", "models", "layers", "posterior"),
+    },
+    "baselines": {"training", "weights", "models", "layers", "posterior"},
+    "training": {"contracts", "compression", "data", "weights", "models", "layers", "posterior"},
+    "rules": {"contracts", "weights", "layers", "posterior"},
+    "weighting": {"weights", "layers", "posterior"},
+    "servers": {"contracts", "weights", "models", "layers", "posterior"},
+    "evaluation": {"weights", "models", "posterior", "layers"},
+    "export": {"weights", "models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation", "posterior"},
-    "models": {"layers", "posterior"},
+    "models": {"weights", "layers", "posterior"},
+    "weights": {"layers", "posterior"},
     "layers": {"posterior"},
     "posterior": set(),
     "privacy": set(),
     "data": set(),
     "errors": set(),
+    "faces": set(),
     "files": set(),
+    "moved": set(),
     "named": set(),
 }
+# What a package exports from packages that import it; only for type checkers, as `faces` imports it later.
+EXPORTS_LATER = {
+    "federated": {"engines.ray", "engines.tff", "parties"},
+    "rules": {"contrib.kernel"},
+    "data": {"parties"},
+    "engines.ray": {"engines.ray", "federated"},
+}
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
-QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.config", "tfp_bfl.data")
-FOR_EVERYONE = {"errors", "files", "named"}
-ONLY_IMPORTER_OF_TFF = "tfp_bfl.federated.tff"
-ENGINES = ("local.py", "cluster.py", "parties.py", "tff/engine.py", "tff/process.py")
+QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
+FOR_EVERYONE = {"errors", "faces", "files", "named"}
+ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
+ENGINES = (
+    *("federated/local.py", "engines/ray/cluster.py", "parties/party.py", "engines/tff/engine.py"),
+    "engines/tff/process.py",
+)
 # What an engine may ask TensorFlow for: to trace, to hold and to carry, but not to compute.
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
 CARRYING |= {
@@ -90,9 +107,16 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def longest(parts):
+    """The longest name in `MAY_IMPORT` that a dotted name below `tfp_bfl` begins with, or None."""
+    names = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((name for name in names if name in MAY_IMPORT), None)
+
+
 def group(path):
-    """The package or top-level module of `tfp_bfl` that a file belongs to."""
-    return path.relative_to(LIBRARY).with_suffix("").parts[0]
+    """The package or top-level module of `tfp_bfl` that a file belongs to, as `MAY_IMPORT` names it."""
+    parts = path.relative_to(LIBRARY).with_suffix("").parts
+    return longest(parts) or parts[0]
 
 
 MODULES = {module_name(path) for path in FILES}
@@ -102,21 +126,21 @@ def is_for_types_only(node):
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def walk(tree, at_import_time):
-    """Every node; with `at_import_time` without function bodies and what is for type checkers only."""
+def walk(tree, functions=True, types=True):
+    """Every node: those of function bodies, and those for type checkers only, if asked for."""
     for node in ast.iter_child_nodes(tree):
-        if at_import_time and (
-            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or is_for_types_only(node)
-        ):
+        if not functions and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if not types and is_for_types_only(node):
             continue
         yield node
-        yield from walk(node, at_import_time)
+        yield from walk(node, functions, types)
 
 
-def imports(source, package, at_import_time=False):
+def imports(source, package, **nodes):
     """Dotted names that a module of `package` imports, by statement or by `importlib`; "?" for a name not literal."""
     names = []
-    for node in walk(ast.parse(source), at_import_time):
+    for node in walk(ast.parse(source), **nodes):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -147,10 +171,12 @@ def forbidden_edges(source, importer, package):
     if MAY_IMPORT[importer] is EVERYTHING:
         return []
     allowed = MAY_IMPORT[importer] | FOR_EVERYONE | {importer}
-    names = [*imports(source, package), *attributes(source)]
-    targets = [name.split(".") for name in names if re.match(r"tfp_bfl(\.|$)", name)]
+    at_run_time = {*imports(source, package, types=False), *attributes(source)}
+    targets = [name for name in (*imports(source, package), *at_run_time) if re.match(r"tfp_bfl(\.|$)", name)]
     # What is no package or module of its own is a name of `tfp_bfl` itself.
-    return [".".join(t) for t in targets if (t[1] if t[1:] and t[1] in MAY_IMPORT else "__init__") not in allowed]
+    home = lambda name: longest(name.split(".")[1:]) or "__init__"
+    later = EXPORTS_LATER.get(importer, set())
+    return sorted({x for x in targets if home(x) not in (allowed if x in at_run_time else allowed | later)})
 
 
 def imports_of_tff(source, package):
@@ -206,7 +232,7 @@ def test_imports_follow_the_table():
 
 
 def test_tensorflow_federated_is_imported_in_one_package():
-    by_name = ("tfp_bfl", "tfp_bfl.federated")  # which import their subpackages by name
+    by_name = ("tfp_bfl", "tfp_bfl.faces", "tfp_bfl.moved")  # which import packages by name
     names = [(p, module_name(p)) for p in FILES]
     others = [p for p, name in names if name not in by_name and not f"{name}.".startswith(f"{ONLY_IMPORTER_OF_TFF}.")]
     found = {str(p): imports_of_tff(p.read_text(), package_of(p)) for p in others}
@@ -217,12 +243,12 @@ def test_nvidia_flare_is_imported_in_one_package():
     importers = {
         module_name(p) for p in FILES if any(x.startswith("nvflare") for x in imports(p.read_text(), package_of(p)))
     }
-    assert importers and all(name.startswith("tfp_bfl.app.deployment.") for name in importers)
+    assert importers and all(name.startswith("tfp_bfl.parties.deployment.") for name in importers)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engines_hold_no_arithmetic(engine):
-    tree = ast.parse((LIBRARY / "federated" / engine).read_text())
+    tree = ast.parse((LIBRARY / engine).read_text())
     used = {x.attr for x in ast.walk(tree) if isinstance(x, ast.Attribute) and ast.unparse(x.value) == "tf"}
     assert used and used <= CARRYING
 
@@ -231,7 +257,7 @@ def edges_at_import_time():
     """Each module, and the modules of the library and top-level packages of others that its import imports."""
     edges = {}
     for path in FILES:
-        names = imports(path.read_text(), package_of(path), at_import_time=True)
+        names = imports(path.read_text(), package_of(path), functions=False, types=False)
         nearest = lambda name: name if name in MODULES else name.rpartition(".")[0]
         edges[module_name(path)] = {n if (n := nearest(name)) in MODULES else name.split(".")[0] for name in names}
     return edges
@@ -261,6 +287,18 @@ def test_no_file_is_too_long(folder):
     assert lengths and {p: n for p, n in lengths.items() if n > MAX_LINES_OF_A_FILE} == {}
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [*MOVED.items(), ("tfp_bfl.federated.tff.engine", "tfp_bfl.engines.tff.engine")]
+)
+def test_a_moved_module_is_imported_by_its_old_name_too(old, new):
+    assert new in MODULES and old not in MODULES
+    if importlib.util.find_spec("tensorflow_federated") or ".tff." not in old:
+        with pytest.warns(DeprecationWarning, match=f"^{old} is now {new}: import that.$"):
+            sys.modules.pop(old, None)
+            module = importlib.import_module(old)
+        assert module is importlib.import_module(new) and module.__name__ == new
+
+
 def test_recipes_are_short():
     lengths = {}
     for path in (LIBRARY / "algorithms").rglob("*.py"):
@@ -273,6 +311,10 @@ def test_recipes_are_short():
 @pytest.mark.parametrize(
     ("importer", "source"),
     [
+        ("rules", "from tfp_bfl.models import lenet"),
+        ("rules", "from tfp_bfl.contrib.kernel import kernel_mode"),
+        ("federated", "from tfp_bfl.engines import tff"),
+        ("app.options", "from tfp_bfl.app.one_run import build"),
         ("posterior", "from tfp_bfl.models import lenet"),
         ("posterior", "from tfp_bfl import layers"),
         ("posterior", "from ..layers import noise"),
@@ -293,7 +335,7 @@ def test_forbidden_edges_are_found(importer, source):
 @pytest.mark.parametrize(
     "source",
     [
-        "from tfp_bfl.models import lenet\nfrom tfp_bfl.errors import lookup",
+        "from tfp_bfl.weights import ModelWeights\nfrom tfp_bfl.errors import lookup",
         "from . import rule\nfrom .rule import add\nfrom tfp_bfl.rules import rule",
         "import tensorflow as tf",
     ],
@@ -322,7 +364,9 @@ def test_imports_of_tensorflow_federated_are_found(source):
 def test_cycles_are_found():
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": set()}) == ["a", "b", "c", "a"]
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
-    at_start = imports("import a\nif TYPE_CHECKING:\n    import b\ndef f():\n    import c", "p", at_import_time=True)
+    at_start = imports(
+        "import a\nif TYPE_CHECKING:\n    import b\ndef f():\n    import c", "p", functions=False, types=False
+    )
     assert at_start == ["a"]
 
 

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 import tfp_bfl as bfl
 from experiments.kernel_posterior import bandwidths, client_stacks, config
-from tfp_bfl.app.cells import SUMMARY
-from tfp_bfl.rules import kernel
+from tfp_bfl.app.many_runs.cells import SUMMARY
+from tfp_bfl.contrib.kernel import posterior as kernel
 
 
 def test_every_bandwidth_and_scale_is_pooled_once():

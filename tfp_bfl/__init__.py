@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from tfp_bfl.errors import MissingDependency
+from tfp_bfl.moved import keep_old_names
 
 
 def _take_keras_2() -> None:
@@ -32,6 +33,7 @@ def _take_keras_2() -> None:
 
 
 _take_keras_2()
+keep_old_names()
 # Before TensorFlow is imported: without a GPU it complains of CUDA at start-up, as errors.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
         servers,
         weighting,
     )
-    from tfp_bfl.app.program import run
+    from tfp_bfl.app.one_run.program import run
     from tfp_bfl.federated import simulate
 
 __all__ = [
@@ -86,7 +88,7 @@ def __getattr__(name: str) -> Any:
     if name == "simulate":
         return importlib.import_module("tfp_bfl.federated").simulate
     if name == "run":
-        return importlib.import_module("tfp_bfl.app.program").run
+        return importlib.import_module("tfp_bfl.app.one_run.program").run
     if name == "__version__":
         return metadata.version("tfp_bfl")
     if name in __all__:

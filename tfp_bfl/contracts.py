@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.models import ClientResult, Compact, Federation, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, Compact, Federation, ModelWeights, ServerMessage
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"

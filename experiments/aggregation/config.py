@@ -1,7 +1,7 @@
 """The settings of the aggregation study: data only.
 
 Fischer et al. 2024 (arXiv:2403.15263). A *size* says on which data and for how long; a *table* says which options of
-`tfp_bfl.app.config.RunConfig` vary. A cell is one of a table's combinations with one seed.
+`tfp_bfl.app.options.config.RunConfig` vary. A cell is one of a table's combinations with one seed.
 """
 
 RULES = (

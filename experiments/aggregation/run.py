@@ -19,8 +19,8 @@ from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
 from experiments.cells import Study, study_options
 from tfp_bfl import errors
-from tfp_bfl.app.resolve import resolved
-from tfp_bfl.app.sweep import options_of_run, run_or_resume
+from tfp_bfl.app.many_runs.sweep import options_of_run, run_or_resume
+from tfp_bfl.app.options.resolve import resolved
 
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.records import Record
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.app.config import RunConfig, make_config
+from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.evaluation import retention_curve
 
 Run = dict[str, Any]

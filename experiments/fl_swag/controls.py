@@ -12,12 +12,12 @@ import tensorflow_probability as tfp
 import tfp_bfl as bfl
 from experiments.fl_swag.config import COMMON
 from experiments.fl_swag.federation import Federation
-from tfp_bfl.clients.curvature import curvature as sampled_curvature
-from tfp_bfl.clients.likelihoods import parse_likelihood
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.evaluation import Evaluation, at_temperature, fit_temperature
 from tfp_bfl.models import FlatWeights, assign_weights, functional_call, split_head
 from tfp_bfl.posterior import LowRank, MeanField
+from tfp_bfl.training.curvature import curvature as sampled_curvature
+from tfp_bfl.training.likelihoods import parse_likelihood
 
 AT_ONCE = 500
 PRIOR_STDDEV = 1.0  # As the chains'.

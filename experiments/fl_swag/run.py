@@ -27,8 +27,8 @@ from experiments.fl_swag.federation import Cell, Federation, federation, model
 from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
-from tfp_bfl.app.cells import SUMMARY
-from tfp_bfl.clients.curvature import with_curvature
+from tfp_bfl.app.many_runs.cells import SUMMARY
+from tfp_bfl.training.curvature import with_curvature
 
 HERE = pathlib.Path(__file__).parent
 

@@ -20,10 +20,10 @@ from experiments.kernel_posterior.client_stacks import (
 )
 from experiments.kernel_posterior.normality_tables import reference, silverman_bandwidths
 from tfp_bfl import plots, rules
+from tfp_bfl.contrib.kernel.bandwidths import BANDWIDTHS
 from tfp_bfl.evaluation import Normality, normality
 from tfp_bfl.plots import style
 from tfp_bfl.plots.density import density_legend, draw_kernel_density
-from tfp_bfl.rules.bandwidths import BANDWIDTHS
 
 DPI = 80
 AXIS = "change in local training"

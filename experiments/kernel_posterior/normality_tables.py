@@ -18,8 +18,8 @@ from experiments.kernel_posterior.client_stacks import (
     start_accuracy,
 )
 from experiments.tables import mean_and_sd, write
+from tfp_bfl.contrib.kernel.bandwidths import silverman
 from tfp_bfl.evaluation import Normality, normality, normality_summary
-from tfp_bfl.rules.bandwidths import silverman
 
 # Of Gaussian stacks: how many with the clients' covariance, and how many independent coordinates in the other.
 REPLICATES = 10

@@ -26,7 +26,7 @@ from experiments.kernel_posterior.figures import write_figures
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
 from tfp_bfl import errors
-from tfp_bfl.app.cells import SUMMARY, read_summary
+from tfp_bfl.app.many_runs.cells import SUMMARY, read_summary
 
 HERE = pathlib.Path(__file__).parent
 Cell = dict[str, Any]

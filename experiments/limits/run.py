@@ -18,7 +18,7 @@ import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
 from experiments.limits import promise
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.app.cells import read_cells
+from tfp_bfl.app.many_runs.cells import read_cells
 
 HERE = pathlib.Path(__file__).parent
 Options = dict[str, Any]

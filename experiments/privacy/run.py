@@ -31,8 +31,8 @@ from experiments.privacy.config import (
 )
 from experiments.privacy.tables import costs, table
 from experiments.tables import write
-from tfp_bfl.federated.parties import result_spec
 from tfp_bfl.federated.round import types_of
+from tfp_bfl.parties.party import result_spec
 from tfp_bfl.privacy import Privacy, composed_epsilon, example_steps
 
 HERE = pathlib.Path(__file__).parent

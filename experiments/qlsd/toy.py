@@ -12,8 +12,8 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from experiments.qlsd import config, gaussian
 from tfp_bfl.clients.gradient import draw_batch
-from tfp_bfl.clients.potential import Potential
 from tfp_bfl.federated.chains import ROUNDS_AT_ONCE
+from tfp_bfl.training.potential import Potential
 
 Options = dict[str, Any]
 WITHOUT_PRIOR: Any = {"likelihood": "density", "prior_stddev": None}

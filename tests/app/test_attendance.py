@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.app.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
-from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
-from tfp_bfl.app.deployment.demo import HOSPITALS
-from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
+from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
+from tfp_bfl.parties.deployment.demo import HOSPITALS
+from tfp_bfl.parties.deployment.site import FILE, Site
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
 

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.processes import in_this_process
-from tfp_bfl.app import build
-from tfp_bfl.app.config import make_config
-from tfp_bfl.app.options import ALGORITHMS
-from tfp_bfl.clients.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
-from tfp_bfl.clients.updates import rate_of
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.algorithms import ALGORITHMS
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.posterior.samples import num_draws
+from tfp_bfl.training.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
+from tfp_bfl.training.updates import rate_of
 
 RECIPES = [name for name in ALGORITHMS if name.startswith(("fed_", "scaffold"))]
 OF_RECIPE = {

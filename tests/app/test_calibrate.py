@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tfp_bfl.app import build
-from tfp_bfl.app.calibrate import calibrate, entropy
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import make_config
-from tfp_bfl.app.report import HELD_OUT
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.calibrate import calibrate, entropy
+from tfp_bfl.app.one_run.records import HELD_OUT
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tfp_bfl.app import cells
+from tfp_bfl.app.many_runs import cells
 from tfp_bfl.errors import Error, InvalidArgument
 
 

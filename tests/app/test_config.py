@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
-from tfp_bfl.app.config import fields, make_config
-from tfp_bfl.app.options import ALGORITHMS, default_in_words, in_words, serves, takers
+from tfp_bfl.app.options.algorithms import ALGORITHMS, default_in_words, in_words, serves, takers
+from tfp_bfl.app.options.config import fields, make_config
 from tfp_bfl.errors import InvalidArgument
 
 

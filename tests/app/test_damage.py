@@ -10,10 +10,10 @@ import pytest
 
 import tfp_bfl as bfl
 from tfp_bfl import errors
-from tfp_bfl.app import run as runs
-from tfp_bfl.app import run_folder
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import make_config
+from tfp_bfl.app.one_run import run as runs
+from tfp_bfl.app.one_run import run_folder
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import model_card
 from tfp_bfl.files.arrays import read_arrays

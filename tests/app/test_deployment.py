@@ -11,18 +11,18 @@ import pytest
 from rich.console import Console
 
 import tfp_bfl as bfl
-from tfp_bfl.app import own_model
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.deployment import kits
-from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
-from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.job import make_job, to_json
-from tfp_bfl.app.deployment.server import serve
-from tfp_bfl.app.deployment.site import FILE, SECRET, Site, check, read_file
-from tfp_bfl.app.deployment.submit import submit, tell_new, write_job
-from tfp_bfl.app.progress import reporter
+from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of, to_bytes
+from tfp_bfl.parties.deployment import kits
+from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
+from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.parties.deployment.job import make_job, to_json
+from tfp_bfl.parties.deployment.server import serve
+from tfp_bfl.parties.deployment.site import FILE, SECRET, Site, check, read_file
+from tfp_bfl.parties.deployment.submit import submit, tell_new, write_job
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
 
@@ -270,7 +270,7 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
     client = json.loads((folder / "app/config/config_fed_client.json").read_text())
-    assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.app.deployment.flare.Site"]
+    assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.parties.deployment.flare.Site"]
     for options, message in {
         "data": ({"partition": "iid"}, "partition is of data in one place"),
         **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but parties run no code") for name in own_model.OPTIONS},
@@ -291,7 +291,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatc
         port = free.getsockname()[1]
     told = {"admin": {"username": "admin", "host": "127.0.0.1", "port": port}}
     (kit / "startup" / "fed_admin.json").write_text(json.dumps(told))
-    monkeypatch.setattr("tfp_bfl.app.deployment.submit.check_installed", lambda: None)
+    monkeypatch.setattr("tfp_bfl.parties.deployment.submit.check_installed", lambda: None)
     api = types.ModuleType("flare_api")
     api.new_secure_session = lambda *args, **kwargs: pytest.fail("nobody listens")
     monkeypatch.setitem(sys.modules, "nvflare.fuel.flare_api.flare_api", api)
@@ -324,7 +324,7 @@ def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():
 def test_bad_commands_are_one_sentence_and_write_nothing(tmp_path, monkeypatch, capsys, command, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kits, "check_installed", lambda: None)
-    monkeypatch.setattr("tfp_bfl.app.deployment.submit.check_installed", lambda: None)
+    monkeypatch.setattr("tfp_bfl.parties.deployment.submit.check_installed", lambda: None)
     assert run_command_line(["deploy", *command]) == 2
     assert message in capsys.readouterr().err and not os.listdir(tmp_path)
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from tfp_bfl.app import ensembles
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import make_config
+from tfp_bfl.app.one_run import ensembles
+from tfp_bfl.app.options.config import make_config
 
 from .broken_run import assert_resumes_to, exported
 

@@ -18,11 +18,11 @@ pytest.importorskip("nvflare")
 
 import tfp_bfl as bfl
 from tests.app.test_deployment import Channel, run
-from tfp_bfl.app.deployment.demo import HOSPITALS, running, start_process, write_hospitals
-from tfp_bfl.app.deployment.kits import SERVER, make_kits, start
-from tfp_bfl.app.deployment.submit import RUNS, submit, write_job
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.federated.parties import NO_ANSWER
+from tfp_bfl.parties.deployment.demo import HOSPITALS, running, start_process, write_hospitals
+from tfp_bfl.parties.deployment.kits import SERVER, make_kits, start
+from tfp_bfl.parties.deployment.submit import RUNS, submit, write_job
+from tfp_bfl.parties.party import NO_ANSWER
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
 # What each party keeps at home goes through kills and restarts, too.
@@ -227,7 +227,7 @@ def test_a_class_that_is_not_on_a_partys_list_does_not_run(federation, tmp_path)
     job = write_job(tmp_path, "foreign", OPTIONS, 1, 30)
     path = job / "app" / "config" / "config_fed_client.json"
     path.write_text(
-        path.read_text().replace("tfp_bfl.app.deployment.flare.Site", "nvflare.app_common.np.np_trainer.NPTrainer")
+        path.read_text().replace("tfp_bfl.parties.deployment.flare.Site", "nvflare.app_common.np.np_trainer.NPTrainer")
     )
     assert ended(kits, job) not in ("FINISHED:COMPLETED", "RUNNING")
     for name in HOSPITALS:

@@ -7,9 +7,9 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_revise import run, summary
-from tfp_bfl.app import laplace
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import make_config
+from tfp_bfl.app.one_run import laplace
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.servers import curvatures
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file

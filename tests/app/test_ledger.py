@@ -8,11 +8,11 @@ import pytest
 
 import tfp_bfl as bfl
 from tests.app.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
-from tfp_bfl.app.deployment.channel import BEGIN, ROUND
-from tfp_bfl.app.deployment.ledger import Ledger
-from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import arrays_of
+from tfp_bfl.parties.deployment.channel import BEGIN, ROUND
+from tfp_bfl.parties.deployment.ledger import Ledger
+from tfp_bfl.parties.deployment.site import FILE, Site
 from tfp_bfl.privacy import Steps, composed_epsilon, example_steps
 
 pytest.importorskip("dp_accounting")

@@ -7,23 +7,24 @@ import pytest
 import tfp_bfl as bfl
 from tfp_bfl import named
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
-from tfp_bfl.app import build, choices
-from tfp_bfl.app.config import RunConfig, fields, make_config
-from tfp_bfl.app.fields import ManyRounds, Options, Weighted, argument_names, extra, option
-from tfp_bfl.app.options import ALGORITHMS, algorithm_options, default_in_words, serves
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options, default_in_words, serves
+from tfp_bfl.app.options.config import RunConfig, fields, make_config
+from tfp_bfl.app.options.fields import ManyRounds, Options, Weighted, argument_names, extra, option
 from tfp_bfl.clients.gradient import ESTIMATORS
-from tfp_bfl.clients.inference import NOISES
 from tfp_bfl.clients.meta_learning import KL_REDUCTIONS
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
-from tfp_bfl.clients.schedules import SCHEDULES
 from tfp_bfl.clients.sites import SITES_INFERENCE
-from tfp_bfl.clients.target import KLS
+from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
 from tfp_bfl.models.kinds import NORMALIZATIONS, VARIATIONAL
-from tfp_bfl.models.personal_variances import RANGES
-from tfp_bfl.rules import kernel
+from tfp_bfl.training.inference import NOISES
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from tfp_bfl.training.schedules import SCHEDULES
+from tfp_bfl.training.target import KLS
+from tfp_bfl.weights.personal_variances import RANGES
 
 AVERAGING = [bfl.algorithms.compose, bfl.federated.build_process]
 # What a recipe passes its other options on to.

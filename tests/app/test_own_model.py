@@ -7,8 +7,8 @@ import tensorflow as tf
 import yaml
 
 import tfp_bfl as bfl
-from tfp_bfl.app import own_model
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.app import build
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import make_config
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.config import make_config
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 

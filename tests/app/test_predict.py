@@ -13,7 +13,7 @@ from tests.fuzz.test_images import png
 from tfp_bfl import export, models
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.predict import FORMATS, Row
+from tfp_bfl.app.one_run.predict import FORMATS, Row
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -67,7 +67,7 @@ def test_json_is_what_the_model_says(call, model, images):
 
 
 def test_csv_and_archives(call, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("tfp_bfl.app.predict.BATCH_SIZE", 3)
+    monkeypatch.setattr("tfp_bfl.app.one_run.predict.BATCH_SIZE", 3)
     np.savez(tmp_path / "images.npz", PIXELS)
     status, out, _ = call("predict", model, tmp_path / "images.npz", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(out)))

@@ -7,8 +7,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from tfp_bfl.app import progress
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.one_run import progress
 from tfp_bfl.errors import InvalidArgument
 
 

@@ -9,8 +9,8 @@ import yaml
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
-from tfp_bfl.app import report
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.one_run import records as report
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 

@@ -5,8 +5,8 @@ from importlib import metadata
 import pytest
 
 import tfp_bfl as bfl
-from tfp_bfl.app import run
-from tfp_bfl.app.config import make_config
+from tfp_bfl.app.one_run import run
+from tfp_bfl.app.options.config import make_config
 
 SOURCE = bfl.data.load("breast_cancer")
 

@@ -8,13 +8,13 @@ import pytest
 import tfp_bfl as bfl
 from tests.app.test_deployment import OPTIONS, Channel, run
 from tests.certificates import certify
-from tfp_bfl.app.deployment import keys
-from tfp_bfl.app.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
-from tfp_bfl.app.deployment.demo import HOSPITALS, write_hospitals
-from tfp_bfl.app.deployment.kits import SERVER
-from tfp_bfl.app.deployment.site import FILE, Site
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of
+from tfp_bfl.parties.deployment import keys
+from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
+from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
+from tfp_bfl.parties.deployment.kits import SERVER
+from tfp_bfl.parties.deployment.site import FILE, Site
 
 pytestmark = pytest.mark.cpu_seconds(60)
 

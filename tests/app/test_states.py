@@ -12,13 +12,15 @@ import yaml
 
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.fixed_points import default_rule
-from tfp_bfl.app import resolve
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import fields as all_fields
-from tfp_bfl.app.config import make_config
-from tfp_bfl.app.options import ALGORITHMS
-from tfp_bfl.app.sweep import options_of_run, settled_options
-from tfp_bfl.clients.inference import (
+from tfp_bfl.app.many_runs.sweep import options_of_run, settled_options
+from tfp_bfl.app.options import resolve
+from tfp_bfl.app.options.algorithms import ALGORITHMS
+from tfp_bfl.app.options.config import fields as all_fields
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.clients.sites import SITES_INFERENCE
+from tfp_bfl.export.statement import in_words, statement, temperature_of
+from tfp_bfl.training.inference import (
     DEFAULT_INFERENCE,
     TEMPERATURES,
     default_noise,
@@ -26,9 +28,7 @@ from tfp_bfl.clients.inference import (
     default_rate,
     settings_for,
 )
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
-from tfp_bfl.clients.sites import SITES_INFERENCE
-from tfp_bfl.export.statement import in_words, statement, temperature_of
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 
 pytestmark = pytest.mark.cpu_seconds(30)  # two runs serve the tests of the file
 
@@ -67,7 +67,7 @@ def plain(tmp_path_factory):
     lines = []
     console = type("Lines", (), {"is_terminal": False, "quiet": False, "print": lambda self, x, **_: lines.append(x)})
     config = make_config(None, {**OPTIONS, "model": f"{folder / 'mine.py'}:build"})
-    from tfp_bfl.app.run import execute
+    from tfp_bfl.app.one_run.run import execute
 
     execute(config, folder / "plain", console=console(), progress="lines")
     return folder / "plain", lines

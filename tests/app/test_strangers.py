@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from tests.certificates import certify
-from tfp_bfl.app.deployment.strangers import strangers
+from tfp_bfl.parties.deployment.strangers import strangers
 
 
 @pytest.fixture(scope="module")

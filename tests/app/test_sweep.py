@@ -7,10 +7,11 @@ import re
 import pytest
 import yaml
 
-from tfp_bfl.app import report, sweep
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.config import make_config
-from tfp_bfl.app.groups import write_tables
+from tfp_bfl.app.many_runs import sweep
+from tfp_bfl.app.many_runs.groups import write_tables
+from tfp_bfl.app.one_run import records as report
+from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 
 SMALL = (

@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import clients, models
-from tfp_bfl.clients.curvature import curvature, with_curvature
-from tfp_bfl.clients.likelihoods import parse_likelihood
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.models import FlatWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import LowRank
+from tfp_bfl.training.curvature import curvature, with_curvature
+from tfp_bfl.training.likelihoods import parse_likelihood
 
 NUMBER, COLUMNS, CLASSES = 4000, 3, 3
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ import tensorflow as tf
 from tests.algorithms.method import CLIENTS, begin
 from tfp_bfl import algorithms, clients, models, servers
 from tfp_bfl.clients import ExamplePrivacy
-from tfp_bfl.clients.example_privacy import over_drawn, private_mean
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training.example_privacy import over_drawn, private_mean
 
 RNG = np.random.default_rng(0)
 ROWS = tf.constant(RNG.normal(size=(7, 3)) * [[0.1], [1], [5], [0.3], [2], [0], [4]], tf.float32)

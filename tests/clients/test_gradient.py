@@ -276,7 +276,7 @@ def test_models_whose_potential_is_random(kind, normalization, message):
 @pytest.mark.parametrize("likelihood", ["categorical", "gaussian:0.5"])
 def test_the_potential_of_many_examples_is_the_sum_of_each(likelihood, monkeypatch):
     """In pieces, with rows that do not count, and its gradient by differences."""
-    monkeypatch.setattr("tfp_bfl.clients.potential.AT_ONCE", 4)
+    monkeypatch.setattr("tfp_bfl.training.potential.AT_ONCE", 4)
     model = models.mlp("deterministic", (3,), 2, hidden=(2,), seed=4)
     potential = clients.Potential(model, likelihood)
     rng = np.random.default_rng(2)
@@ -300,7 +300,7 @@ def test_the_potential_of_many_examples_is_the_sum_of_each(likelihood, monkeypat
 @pytest.mark.parametrize("known", [True, False], ids=["number known", "number unknown"])
 @pytest.mark.parametrize("number, rows", [(3, [3]), (4, [4]), (9, [4, 4, 4])])
 def test_a_small_batch_costs_no_more_than_its_rows(number, rows, known, monkeypatch):
-    monkeypatch.setattr("tfp_bfl.clients.potential.AT_ONCE", 4)
+    monkeypatch.setattr("tfp_bfl.training.potential.AT_ONCE", 4)
     potential, seen = clients.Potential(models.mlp("deterministic", (3,), 2, hidden=(2,), seed=4)), []
     outputs = potential.outputs
 

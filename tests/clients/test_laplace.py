@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import clients, models
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 
 N = 23
 BATCHES = 5, 64

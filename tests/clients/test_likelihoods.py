@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_bfl.clients.likelihoods import CATEGORICAL, LIKELIHOODS, Likelihood, gaussian, parse_likelihood
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.training.likelihoods import CATEGORICAL, LIKELIHOODS, Likelihood, gaussian, parse_likelihood
 
 RNG = np.random.default_rng(0)
 LOGITS = tf.constant(RNG.normal(scale=2, size=[7, 4]), tf.float32)

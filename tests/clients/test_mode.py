@@ -47,7 +47,7 @@ def test_potentials_of_draws(monkeypatch):
     potential = clients.Potential(model_fn(2)(), "density")
     wanted = 0.5 * np.square(ROWS - draws[:, :, np.newaxis]).sum((2, 3)) + 2 * np.square(draws).sum(-1)
     for at_once in (512, 7):
-        monkeypatch.setattr("tfp_bfl.clients.potential.AT_ONCE", at_once)
+        monkeypatch.setattr("tfp_bfl.training.potential.AT_ONCE", at_once)
         found = clients.potentials_of(potential, (draws,), ROWS, LABELS, prior_stddev=0.5)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
     flat = clients.potentials_of(potential, (draws,), ROWS, LABELS, prior_stddev=None)

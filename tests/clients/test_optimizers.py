@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from tests.processes import weights_after
 from tfp_bfl import algorithms, clients, models
-from tfp_bfl.clients.adam import Adam
-from tfp_bfl.clients.inference import update_of
-from tfp_bfl.clients.optimizers import is_linear
-from tfp_bfl.clients.target import Target
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ServerMessage, get_weights
+from tfp_bfl.training.adam import Adam
+from tfp_bfl.training.inference import update_of
+from tfp_bfl.training.optimizers import is_linear
+from tfp_bfl.training.target import Target
 
 from .test_natural import NUM_MEANS, ROUND, batch_of, made
 from .test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, run, table

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tfp_bfl.clients import adam
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import sampling
-from tfp_bfl.models.weight_vectors import WeightVectors
+from tfp_bfl.training import adam
+from tfp_bfl.weights.weight_vectors import WeightVectors
 
 SOURCE = bfl.data.load("breast_cancer")
 CLIENTS = SOURCE.partition(bfl.data.iid(30), seed=0).split(3)[0]

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import clients, models
-from tfp_bfl.clients.batches import over_batches
 from tfp_bfl.clients.posterior_averaging import posterior_delta
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ServerMessage, get_weights
+from tfp_bfl.training.batches import over_batches
 
 from .test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, table
 

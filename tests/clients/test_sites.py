@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from tests import processes
 from tfp_bfl import algorithms, clients, models
-from tfp_bfl.clients.likelihoods import Likelihood, gaussian
 from tfp_bfl.clients.sites import natural
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout
 from tfp_bfl.models import ServerMessage, get_weights
 from tfp_bfl.posterior import Site
+from tfp_bfl.training.likelihoods import Likelihood, gaussian
 
 more = pytest.mark.deep(after="tests/clients/test_sites.py")
 NUM_WEIGHTS, NOISE = 4, 0.5

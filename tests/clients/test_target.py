@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import weighting
-from tfp_bfl.clients.target import KLS, target_of
 from tfp_bfl.models import Federation
-from tfp_bfl.models.flat import Prior
+from tfp_bfl.training.target import KLS, target_of
+from tfp_bfl.weights.flat import Prior
 
 PRIOR = Prior(
     tf.constant([0.5, -1.0, 0.0]),

@@ -5,8 +5,8 @@ import sys
 import time
 
 from tfp_bfl import federated
+from tfp_bfl.engines.tff.workers import Worker
 from tfp_bfl.errors import WorkerError
-from tfp_bfl.federated.tff.workers import Worker
 
 from .test_restarts import CLIENTS, build
 

@@ -14,8 +14,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.federated.tff.context import local_workers
-from tfp_bfl.federated.tff.installation import require_tff
+from tfp_bfl.engines.tff.context import local_workers
+from tfp_bfl.engines.tff.installation import require_tff
 
 # A shell's background jobs, and what they start, ignore Ctrl-C from the outset.
 signal.signal(signal.SIGINT, signal.default_int_handler)

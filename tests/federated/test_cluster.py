@@ -11,8 +11,8 @@ from tests.algorithms.method import CLIENTS, begin
 from tests.algorithms.methods import METHODS
 from tests.algorithms.test_contract import ALIKE, TRIED
 from tfp_bfl import data, federated
+from tfp_bfl.engines.ray import cluster
 from tfp_bfl.errors import ComputationError, InvalidArgument, MissingDependency, WorkerError
-from tfp_bfl.federated import cluster
 
 deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
 TELLING = "conflation, flipout"

@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("tensorflow_federated")
 
 from tests.federated.test_workers import client_data, script, total
-from tfp_bfl.federated.tff import workers
-from tfp_bfl.federated.tff.context import local_workers, remote_workers
-from tfp_bfl.federated.tff.workers import Worker
+from tfp_bfl.engines.tff import workers
+from tfp_bfl.engines.tff.context import local_workers, remote_workers
+from tfp_bfl.engines.tff.workers import Worker
 
 ROOT = Path(__file__).parents[2]
 STRANGER = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -32,7 +32,7 @@ except OSError as error:
 REFUSED = ["unshare", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"', "sh"]
 PROGRAM = """
 import logging
-from tfp_bfl.federated.tff.workers import Worker
+from tfp_bfl.engines.tff.workers import Worker
 logging.basicConfig(format="%(message)s")
 for _ in range(2):
     worker = Worker.start(1)
@@ -122,7 +122,7 @@ def test_neither_the_worker_nor_what_stands_before_it_outlives_the_other_unnotic
 
 @pytest.mark.deep(after="tests/federated/test_door.py")
 def test_a_program_that_is_killed_leaves_nothing(path, tmp_path):
-    code = "import time\nfrom tfp_bfl.federated.tff.workers import Worker\n"
+    code = "import time\nfrom tfp_bfl.engines.tff.workers import Worker\n"
     code += "w = Worker.start(1)\nprint(w.pid, w.address, flush=True)\ntime.sleep(600)\n"
     program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pid, address = program.stdout.readline().split()

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import dataset_options_pb2
 
+from tfp_bfl.engines.tff import executor
+from tfp_bfl.engines.tff.context import local_workers
 from tfp_bfl.federated.round import Contribution, summed
-from tfp_bfl.federated.tff import executor
-from tfp_bfl.federated.tff.context import local_workers
 
 from .test_workers import client_data, count, total
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
 
 pytest.importorskip("tensorflow_federated")
 
-from tfp_bfl.federated.tff.workers import Worker  # noqa: E402
+from tfp_bfl.engines.tff.workers import Worker  # noqa: E402
 
 from .test_restarts import CLIENTS, assert_identical, build, without_times  # noqa: E402
 

@@ -8,8 +8,8 @@ import tfp_bfl as bfl
 from tfp_bfl import federated, models
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated import Party, from_arrays, simulate_parties, to_arrays
-from tfp_bfl.federated.parties import NO_ANSWER, result_spec
 from tfp_bfl.federated.round import fold
+from tfp_bfl.parties.party import NO_ANSWER, result_spec
 
 SEED, SIZES = 7, (40, 30, 20)
 TRAIN = bfl.data.load("breast_cancer")

@@ -10,8 +10,8 @@ import tfp_bfl as bfl
 from tests.federated.test_parties import CLIENTS, OPTIONS, PARTIES, SEED, Here, build, largest_difference, sources
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated import Party, SealedEngine, SealedParty, simulate_parties, to_arrays
-from tfp_bfl.federated.masks import add_mask, context_of, seed_of
-from tfp_bfl.federated.sealed import AgreedSet, SetOfParties
+from tfp_bfl.parties.masks import add_mask, context_of, seed_of
+from tfp_bfl.parties.sealed import AgreedSet, SetOfParties
 
 pytestmark = pytest.mark.cpu_seconds(60)
 LATER = pytest.mark.deep(after="tests/federated/test_sealed.py")

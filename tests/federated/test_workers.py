@@ -14,10 +14,10 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from tfp_bfl.engines.tff import installation, workers
+from tfp_bfl.engines.tff.context import local_workers, remote_workers
+from tfp_bfl.engines.tff.workers import Worker
 from tfp_bfl.errors import InvalidArgument, MissingDependency, WorkerError
-from tfp_bfl.federated.tff import installation, workers
-from tfp_bfl.federated.tff.context import local_workers, remote_workers
-from tfp_bfl.federated.tff.workers import Worker
 
 tff = pytest.importorskip("tensorflow_federated")
 

@@ -9,7 +9,7 @@ import yaml
 
 from tests.fuzz.harness import assert_one_sentence, attempt, inputs, tally
 from tests.fuzz.mutations import mutated
-from tfp_bfl.app.config import MOST_LETTERS, RunConfig, fields, make_config
+from tfp_bfl.app.options.config import MOST_LETTERS, RunConfig, fields, make_config
 from tfp_bfl.errors import InvalidArgument
 
 FULL = yaml.safe_dump(make_config(None, {}).model_dump(), sort_keys=False).encode()

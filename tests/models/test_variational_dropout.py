@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import algorithms, clients, evaluation, models, posterior
-from tfp_bfl.clients.target import target_of
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.layers import DenseFlipout, DenseVariationalDropout
 from tfp_bfl.models import Federation, FlatWeights, ServerMessage, get_weights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.training.target import target_of
 
 RNG = np.random.default_rng(0)
 FEATURES = np.float32(RNG.normal(size=[24, 3]))

@@ -6,7 +6,7 @@ import tensorflow as tf
 from KDEpy.bw_selection import improved_sheather_jones as kdepy
 from scipy import stats
 
-from tfp_bfl.rules import bandwidths, plug_in
+from tfp_bfl.contrib.kernel import bandwidths, plug_in
 
 from . import kernel_reference as reference
 

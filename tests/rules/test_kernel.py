@@ -7,10 +7,11 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import rules
+from tfp_bfl.contrib.kernel import mean_shift
+from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
-from tfp_bfl.rules import kernel, mean_shift
 
 from . import kernel_reference as reference
 

@@ -13,7 +13,7 @@ from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
 from tfp_bfl.contracts import ClientWork, ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.models import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
 
 
 class Dynamic(NamedTuple):

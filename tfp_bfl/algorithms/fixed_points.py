@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from tfp_bfl import models, rules
-from tfp_bfl.clients.inference import DEFAULT_INFERENCE
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, is_linear
+from tfp_bfl.training.inference import DEFAULT_INFERENCE
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, is_linear
 
 # The weights of a rule's mean, for rules that may be repeated over rounds.
 PLAIN_MEAN = ("mean_precision_average", "naive_weighted_average", "linear_pool")

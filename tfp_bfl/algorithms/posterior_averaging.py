@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 
 LOCAL_TRAINING: dict[str, Any] = {"local_epochs": 5}
 # Clients whose iterates are samples, and rounds that are, keep one rate.

@@ -12,7 +12,7 @@ from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of
 from tfp_bfl.contracts import ClientWork, ServerStep
-from tfp_bfl.models import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
+from tfp_bfl.weights import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
 
 
 class Controlled(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import default_rule, notices_of
-from tfp_bfl.clients.inference import settings_for
+from tfp_bfl.training.inference import settings_for
 
 
 def variational(

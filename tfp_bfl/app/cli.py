@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
-from tfp_bfl.app import choices
-from tfp_bfl.app.cli_deploy import deploy
-from tfp_bfl.app.cli_many import list_runs, run_many, sweep_runs
-from tfp_bfl.app.cli_models import calibrate_model, export_model, laplace_model, predict_images
-from tfp_bfl.app.cli_options import Grouped, config_options
+from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
+from tfp_bfl.app.one_run.command import calibrate_model, export_model, laplace_model, predict_images
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
+from tfp_bfl.parties.deployment.cli import deploy
 
 EXAMPLES = """
 \b
@@ -149,8 +149,8 @@ def run(
     config_file: Optional[str], resumed: Optional[str], progress: Optional[str], seeds: Optional[str], **given: Any
 ) -> None:
     """Simulate federated training and write a run folder: metrics, figures, report, SavedModel."""
-    from tfp_bfl.app.config import make_config
-    from tfp_bfl.app.own_model import OPTIONS as CODE
+    from tfp_bfl.app.options.config import make_config
+    from tfp_bfl.app.options.own_model import OPTIONS as CODE
 
     if progress is not None:
         choices.FORMS.check(progress)
@@ -163,8 +163,8 @@ def run(
         return run_many(config_file, given, {}, seeds, progress=progress)
     config = None if resumed else make_config(config_file, given)
     # Late, as it imports TensorFlow: a bad value is answered at once.
-    from tfp_bfl.app.report import in_a_line
-    from tfp_bfl.app.run import execute, resume
+    from tfp_bfl.app.one_run.records import in_a_line
+    from tfp_bfl.app.one_run.run import execute, resume
 
     console = Console(stderr=True)
     shown: dict[str, Any] = {"console": console, "progress": progress}
@@ -189,8 +189,8 @@ def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> Non
     Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
     of its first seed.
     """
-    from tfp_bfl.app.report import write
-    from tfp_bfl.app.sweep import expand
+    from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.many_runs.sweep import expand
 
     folders = expand(run_folders)
     click.echo(f"{write(folders, output, ood)} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
@@ -205,7 +205,7 @@ def clients() -> None:
 @click.argument("run_folder", metavar="RUN")
 def show_clients(run_folder: str) -> None:
     """List the clients of a run."""
-    from tfp_bfl.app.revise import describe, read_state
+    from tfp_bfl.app.one_run.revise import describe, read_state
 
     click.echo(describe(read_state(run_folder)))
 
@@ -221,7 +221,7 @@ _output = click.option("--output", required=True, metavar="FOLDER", help="The ne
 @_output
 def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], replace: bool, output: str) -> None:
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
-    from tfp_bfl.app.revise import add, revise
+    from tfp_bfl.app.one_run.revise import add, revise
 
     _show_revised(revise(run_folder, add(run_folder, other_folder, names, replace), output), output)
 
@@ -232,7 +232,7 @@ def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], repl
 @_output
 def remove_clients(run_folder: str, names: tuple[str, ...], output: str) -> None:
     """Remove clients, as if they had never taken part (unlearning)."""
-    from tfp_bfl.app.revise import remove, revise
+    from tfp_bfl.app.one_run.revise import remove, revise
 
     _show_revised(revise(run_folder, remove(run_folder, names), output), output)
 
@@ -258,7 +258,7 @@ def doctor() -> None:
 def list_choices() -> None:
     """List the algorithms, datasets, models, kinds, rules, weightings, partitions, kernels and more."""
     from tfp_bfl import data
-    from tfp_bfl.app.options import ALGORITHMS
+    from tfp_bfl.app.options.algorithms import ALGORITHMS
 
     click.echo("algorithms:")
     for name, options in ALGORITHMS.items():

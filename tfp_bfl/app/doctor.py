@@ -61,8 +61,9 @@ def _packages() -> str:
 
 def _worker() -> str:
     from tfp_bfl import federated
+    from tfp_bfl.faces import engine
 
-    if not federated.tff.is_installed():
+    if not engine("tff").is_installed():
         return (
             "absent: runs take the engine 'local', which needs none, and can't take 'tff'; with Python 3.9 to 3.11, "
             f"{INSTALL_TFF_COMMAND} installs it"

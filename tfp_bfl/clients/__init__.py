@@ -4,29 +4,38 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
+from tfp_bfl.baselines import ExactChains, exact_chains, langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.augmented import augmented
 from tfp_bfl.clients.compressed import compressed
-from tfp_bfl.clients.exact import ExactChains, exact_chains
-from tfp_bfl.clients.example_privacy import ExamplePrivacy
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
-from tfp_bfl.clients.inference import INFERENCES, TEMPERATURES, default_rate
-from tfp_bfl.clients.langevin import langevin_chain, psgld_step, sgld_step
 from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
 from tfp_bfl.clients.laplace_sites import laplace_sites
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
-from tfp_bfl.clients.mode import Mode, find_mode, mode_at
-from tfp_bfl.clients.optimizers import OPTIMIZERS
 from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
-from tfp_bfl.clients.potential import Potential, potentials_of
-from tfp_bfl.clients.schedules import cosine_decay, exponential_decay, inverse_decay, sigmoid_warm_up
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
-from tfp_bfl.clients.target import KLS
 from tfp_bfl.clients.variational import variational
+from tfp_bfl.training import (
+    INFERENCES,
+    KLS,
+    OPTIMIZERS,
+    TEMPERATURES,
+    ExamplePrivacy,
+    Mode,
+    Potential,
+    cosine_decay,
+    default_rate,
+    exponential_decay,
+    find_mode,
+    inverse_decay,
+    mode_at,
+    potentials_of,
+    sigmoid_warm_up,
+)
 
 __all__ = [
     "ESTIMATORS",

@@ -6,12 +6,12 @@ from typing import Any, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import Augmenting, augmenting
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import parse_augmentation
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientResult, ServerMessage
+from tfp_bfl.training.batches import Augmenting, augmenting
+from tfp_bfl.weights import ClientResult, ServerMessage
 
 
 def augmented(work: ClientWork, augmentation: Union[str, Augmentation]) -> ClientWork:

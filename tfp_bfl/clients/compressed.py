@@ -9,8 +9,8 @@ import tensorflow as tf
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, WEIGHTS, ClientWork, Coding, Work
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientResult, Compact, ModelWeights, ServerMessage
 from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage
 
 # No client work draws from a seed folded by this.
 _NOISE = 2**30

@@ -6,14 +6,14 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import steps_per_epoch
-from tfp_bfl.clients.inference import default_optimizer, default_rate, settings_for
-from tfp_bfl.clients.optimizers import SGD, Optimizer, optimizer_of
-from tfp_bfl.clients.schedules import inverse_decay
-from tfp_bfl.clients.updates import Schedule, rate_of
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.training.batches import steps_per_epoch
+from tfp_bfl.training.inference import default_optimizer, default_rate, settings_for
+from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_of
+from tfp_bfl.training.schedules import inverse_decay
+from tfp_bfl.training.updates import Schedule, rate_of
+from tfp_bfl.weights import ModelWeights
 
 
 class Reach(NamedTuple):

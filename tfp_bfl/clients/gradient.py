@@ -7,15 +7,16 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import without_initial_values
-from tfp_bfl.clients.likelihoods import Likelihood
-from tfp_bfl.clients.mode import TOLERANCE, Mode, check_mode
-from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Coding, Work, is_traced_for_xla
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
-from tfp_bfl.models import ClientResult, Compact, ServerMessage, TrainingMetrics, as_model_fn
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
+from tfp_bfl.training.batches import without_initial_values
+from tfp_bfl.training.likelihoods import Likelihood
+from tfp_bfl.training.mode import TOLERANCE, Mode, check_mode
+from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.weights import ClientResult, Compact, ServerMessage, TrainingMetrics
 
 ESTIMATORS = {
     "plain": "of a batch: QLSD, QLSD#",

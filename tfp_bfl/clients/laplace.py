@@ -6,22 +6,22 @@ from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import over_batches, without_initial_values
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.contracts import CURVATURE, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.layers import MCDropout, sampling, without_autograph
-from tfp_bfl.models import (
+from tfp_bfl.models import as_model_fn
+from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.weights import (
     ClientCurvature,
     ClientResult,
     ServerMessage,
     TrainingMetrics,
-    as_model_fn,
     assign_weights,
     layout,
     split_head,
 )
-from tfp_bfl.posterior import flatten, unflatten
 
 STRUCTURES = {
     "last_layer": "the full matrix, of the last layer",

@@ -6,21 +6,22 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import over_batches
 from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
-from tfp_bfl.clients.potential import check_independent
-from tfp_bfl.clients.schedules import inverse_decay
-from tfp_bfl.clients.target import Target
-from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import ByOptimizer, Schedule
 from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
 from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn
-from tfp_bfl.models.flat import Prior
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten
+from tfp_bfl.training.batches import over_batches
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
+from tfp_bfl.training.potential import check_independent
+from tfp_bfl.training.schedules import inverse_decay
+from tfp_bfl.training.target import Target
+from tfp_bfl.training.trainer import Trainer
+from tfp_bfl.training.updates import ByOptimizer, Schedule
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics
+from tfp_bfl.weights.flat import Prior
 
 _CURVATURE_SEED = 2**29 + 2
 

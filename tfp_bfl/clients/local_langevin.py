@@ -12,15 +12,16 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import without_initial_values
 from tfp_bfl.clients.gradient import check_batch_size, draw_batch
-from tfp_bfl.clients.likelihoods import Likelihood
-from tfp_bfl.clients.mode import find_mode, squared_gradients
-from tfp_bfl.clients.potential import Potential, check_independent
 from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
-from tfp_bfl.models import ClientResult, ServerMessage, TrainingMetrics, as_model_fn
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
+from tfp_bfl.training.batches import without_initial_values
+from tfp_bfl.training.likelihoods import Likelihood
+from tfp_bfl.training.mode import find_mode, squared_gradients
+from tfp_bfl.training.potential import Potential, check_independent
+from tfp_bfl.weights import ClientResult, ServerMessage, TrainingMetrics
 
 
 class Surrogate(NamedTuple):

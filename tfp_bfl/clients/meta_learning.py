@@ -7,15 +7,16 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import over_batches, without_initial_values
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
-from tfp_bfl.clients.updates import Schedule, rate_of
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ClientResult, Pruned, ServerMessage, TrainingMetrics, as_model_fn, layout
-from tfp_bfl.models.weight_vectors import Vectors, WeightVectors
+from tfp_bfl.models import as_model_fn
+from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.updates import Schedule, rate_of
+from tfp_bfl.weights import ClientResult, Pruned, ServerMessage, TrainingMetrics, layout
+from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
 
 # Batches that a step of each learner takes: one, one to adapt to and two to judge by, one for each loss.
 BATCHES = {"plain": 1, "maml": 3, "first_order_maml": 3, "hessian_free_maml": 3}

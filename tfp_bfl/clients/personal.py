@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.models import (
+from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.weights import (
     ClientResult,
     LogitGradient,
     ModelWeights,
@@ -18,7 +19,6 @@ from tfp_bfl.models import (
     ServerMessage,
     kept_weights,
 )
-from tfp_bfl.posterior import flatten, unflatten
 
 # Of weights that a client does without: no precision, to float32, and finite.
 _NO_PRECISION = 1e10

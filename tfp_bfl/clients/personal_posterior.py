@@ -6,16 +6,17 @@ from typing import Any, Callable, NamedTuple, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.adam import Moments, adam_step
-from tfp_bfl.clients.batches import over_batches, without_initial_values
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.updates import Schedule, rate_of
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn, layout
-from tfp_bfl.models.weight_vectors import Vectors, WeightVectors
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
+from tfp_bfl.training.adam import Moments, adam_step
+from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.updates import Schedule, rate_of
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
+from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
 
 
 class PersonalPosterior(NamedTuple):

@@ -7,15 +7,16 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import steps_per_epoch
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.optimizers import Optimizer, optimizer_of
-from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import ByOptimizer, Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import without_autograph
-from tfp_bfl.models import ClientResult, ServerMessage, as_model_fn
+from tfp_bfl.models import as_model_fn
+from tfp_bfl.training.batches import steps_per_epoch
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.optimizers import Optimizer, optimizer_of
+from tfp_bfl.training.trainer import Trainer
+from tfp_bfl.training.updates import ByOptimizer, Schedule
+from tfp_bfl.weights import ClientResult, ServerMessage
 
 
 def posterior_delta(x0: Any, samples: Any, shrinkage: float) -> tf.Tensor:

@@ -7,17 +7,18 @@ from typing import Any, Callable, NamedTuple, Optional, Union, cast
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.clients.inference import settings_for, update_of
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.natural import ByCurvature
-from tfp_bfl.clients.optimizers import DEFAULT_OPTIMIZER, Optimizer
-from tfp_bfl.clients.target import Target, target_of
-from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
-from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, as_model_fn, layout, prior
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
+from tfp_bfl.training.inference import settings_for, update_of
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.natural import ByCurvature
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
+from tfp_bfl.training.target import Target, target_of
+from tfp_bfl.training.trainer import Trainer
+from tfp_bfl.training.updates import Schedule
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout, prior
 
 NATURAL = ("natural", "ivon")
 # Damping of natural gradients, by which they are stable in networks, and the least precision of a client's posterior as

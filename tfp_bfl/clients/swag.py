@@ -7,27 +7,27 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.batches import steps_per_epoch, without_initial_values
-from tfp_bfl.clients.curvature import curvature as curvature_of
-from tfp_bfl.clients.curvature import with_curvature
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import ByOptimizer
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.models import (
+from tfp_bfl.models import as_model_fn
+from tfp_bfl.posterior import LowRank, MeanField, swag_moments
+from tfp_bfl.training.batches import steps_per_epoch, without_initial_values
+from tfp_bfl.training.curvature import curvature as curvature_of
+from tfp_bfl.training.curvature import with_curvature
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.trainer import Trainer
+from tfp_bfl.training.updates import ByOptimizer
+from tfp_bfl.weights import (
     ClientPosterior,
     ClientResult,
     ServerMessage,
-    as_model_fn,
     assign_weights,
     batch_moments,
     get_weights,
     layout,
     split_head,
 )
-from tfp_bfl.posterior import LowRank, MeanField, swag_moments
 
 # Examples on which a client computes BatchNorm's statistics at the mean of its posterior, and at once through the
 # feature network.

@@ -6,16 +6,17 @@ from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.clients.example_privacy import ExamplePrivacy, check_alone
-from tfp_bfl.clients.inference import default_optimizer, settings_for, update_of
-from tfp_bfl.clients.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.clients.optimizers import Optimizer
-from tfp_bfl.clients.target import KLS, target_of
-from tfp_bfl.clients.trainer import Trainer
-from tfp_bfl.clients.updates import Schedule
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.errors import check_count, check_number, lookup
-from tfp_bfl.models import ClientResult, FlatWeights, ServerMessage, as_model_fn
+from tfp_bfl.models import as_model_fn
+from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
+from tfp_bfl.training.inference import default_optimizer, settings_for, update_of
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.training.optimizers import Optimizer
+from tfp_bfl.training.target import KLS, target_of
+from tfp_bfl.training.trainer import Trainer
+from tfp_bfl.training.updates import Schedule
+from tfp_bfl.weights import ClientResult, FlatWeights, ServerMessage
 
 
 def variational(

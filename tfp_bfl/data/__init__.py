@@ -7,6 +7,8 @@ They follow each other:
     cohort(clients.num_clients, 5, round_number=0, seed=0)  # the clients of round 0
 """
 
+from typing import TYPE_CHECKING
+
 from tfp_bfl.data.augmentation import AUGMENTATIONS, crop_and_flip, parse_augmentation
 from tfp_bfl.data.client_files import ClientFiles, Reference, write_clients
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
@@ -14,11 +16,19 @@ from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.own import TABLES, OwnData, is_own, names_clients, read_own, read_rows
-from tfp_bfl.data.parties import Parties, Schema, agree, check_description, describe, fitted
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
+from tfp_bfl.data.schema import Parties, Schema
 from tfp_bfl.data.sources import Column, Source, list_sources, load, peek
+from tfp_bfl.faces import exported_later
+
+if TYPE_CHECKING:
+    from tfp_bfl.parties import agree, check_description, describe, fitted
+
+__getattr__ = exported_later(
+    __name__, dict.fromkeys(("agree", "check_description", "describe", "fitted"), "tfp_bfl.parties")
+)
 
 __all__ = [
     "AUGMENTATIONS",

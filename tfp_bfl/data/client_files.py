@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
-from tfp_bfl.data.parties import Schema
+from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Column
 from tfp_bfl.errors import InvalidArgument, shown
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.predictive import evaluate
-from tfp_bfl.models import layout
+from tfp_bfl.weights import layout
 
 
 def evaluate_permuted(

@@ -21,7 +21,8 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
 )
 from tfp_bfl.layers import MCDropout, sampling
-from tfp_bfl.models import MemberSampling, WeightSampling, in_bfloat16, num_members, weight_sampling
+from tfp_bfl.models import in_bfloat16
+from tfp_bfl.weights import MemberSampling, WeightSampling, num_members, weight_sampling
 
 PRECISIONS = {
     "float32": "the model as it was built",

@@ -11,7 +11,7 @@ from scipy import special
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation.predictive import sampled_outputs
-from tfp_bfl.models import mean_and_log_variance
+from tfp_bfl.weights import mean_and_log_variance
 
 # Of the interval that is told of.
 COVERAGE = 0.9

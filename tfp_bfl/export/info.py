@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.evaluation import is_stochastic
-from tfp_bfl.models import num_members
+from tfp_bfl.weights import num_members
 
 NAME = "info.json"
 MOST_BYTES = 2**22

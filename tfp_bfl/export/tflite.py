@@ -21,7 +21,7 @@ from tfp_bfl.export.heads import Head, head
 from tfp_bfl.export.info import columns_of, target_of
 from tfp_bfl.export.saved_model import Source, find, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
-from tfp_bfl.models import num_members
+from tfp_bfl.weights import num_members
 
 MOST_BYTES = 2**31 - 2**20
 

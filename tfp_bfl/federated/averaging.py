@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfp_bfl.contracts import CLIENT_POSTERIOR
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights import ModelWeights
 
 # The smallest variance for which the precision is finite in float32.
 _LEAST_VARIANCE = float(np.finfo(np.float32).tiny)

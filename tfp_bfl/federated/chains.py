@@ -20,8 +20,8 @@ from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
 from tfp_bfl.federated.simulation import check_clients
 from tfp_bfl.files.arrays import write_arrays
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import Samples
+from tfp_bfl.weights import ModelWeights
 
 # Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
 ROUNDS_AT_ONCE = 1000

@@ -15,8 +15,8 @@ import numpy as np
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.files.arrays import read_arrays, write_arrays
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import Samples
+from tfp_bfl.weights import ModelWeights
 
 MOST_BYTES = 2**34
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional, Protocol
 
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument, lookup
-from tfp_bfl.federated import tff
+from tfp_bfl.faces import engine
 from tfp_bfl.federated.process import BayesianProcess
-
-if TYPE_CHECKING:
-    from tfp_bfl.federated.cluster import RayRuntime
-    from tfp_bfl.federated.tff.context import Runtime
 
 
 class Engine(Protocol):
@@ -44,41 +40,31 @@ class Engine(Protocol):
         """Starts anew what is gone; returns how many of them, 0 if that is no use."""
 
 
+MakeEngine = Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]
+
+
 @contextlib.contextmanager
-def _local(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engine]:
+def _local(process: BayesianProcess, runtime: Any) -> Iterator[Engine]:
     if runtime is not None:
         raise InvalidArgument("runtime holds workers of the engine tff or ray, and this is local: leave one out.")
     yield process.local
 
 
-@contextlib.contextmanager
-def _tff(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[Engine]:
-    from tfp_bfl.federated.tff.engine import running
-
-    with running(process, runtime) as engine:
-        yield engine
+def _carried(name: str) -> MakeEngine:
+    return lambda process, runtime: engine(name).running(process, runtime)
 
 
-@contextlib.contextmanager
-def _ray(process: BayesianProcess, runtime: Optional[RayRuntime]) -> Iterator[Engine]:
-    from tfp_bfl.federated.cluster import RayEngine, ray_runtime
-
-    with ray_runtime() if runtime is None else contextlib.nullcontext(runtime) as running:
-        yield RayEngine(process.round, running)
-
-
-MakeEngine = Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]
 # A new engine is one more entry here.
 ENGINES: dict[str, MakeEngine] = {
-    "tff": _tff,
+    "tff": _carried("tff"),
     "local": _local,
-    "ray": _ray,
+    "ray": _carried("ray"),
 }
 
 
 def default_engine() -> str:
     """tff where TensorFlow Federated is installed, local elsewhere."""
-    return "tff" if tff.is_installed() else "local"
+    return "tff" if engine("tff").is_installed() else "local"
 
 
 def check_engine(name: Optional[str]) -> str:
@@ -90,10 +76,6 @@ def check_engine(name: Optional[str]) -> str:
     """
     name = default_engine() if name is None else name
     lookup(ENGINES, name, "engine")
-    if name == "tff":
-        tff.check_installed()
-    if name == "ray":
-        from tfp_bfl.federated.cluster import require_ray
-
-        require_ray()
+    if name != "local":
+        engine(name).check_installed()
     return name

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfp_bfl.data import Parties
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.models import ModelWeights, ensemble_model
+from tfp_bfl.weights import ModelWeights, ensemble_model
 
 if TYPE_CHECKING:
     from tfp_bfl.federated.simulation import SimulationResult

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.contracts import MEAN, ClientWork
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights
 
 
 def joined(work: ClientWork, weights: ModelWeights, extra: Any, weight: tf.Tensor) -> ModelWeights:

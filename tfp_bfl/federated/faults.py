@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Optional
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientResult, ModelWeights, change_norm
 from tfp_bfl.posterior import MeanField, positive_leaves
+from tfp_bfl.weights import ClientResult, ModelWeights, change_norm
 
 # A contribution's code is its place here; the first is none.
 FAULTS = (

@@ -10,7 +10,7 @@ from tfp_bfl.data import ClientExamples, Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
-from tfp_bfl.models import ModelWeights, ServerMessage
+from tfp_bfl.weights import ModelWeights, ServerMessage
 
 # No round has this number: the noise is that of no client in training.
 _NEWCOMER = -4

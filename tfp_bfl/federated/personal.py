@@ -14,7 +14,7 @@ from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
 from tfp_bfl.federated.simulation import SimulationResult
-from tfp_bfl.models import ModelWeights, ServerMessage, predictive_model
+from tfp_bfl.weights import ModelWeights, ServerMessage, predictive_model
 
 # No round has this number: the noise of adaptation is its own.
 _ADAPTATION = -3

@@ -10,7 +10,7 @@ from tfp_bfl.data import Clients
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.simulation import simulate
-from tfp_bfl.models import ModelWeights, get_weights
+from tfp_bfl.weights import ModelWeights, get_weights
 
 
 class Pretrained(NamedTuple):

@@ -12,24 +12,16 @@ import tensorflow as tf
 from tfp_bfl.contracts import TOTAL, WEIGHTS, ClientWork, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
-from tfp_bfl.federated import tff
+from tfp_bfl.faces import engine
 from tfp_bfl.federated.description import describe, settings_of
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import LIMITS, Limits, check_max_change_norm
 from tfp_bfl.federated.local import LocalEngine
 from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
-from tfp_bfl.models import (
-    Federation,
-    ModelWeights,
-    as_model_fn,
-    check_layers,
-    check_logits,
-    get_weights,
-    min_stddev,
-    seeded,
-)
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.privacy import Privacy
+from tfp_bfl.weights import Federation, ModelWeights, check_layers, check_logits, get_weights, min_stddev, seeded
 
 
 class BayesianProcess:
@@ -109,12 +101,12 @@ class BayesianProcess:
         Raises:
           MissingDependency: TensorFlow Federated is not installed.
         """
-        return tff.learning_process(self.round, self.model_fn)
+        return engine("tff").learning_process(self.round, self.model_fn)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         # By this `isinstance` takes it for TFF's own, which need not be imported for those who do not ask.
-        return tff.process_type() or BayesianProcess
+        return engine("tff").process_type() or BayesianProcess
 
     @property
     def initialize(self) -> Callable[[], ServerState]:
@@ -133,7 +125,7 @@ class BayesianProcess:
 
     @property
     def _computations(self) -> Any:
-        return self.learning_process if tff.is_installed() else self.local
+        return self.learning_process if engine("tff").is_installed() else self.local
 
     def get_model_weights(self, state: ServerState) -> ModelWeights:
         """The server's weights."""

@@ -19,8 +19,8 @@ from tfp_bfl.data import ClientExamples
 from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
 from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
-from tfp_bfl.models import ClientResult, Federation, ModelWeights, ServerMessage, root_mean_square_change
 from tfp_bfl.posterior import MeanField, floor_variance, spread
+from tfp_bfl.weights import ClientResult, Federation, ModelWeights, ServerMessage, root_mean_square_change
 
 Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
 

@@ -25,12 +25,12 @@ from tfp_bfl.federated.engines import ENGINES, MakeEngine, check_engine
 from tfp_bfl.federated.ensemble import Ensemble, Members, over_members
 from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.models import ModelWeights, predictive_model
 from tfp_bfl.posterior import Samples, Spread, marginals, spread
 from tfp_bfl.privacy import Privacy, everyone_clipped_warning, taking_part_warning
+from tfp_bfl.weights import ModelWeights, predictive_model
 
 if TYPE_CHECKING:
-    from tfp_bfl.federated.tff.context import Runtime
+    from tfp_bfl.engines.tff.context import Runtime
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Keras model builders, each in four kinds, and the mapping between a model's variables and a posterior.
+"""Keras model builders, each in four kinds; and, for this release, the names of `tfp_bfl.weights`.
 
 A new model is one file of this folder and one entry in `MODELS`.
 """
@@ -7,56 +7,58 @@ from typing import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.models.change import by_part, change_norm, coordinates, from_coordinates, root_mean_square_change
 from tfp_bfl.models.conv_net import conv_net
 from tfp_bfl.models.density import density
-from tfp_bfl.models.ensemble_model import MemberSampling, ensemble_model, num_members
-from tfp_bfl.models.exchange import (
+from tfp_bfl.models.kinds import KINDS, PRECISIONS
+from tfp_bfl.models.lenet import lenet
+from tfp_bfl.models.mlp import mlp
+from tfp_bfl.models.model_fn import as_model_fn
+from tfp_bfl.models.precision import in_bfloat16
+from tfp_bfl.models.resnet import resnet20
+from tfp_bfl.weights import (
+    PERSONAL_VARIANCES,
     Anchor,
     ClientCurvature,
     ClientPosterior,
     ClientResult,
     Compact,
     Federation,
+    FlatWeights,
     LinearTerm,
+    LogitGradient,
+    MemberSampling,
+    ModelWeights,
+    Parameters,
+    PersonalVariances,
     Pruned,
     ServerMessage,
     TrainingMetrics,
-)
-from tfp_bfl.models.flat import FlatWeights
-from tfp_bfl.models.functional_call import batch_moments, batch_normalized_call, functional_call
-from tfp_bfl.models.head import split_head
-from tfp_bfl.models.kinds import KINDS, PRECISIONS
-from tfp_bfl.models.lenet import lenet
-from tfp_bfl.models.mlp import mlp
-from tfp_bfl.models.model_fn import as_model_fn
-from tfp_bfl.models.numbers import mean_and_log_variance
-from tfp_bfl.models.personal_variances import (
-    PERSONAL_VARIANCES,
-    LogitGradient,
-    Parameters,
-    PersonalVariances,
-    kept_weights,
-)
-from tfp_bfl.models.posterior_model import (
     WeightSampling,
+    assign_weights,
+    batch_moments,
+    batch_normalized_call,
+    by_part,
+    change_norm,
+    check_layers,
+    check_logits,
+    coordinates,
+    ensemble_model,
+    from_coordinates,
+    functional_call,
+    get_weights,
+    kept_weights,
+    layout,
+    mean_and_log_variance,
+    min_stddev,
+    num_members,
     predictive_model,
     predictive_spec,
     predictive_weights,
-    weight_sampling,
-)
-from tfp_bfl.models.precision import in_bfloat16
-from tfp_bfl.models.resnet import resnet20
-from tfp_bfl.models.seeded import seeded
-from tfp_bfl.models.weights import (
-    ModelWeights,
-    assign_weights,
-    check_layers,
-    check_logits,
-    get_weights,
-    layout,
-    min_stddev,
     prior,
+    root_mean_square_change,
+    seeded,
+    split_head,
+    weight_sampling,
 )
 
 MODELS: dict[str, Callable[..., tf.keras.Model]] = {

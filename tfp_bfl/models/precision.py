@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models.ensemble_model import MemberSampling
-from tfp_bfl.models.posterior_model import WeightSampling
+from tfp_bfl.weights.ensemble_model import MemberSampling
+from tfp_bfl.weights.posterior_model import WeightSampling
 
 _TWIN = "_tfp_bfl_in_bfloat16"
 

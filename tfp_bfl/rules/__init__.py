@@ -14,12 +14,14 @@ A new rule is one function in a file of this folder and one entry in `RULES`: th
 `WithArgument(function, "parameter")`, which text names "function:NUMBER".
 """
 
+from typing import TYPE_CHECKING
+
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
+from tfp_bfl.faces import exported_later
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked
 from tfp_bfl.rules.gaussian import client_gaussian
-from tfp_bfl.rules.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
 from tfp_bfl.rules.mixtures import linear_pool, mean_precision_average, naive_weighted_average, weighted_sum
 from tfp_bfl.rules.personal import personal
 from tfp_bfl.rules.products import (
@@ -34,6 +36,16 @@ from tfp_bfl.rules.rule import RULES, check_rule, parse_rule
 from tfp_bfl.rules.sums import private, quantised
 from tfp_bfl.rules.total import total
 from tfp_bfl.rules.whole_model import whole_model
+
+if TYPE_CHECKING:
+    from tfp_bfl.contrib.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
+
+__getattr__ = exported_later(
+    __name__,
+    dict.fromkeys(
+        ("KernelModes", "KernelOptions", "kernel_mode", "kernel_modes", "kernel_posterior"), "tfp_bfl.contrib.kernel"
+    ),
+)
 
 RULES.update(
     naive_weighted_average=naive_weighted_average,

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.contracts import GAUSSIAN, ModelRule, Pooled
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.mixtures import linear_pool
 from tfp_bfl.rules.rule import each
+from tfp_bfl.weights import ModelWeights
 
 
 def client_gaussian() -> ModelRule:

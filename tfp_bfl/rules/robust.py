@@ -16,12 +16,12 @@ import tensorflow as tf
 from tfp_bfl import named
 from tfp_bfl.contracts import STACK, WEIGHTS, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, check_number, shown
-from tfp_bfl.models import ModelWeights, by_part, change_norm, coordinates, from_coordinates
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import summarise_stack
 from tfp_bfl.rules.rule import each, with_metrics
 from tfp_bfl.rules.whole_model import whole_model
+from tfp_bfl.weights import ModelWeights, by_part, change_norm, coordinates, from_coordinates
 
 AnyRule = Union[Rule, GatherRule, str]
 

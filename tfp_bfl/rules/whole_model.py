@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, Union, cast
 import tensorflow as tf
 
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered, summarise_stack
 from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
 from tfp_bfl.rules.rule import KEPT, check_rule, each, parse_rule, pooled_by
+from tfp_bfl.weights import ModelWeights
 
 NONE = MeanField((), ())
 

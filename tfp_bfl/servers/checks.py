@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ServerStep
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights
 
 
 def check_point_weights(weights: ModelWeights, what: str) -> None:

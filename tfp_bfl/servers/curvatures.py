@@ -18,9 +18,9 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
-from tfp_bfl.models import ClientCurvature, ModelWeights
 from tfp_bfl.posterior import Laplace, MeanField, laplace
 from tfp_bfl.servers.names import check_joining, check_leaving
+from tfp_bfl.weights import ClientCurvature, ModelWeights
 
 MOST_BYTES = 2**34
 _SUMS, _WEIGHTS = ("curvature", "gradient"), ("point", "moving_mean", "moving_variance")

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import GRADIENT, ServerStep, total_of
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
-from tfp_bfl.models import Anchor, Federation, ModelWeights
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
+from tfp_bfl.weights import Anchor, Federation, ModelWeights
 
 
 class Descent(NamedTuple):

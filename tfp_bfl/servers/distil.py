@@ -11,10 +11,11 @@ import tensorflow as tf
 from tfp_bfl.contracts import WEIGHTS, ServerStep, stack_of
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.layers import sampling
-from tfp_bfl.models import ModelWeights, as_model_fn, functional_call
+from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
 from tfp_bfl.servers.replace import replace
+from tfp_bfl.weights import ModelWeights, functional_call
 
 DISTRIBUTIONS = {"gaussian": "N(mean, variance over the clients) of each weight", "dirichlet": "mixtures of clients"}
 EXAMPLES_AT_ONCE = 500

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.models import Federation, ModelWeights
 from tfp_bfl.posterior import MeanField, check_damping, damping_of
+from tfp_bfl.weights import Federation, ModelWeights
 
 
 class Dual(NamedTuple):

@@ -18,9 +18,9 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField, Site, times
 from tfp_bfl.servers.names import check_joining, check_leaving
+from tfp_bfl.weights import ModelWeights
 
 MOST_BYTES = 2**34
 PARTS = ("mean", "variance", "point", "moving_mean", "moving_variance")

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import GAUSSIAN, ServerStep
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
 from tfp_bfl.servers.replace import replace
+from tfp_bfl.weights import ModelWeights
 
 
 class Spread(NamedTuple):

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import check_number
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
+from tfp_bfl.weights import ModelWeights
 
 
 def langevin(step: ServerStep, step_size: float) -> ServerStep:

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import CURVATURE, ServerStep, stack_of
 from tfp_bfl.errors import check_number
-from tfp_bfl.models import ClientCurvature, ModelWeights
 from tfp_bfl.servers import curvatures
 from tfp_bfl.servers.checks import check_point_weights
 from tfp_bfl.servers.rows import growing, keep_newest
+from tfp_bfl.weights import ClientCurvature, ModelWeights
 
 # In posterior standard deviations, root mean square over the weights.
 LARGEST_DISTANCE = 0.5

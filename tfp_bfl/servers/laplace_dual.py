@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import SITE_CHANGE, ServerStep, total_of
 from tfp_bfl.errors import check_number
-from tfp_bfl.models import Federation, ModelWeights
 from tfp_bfl.posterior import MeanField, Site, flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
 from tfp_bfl.servers.dual import Dual, dual
+from tfp_bfl.weights import Federation, ModelWeights
 
 
 class PointDual(NamedTuple):

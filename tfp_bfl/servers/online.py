@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path, name
 from tfp_bfl.files.arrays import read_arrays, write_arrays
-from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import (
     MeanField,
     Product,
@@ -31,6 +30,7 @@ from tfp_bfl.posterior import (
     replace_client,
 )
 from tfp_bfl.servers.names import check_joining
+from tfp_bfl.weights import ClientPosterior, ModelWeights
 
 MOST_BYTES = 2**34
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.models import ModelWeights
 from tfp_bfl.servers.optimizers import Optimizer
+from tfp_bfl.weights import ModelWeights
 
 
 def optimize(optimizer: Any) -> ServerStep:

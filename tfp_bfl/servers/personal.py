@@ -9,9 +9,9 @@ import tensorflow as tf
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import check_number
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
-from tfp_bfl.models import LogitGradient, ModelWeights, Parameters, PersonalVariances, kept_weights
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
+from tfp_bfl.weights import LogitGradient, ModelWeights, Parameters, PersonalVariances, kept_weights
 
 
 class Learning(NamedTuple):

@@ -6,11 +6,11 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, stack_of
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.models import ClientPosterior, ModelWeights
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.posterior.products import check_prior
 from tfp_bfl.servers import online
 from tfp_bfl.servers.rows import growing, keep_newest
+from tfp_bfl.weights import ClientPosterior, ModelWeights
 
 
 def online_product(

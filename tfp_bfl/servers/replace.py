@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfp_bfl.contracts import ServerStep
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights
 
 
 def replace() -> ServerStep:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl.models import ModelWeights
+from tfp_bfl.weights import ModelWeights
 
 
 def growing(shape: list[Any], dtype: tf.DType) -> tf.Tensor:

@@ -1,0 +1,1 @@
+"""Several runs: sweeps, lists, tables and reports that compare them."""

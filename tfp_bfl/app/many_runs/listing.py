@@ -1,0 +1,64 @@
+"""What runs there are in a folder, and how far each is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import pathlib
+from typing import Any
+
+from tfp_bfl.app.many_runs.cells import is_done
+from tfp_bfl.app.many_runs.sweep import find_runs
+from tfp_bfl.app.one_run.records import score
+from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.errors import InvalidArgument
+
+_HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "seconds")
+
+
+def described(folder: pathlib.Path) -> list[str]:
+    """A head and a line for each run; none where there is no run."""
+    rows = [_row(folder, run) for run in find_runs(folder)]
+    if not rows:
+        return []
+    table = [_HEAD, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(_HEAD))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+
+
+def _row(folder: pathlib.Path, run: pathlib.Path) -> tuple[str, ...]:
+    name = str(run.relative_to(folder)) if run != folder else run.name
+    try:
+        config = make_config(run / "config.yaml", {}, runs_code=False)
+    except InvalidArgument:
+        return (name, "not readable", *[""] * (len(_HEAD) - 2))
+    what = (config.method, config.data_name, config.model_name)
+    return (name, _state(run, config), *what, str(config.seed), *_scores(run))
+
+
+def _state(run: pathlib.Path, config: RunConfig) -> str:
+    if is_done(run):
+        return "done"
+    try:
+        rounds = len((run / "metrics.jsonl").read_bytes().splitlines())
+    except OSError:
+        rounds = 0
+    return f"{'at' if _is_held(run) else 'broke off after'} round {rounds}/{config.rounds * (config.ensemble or 1)}"
+
+
+def _is_held(run: pathlib.Path) -> bool:
+    """Whether a process works on it, which locks the configuration."""
+    with open(run / "config.yaml", "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _scores(run: pathlib.Path) -> tuple[str, ...]:
+    try:
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        return score(summary), f"{summary['test_nll']:.4f}", f"{summary['seconds']:.0f}"
+    except (OSError, ValueError, TypeError, KeyError):
+        return "", "", ""

@@ -1,0 +1,169 @@
+"""A page or a table about one run or several, written from their folders."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl import files
+from tfp_bfl.app.many_runs.groups import grouped, table_text
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.records import (
+    MOST_ROUNDS_BYTES,
+    UNCERTAINTIES,
+    read_json,
+    read_predictions,
+    read_record,
+    results,
+    truth,
+    weights_in,
+)
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.resolve import title
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.tables import FORMATS
+
+if TYPE_CHECKING:  # What draws is imported when something is drawn.
+    from tfp_bfl.plots import RunResults
+_BATCH = 500
+
+
+def write(
+    folders: Sequence[Union[str, pathlib.Path]],
+    output: Union[str, pathlib.Path],
+    ood: Optional[str] = None,
+) -> pathlib.Path:
+    """Writes one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
+    and their scores as mean and standard deviation.
+
+    Args:
+      folders: of the runs.
+      output: a new HTML file; or .csv, .md or .tex, of the table of scores alone.
+      ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
+        test split as many, drawn by the run's seed, as the run's own test set has at most.
+
+    Raises:
+      InvalidArgument: `output` exists or can't be made, a folder is not that of a complete run or named twice, a run's
+        dataset is not the one that it was made of, or the images of `ood` are not of the shape and type of the runs'
+        own. Nothing has been written then.
+    """
+    path = pathlib.Path(output)
+    if os.path.lexists(path):
+        raise InvalidArgument(f"{files.name(path)} exists already: give --output a new file, nothing is overwritten.")
+    paths = [pathlib.Path(folder) for folder in folders]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InvalidArgument("A run is named twice: name each of them once.")
+    records = [read_record(path) for path in paths]
+    groups = grouped(records)
+    if path.suffix in FORMATS:
+        if ood:
+            raise InvalidArgument("--ood is of pages, and a table holds the runs' own scores: leave it out.")
+        return _write_text(path, table_text([group.repeated for group in groups], path.suffix))
+    repeated = any(len(group.runs) > 1 for group in groups)
+    if repeated:  # One run stands for each.
+        firsts = [group.runs[0] for group in groups]
+        paths, records = [paths[i] for i in firsts], [records[i] for i in firsts]
+    names = [group.repeated.name for group in groups] if repeated else _names(paths)
+    sources = {build.data_key(config): build.load(config) for config, _ in records}
+    other = _other(ood, records, sources) if ood else None
+    runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
+    if other:
+        runs = [
+            run._replace(out_of_distribution=_predict(folder / "saved_model", other, config, len(run.labels)))
+            for run, folder, (config, _) in zip(runs, paths, records)
+        ]
+    datasets = sorted({data.train.name for data in sources.values()})
+    (config, summary), *_ = records
+    warnings = []
+    if len(datasets) > 1:
+        warnings.append(f"The runs are of different datasets, {', '.join(datasets)}: their scores do not compare.")
+    try:
+        return bfl.plots.write_report(
+            path,
+            runs,
+            title=title(config, weights_in(summary))
+            if len(runs) == 1
+            else f"{len(folders)} runs on {' and '.join(datasets)}",
+            warnings=warnings,
+            out_of_distribution=ood or "",
+            repeated=[group.repeated for group in groups] if repeated else (),
+        )
+    except OSError as error:
+        raise InvalidArgument(f"The report {files.name(path)} can't be written: {error.strerror}.") from None
+
+
+def _write_text(path: pathlib.Path, text: str) -> pathlib.Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"The table {files.name(path)} can't be written: {error.strerror}.") from None
+    return path
+
+
+def _names(paths: Sequence[pathlib.Path]) -> list[str]:
+    """The folders' last names, or the whole paths where those are not all different."""
+    short = [path.resolve().name for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]
+
+
+def _read_results(
+    folder: pathlib.Path, name: str, config: RunConfig, summary: dict[str, Any], sources: Mapping[Any, Any]
+) -> RunResults:
+    train, test, given, _ = sources[build.data_key(config)]
+    rounds = read_json(folder / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES)
+    predictions = _read_predictions(folder / "predictions.npz", test)
+    if not np.array_equal(predictions["labels"], truth(test)):
+        raise InvalidArgument(
+            f"The predictions in {files.name(folder)} are not of the test set that {config.dataset} has here: report "
+            "the run where it was made, or give it the same data."
+        )
+    clients = build.shares(config, train, given).clients
+    return results(name, config, summary, rounds, predictions, test, clients)
+
+
+def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
+    """The arrays of a run's predictions.npz."""
+    found = read_predictions(path, test.num_examples, test.num_classes)
+    if len(found["labels"]) != test.num_examples:
+        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
+    return found
+
+
+def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
+    """The test split of the other dataset, whose examples all models must take."""
+    own = [sources[build.data_key(config)].test for config, _ in records]
+    for source in own:
+        if source.name == ood:
+            raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
+        if source.target is not None:
+            raise InvalidArgument(f"--ood is of classifiers, and {source.name} has numbers for labels: leave it out.")
+    other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
+    for source in own:
+        if (other.element_shape, other.features.dtype) != (source.element_shape, source.features.dtype):
+            raise InvalidArgument(
+                f"--ood {ood} has examples {_form(other)}, but those of {source.name} are {_form(source)}: name a "
+                "dataset of that form."
+            )
+    return other
+
+
+def _form(source: bfl.data.Source) -> str:
+    return f"{source.features.dtype} {list(source.element_shape)}"
+
+
+def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:
+    """The uncertainties of a run's model, by the weight samples of its own predictions."""
+    features = other.subset(min(most, other.num_examples), seed=config.seed).features
+    loaded = bfl.export.load(model)  # Whose variables live as long as it does.
+    parts = [
+        loaded.predict(tf.constant(features[start : start + _BATCH]), num_samples=config.num_samples, seed=config.seed)
+        for start in range(0, len(features), _BATCH)
+    ]
+    return {key: np.concatenate([part[key].numpy() for part in parts]) for key in UNCERTAINTIES}

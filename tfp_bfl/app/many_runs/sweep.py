@@ -1,0 +1,237 @@
+"""Many runs: options varied over values and seeds, each run a cell that is done once, and what they come to."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+from rich.console import Console
+
+from tfp_bfl.app.many_runs.cells import check_cells, forget_models, is_done, run_cells
+from tfp_bfl.app.one_run.records import score
+from tfp_bfl.app.options.config import RunConfig, fields, make_config
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files import read_regular
+
+MOST_CELLS = 10_000
+# Names the run folders of a sweep.
+ORDER = "runs.txt"
+# What a sweep itself says, or what is no property of a run.
+_NOT_VARIED = {"seed": "--seeds 0..4", "output": "--output"}
+
+
+def parse_seeds(text: str) -> list[int]:
+    """ "0..4", "0,1,7" or both, as "0..4,10", as seeds.
+
+    Raises:
+      InvalidArgument: it is of another form, or names a seed twice.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        ends = [first, last] if dots else [first]
+        if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends):
+            raise InvalidArgument(f"seeds is {shown(text)}, but must be such as 0..4 or 0,1,7.")
+        found = range(int(ends[0]), int(ends[-1]) + 1)
+        if not found or len(seeds) + len(found) > MOST_CELLS:
+            raise InvalidArgument(f"seeds is {shown(text)}, but {part} must go up, to {MOST_CELLS} seeds at most.")
+        seeds += found
+    if len(set(seeds)) < len(seeds):
+        raise InvalidArgument(f"seeds is {shown(text)}, but a seed must not be named twice.")
+    return seeds
+
+
+def parse_varied(items: Sequence[str]) -> dict[str, list[str]]:
+    """Such as "rule=linear_pool,conflation", each, as an option and its values; ";" parts values that hold commas.
+
+    Raises:
+      InvalidArgument: an item is of another form, or not of an option that can be varied.
+    """
+    varied: dict[str, list[str]] = {}
+    for item in items:
+        name, equals, text = item.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        values = [value.strip() for value in text.split(";" if ";" in text else ",")]
+        if not equals or not all(values):
+            raise InvalidArgument(f"--vary is {shown(item)}, but must be such as rule=linear_pool,conflation.")
+        if name in _NOT_VARIED:
+            raise InvalidArgument(f"--vary is of {name}, which is not varied: give {_NOT_VARIED[name]}.")
+        lookup(fields(), name, "option")
+        if name in varied or len(set(values)) < len(values):
+            raise InvalidArgument(f"--vary names {name}, or a value of it, twice: name each of them once.")
+        varied[name] = values
+    return varied
+
+
+def make_cells(
+    config_file: Optional[str], given: Mapping[str, Any], varied: Mapping[str, Sequence[str]], seeds: Sequence[int]
+) -> dict[str, RunConfig]:
+    """Name -> configuration of each run: every combination of the values, by every seed.
+
+    Raises:
+      InvalidArgument: one of them is no configuration, or there are too many.
+    """
+    for name in (*varied, "seed"):
+        if name in given:
+            raise InvalidArgument(f"{name} is given and varied: leave --{name.replace('_', '-')} out.")
+    number = len(seeds)
+    for values in varied.values():
+        number *= len(values)
+    if number > MOST_CELLS:
+        raise InvalidArgument(f"These are {number} runs, but a sweep has {MOST_CELLS} at most.")
+    cells: dict[str, RunConfig] = {}
+    for values in itertools.product(*varied.values()):
+        options = dict(zip(varied, values))
+        for seed in seeds:
+            # By slashes and colons no folder is called.
+            parts = [f"{name}={value}" for name, value in {**options, "seed": seed}.items()]
+            name = ",".join(parts).replace("/", "_").replace(":", "_")
+            if name in cells or len(name.encode()) > 200:
+                raise InvalidArgument(f"{shown(name)} would be the folder of two runs, or is too long for one.")
+            cells[name] = make_config(config_file, {**given, **options, "seed": seed})
+    return cells
+
+
+def sweep(
+    cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: Optional[str] = None
+) -> pathlib.Path:
+    """Runs what is not done, goes on with what broke off, and writes tables and a page over all.
+
+    The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
+    differences over the seeds; runs.csv with a line a run; and report.html.
+
+    Args:
+      cells: as of `make_cells`.
+      output: the folder, a new one or that of the same sweep.
+      jobs: runs side by side, each in a process with its share of the cores.
+      progress: of each run, as in `execute`; None for its phases.
+
+    Raises:
+      InvalidArgument: the folder is no sweep's, or holds a run of other options, or there are no such data. Nothing has
+        been written then.
+      Error: runs failed.
+    """
+    from tfp_bfl.app.many_runs.groups import write_tables
+    from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.one_run.build import check_data
+
+    output = pathlib.Path(output)
+    if output.exists() and not output.is_dir():
+        raise InvalidArgument(f"{path_name(output)} is a file: give --output a new folder, or that of a sweep.")
+    if (output / "config.yaml").exists():
+        raise InvalidArgument(f"{path_name(output)} is the folder of one run: give --output another for many.")
+    if output.exists() and any(output.iterdir()) and not (output / ORDER).is_file():
+        raise InvalidArgument(
+            f"{path_name(output)} holds something else than a sweep: give --output a new folder, nothing is "
+            "overwritten."
+        )
+    every = {name: _given(config.told()) for name, config in cells.items()}
+    check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
+    check_data(cells.values())
+    work = functools.partial(run_or_resume, progress=progress or "phases")
+    output.mkdir(parents=True, exist_ok=True)
+    (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
+    failure = None
+    try:
+        run_cells(every, output, work, _told, jobs=jobs, goes_on=True)
+    except Error as error:
+        failure = error
+    folders = [output / name for name in cells if is_done(output / name)]
+    if folders:  # What is done is told of, whatever became of the rest.
+        write_tables(folders, output)
+        (output / "report.html").unlink(missing_ok=True)
+        write(folders, output / "report.html")
+    if failure:
+        raise failure
+    return output
+
+
+def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: str = "none") -> None:
+    """Runs a configuration, or goes on with its run where that broke off.
+
+    Args:
+      folder: of the run.
+      options: as `RunConfig.told` gives them.
+      progress: as in `execute`.
+    """
+    from tfp_bfl.app.one_run.run import execute, resume
+
+    console = _Named(folder.name, stderr=True, quiet=progress == "none")
+    if (folder / "config.yaml").is_file():
+        code = {name: options[name] for name in CODE if names_code(options.get(name))}
+        resume(folder, console=console, progress=progress, **code)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # Ended before it wrote what it is.
+        execute(make_config(None, _given(options)), folder, console=console, progress=progress)
+    forget_models()
+
+
+def options_of_run(folder: pathlib.Path) -> Optional[dict[str, Any]]:
+    """Return the `settled_options` of a run folder; None where there is none."""
+    if not (folder / "config.yaml").is_file() or not (folder / "config.yaml").stat().st_size:
+        return None
+    return settled_options(make_config(folder / "config.yaml", {}, runs_code=False))
+
+
+def settled_options(config: RunConfig) -> dict[str, Any]:
+    """Return the options by which runs are compared: those given, and the defaults that the algorithm fills in."""
+    from tfp_bfl.app.one_run.build import regresses
+    from tfp_bfl.app.options.resolve import resolved
+
+    return _given(resolved(config, regresses(config)).told())
+
+
+def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The run folders in a folder, to a depth of three, by name; those of a sweep in its order."""
+    if (folder / "config.yaml").is_file():
+        yield folder
+        return
+    if (folder / ORDER).is_file():  # Of a sweep: as it was asked for.
+        names = read_regular(folder / ORDER, "list of runs", 1 << 22).decode("utf-8", "replace").splitlines()
+        yield from (folder / name for name in names if (folder / name / "config.yaml").is_file())
+        return
+    for depth in ("*", "*/*", "*/*/*"):
+        for path in sorted(folder.glob(f"{depth}/config.yaml")):
+            yield path.parent
+
+
+def expand(folders: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
+    """Run folders as they are, and of each folder of many runs those that are done."""
+    found: list[pathlib.Path] = []
+    for folder in map(pathlib.Path, folders):
+        inside = [] if (folder / "config.yaml").exists() else [run for run in find_runs(folder) if is_done(run)]
+        found += inside or [folder]
+    return found
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what the data themselves say."""
+    return {name: x for name, x in options.items() if name != "clients" or options["partition"] != GIVEN}
+
+
+def _told(summary: Mapping[str, Any]) -> str:
+    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  ({summary['seconds']:.0f} s)"
+
+
+class _Named(Console):
+    """A console that says which run a line is of."""
+
+    def __init__(self, run: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._run = run
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        text = str(objects[0]) if objects else ""
+        if text.startswith("{"):
+            super().print(json.dumps({"run": self._run, **json.loads(text)}), **options)
+        else:
+            super().print(f"{self._run}: {text}", **options)

@@ -1,0 +1,308 @@
+"""What a configuration stands for: its model and its process."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.ensembles import num_samples
+from tfp_bfl.app.options import own_model
+from tfp_bfl.app.options.algorithms import OwnAlgorithm, Variational, serves
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.fields import LIKELIHOOD, Options, argument_names
+from tfp_bfl.app.options.own_model import NO_CODE, Code
+from tfp_bfl.app.options.resolve import resolved, stated, weights_of
+from tfp_bfl.data.cohorts import check_cohort_size
+from tfp_bfl.data.partition_names import GIVEN
+from tfp_bfl.errors import InvalidArgument
+
+# Of what the server sets aside for pre-training, on which it sees when to stop.
+VALIDATION_SHARE = 0.2
+BATCH_NORM_EXAMPLES = 500
+_PATHS = ("data_dir", "test_data")
+_OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev", "dropout_rate")
+
+
+def model_fn(
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
+) -> Callable[[], tf.keras.Model]:
+    """Builds the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
+    common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
+    if code.model is not None or own_model.names_code(config.model):
+        return own_model.model_fn(code.model or own_model.load(config.model), source, common)
+    options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
+    if config.output_dropout:
+        options["output_dropout"] = True
+    if config.variational_layers is not None:
+        options["variational_layers"] = config.variational_layers.split(",")
+    return lambda: bfl.models.MODELS[config.model](
+        input_shape=source.element_shape,
+        num_classes=source.num_outputs,
+        parametrization=config.parametrization,
+        precision=config.precision,
+        **common,
+        **options,
+    )
+
+
+def load(config: RunConfig) -> bfl.data.OwnData:
+    """The training and the test data of a configuration, and the clients that they name themselves.
+
+    Raises:
+      InvalidArgument: they can't be read, or are not what the options say of them.
+    """
+    if bfl.data.is_own(config.dataset):
+        return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
+    train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
+    return bfl.data.OwnData(train, test)
+
+
+def regresses(config: RunConfig) -> bool:
+    """Return whether the labels of a configuration's data are numbers.
+
+    Raises:
+      InvalidArgument: there is no such dataset.
+    """
+    if bfl.data.is_own(config.dataset):
+        return config.task == "regression"
+    return _regresses(config.dataset, config.data_dir)
+
+
+@functools.cache
+def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
+    return bfl.data.peek(dataset, data_dir=data_dir).target is not None
+
+
+def data_key(config: RunConfig) -> tuple[Any, ...]:
+    """All that says which data a run is of."""
+    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data, config.task
+
+
+def check_data(configs: Iterable[RunConfig]) -> None:
+    """Whether the data of configurations can be read, each dataset once.
+
+    Raises:
+      InvalidArgument: as `load`.
+    """
+    for config in {data_key(config): config for config in configs}.values():
+        if bfl.data.is_own(config.dataset):
+            load(config)
+        else:
+            bfl.data.peek(config.dataset, data_dir=config.data_dir)
+
+
+def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
+    """The configuration with the number of clients that the data name, if they are the run's.
+
+    Raises:
+      InvalidArgument: the options say another number, or draw larger cohorts.
+    """
+    if config.partition != GIVEN or data.clients is None:
+        return config
+    number = data.clients.num_clients - config.unseen_clients
+    if "clients" in config.model_fields_set and config.clients != number:
+        raise InvalidArgument(
+            f"clients is {config.clients}, but {data.train.name} names {number}: leave it out, or give another "
+            "partition."
+        )
+    check_cohort_size(number, config.cohort_size)
+    return config.model_copy(update={"clients": number})
+
+
+class Shares(NamedTuple):
+    """Who has which of the training data.
+
+    Fields:
+      clients: the federation's.
+      server: on which the server pre-trains, one client; None without pre-training.
+      held_out: on which it sees when to stop, one client; None without pre-training.
+      unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
+      calibration: on which nobody trains, one client; None if there is none.
+      unseen: clients who are never in training; None without any.
+    """
+
+    clients: bfl.data.Clients
+    server: Optional[bfl.data.Clients] = None
+    held_out: Optional[bfl.data.Clients] = None
+    unlabelled: Any = None
+    calibration: Optional[bfl.data.Clients] = None
+    unseen: Optional[bfl.data.Clients] = None
+
+
+def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
+    """The training data as a configuration shares them out; `given` are the clients that they name themselves.
+
+    Raises:
+      InvalidArgument: a client would be left without any.
+    """
+    if config.partition == GIVEN and given is not None:
+        clients = given
+    else:
+        number = config.clients + config.unseen_clients
+        clients = train.partition(bfl.data.parse_partition(config.partition, number), seed=config.seed)
+    if config.examples_per_client:
+        clients = clients.limit(config.examples_per_client, seed=config.seed)
+    server = held_out = unlabelled = calibration = unseen = None
+    if config.unseen_clients:
+        clients, unseen = clients.split(clients.num_clients - config.unseen_clients)
+    left = 1.0  # Each of these is a share of all the data.
+
+    def take(share: float) -> bfl.data.Clients:
+        nonlocal clients, left
+        taken, clients = clients.set_aside(share / left, seed=config.seed)
+        left -= share
+        return taken
+
+    if config.pretrain_share:
+        server = take(config.pretrain_share)
+        held_out, server = server.set_aside(VALIDATION_SHARE, seed=config.seed)
+    if serves("unlabelled_share", config.algorithm):
+        unlabelled = take(config.unlabelled_share).examples(0).features
+    if config.hold_out:
+        calibration = take(config.hold_out)
+    return Shares(clients, server, held_out, unlabelled, calibration, unseen)
+
+
+def _check_regression(options: Options, config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema]) -> None:
+    if not options.regression:
+        raise InvalidArgument(
+            f"{config.algorithm} is of classification, and {source.name} has numbers for labels: choose another "
+            "algorithm."
+        )
+    for name in ("pretrain_share", "hold_out", "evaluate_clients"):
+        if getattr(config, name):
+            raise InvalidArgument(
+                f"{name} is of classification, and {source.name} has numbers for labels: leave it out."
+            )
+
+
+def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
+    """(model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of the labels."""
+    options: dict[str, Any] = {
+        "num_samples": num_samples(config),
+        "seed": config.seed,
+        "precision": config.evaluation_precision,
+    }
+    if source.target is None:
+        return functools.partial(bfl.evaluation.evaluate, **options)
+    units: dict[str, Any] = {"scale": source.target.stddev, "shift": source.target.mean}
+    return functools.partial(bfl.evaluation.evaluate_regression, **options, **units)
+
+
+def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:
+    """Examples of the server's on which BatchNorm's statistics are computed for each draw of all weights; or None."""
+    if server is None or config.last_layer:
+        return None
+    return server.limit(BATCH_NORM_EXAMPLES, seed=config.seed).examples(0).features
+
+
+def export_info(
+    config: RunConfig,
+    train: bfl.data.Source,
+    metrics: dict[str, Any],
+    weights: Optional[str] = None,
+    more: Mapping[str, Any] = {},
+) -> bfl.export.Info:
+    """Return what travels with the exported model of a run; paths of this machine stay here.
+
+    Args:
+      config: of the run, `resolved`.
+      train: the training data.
+      metrics: of the model, by name.
+      weights: of the model (`resolve.weights_of`); None if they are not known.
+      more: settings that are stated besides, or in the place of others.
+    """
+    names = {"dataset": train.name, "model": config.model_name}
+    settings = {**stated(config, train.target is not None, weights), **more}
+    own = {name: settings.get(name) for name in ("rule", "algorithm")}
+    names.update({name: pathlib.Path(x).stem for name, x in own.items() if x and own_model.names_code(x)})
+    return bfl.export.Info(
+        class_names=[name if name.isprintable() else ascii(name) for name in train.class_names] or None,
+        configuration={**{name: x for name, x in settings.items() if name not in _PATHS}, **names},
+        metrics=metrics,
+        data={
+            "dataset": train.name,
+            "split": train.split,
+            "num_examples": train.num_examples,
+            "sha256": train.sha256(),
+            "metrics_on": "test",
+            **({"columns": [list(column) for column in train.columns]} if train.columns else {}),
+            **({"target": list(train.target)} if train.target else {}),
+        },
+    )
+
+
+def settle(
+    config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
+) -> tuple[RunConfig, str]:
+    """Return the configuration with all defaults filled in, and what the model's weights are (`app.resolve`).
+
+    Args:
+      config: of the run.
+      source: one example or more of the training data, or what they look like.
+      code: in the place of what the configuration names.
+    """
+    weights = weights_of(model_fn(config, source, code)())
+    return resolved(config, source.target is not None, weights), weights
+
+
+def process(
+    config: RunConfig,
+    source: Union[bfl.data.Source, bfl.data.Schema],
+    unlabelled: Callable[[], Any],
+    code: Code = NO_CODE,
+    secure_sums: Optional[float] = None,
+) -> bfl.federated.BayesianProcess:
+    """The federated process of a configuration.
+
+    Args:
+      config: of the run.
+      source: one example or more of the training data, or what they look like.
+      unlabelled: gives those of `Shares`, if they are asked for.
+      code: in the place of what the configuration names.
+      secure_sums: the bound of clients' weights where they send whole numbers (`algorithms.compose`).
+
+    Raises:
+      InvalidArgument: its options don't fit the data or each other.
+    """
+    shared = {} if secure_sums is None else {"secure_sums": secure_sums}
+    return _recipe(config.own_options(), config, source, unlabelled, code, **shared)
+
+
+def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
+    """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
+    own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
+    if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
+        config = resolved(config, source.target is not None)
+        own.update({name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")})
+    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
+    return _recipe(alone, config, source, code=code._replace(rule=None))
+
+
+def _recipe(
+    options: Options,
+    config: RunConfig,
+    source: Union[bfl.data.Source, bfl.data.Schema],
+    unlabelled: Callable[[], Any] = lambda: None,
+    code: Code = NO_CODE,
+    **shared: Any,
+) -> bfl.federated.BayesianProcess:
+    arguments = options.arguments(config, unlabelled)
+    rule = arguments.get("rule")
+    if code.rule is not None or own_model.names_code(rule):
+        arguments["rule"] = own_model.rule_of(code.rule, rule)
+    if source.target is not None:
+        _check_regression(options, config, source)
+        arguments["likelihood"] = LIKELIHOOD
+    built, arguments = model_fn(config, source, code), {"element_spec": source.element_spec, **arguments, **shared}
+    if not isinstance(options, OwnAlgorithm):
+        return getattr(bfl.algorithms, options.recipe)(built, **arguments)
+    function = code.algorithm or own_model.load(config.algorithm, "algorithm")
+    asked = {argument_names(OwnAlgorithm)[name] for name in config.model_fields_set & set(argument_names(OwnAlgorithm))}
+    chosen = {name: x for name, x in arguments.items() if name in asked or name in shared}
+    return own_model.process_of(function, built, chosen, {k: x for k, x in arguments.items() if k not in chosen})

@@ -1,0 +1,108 @@
+"""A run's model with limits that its held-out examples justify."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl import files
+from tfp_bfl.app.one_run.records import HELD_OUT, read_predictions
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.data._random import generator
+from tfp_bfl.errors import InvalidArgument
+
+BY = ("entropy", "epistemic")
+# Held-out examples that are read: those of a share of the training data.
+_MOST_EXAMPLES = 10_000_000
+
+
+def calibrate(
+    run: Union[str, pathlib.Path],
+    output: Union[str, pathlib.Path],
+    *,
+    accuracy: Optional[float] = None,
+    coverage: Optional[float] = None,
+    confidence: float = 0.9,
+    by: str = "entropy",
+    set_coverage: float = 0.9,
+    figure: Union[str, pathlib.Path, None] = None,
+) -> bfl.export.Calibration:
+    """Writes a run's model with a temperature, a limit for abstaining and prediction sets, and says what they are.
+
+    The temperature is fitted on half of the held-out examples, drawn by chance; limit and sets are found on the other
+    half at that temperature, so that what they promise holds.
+
+    Args:
+      run: the folder of a complete run that set examples aside (hold_out).
+      output: a new folder for the SavedModel.
+      accuracy: that of what is kept (`evaluation.abstention_limit`); 0.95 if neither it nor coverage is given; or
+      coverage: the share that is kept.
+      confidence: in that accuracy.
+      by: "entropy" or "epistemic", of which uncertainty the limit is.
+      set_coverage: with which probability prediction sets hold the label (`evaluation.conformal_limit`).
+      figure: a new file for `plots.risk_coverage` of the half on which the limit was found.
+
+    Raises:
+      InvalidArgument: the run set nothing aside, too little for what is asked, or a number is outside its range. Then
+        nothing is written.
+    """
+    if by not in BY:
+        raise InvalidArgument(f"by is {by!r}, but must be one of {', '.join(BY)}.")
+    folder = pathlib.Path(run)
+    model = bfl.export.find(folder)
+    if not (folder / HELD_OUT).is_file():
+        raise InvalidArgument(
+            f"The run in {files.name(folder)} held nothing out, on which a limit could be chosen: run it with "
+            "--hold-out 0.1."
+        )
+    info = bfl.export.read_info(model)
+    config = make_config(folder / "config.yaml", {}, runs_code=False)
+    held = read_predictions(folder / HELD_OUT, _MOST_EXAMPLES, (info.model or {})["num_classes"])
+    for path in (output, *([figure] if figure else [])):
+        if os.path.lexists(path):
+            raise InvalidArgument(f"{files.name(path)} exists already: choose another name, nothing is overwritten.")
+    first, second = _halves(held)
+    temperature = bfl.evaluation.fit_temperature(first["probabilities"], first["labels"])
+    probabilities = bfl.evaluation.at_temperature(second["probabilities"], temperature)
+    uncertainty = entropy(probabilities) if by == "entropy" else second["epistemic"]
+    wanted = {"accuracy": 0.95 if accuracy is None and coverage is None else accuracy, "coverage": coverage}
+    found = bfl.evaluation.abstention_limit(
+        probabilities, second["labels"], uncertainty, confidence=confidence, **wanted
+    )
+    calibration = bfl.export.Calibration(
+        number=len(held["labels"]),
+        num_samples=config.num_samples,
+        temperature=temperature,
+        by=by,
+        limit=found.limit,
+        coverage=found.coverage,
+        accuracy=found.accuracy,
+        at_least=wanted["accuracy"],
+        confidence=confidence,
+        set_coverage=set_coverage,
+        set_limit=bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage),
+    )
+    bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
+    if figure:
+        curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
+        bfl.plots.risk_coverage(curve, by, found.limit).savefig(figure)
+    return calibration
+
+
+def entropy(probabilities: np.ndarray) -> np.ndarray:
+    """Of distributions [B, C], divided by log C: [B]."""
+    found: np.ndarray = bfl.evaluation.summarise(tf.constant(probabilities)[tf.newaxis]).entropy.numpy()
+    return found
+
+
+def _halves(held: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    order = generator(0, "halves").permutation(len(held["labels"]))
+    parts = order[: len(order) // 2], order[len(order) // 2 :]
+    if not len(parts[0]):
+        raise InvalidArgument("One held-out example is too few for a limit: hold more out.")
+    return tuple({name: x[part] for name, x in held.items()} for part in parts)  # type: ignore[return-value]

@@ -1,0 +1,71 @@
+"""A client's own model, of a run whose algorithm gives each client one, and what is known of it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any, Union
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
+from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import name
+
+
+def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Model, bfl.export.Info]:
+    """The model that predicts for a client after a run's last round, and its scores on the whole test set.
+
+    A client whose number is not below the run's clients was never in training, and gets what the algorithm has for
+    such; meta_vd the variances of the mean embedding.
+
+    Args:
+      run: the folder of a complete run.
+      client: its number, from 0.
+
+    Raises:
+      InvalidArgument: it is not the folder of a complete run whose clients have models of their own, or has no whole
+        checkpoint any more.
+    """
+    folder = pathlib.Path(run)
+    info = bfl.export.read_info(bfl.export.find(run))
+    if not (folder / "config.yaml").is_file():
+        raise InvalidArgument(f"{name(run)} is a model, not the folder of a run, which holds those of the clients.")
+    config = make_config(folder / "config.yaml", {})
+    if not config.own_options().personal:
+        personal = in_words(algorithm for algorithm, options in ALGORITHMS.items() if options.personal)
+        raise InvalidArgument(
+            f"{config.algorithm} makes one model for all clients, and only {personal} one for each: leave --client out."
+        )
+    test = build.load(config).test
+    process = build.process(config, test, lambda: None)
+    weights = process.personal_weights(last_state(process, config, folder), client)
+    model = bfl.models.predictive_model(process.model_fn(), weights)
+    scores = bfl.evaluation.evaluate(
+        model,
+        test.features,
+        test.labels,
+        num_samples=config.num_samples,
+        seed=config.seed,
+        precision=config.evaluation_precision,
+    ).metrics
+    whose = {"client": client, "client_in_training": client < config.clients}
+    return model, info._replace(metrics=scores, data={**(info.data or {}), **whose})
+
+
+def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder: pathlib.Path) -> Any:
+    """Read the state after a run's last round from its checkpoints.
+
+    Raises:
+      InvalidArgument: there are none any more, or all of them are damaged.
+    """
+    first = process.local.initialize()._replace(seed=np.int32(config.seed))
+    checkpoints = bfl.federated.Checkpoints(folder / "checkpoints", process.description)
+    found = checkpoints.latest(first, process.state_spec)
+    if found is None:
+        raise InvalidArgument(f"The run in {name(folder)} has no checkpoints any more, which hold its weights.")
+    return found.state

@@ -1,0 +1,67 @@
+"""What the own model of each client scores at the end of a run, before and after a step on the client's own data."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any, Optional
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options.config import RunConfig
+
+NAME = "clients.jsonl"
+# Of a client's training examples, to adapt to.
+EXAMPLES = 64
+
+
+def everybody(clients: bfl.data.Clients, unseen: Optional[bfl.data.Clients]) -> bfl.data.Clients:
+    """Those in training, and after them those who never are."""
+    return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
+
+
+def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[bfl.data.Clients]:
+    """The test data, each class shared out as the clients hold it in training; None where nobody asked for scores.
+
+    Raises:
+      InvalidArgument: the test data are too few for the clients.
+    """
+    return test.partition(bfl.data.like(clients), seed=config.seed) if config.evaluate_clients else None
+
+
+def score(
+    config: RunConfig,
+    process: bfl.federated.BayesianProcess,
+    result: bfl.federated.SimulationResult,
+    clients: bfl.data.Clients,
+    shards: bfl.data.Clients,
+    **prediction: Any,
+) -> list[bfl.federated.ClientScores]:
+    """Of every client; it adapts by one step of the inner rate."""
+    one_step = bfl.clients.meta_learning(
+        process.model_fn,
+        local_epochs=1,
+        batch_size=EXAMPLES,
+        learning_rate=config.inner_rate,
+        clip_norm=config.clip_norm,
+    )
+    evaluate = lambda model, *examples: bfl.evaluation.evaluate(model, *examples, **prediction).metrics
+    return bfl.federated.evaluate_clients(
+        process, result, clients, shards, evaluate, adaptation=one_step, most_examples=EXAMPLES, seed=config.seed
+    )
+
+
+def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
+    """The clients' mean accuracy and the least one, before and after the step; of those from `number` on apart."""
+    found = {}
+    for whose, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
+        for when, adapted in {"": False, "adapted_": True}.items() if part else ():
+            of_all = bfl.federated.summarise_clients(part, adapted=adapted)
+            found[f"{when}{whose}_accuracy"] = of_all["uniform"]
+            found[f"{when}{whose}_accuracy_least"] = of_all["least"]
+    return found
+
+
+def write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores]) -> None:
+    """A line for each client."""
+    lines = "".join(json.dumps(each._asdict()) + "\n" for each in scores)
+    (folder / NAME).write_text(lines, encoding="utf-8")

@@ -1,0 +1,204 @@
+"""The commands on trained models: calibrate, export, laplace, predict. The work is in modules of these names."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import click
+
+from tfp_bfl.errors import InvalidArgument
+
+EXPORT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl export my_run digits_model
+  tfp-bfl export my_run digits.tflite --tflite --num-samples 10
+  tfp-bfl export my_meta_vd_run model_of_client_3 --client 3
+"""
+
+PREDICT_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl predict digits_model scan.png
+  tfp-bfl predict digits_model scans/ more.npz --max-uncertainty 0.3
+  tfp-bfl predict digits_model scans/ --format csv > predictions.csv
+
+\b
+Exit status: 0; 1 where some of the images could not be read, which are
+listed at the end; 2 where nothing could be predicted.
+"""
+
+CALIBRATE_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl run --dataset patients.csv --model mlp --hold-out 0.2 --output run
+  tfp-bfl calibrate run model --accuracy 0.95
+  tfp-bfl calibrate run model --coverage 0.8 --by epistemic --sets 0.99
+  tfp-bfl predict model new_patients.csv
+"""
+
+
+LAPLACE_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl run --algorithm fed_opt --output averaged
+  tfp-bfl laplace averaged --structure last_layer --output with_posterior
+  tfp-bfl predict with_posterior scans/
+  tfp-bfl clients remove with_posterior 3 --output without_3
+"""
+
+
+def _num_samples(default: str) -> Any:
+    words = f"Weight samples of a prediction.  [default: {default}]"
+    return click.option("--num-samples", type=int, metavar="NUMBER", help=words)
+
+
+_seed = click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Of the samples.  [default: 0]"
+)
+
+
+@click.command("export", epilog=EXPORT_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.argument("path", metavar="PATH")
+@click.option("--tflite", is_flag=True, help="One file for TensorFlow Lite, its weight samples drawn now.")
+@click.option(
+    "--client",
+    type=click.IntRange(0, 2**31 - 1),
+    metavar="NUMBER",
+    help="The own model of a client, of a run of meta_vd; if not given the one for all.",
+)
+@_num_samples("20")
+@_seed
+def export_model(run: str, path: str, tflite: bool, client: Optional[int], **drawn: Any) -> None:
+    """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
+    import tfp_bfl as bfl
+
+    options = {name: value for name, value in drawn.items() if value is not None}
+    if options and not tflite:
+        raise InvalidArgument(
+            f"--{next(iter(options)).replace('_', '-')} is for --tflite: who calls a SavedModel says it then."
+        )
+    source: Any = run
+    info = None
+    if client is not None:
+        from tfp_bfl.app.one_run.client_model import client_model
+
+        source, info = client_model(run, client)
+    if tflite:
+        bfl.export.save_tflite(source, path, **options)
+        click.echo(f"{path} predicts with TensorFlow Lite's own operations.")
+        return
+    bfl.export.save(source, path, info)
+    click.echo(f"{path} predicts with uncertainty; {path}/model_card.md says what it is and how to call it.")
+
+
+@click.command("predict", epilog=PREDICT_EXAMPLES)
+@click.argument("model", metavar="SAVEDMODEL")
+@click.argument("images", metavar="IMAGES...", nargs=-1, required=True)
+@_num_samples("20; of a calibrated model as many as its limits are for")
+@_seed
+@click.option(
+    "--max-uncertainty",
+    type=float,
+    metavar="LIMIT",
+    help="Abstain where the entropy, from 0 to 1, or of a number the sd, is above it.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+    help="Of the answer; csv and json hold all digits.",
+)
+def predict_images(
+    model: str, images: tuple[str, ...], max_uncertainty: Optional[float], form: str, **drawn: Any
+) -> int:
+    """Predict images, with uncertainty: image files, folders of them, or .npz archives.
+
+    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run. The method and the
+    posterior temperature of the model are stated above a table, and for csv and json on the standard error.
+    """
+    from tfp_bfl.app.one_run.predict import FORMATS, predict, stated_by
+
+    options = {name: value for name, value in drawn.items() if value is not None}
+    rows, failures = predict(model, list(images), max_uncertainty=max_uncertainty, **options)
+    if stated := stated_by(model):
+        click.echo(f"{stated}\n" if form == "table" else f"tfp-bfl: {stated}", err=form != "table")
+    click.echo(FORMATS[form](rows))
+    for name, reason in failures:
+        click.echo(f"tfp-bfl: {name} {reason}.", err=True)
+    return 1 if failures else 0
+
+
+@click.command("calibrate", epilog=CALIBRATE_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.argument("path", metavar="PATH")
+@click.option("--accuracy", type=float, metavar="SHARE", help="Of what is kept, on new examples.  [default: 0.95]")
+@click.option("--coverage", type=float, metavar="SHARE", help="The share that is kept, instead of an accuracy.")
+@click.option("--confidence", type=float, metavar="SHARE", help="In that accuracy.  [default: 0.9]")
+@click.option("--by", metavar="NAME", help="Of which the limit is: entropy or epistemic.  [default: entropy]")
+@click.option(
+    "--sets",
+    "set_coverage",
+    type=float,
+    metavar="SHARE",
+    help="With which probability prediction sets hold the label.  [default: 0.9]",
+)
+@click.option("--figure", metavar="FILE", help="Risk and limit by coverage, as a picture.")
+def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
+    """Write the SavedModel of a run with a limit to trust to PATH: by the examples that the run held out."""
+    from tfp_bfl.app.one_run.calibrate import calibrate
+
+    found = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
+    sure = "" if found.at_least is None else f", on new ones at least {found.at_least:g} ({found.confidence:.0%} sure)"
+    click.echo(
+        f"{path} abstains above {found.by} {found.limit:.4g}: it keeps {found.coverage:.1%} of its half of "
+        f"{found.number:,} held-out examples, {found.accuracy:.4f} of them right{sure}."
+    )
+    click.echo(
+        f"softmax temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
+        f"{found.set_coverage:.0%}."
+    )
+
+
+@click.command("laplace", epilog=LAPLACE_EXAMPLES)
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--structure",
+    metavar="NAME",
+    default="last_layer",
+    show_default=True,
+    help="Precision: last_layer for the full matrix of the last layer, or diagonal for all weights.",
+)
+@click.option(
+    "--prior-stddev",
+    type=float,
+    metavar="NUMBER",
+    help="Standard deviation of the prior; fitted by the marginal likelihood if not given.",
+)
+@click.option("--prior-by-layer", is_flag=True, help="Fit a prior standard deviation for each layer.")
+@click.option(
+    "--temperature", type=float, default=1.0, show_default=True, metavar="NUMBER", help="Posterior temperature."
+)
+@click.option("--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is.")
+def laplace_model(run: str, output: str, **options: Any) -> None:
+    """Write a run with a posterior at its weights to a new folder: Laplace's approximation by one more round.
+
+    RUN is a complete run that trains point weights, such as one of --algorithm fed_opt.
+    """
+    from tfp_bfl.app.one_run.laplace import laplace
+
+    found = laplace(run, output, **options)
+    for prefix, words in (("", ""), ("linearised_", "linearised: ")):
+        names = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "RMSE": "rmse"}
+        scores = {label: found[prefix + name] for label, name in names.items() if prefix + name in found}
+        if scores:
+            click.echo(words + "  ".join(f"{label} {value:.4f}" for label, value in scores.items()))
+    stddevs = ", ".join(f"{x:.3g}" for x in found["prior_stddev"])
+    click.echo(
+        f"prior standard deviation {stddevs}; log marginal likelihood {found['log_marginal_likelihood']:.1f} nats; "
+        f"{found['effective_parameters']:.1f} effective parameters"
+    )
+    click.echo(f"{output} holds the clients' sums and its saved_model.")

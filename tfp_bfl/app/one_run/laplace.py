@@ -1,0 +1,96 @@
+"""A finished run with a posterior: Laplace's approximation at its weights, by one more round over its clients."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Optional, Union
+
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.client_model import last_state
+from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import name
+from tfp_bfl.servers import curvatures
+
+
+def laplace(
+    run: Union[str, pathlib.Path],
+    output: Union[str, pathlib.Path],
+    *,
+    structure: str = "last_layer",
+    prior_stddev: Optional[float] = None,
+    prior_by_layer: bool = False,
+    temperature: float = 1.0,
+) -> dict[str, Any]:
+    """Write a run with Laplace's posterior at its last weights to a new folder, and return its summary.
+
+    Each of the run's clients sends its sums at these weights (`algorithms.laplace`). The folder holds config.yaml,
+    curvatures.npz, saved_model/ and summary.json; `tfp-bfl clients` adds and removes clients of it.
+
+    Args:
+      run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
+      output: a new folder.
+      structure, prior_stddev, prior_by_layer, temperature: of `algorithms.laplace`.
+
+    Returns:
+      The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
+      log_marginal_likelihood, effective_parameters, distance to the mode, clients and warnings.
+
+    Raises:
+      InvalidArgument: `run` is no such folder or its model has a posterior, `output` exists, or an option is out of its
+        range. Then nothing is written.
+    """
+    folder, source = new_folder(output), pathlib.Path(run)
+    if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
+        raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
+    config = make_config(source / "config.yaml", {})
+    if (source / CURVATURES).is_file():
+        raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
+    if config.kind != "deterministic":
+        raise InvalidArgument(
+            f"Laplace's approximation finds a posterior over point weights, and {name(run)} is a run of kind "
+            f"{config.kind!r}: run it with --algorithm fed_opt --kind deterministic."
+        )
+    data = build.load(config)
+    config = build.with_clients(config, data)
+    shares = build.shares(config, data.train, data.clients)
+    trained = build.process(config, data.train, lambda: shares.unlabelled)
+    if trained.is_personal or trained.thinning is not None:
+        raise InvalidArgument(
+            f"{config.algorithm} ends with more than one network, and Laplace's approximation is at the weights of "
+            "one: give a run of fed_opt."
+        )
+    weights = trained.predictive_weights(last_state(trained, config, source))
+    if tf.nest.flatten(weights.posterior):
+        raise InvalidArgument(f"{config.algorithm} has found a posterior already: give a run of fed_opt.")
+    likelihood = {} if data.train.target is None else {"likelihood": build.LIKELIHOOD}
+    process = bfl.algorithms.laplace(
+        trained.model_fn,
+        structure=structure,
+        prior_stddev=prior_stddev,
+        prior_by_layer=prior_by_layer,
+        temperature=temperature,
+        element_spec=data.train.element_spec,
+        **likelihood,
+    )
+    result = bfl.simulate(process, shares.clients, rounds=1, start=weights, seed=config.seed, engine="local")
+    groups = bfl.clients.layers_of(trained.model_fn(), structure) if prior_by_layer else ()
+    settings = curvatures.Settings(prior_stddev, temperature, groups)
+    state = curvatures.from_stack(result.state.step, result.state.weights, settings)
+    found = curvatures.approximate(state)
+    more: dict[str, Any] = {
+        "prior_stddev": found.prior_stddev.tolist(),
+        **{x: getattr(found, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
+        "structure": structure,
+        "temperature": temperature,
+        "warnings": list(result.warnings),
+    }
+    if structure == "diagonal" and data.train.target is None:
+        options: dict[str, Any] = {"num_samples": config.num_samples, "seed": config.seed, "linearised": True}
+        scores = bfl.evaluation.evaluate(result.model, data.test.features, data.test.labels, **options).metrics
+        more |= {f"linearised_{x}": scores[x] for x in ("accuracy", "test_nll", "ece")}
+    return write(folder, config, data, CURVATURES, state, curvatures.pool(state), **more)

@@ -1,0 +1,243 @@
+"""Images from files through an exported model: a row for each, as a table or for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.calibrate import entropy
+from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.export.signatures import NUM_SAMPLES
+from tfp_bfl.files import name as name_of
+
+# Images at once; the samples are the same for all.
+BATCH_SIZE = 250
+# All of a batch are held at once, and an answer is rough by 1 / sqrt(S) only.
+MOST_SAMPLES = 10_000
+
+
+class Row(NamedTuple):
+    """What a model says of one image.
+
+    Fields:
+      image: path of the file, or path[i] for the i-th image of an archive.
+      label: name of the most probable class; its number where the model brings no names.
+      confidence: its probability.
+      entropy: of the probabilities, normalised to [0, 1].
+      epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
+      abstain: whether the entropy, or what the model was calibrated by, exceeds the limit.
+      set: of a calibrated model the names of the classes in the prediction set, joined by "|"; else that of the label.
+    """
+
+    image: str
+    label: str
+    confidence: float
+    entropy: float
+    epistemic: float
+    aleatoric: float
+    abstain: bool
+    set: str = ""
+
+
+class NumberRow(NamedTuple):
+    """What a model says of the number that one row has, in the units that it was trained on.
+
+    Fields:
+      image: path[i] for the i-th row of a table.
+      mean, stddev: of the predictive distribution.
+      low, high: the ends of its central 90 % interval.
+      epistemic, aleatoric: the parts of its variance.
+      abstain: whether the standard deviation exceeds the limit.
+    """
+
+    image: str
+    mean: float
+    stddev: float
+    low: float
+    high: float
+    epistemic: float
+    aleatoric: float
+    abstain: bool
+
+
+AnyRow = Union[Row, NumberRow]
+
+
+def predict(
+    model: Union[str, os.PathLike],
+    images: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
+    num_samples: Optional[int] = None,
+    seed: int = 0,
+    max_uncertainty: Optional[float] = None,
+) -> tuple[list[AnyRow], tuple[tuple[str, str], ...]]:
+    """Predicts images, or rows of a table, with a SavedModel of this library.
+
+    Args:
+      model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
+      images: as `tfp_bfl.data.read_images` takes them; they are not resized. For a model of a table's rows .csv or
+        .parquet files with the columns that it was trained on.
+      num_samples: S, at most 10,000; None for as many as a calibrated model's limits are for, and 20 of another.
+      seed: of the samples.
+      max_uncertainty: an image with a larger entropy gets abstain = True; None for the limit of a calibrated model, and
+        none for another. Of a model of numbers a standard deviation, of any size.
+
+    Returns:
+      The rows, `NumberRow` of a model of numbers, and (name, reason) of each image that could not be read.
+
+    Raises:
+      InvalidArgument: the model or none of the images can be read, the model does not take images, or a number is not
+        what it must be.
+    """
+    if num_samples is not None and check_count(num_samples, "num_samples") > MOST_SAMPLES:
+        raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
+    folder = bfl.export.find(model)
+    info = bfl.export.read_info(folder)
+    regresses = bfl.export.target_of(info) is not None
+    if max_uncertainty is not None and not 0 <= max_uncertainty <= (np.inf if regresses else 1):
+        raise InvalidArgument(
+            f"max_uncertainty is {max_uncertainty}, but must be "
+            + ("at least 0." if regresses else "between 0 and 1: entropies are normalised.")
+        )
+    facts: Any = info.model
+    shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
+    number = num_samples or (calibration.num_samples if calibration else NUM_SAMPLES)
+    loaded = bfl.export.load(folder)
+    found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
+    names = info.class_names or [str(c) for c in range(facts["num_classes"])]
+    rows: list[AnyRow] = []
+    for start in range(0, len(found.names), BATCH_SIZE):
+        part = slice(start, start + BATCH_SIZE)
+        answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=number, seed=seed)
+        values = {name: value.numpy() for name, value in answer.items()}
+        if regresses:
+            rows += _as_numbers(found.names[part], values, max_uncertainty)
+        else:
+            rows += _as_rows(found.names[part], values, names, calibration, max_uncertainty)
+    return rows, found.failures
+
+
+def stated_by(model: Union[str, os.PathLike]) -> str:
+    """Return the method and the posterior temperature of a model in a sentence; "" where its export states none.
+
+    Args:
+      model: as `predict`.
+
+    Raises:
+      InvalidArgument: as `predict`.
+    """
+    found = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
+    return f"{found}." if found else ""
+
+
+def _as_rows(
+    which: Sequence[str],
+    answer: dict[str, np.ndarray],
+    names: Sequence[str],
+    calibration: Optional[bfl.export.Calibration],
+    max_uncertainty: Optional[float],
+) -> list[Row]:
+    probabilities, uncertainty, limit = answer["probabilities"], answer["entropy"], max_uncertainty
+    sets = [names[label] for label in answer["label"]]
+    if calibration:
+        probabilities = bfl.evaluation.at_temperature(probabilities, calibration.temperature)
+        uncertainty = answer["entropy"] = entropy(probabilities)
+        held = bfl.evaluation.prediction_sets(probabilities, calibration.set_limit)
+        sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
+        if max_uncertainty is None:
+            uncertainty, limit = answer[calibration.by], calibration.limit
+    # What is not a number is not below a limit.
+    above = ~(uncertainty <= (1.0 if limit is None else limit))
+    return [
+        Row(
+            image=which[i],
+            label=names[int(answer["label"][i])],
+            confidence=float(probabilities[i].max()),
+            entropy=float(answer["entropy"][i]),
+            epistemic=float(answer["epistemic"][i]),
+            aleatoric=float(answer["aleatoric"][i]),
+            abstain=bool(above[i]),
+            set=sets[i],
+        )
+        for i in range(len(which))
+    ]
+
+
+def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optional[float]) -> list[NumberRow]:
+    above = ~(answer["stddev"] <= (np.inf if most is None else most))
+    names = NumberRow._fields[1:-1]
+    return [
+        NumberRow(image=image, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
+        for i, image in enumerate(which)
+    ]
+
+
+def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
+    """The rows of tables, as if they were images."""
+    columns = [name for name, _, _ in bfl.export.columns_of(info)]
+    if not columns:
+        shape: Any = (info.model or {})["input_shape"]
+        raise InvalidArgument(f"The model takes rows of {shown(shape)} numbers without names: call it from Python.")
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    for path in paths:
+        if not str(path).lower().endswith(bfl.data.TABLES):
+            raise InvalidArgument(f"{shown(str(path))} is no table, but the model takes rows of one: give a .csv file.")
+    tables = [bfl.data.read_rows(path, columns) for path in paths]
+    names = [f"{name_of(path)}[{i}]" for path, table in zip(paths, tables) for i in range(len(table))]
+    return bfl.data.Images(tuple(names), np.concatenate(tables), ())
+
+
+def as_csv(rows: Sequence[AnyRow]) -> str:
+    """A line of names, and a line for each row."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([rows[0]._fields, *rows])
+    return text.getvalue().rstrip("\n")
+
+
+def as_json(rows: Sequence[AnyRow]) -> str:
+    """A list of objects."""
+    return json.dumps([row._asdict() for row in rows], indent=2)
+
+
+def as_table(rows: Sequence[AnyRow]) -> str:
+    """For people, as wide as its content: a line of a pipe or a file is not cut."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    told = [row._asdict() for row in rows]
+    if all(own.get("set", "") in ("", own.get("label")) for own in told):
+        told = [{name: x for name, x in own.items() if name != "set"} for own in told]
+    for name, value in told[0].items():
+        table.add_column(name, justify="right" if isinstance(value, float) else "left", no_wrap=True)
+    digits = _DIGITS if isinstance(rows[0], Row) else {}
+    for own in told:
+        # As plain text: square brackets in a path are no markup.
+        table.add_row(*(Text(_in_words(value, digits.get(name, ".4g"))) for name, value in own.items()))
+    text = io.StringIO()
+    width = 100 + max(sum(cell_len(x) for x in own.values() if isinstance(x, str)) for own in told)
+    Console(file=text, width=width, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
+
+
+def _in_words(value: Any, digits: str) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:{digits}}"
+    return str(value)
+
+
+# Of shares, and of traces, which are small.
+_DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f"}
+FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}

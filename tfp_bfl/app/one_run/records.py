@@ -1,0 +1,199 @@
+"""The records of a run: its configuration, summary, rounds and predictions, read back from its folder."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl import files
+from tfp_bfl.app.one_run import ensembles
+from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.resolve import stated
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.arrays import read_arrays
+
+if TYPE_CHECKING:  # What draws is imported when something is drawn.
+    from tfp_bfl.plots import RunResults
+
+UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+# Of a prediction of a number.
+NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
+# Predictions of what nobody trained on, besides the test set.
+HELD_OUT = "held_out.npz"
+_MOST_SUMMARY_BYTES = 2**20
+MOST_ROUNDS_BYTES = 2**28
+_MOST_HEADER_BYTES = 2**16
+# What a report draws or rounds, of a summary or a round.
+_NUMBERS = (
+    *(
+        "round",
+        "accuracy",
+        "rmse",
+        "coverage",
+        "nll",
+        "test_nll",
+        "ece",
+        "epistemic_share",
+        "stddev_q05",
+        "stddev_median",
+        "stddev_q95",
+    ),
+    *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
+    *("upload_mb", "download_mb", "pruned_weights"),
+)
+
+
+def weights_in(summary: Mapping[str, Any]) -> Optional[str]:
+    """Return what the weights of a run's model are, as `resolve.weights_of`; None for a run that recorded none."""
+    recorded = summary.get("method")
+    return recorded.get("weights") if isinstance(recorded, Mapping) else None
+
+
+def score(summary: Mapping[str, Any]) -> str:
+    """The accuracy in a summary, or of a model of numbers the RMSE."""
+    return f"accuracy {summary['accuracy']:.4f}" if "accuracy" in summary else f"RMSE {summary['rmse']:.4g}"
+
+
+def in_a_line(summary: Mapping[str, Any]) -> str:
+    """What a run's model scores."""
+    last = (
+        f"ECE {summary['ece']:.4f}"
+        if "ece" in summary
+        else f"{bfl.evaluation.COVERAGE:.0%} intervals hold {summary['coverage']:.1%}"
+    )
+    share = f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
+
+
+def privacy(config: RunConfig, last: Mapping[str, Any], fewest: int) -> dict[str, float]:
+    """The epsilon of clients, and that of the examples of the client who has the fewest; nothing where none are hidden.
+
+    Args:
+      config: of the run.
+      last: row of its rounds.
+      fewest: examples of a client.
+
+    Raises:
+      MissingDependency: the package dp-accounting is not installed.
+    """
+    found = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
+    if config.example_clip_norm:
+        epochs = config.rounds * config.local_epochs
+        told = bfl.privacy.example_steps(config.example_noise, fewest, config.batch_size, epochs)
+        of_examples = bfl.privacy.composed_epsilon([told], config.privacy_delta)
+        found |= {} if of_examples is None else {"example_epsilon": of_examples}
+    return {**found, "delta": config.privacy_delta} if found else {}
+
+
+def truth(test: bfl.data.Source) -> np.ndarray:
+    """The labels as predictions are of them: numbers in their own units."""
+    return test.labels if test.target is None else test.target.mean + test.target.stddev * test.labels
+
+
+def results(
+    name: str,
+    config: RunConfig,
+    summary: Mapping[str, Any],
+    rounds: Sequence[Mapping[str, Any]],
+    predictions: Mapping[str, np.ndarray],
+    test: bfl.data.Source,
+    clients: bfl.data.Clients,
+) -> RunResults:
+    """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
+    collapsed = summary.get("collapsed_in_round")
+    told = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
+    settings = stated(config, test.target is not None, weights_in(summary))
+    return bfl.plots.RunResults(
+        name=name,
+        config=settings,
+        statement=bfl.export.statement(settings),
+        summary=summary,
+        rounds=ensembles.over_members(rounds),
+        probabilities=predictions.get("probabilities"),
+        labels=predictions["labels"],
+        uncertainties={key: predictions[key] for key in UNCERTAINTIES if key in predictions},
+        numbers={key: predictions[key] for key in NUMBERS} if test.target else None,
+        class_names=test.class_names,
+        features=test.features,
+        label_counts=clients.label_counts(),
+        warnings=list(dict.fromkeys([*told, *(summary.get("warnings") or [])])),
+    )
+
+
+def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration and the summary of a complete run.
+
+    Raises:
+      InvalidArgument: the folder is not that of one.
+    """
+    if not (folder / "config.yaml").is_file():
+        raise InvalidArgument(f"{files.name(folder)} is not the folder of a run: it has no config.yaml.")
+    if not (folder / "summary.json").exists():
+        raise InvalidArgument(
+            f"The run in {files.name(folder)} is not finished: go on with it by tfp-bfl run --resume, then report it."
+        )
+    for part in ("metrics.jsonl", "predictions.npz"):
+        if not (folder / part).exists():
+            raise InvalidArgument(
+                f"{files.name(folder)} has no {part}, of which a report is made: name a folder that tfp-bfl run wrote."
+            )
+    config = make_config(folder / "config.yaml", {}, runs_code=False)
+    (summary,) = read_json(folder / "summary.json", "summary", _MOST_SUMMARY_BYTES)
+    # Older runs called it as the rounds call that of the training.
+    return config, {"test_nll" if name == "nll" else name: value for name, value in summary.items()}
+
+
+def read_json(path: pathlib.Path, what: str, most: int) -> list[dict[str, Any]]:
+    """The mapping that a file holds, or of a .jsonl those that its lines hold."""
+    content = files.read_regular(path, what, most)
+    try:
+        parts = content.splitlines() if path.suffix == ".jsonl" else [content]
+        values = [json.loads(part) for part in parts]
+        if not all(isinstance(value, dict) and _is_sound(value) for value in values):
+            raise ValueError
+        return values
+    except (ValueError, RecursionError):
+        raise InvalidArgument(
+            f"The {what} {files.name(path)} is damaged: it does not hold what a run writes."
+        ) from None
+
+
+def _is_sound(record: Mapping[str, Any]) -> bool:
+    numbers = [record[name] for name in _NUMBERS if record.get(name) is not None]
+    return all(isinstance(x, (int, float)) for x in numbers) and isinstance(record.get("faulty_clients", {}), dict)
+
+
+def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """What a file of predictions holds, of an `Evaluation` or a `RegressionEvaluation`; labels as of `truth`."""
+    if isinstance(evaluation, bfl.evaluation.RegressionEvaluation):
+        return {"labels": labels, **{name: getattr(evaluation, name) for name in NUMBERS}}
+    return {
+        "probabilities": evaluation.probabilities,
+        "labels": labels,
+        **{name: getattr(evaluation, name) for name in UNCERTAINTIES},
+    }
+
+
+def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
+    """The arrays of a file of predictions, which has no more than those of so many examples take; of numbers, without
+    classes, those of `NUMBERS`.
+
+    Raises:
+      InvalidArgument: it is none.
+    """
+    names = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
+    most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
+    found = read_arrays(path, "file of predictions", most, compressed=True)
+    shapes = [found[name].shape if name in found else None for name in names]
+    number = len(found["labels"]) if "labels" in found and found["labels"].ndim else 0
+    wanted = [(number, num_classes) if name == "probabilities" else (number,) for name in names]
+    if shapes != wanted or not all(
+        np.issubdtype(found[name].dtype, np.number) and np.all(np.isfinite(found[name])) for name in names
+    ):
+        raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions.")
+    return {name: found[name] for name in names}

@@ -1,0 +1,167 @@
+"""The folder of a run: whose it is, what is recorded in it round by round, and what it holds at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, TextIO, Union
+
+import numpy as np
+import tensorflow as tf
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import ensembles, records
+from tfp_bfl.app.one_run.progress import Reporter
+from tfp_bfl.app.one_run.revise import SITES, STATE
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import write_whole
+from tfp_bfl.servers import factors, online
+
+# A figure's width.
+FIGURE_PIXELS = 960
+Row = dict[str, Any]
+OnRound = Callable[[Row], None]
+
+
+@contextlib.contextmanager
+def owned(
+    folder: pathlib.Path, config: RunConfig, settle: Callable[[RunConfig], RunConfig] = lambda config: config
+) -> Iterator[None]:
+    """Make the folder if it is new, and keep other processes out of it.
+
+    Args:
+      folder: of the run.
+      config: that is recorded there.
+      settle: fills in the defaults of a configuration, for a record that holds what the user gave.
+
+    Raises:
+      InvalidArgument: the folder can't be made, is in use, or holds another run.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"The run folder {folder} can't be made ({error.strerror}): give --output another one."
+        ) from None
+    with open(folder / "config.yaml", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidArgument(f"The run in {folder} is still going on in another process: wait for it.") from None
+        if (folder / "summary.json").exists():
+            raise InvalidArgument(f"Another process has just finished the run in {folder}: give --output a new folder.")
+        file.seek(0)
+        there = file.read()
+        if not there:
+            file.write(config.record())
+            file.flush()
+        elif there != config.record() and settle(_config_in(folder)).record() != config.record():
+            raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
+        yield
+
+
+def _config_in(folder: pathlib.Path) -> RunConfig:
+    """Return a run's configuration as this version reads it."""
+    return make_config(folder / "config.yaml", {}, runs_code=False)
+
+
+def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pathlib.Path:
+    output = output or config.output
+    if output is None:
+        now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        own = names_code(config.model)  # Which kind of weights it has is not known yet.
+        gaussian = not own and config.kind in choices.VARIATIONAL.forms()
+        method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
+        name = "-".join([config.data_name, config.model_name, *([] if own else [config.kind]), method, now])
+        output = pathlib.Path("runs") / name.replace("/", "-")
+    folder = pathlib.Path(output)
+    if os.path.lexists(folder):
+        raise InvalidArgument(
+            f"The run folder {folder} exists already: give --output a new one, nothing is overwritten."
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
+    """What happens after each round: a line in metrics.jsonl, progress, TensorBoard's events."""
+    writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
+    begun: list[int] = []
+    with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
+
+        def on_round(row: Row) -> None:
+            if not (folder / "config.yaml").exists():
+                raise Error(f"The run folder {folder} is no longer there, so that the run ended: begin it anew.")
+            number = ensembles.place(config, row)
+            if not begun:
+                _cut_before(lines, number)
+            begun[:] = [number]
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            tell.round({**row, "round": number})
+            if hook:
+                hook(row)
+            if writer:
+                with writer.as_default(step=number):
+                    for name, value in row.items():
+                        if isinstance(value, (int, float)):
+                            tf.summary.scalar(name, value)
+
+        yield on_round
+    if writer:
+        writer.close()
+
+
+def _cut_before(lines: TextIO, number: int) -> None:
+    """Leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
+    lines.seek(0)
+    kept = lines.readlines()[: number - 1]
+    lines.truncate(0)
+    lines.writelines(kept)
+
+
+def write_results(
+    folder: pathlib.Path,
+    config: RunConfig,
+    clients: bfl.data.Clients,
+    test: bfl.data.Source,
+    final: Any,
+    result: bfl.federated.SimulationResult,
+    summary: dict[str, Any],
+    info: bfl.export.Info,
+    apart: Optional[dict[str, np.ndarray]],
+) -> None:
+    """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    # Of a run that broke off while it wrote them.
+    for half in ("figures", "saved_model"):
+        shutil.rmtree(folder / half, ignore_errors=True)
+    rows = "".join(json.dumps(row) + "\n" for row in result.rounds)
+    (folder / "metrics.jsonl").write_text(rows, encoding="utf-8")
+    bfl.export.save(result.model, folder / "saved_model", info)
+    if config.algorithm == "fl_swag" and not config.ensemble:
+        state = online.from_stack(result.state.step, result.state.weights)
+        online.save(state, folder / STATE)
+    if config.algorithm == "partitioned_vi" and not config.ensemble:
+        factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
+    predictions = records.predictions_of(final, records.truth(test))
+    if apart:
+        np.savez_compressed(folder / records.HELD_OUT, **apart)  # type: ignore[arg-type]
+    np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
+    results = records.results(folder.name, config, summary, result.rounds, predictions, test, clients)
+    figures, weights = bfl.plots.run_figures(results), records.weights_in(summary)
+    bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)
+    (folder / "figures").mkdir()
+    for name, figure in figures.items():
+        figure.savefig(folder / "figures" / f"{name}.png", dpi=FIGURE_PIXELS / figure.get_figwidth())
+    # Last, and at once: that it is there says that the run is complete.
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")

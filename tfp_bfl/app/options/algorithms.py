@@ -1,0 +1,297 @@
+"""The options of the algorithms, each in one place: type, default, limits, help, and its recipe's argument.
+
+A new option of a recipe is one more field here; a new algorithm is one more class, in `_CLASSES`.
+The command line, the configuration and `build` read these classes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Optional
+
+from pydantic.fields import FieldInfo
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.chains import DGSGLD, QLSD
+from tfp_bfl.app.options.fields import (
+    INT32_MAX,
+    SGD,
+    AnyKind,
+    Bounded,
+    Count,
+    CountOrZero,
+    Defended,
+    Hidden,
+    HiddenExamples,
+    Optimized,
+    Options,
+    Pooled,
+    Positive,
+    PositiveOrZero,
+    Weighted,
+    WithErrorMemory,
+    option,
+)
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.app.options.personal import MetaLearning, MetaVD, PFedBayes
+from tfp_bfl.app.options.point_weights import (
+    FedAG,
+    FedBE,
+    FedDyn,
+    FedKP,
+    FedKPPA,
+    FedNova,
+    FedOpt,
+    FedPA,
+    FedProx,
+    FedSGLD,
+    Scaffold,
+)
+from tfp_bfl.errors import InvalidArgument, lookup
+
+
+class _Inferred(Optimized, Bounded):
+    """Clients fit a posterior by the ELBO."""
+
+    default_schedule: ClassVar[str] = "inverse"
+
+    inference: Optional[str] = option(
+        None,
+        "How a client finds its posterior; if not given curvature, and natural for clients that keep factors.",
+        names=choices.INFERENCES,
+    )
+    noise: Optional[str] = option(
+        None,
+        "shared or flipout: weights drawn for a batch or an example; by inference if not given.",
+        names=choices.NOISES,
+    )
+    temperature: Optional[Positive] = option(
+        None,
+        "Posterior temperature T, as if each example had been seen 1/T times; 0.01 if not given, 1 for regression.",
+    )
+
+    def rate(self) -> float:
+        from tfp_bfl.training.inference import default_optimizer
+
+        optimizer = self.optimizer or default_optimizer(getattr(self, "update_prior", False))
+        return self.learning_rate or bfl.clients.default_rate(self.inference or self.default_inference(), optimizer)
+
+    def default_inference(self) -> str:
+        """Return the inference where none is given."""
+        raise NotImplementedError
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        recipes_own = ("inference", "noise", "temperature", "kl", "rule")
+        return {name: x for name, x in given.items() if x is not None or name not in recipes_own}
+
+
+class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, WithErrorMemory):
+    """Also the process of pre-training."""
+
+    recipe: ClassVar[str] = "variational"
+    summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
+
+    kl: Optional[str] = option(
+        None, "How often clients count the prior, see `tfp-bfl list`; by the rule if not given.", names=choices.KLS
+    )
+
+    update_prior: bool = option(
+        False, "After each round the pooled posterior becomes the prior; by backprop at temperature 1 if not given."
+    )
+    pretrained: bool = option(
+        False, "The start is the first round's prior for update_prior; so it is with pretrain_share."
+    )
+
+    def default_inference(self) -> str:
+        from tfp_bfl.training.inference import settings_for
+
+        return settings_for(
+            update_prior=self.update_prior, example_privacy=self.example_clip_norm is not None
+        ).inference
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.pretrained and not self.update_prior:
+            raise InvalidArgument(
+                "pretrained makes the start a prior for update_prior, which is not given: give that too."
+            )
+        if self.update_prior and config.kind not in choices.VARIATIONAL.forms():
+            raise InvalidArgument(
+                f"update_prior makes the posterior the prior, and kind {config.kind!r} has none: use kind 'flipout'."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {
+            **super().arguments(config, unlabelled),
+            "pretrained": bool(config.pretrain_share) or self.pretrained,
+        }
+
+
+class _Sites(_Inferred, AnyKind):
+    """Recipes of `tfp_bfl.algorithms.sites`."""
+
+    # The clients' first factors hold the start: the narrower it is, the longer it pulls.
+    defaults: ClassVar[dict[str, Any]] = {"initial_stddev": 0.05}
+
+    def default_inference(self) -> str:
+        from tfp_bfl.clients.sites import SITES_INFERENCE
+
+        return SITES_INFERENCE
+
+    damping: Optional[Positive] = option(
+        None, "Of the clients' factors, from round to round; 1 / clients if not given.", le=1
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if config.kind != "flipout":
+            raise InvalidArgument(
+                f"{self.recipe} finds a posterior over weights whose prior stays, kind {config.kind!r} has none: use "
+                "kind 'flipout'."
+            )
+
+
+class PartitionedVI(_Sites, Weighted):
+    recipe: ClassVar[str] = "partitioned_vi"
+    summary: ClassVar[str] = "each client keeps its likelihood's factor of the posterior, which the server multiplies"
+
+
+class BayesianADMM(_Sites):
+    recipe: ClassVar[str] = "bayesian_admm"
+    summary: ClassVar[str] = "partitioned_vi whose clients are held to the server's posterior, and averaged"
+
+    admm_step_size: Positive = option(
+        1.0, "rho: how strongly clients are held to the server's posterior.", argument="step_size"
+    )
+    empty_sites: bool = option(False, "The clients' factors are 1 at first, as published, not shares of the start.")
+
+
+class FLSwag(SGD):
+    recipe: ClassVar[str] = "fl_swag"
+    summary: ClassVar[str] = "one round of SWAG posteriors and their product; clients join and leave"
+    defaults: ClassVar[dict[str, Any]] = {
+        **{"kind": "deterministic", "rounds": 1, "local_epochs": 20, "learning_rate": 0.05},
+    }
+
+    last_layer: bool = option(False, "A posterior over the last layer, all below it pretrained and frozen.")
+    diagonal_only: bool = option(True, "Of the clients' covariances only the diagonals count; --no-... for the whole.")
+    between_clients: bool = option(
+        True, "The clients' posteriors are as much wider as their means lie apart; --no-... for a product as published."
+    )
+    curvature: bool = option(
+        True, "A client's posterior is as much wider as its data leave open; --no-... for the spread of SGD alone."
+    )
+    min_examples: Count = option(10, "A client with fewer examples is refused.")
+    burn_in_epochs: Optional[CountOrZero] = option(
+        None, "Epochs before SWAG collects; half of the local epochs if not given."
+    )
+    collect_every: Optional[Count] = option(None, "Steps between collected iterates; one an epoch if not given.")
+    max_columns: int = option(20, "Deviations that a client keeps and sends.", ge=2, le=INT32_MAX)
+    min_variance: Positive = option(1e-6, "Floor of the iterates' variances.")
+    weight_decay: PositiveOrZero = option(0.0, "Of the clients' SGD.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.last_layer and not config.pretrain_share:
+            raise InvalidArgument(
+                "last_layer freezes all that lies below, which would be random: give pretrain_share, on which the "
+                "server trains it first."
+            )
+
+
+class OwnAlgorithm(Optimized, Pooled, Bounded, Defended, AnyKind, Weighted):
+    """An algorithm of the user, FILE.py:FUNCTION, which gets those of these options that it takes."""
+
+    recipe: ClassVar[str] = "own"
+    summary: ClassVar[str] = "an algorithm of the user"
+    default_schedule: ClassVar[str] = "inverse"
+
+    def rate(self) -> float:
+        return self.learning_rate or choices.OPTIMIZERS.numbers()[self.optimizer or "momentum"]
+
+
+_CLASSES: tuple[type[Options], ...] = (
+    *(Variational, PartitionedVI, BayesianADMM, FLSwag),
+    *(FedOpt, FedProx, Scaffold, FedDyn, FedNova),
+    *(FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
+    *(QLSD, DGSGLD),
+    *(MetaLearning, MetaVD, PFedBayes),
+)
+ALGORITHMS = {options.recipe: options for options in _CLASSES}
+
+
+@functools.cache
+def fields() -> dict[str, FieldInfo]:
+    """Return the options of all algorithms by name; an option of several is declared once, and is the same in all."""
+    found: dict[str, FieldInfo] = {}
+    for options in _CLASSES:
+        found = {**options.model_fields, **found}
+    return found
+
+
+def takers(name: str) -> tuple[str, ...]:
+    """The algorithms that an option is of; none for one that says something to all."""
+    if name in Options.model_fields:
+        return ()
+    return tuple(recipe for recipe, options in ALGORITHMS.items() if name in options.model_fields)
+
+
+def serves(name: str, algorithm: str) -> bool:
+    """Whether an option says something to an algorithm."""
+    return not takers(name) or name in algorithm_options(algorithm).model_fields
+
+
+def in_words(algorithms: Iterable[str]) -> str:
+    """Algorithms in words, such as "variational and fl_swag"; all of the family fed_* by that name."""
+    algorithms = tuple(algorithms)
+    others = [name for name in ALGORITHMS if name not in algorithms]
+    if 0 < len(others) < 4 and len(algorithms) > 4:
+        return f"all but {in_words(others)}"
+    family = {name for name in ALGORITHMS if name.startswith("fed_")}
+    if family <= set(algorithms):
+        algorithms = (*(name for name in algorithms if name not in family), "fed_*")
+    *most, last = algorithms
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def default_in_words(name: str, default: Any) -> str:
+    """The default of an option's field, and those of the algorithms that have another; "" for none."""
+    others: dict[str, list[str]] = {}
+    for algorithm in takers(name) or ALGORITHMS:
+        value = ALGORITHMS[algorithm].defaults.get(name, default)
+        others.setdefault("" if value is None else str(value), []).append(algorithm)
+    if len(others) == 1:
+        return next(iter(others))
+    others.pop("" if default is None else str(default), None)
+    return "; ".join(
+        [
+            *([] if default is None else [str(default)]),
+            *(f"{value} for {in_words(have)}" for value, have in others.items()),
+        ]
+    )
+
+
+# What papers and other libraries call them.
+ALIASES = {"fedavg": "fed_opt", "pvi": "partitioned_vi"}
+
+
+def canonical(algorithm: str) -> str:
+    """The name here of an algorithm that others write otherwise, such as FedAvg, "fedProx" or "fl-swag"."""
+    plain = lambda name: name.lower().replace("_", "").replace("-", "")
+    known = {**{plain(name): name for name in ALGORITHMS}, **ALIASES}
+    if algorithm in ALGORITHMS or names_code(algorithm):
+        return algorithm
+    return known.get(plain(algorithm), algorithm)
+
+
+def algorithm_options(algorithm: str) -> type[Options]:
+    """Return the class of an algorithm; of FILE.py:FUNCTION `OwnAlgorithm`.
+
+    Raises:
+      InvalidArgument: there is none of that name.
+    """
+    options: type[Options] = OwnAlgorithm if names_code(algorithm) else lookup(ALGORITHMS, algorithm, "algorithm")
+    return options

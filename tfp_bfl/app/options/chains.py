@@ -1,0 +1,82 @@
+"""The options of the recipes of `tfp_bfl.algorithms.langevin`, whose rounds are a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.fields import Compressed, Count, Draws, Positive, Prior, option
+from tfp_bfl.errors import InvalidArgument
+
+ShareOrAll = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Chain(Prior, Draws):
+    # A round is one step: evaluations and checkpoints of each would take most of the time.
+    defaults: ClassVar[dict[str, Any]] = {
+        **{"kind": "deterministic", "rounds": 2000, "step_size": 1e-4, "prior_stddev": 1.0},
+        **{"evaluate_every": 250, "checkpoint_every": 250, "keep_every": 25, "max_samples": 40},
+    }
+
+    keep_every: Count = option(1, "Rounds from one sample to the next.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.prior_stddev == "fan_in":
+            raise InvalidArgument(
+                f"The prior of {self.recipe} is N(0, prior_stddev^2) for all weights: give a number, not 'fan_in'."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        thinning = bfl.federated.Thinning(given.pop("burn_in_rounds"), self.keep_every, self.max_samples)
+        return {**given, "prior_stddev": self.prior_stddev, "thinning": thinning}
+
+
+class QLSD(_Chain, Compressed):
+    recipe: ClassVar[str] = "qlsd"
+    summary: ClassVar[str] = "a Langevin chain of the server's, of which clients send compressed gradients"
+    defaults: ClassVar[dict[str, Any]] = {**_Chain.defaults, "compressor": "quantiser:256"}
+
+    estimator: str = option(
+        "anchored", "Of the clients' gradients: plain (QLSD) or anchored (QLSD++).", names=choices.ESTIMATORS
+    )
+    participation: ShareOrAll = option(1.0, "Probability that a client takes part in a round, by a coin of its own.")
+    forgetful: bool = option(False, "Clients keep no memory of what they have sent.", argument=None)
+    refresh_every: Count = option(100, "Rounds from one anchor to the next.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.estimator == "fixed_point":
+            raise InvalidArgument(
+                "estimator 'fixed_point' is at a mode, which clients.find_mode finds in a program: use 'anchored'."
+            )
+
+    def steps(self, num_examples: int) -> int:
+        return 1
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        return {**super().arguments(config, unlabelled), "memory": not self.forgetful}
+
+
+class DGSGLD(_Chain):
+    recipe: ClassVar[str] = "dg_sgld"
+    summary: ClassVar[str] = "each client runs a Langevin chain of its own, coupled to the server's weights"
+
+    coupling: Positive = option(0.01, "rho: the variance of the clients' weights about the server's.")
+    local_steps: Count = option(5, "Of each client's chain, each round.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.step_size >= 2 * self.coupling:
+            raise InvalidArgument(
+                f"step_size is {self.step_size:g}, but must be below 2 coupling, {2 * self.coupling:g}: clients "
+                "diverge from there."
+            )
+
+    def steps(self, num_examples: int) -> int:
+        return self.local_steps

@@ -1,0 +1,108 @@
+"""The options of a run on the command line, from the fields of its configuration."""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import click
+
+# A list of choices that is longer than this follows the help text.
+_LONGEST_CHOICES = 32
+_ALGORITHM = "--algorithm"
+
+
+class Grouped(click.Command):
+    """A command whose help shows the options of few algorithms apart, below those of all.
+
+    With `--algorithm NAME` before `--help` it shows the options of that algorithm alone.
+
+    Attributes:
+      first: what matters, in this order.
+    """
+
+    first: Sequence[str] = ("dataset", "model", "algorithm", "rule", "rounds", "output")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_ALGORITHM] = _algorithm_in(args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from tfp_bfl.app.options.algorithms import in_words, serves, takers
+
+        algorithm = ctx.meta.get(_ALGORITHM)
+        first: dict[str, Any] = {name: None for name in self.first if algorithm is None or serves(name, algorithm)}
+        groups: dict[tuple[str, ...], list[Any]] = {(): []}
+        for parameter in self.get_params(ctx):
+            name, record = str(parameter.name), parameter.get_help_record(ctx)
+            if algorithm is not None and not serves(name, algorithm):
+                continue
+            if name in first:
+                first[name] = record
+            else:
+                of = (algorithm,) if algorithm is not None and takers(name) else takers(name)
+                groups.setdefault(of, []).append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(list(first.values()))
+        # Of all algorithms, of most, of one.
+        for algorithms, records in sorted(groups.items(), key=lambda group: (bool(group[0]), -len(group[0]))):
+            title = f"Options of {in_words(algorithms)}" if algorithms else "More options"
+            with formatter.section(f"\n{' ' * formatter.current_indent}".join(textwrap.wrap(title, 76))):
+                formatter.write_dl(records)
+
+
+def _algorithm_in(args: Sequence[str]) -> Optional[str]:
+    """Return the algorithm that arguments name, if there is one of that name, else None."""
+    from tfp_bfl.app.options.algorithms import ALGORITHMS, canonical
+
+    for i, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag == _ALGORITHM:
+            name = canonical(value if equals else "".join(args[i + 1 : i + 2]))
+            return name if name in ALGORITHMS else None
+    return None
+
+
+def config_options(command: Any, without: Sequence[str] = ()) -> Any:
+    """Add an option for each field of a configuration but those; the values are checked by it, not by click."""
+    from tfp_bfl.app.options.algorithms import ALGORITHMS, default_in_words
+    from tfp_bfl.app.options.config import fields
+    from tfp_bfl.app.options.fields import extra
+
+    for name, field in reversed(fields().items()):
+        if name in without:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            both = f"{flag}/--no-{flag[2:]}" if field.default else flag
+            option = click.option(both, name, is_flag=True, default=None, help=field.description)
+        else:
+            default, names = default_in_words(name, field.default), extra(field, "names")
+            choices = list(ALGORITHMS) if flag == _ALGORITHM else names.forms() if names else []
+            short = "|".join(choices) if len("|".join(choices)) <= _LONGEST_CHOICES else ""
+            words = [str(field.description)]
+            unsaid = [choice for choice in choices if choice.partition(":")[0] not in words[0]]
+            words += [f"One of {', '.join(choices)}."] if unsaid and not short else []
+            words += [f" [default: {default}]"] if default else []
+            option = click.option(
+                flag,
+                name,
+                metavar=short or ("NAME" if choices else _value_in_words(field.annotation)),
+                help=" ".join(words),
+                shell_complete=functools.partial(_completions, choices) if choices else None,
+            )
+        command = option(command)
+    return command
+
+
+def _completions(choices: Sequence[str], ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    del ctx, parameter
+    return [choice for choice in choices if choice.startswith(incomplete)]
+
+
+def _value_in_words(annotation: Any) -> str:
+    """Return what an option takes: INTEGER, NUMBER or TEXT."""
+    types = str(annotation)
+    return "NUMBER" if "float" in types else "INTEGER" if "int" in types else "TEXT"

@@ -1,0 +1,376 @@
+"""The configuration of a run: one model that the command line, a YAML file and the run folder share."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from typing import Any, Optional, Union
+
+import pydantic
+import yaml
+from pydantic.fields import FieldInfo
+
+from tfp_bfl.app.options import algorithms as algorithms
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.algorithms import algorithm_options, canonical, in_words, serves, takers
+from tfp_bfl.app.options.fields import (
+    INT32_MAX,
+    Count,
+    CountOrZero,
+    Options,
+    Positive,
+    Share,
+    ShareOrZero,
+    extra,
+    option,
+)
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+from tfp_bfl.app.options.own_model import check_trust, names_code
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files import read_regular
+
+# A full record of a run has 1.5 kB.
+MOST_BYTES = 64 * 1024
+MOST_LETTERS = 4096
+# Options of a run whose data are in one place: of a federation of real parties each party's own file says what it has.
+OF_ONE_PLACE = (
+    *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
+    *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
+    *("engine", "tensorboard", "output", "average_rounds", "ensemble"),
+)
+
+
+class RunConfig(pydantic.BaseModel):
+    """Everything that decides a run's result, and where it goes: what is no option of an algorithm.
+
+    `make_config` makes one that holds the options of its algorithm too. Options of other algorithms read as their
+    defaults.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: str = option("variational", "See `tfp-bfl list`; or FILE.py:FUNCTION, whose code is run.")
+    dataset: str = option(
+        "digits",
+        "digits, breast_cancer, diabetes, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a "
+        "folder of images.",
+    )
+    label: str = option("label", "Of one's own table: the column with the labels.")
+    client_column: Optional[str] = option(
+        None, "Of one's own table: the column that says whose a row is; of an archive the array."
+    )
+    task: str = option(
+        "classification",
+        "classification, or regression on labels that are numbers: of one's own data.",
+        names=choices.TASKS,
+    )
+    test_data: Optional[str] = option(
+        None, "File or folder with the test set of one's own data; a fifth of them if not given."
+    )
+    model: str = option(
+        "lenet", "lenet, resnet20, mlp or conv_net; or FILE.py:FUNCTION, whose code is run.", names=choices.MODELS
+    )
+    kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
+    partition: str = option(
+        "dirichlet:0.5",
+        "Who holds what: see `tfp-bfl list`; given where one's own data name clients.",
+        names=choices.PARTITIONS,
+    )
+    clients: Count = option(10, "Number of clients.")
+    cohort_size: Optional[Count] = option(None, "Clients drawn each round; all of them if not given.")
+    popularity: Optional[Positive] = option(
+        None, "Some clients are drawn more often, by Dirichlet shares of this concentration; all alike if not given."
+    )
+    dropout: ShareOrZero = option(0.0, "Probability that a client of a round does not answer.")
+    max_retries: CountOrZero = option(3, "New cohorts for a round in which no client was sound.")
+    rounds: Count = option(60, "Number of rounds.")
+    average_rounds: Optional[Count] = option(
+        None, "Number of last rounds averaged into the final model; the last round alone if not given."
+    )
+    ensemble: Optional[int] = option(
+        None,
+        "Number of models trained from other initial weights, whose predictions are averaged; one model if not given.",
+        ge=2,
+        le=INT32_MAX,
+    )
+    pretrain_share: Optional[Share] = option(
+        None, "Share of the data on which the server trains first, until its accuracy stands still."
+    )
+    hold_out: Optional[Share] = option(
+        None, "Share of the data that nobody trains on, spread over the clients, for `tfp-bfl calibrate`."
+    )
+    examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
+    initial_stddev: Optional[Positive] = option(
+        None, "Posterior standard deviation before training; if not given 0.003, for kind variational_dropout 0.0143."
+    )
+    min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
+    dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
+    output_dropout: bool = option(False, "Kind mc_dropout drops logits too, as published.")
+    parametrization: str = option(
+        "log_variance",
+        "log_variance or log_alpha: what layers of kind variational_dropout hold of the noise.",
+        names=choices.PARAMETRIZATIONS,
+    )
+    variational_layers: Optional[str] = option(
+        None,
+        "Layers with Gaussian weights, such as dense,dense_1, or all; if not given all, of conv_net dense_1 alone.",
+    )
+    width: Optional[Count] = option(None, "Filters of the model conv_net; 64 if not given.")
+    normalization: Optional[str] = option(
+        None, "batch, group or none; the model's own if not given.", names=choices.NORMALIZATIONS
+    )
+    precision: str = option(
+        "float32",
+        "float32, bfloat16_noise or bfloat16: the latter two for processors with it.",
+        names=choices.PRECISIONS,
+    )
+    num_samples: Count = option(20, "Weight samples of a prediction.")
+    evaluation_precision: str = option(
+        "float32",
+        "float32 or bfloat16, in which predictions of the test set are computed.",
+        names=choices.EVALUATION_PRECISIONS,
+    )
+    evaluate_every: Count = option(1, "Rounds between evaluations.")
+    evaluation_examples: Count = option(1000, "Test examples of those evaluations; the last one takes all.")
+    checkpoint_every: Count = option(1, "Rounds between checkpoints, from which --resume goes on.")
+    keep_checkpoints: Count = option(3, "Checkpoints that stay.")
+    seed: CountOrZero = option(0, "Of everything random.")
+    engine: Optional[str] = option(
+        None,
+        "tff, local or ray: TensorFlow Federated's workers, this process, or the Ray cluster of RAY_ADDRESS, which "
+        "must see the run folder; tff where it is installed if not given.",
+        names=choices.ENGINES,
+    )
+    data_dir: Optional[str] = option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
+    tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
+    output: Optional[str] = option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
+
+    def __getattr__(self, name: str) -> Any:
+        field = algorithms.fields().get(name)
+        return super().__getattr__(name) if field is None else field.default  # type: ignore[misc]
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _defaults_of_data(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "partition" not in values and _names_clients(values.get("dataset"), values.get("client_column")):
+            values = {**values, "partition": "given"}
+        return values
+
+    @pydantic.model_validator(mode="after")
+    def _parts_fit(self) -> RunConfig:
+        for name, value in self:
+            if isinstance(value, str) and not (value.isprintable() and len(value) <= MOST_LETTERS):
+                raise InvalidArgument(
+                    f"{name} is {shown(value)}, but must be at most {MOST_LETTERS} printable characters."
+                )
+        for name, field in type(self).model_fields.items():
+            value, names = getattr(self, name), extra(field, "names")
+            if names and value is not None and not (name in CODE and names_code(value)):
+                names.check(value)
+        if self.average_rounds is not None and self.average_rounds > self.rounds:
+            raise InvalidArgument(
+                f"average_rounds is {self.average_rounds}, but the run has {self.rounds} rounds: give at most that "
+                "many."
+            )
+        if self.ensemble is not None:
+            self._check_ensemble(self.ensemble)
+        if self.width is not None and self.model != "conv_net":
+            raise InvalidArgument(f"width is of the model conv_net, and this is {self.model}: leave it out.")
+        if self.initial_stddev is not None and self.min_stddev > self.initial_stddev:
+            raise InvalidArgument(
+                f"initial_stddev must not be below min_stddev, but {self.initial_stddev} is below {self.min_stddev}."
+            )
+        self.own_options().check(self)
+        # Late, so that `--help` does without NumPy.
+        from tfp_bfl import data
+        from tfp_bfl.data.cohorts import check_cohort_size
+        from tfp_bfl.data.partitions import check_alpha
+
+        data.parse_partition(self.partition, self.clients)
+        if not data.is_own(self.dataset):
+            for name in ("label", "client_column", "task", "test_data"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise InvalidArgument(
+                        f"{name} is of data of one's own, and {shown(self.dataset)} is none: give a file or a folder."
+                    )
+        if self.partition != "given":  # Else the data say how many clients there are.
+            check_cohort_size(self.clients, self.cohort_size)
+        if self.popularity is not None:
+            check_alpha(self.popularity, "popularity")
+        return self
+
+    def _check_ensemble(self, members: int) -> None:
+        for name in ("pretrain_share", "evaluate_clients", "privacy_clip_norm", "example_clip_norm"):
+            if getattr(self, name):
+                raise InvalidArgument(f"{name} belongs to runs of one model: leave {name} or ensemble out.")
+        if algorithm_options(self.algorithm).personal:
+            raise InvalidArgument(f"{self.algorithm} trains a model for each client: leave ensemble out.")
+        if self.num_samples < members:
+            raise InvalidArgument(
+                f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
+            )
+
+    @property
+    def data_name(self) -> str:
+        """What the dataset is called: of a path the name of the file without its suffix."""
+        from tfp_bfl import data
+
+        return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called: of one's own the name of the file without its suffix."""
+        return pathlib.Path(self.model).stem if names_code(self.model) else self.model
+
+    @property
+    def method(self) -> str:
+        """Return what distinguishes a run: its rule, or the algorithm where none can be chosen or none is given."""
+        name = (self.rule if self.algorithm == "variational" else None) or self.algorithm
+        return pathlib.Path(name).stem if names_code(name) else name
+
+    def own_options(self) -> Options:
+        """Those of this algorithm."""
+        options = algorithm_options(self.algorithm)
+        return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
+
+    def told(self) -> dict[str, Any]:
+        """All that decides the result: without the folder."""
+        return {name: value for name, value in self if name != "output"}
+
+    def record(self) -> str:
+        """What is told of a run, as YAML, from which it can be repeated."""
+        return yaml.safe_dump(self.told(), sort_keys=False)
+
+
+@functools.cache
+def fields() -> dict[str, FieldInfo]:
+    """Return the options of a run and of all algorithms, by name."""
+    return {**RunConfig.model_fields, **algorithms.fields()}
+
+
+@functools.cache
+def class_of(algorithm: str) -> type[RunConfig]:
+    """Return the class of configurations with the options of an algorithm.
+
+    Raises:
+      InvalidArgument: there is none of that name.
+    """
+    options = algorithm_options(algorithm)
+    return type(options.__name__ + "Config", (options, RunConfig), {"model_config": {"defer_build": False}})
+
+
+def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, Any]]:
+    """Return the class of a configuration, and its values with the defaults of the algorithm.
+
+    Raises:
+      InvalidArgument: no such algorithm, or a value other than its default of an option of other algorithms.
+    """
+    algorithm = values.get("algorithm", "variational")
+    if not isinstance(algorithm, str):  # Such as a list in a file, which the class refuses.
+        return class_of("variational"), values
+    algorithm = canonical(algorithm)
+    own, values = class_of(algorithm), {**values, "algorithm": algorithm}
+    for name in [name for name in values if not serves(name, algorithm)]:
+        value, default = values.pop(name), fields()[name].default
+        if value not in (default, str(default)):
+            raise InvalidArgument(
+                f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
+            )
+    return own, {**algorithm_options(algorithm).defaults, **values}
+
+
+def _names_clients(dataset: Any, client_column: Any) -> bool:
+    """Whether data of one's own say who holds what."""
+    from tfp_bfl import data
+
+    return client_column is not None or (
+        isinstance(dataset, str) and data.is_own(dataset) and data.names_clients(dataset)
+    )
+
+
+# Of pydantic's types of errors: what a value of that option must be.
+_MUST_BE = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+}
+
+
+def _must_be(error: Any) -> str:
+    """In words, of an entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing"."""
+    form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
+    return form.format(**error.get("ctx", {}))
+
+
+def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
+    """A configuration from a YAML file, if one is given, and options, which win.
+
+    Args:
+      file: of the configuration.
+      options: by name.
+      runs_code: whether the run's code may be run for it; False for whoever only reads what a run was.
+
+    Raises:
+      InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
+    """
+    told = read_yaml(file) if file is not None else {}
+    if runs_code:
+        check_trust(told, options, file)
+    values = {**told, **options}
+    values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
+    for name in values:
+        lookup(fields(), name, "option")
+    own, values = _of_algorithm(values)
+    try:
+        return own(**values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidArgument):
+            raise cause from None
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {_must_be(first)}.") from None
+
+
+def _is_a_name(option: str) -> bool:
+    """Whether "none" is one that an option takes; of others it is what they are if not given, whatever a file says."""
+    names = extra(fields()[option], "names") if option in fields() else None
+    return names is not None and "none" in names.forms()
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: a few lines of them stand for more values than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(file: Union[str, pathlib.Path]) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+      InvalidArgument: the file can't be read, is not a regular one, is larger than 64 KiB, is not YAML (or uses its
+        aliases), or is not a mapping of names to values.
+    """
+    text = read_regular(file, "config", MOST_BYTES)
+    try:
+        values = yaml.load(text.decode("utf-8"), _Loader)
+    # What a tag such as !!timestamp makes of a text that is none can be any error.
+    except Exception:
+        raise InvalidArgument(
+            f"The config {path_name(file)} is not YAML: it must hold lines like 'rounds: 40'."
+        ) from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise InvalidArgument(
+            f"The config {path_name(file)} must be a mapping of options to values, such as 'rounds: 40'."
+        )
+    return values

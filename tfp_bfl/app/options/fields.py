@@ -1,0 +1,399 @@
+"""What an option is, and those that several algorithms share. TensorFlow is imported where arguments are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, Optional, Union
+
+import pydantic
+from pydantic import Field
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.errors import InvalidArgument
+
+INT32_MAX = 2**31 - 1
+# Of labels that are numbers.
+LIKELIHOOD = "heteroscedastic"
+Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
+CountOrZero = Annotated[int, Field(ge=0, le=INT32_MAX)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+ShareOrZero = Annotated[float, Field(ge=0, lt=1)]
+
+
+def option(
+    default: Any,
+    description: str,
+    *,
+    argument: Optional[str] = "",
+    names: Optional[choices.Table] = None,
+    **limits: Any,
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+      default: of the option.
+      description: for the help.
+      argument: of the recipe; "group.argument" for one in a dictionary of options. "" for one that has the option's
+        name, None for an option that goes to no argument, or is part of one that `Options.arguments` makes.
+      names: that it can take.
+      **limits: of `pydantic.Field`.
+    """
+    told: Any = {"argument": argument, "names": names}
+    return Field(default, description=description, json_schema_extra=told, **limits)
+
+
+class Options(pydantic.BaseModel):
+    """What every algorithm takes.
+
+    Attributes:
+      recipe: of `tfp_bfl.algorithms`, and the algorithm's name.
+      summary: of its clients and its server, in one line.
+      defaults: of a configuration with this algorithm, where they differ from the fields' own.
+      point_weights: models with variational layers are refused.
+      personal: each client has a model of its own.
+      regression: labels may be numbers.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    recipe: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    defaults: ClassVar[dict[str, Any]] = {}
+    point_weights: ClassVar[bool] = True
+    personal: ClassVar[bool] = False
+    regression: ClassVar[bool] = True
+
+    batch_size: Count = option(32, "Examples in a training step.")
+
+    def check(self, config: Any) -> None:
+        """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
+        if self.point_weights and config.kind in choices.VARIATIONAL.forms():
+            raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
+
+    def steps(self, num_examples: int) -> int:
+        """Those of a client with so many examples, each round."""
+        raise NotImplementedError
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        """Those of the recipe, besides the model; `unlabelled` gives the server's examples without labels."""
+        given: dict[str, Any] = {}
+        for name, argument in argument_names(type(self)).items():
+            group, _, last = argument.rpartition(".")
+            (given.setdefault(group, {}) if group else given)[last] = getattr(self, name)
+        return given
+
+
+class Training(Options):
+    """Clients train the model."""
+
+    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
+    learning_rate: Optional[Positive] = option(
+        None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
+    )
+
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.learning_rate or float(self.defaults["learning_rate"])
+
+    def steps(self, num_examples: int) -> int:
+        return -(-num_examples // self.batch_size) * self.local_epochs
+
+
+class SGD(Training):
+    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
+
+
+class ManyRounds(Training):
+    default_schedule: ClassVar[str] = "constant"
+
+    schedule: Optional[str] = option(
+        None,
+        "Learning rate over the rounds: cosine, to a tenth of it; inverse; exponential; constant.",
+        argument=None,
+        names=choices.SCHEDULES,
+    )
+    learning_rate_decay: PositiveOrZero = option(
+        0.0, "Rate of the exponential schedule, per round, which is the schedule if this is above 0.", argument=None
+    )
+    silent_rounds: CountOrZero = option(0, "Rounds before the exponential schedule begins.", argument=None)
+    augmentation: Optional[str] = option(
+        None,
+        "Of images, anew at each step: crop_and_flip:PADDING; none if not given.",
+        names=choices.AUGMENTATIONS,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.augmentation is not None:
+            bfl.data.parse_augmentation(self.augmentation)
+        if self.learning_rate_decay and self.schedule not in (None, "exponential"):
+            raise InvalidArgument(
+                f"learning_rate_decay is a number of the exponential schedule, and the schedule is {self.schedule}: "
+                "give one of them."
+            )
+
+    def schedule_name(self) -> str:
+        """Return the name of the schedule, the default filled in."""
+        return self.schedule or ("exponential" if self.learning_rate_decay else self.default_schedule)
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        schedules = {
+            "cosine": lambda: bfl.clients.cosine_decay(self.rate(), config.rounds),
+            "inverse": lambda: bfl.clients.inverse_decay(self.rate()),
+            "exponential": lambda: bfl.clients.exponential_decay(
+                self.rate(), self.learning_rate_decay, self.silent_rounds
+            ),
+            "constant": self.rate,
+        }
+        return {**super().arguments(config, unlabelled), "learning_rate": schedules[self.schedule_name()]()}
+
+
+class Optimized(ManyRounds):
+    """Clients step their means and point weights by a Keras optimizer."""
+
+    optimizer: Optional[str] = option(
+        None,
+        "Optimizer of the clients; momentum (SGD with momentum 0.9) if not given.",
+        argument="optimizer_fn",
+        names=choices.OPTIMIZERS,
+    )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}
+
+
+class Prior(Options):
+    prior_stddev: Union[Positive, Literal["fan_in"]] = option(
+        "fan_in",
+        "Standard deviation of the prior on each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
+        argument=None,
+    )
+
+
+class AnyKind(Prior):
+    """Also of models with variational layers."""
+
+    point_weights: ClassVar[bool] = False
+
+
+class BurnIn(Options):
+    burn_in_rounds: Optional[CountOrZero] = option(
+        None, "Rounds before there are samples; half of the rounds if not given."
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.burn_in_rounds is not None and self.burn_in_rounds >= config.rounds:
+            raise InvalidArgument(
+                f"burn_in_rounds is {self.burn_in_rounds}, but must be below the number of rounds, {config.rounds}: "
+                "those after it are the samples."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        burn_in = config.rounds // 2 if self.burn_in_rounds is None else self.burn_in_rounds
+        return {**super().arguments(config, unlabelled), "burn_in_rounds": burn_in}
+
+
+class Draws(BurnIn):
+    """Rounds are draws of the posterior."""
+
+    step_size: Positive = option(1e-6, "eta: each step's noise has variance 2 eta.")
+    max_samples: Count = option(20, "The last rounds that predict.", argument=None)
+
+
+def _server_rates() -> str:
+    return ", ".join(f"{rate:g} for {name}" for name, rate in choices.SERVER_OPTIMIZERS.numbers().items())
+
+
+class ServerOptimized(Options):
+    server_optimizer: Optional[str] = option(
+        None,
+        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
+        names=choices.SERVER_OPTIMIZERS,
+    )
+    server_learning_rate: Optional[Positive] = option(
+        None,
+        f"Of the server's optimizer; {_server_rates()} if not given.",
+        argument=None,
+    )
+    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
+            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
+            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
+        if self.server_momentum and self.server_optimizer != "sgd":
+            raise InvalidArgument(
+                f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        optimizer = None
+        if self.server_optimizer is not None:
+            others = {"momentum": self.server_momentum} if self.server_momentum else {}
+            optimizer = bfl.servers.server_optimizer(self.server_optimizer, self.server_learning_rate, **others)
+        return {**super().arguments(config, unlabelled), "server_optimizer": optimizer}
+
+
+class Bounded(Options):
+    max_change_norm: Optional[Positive] = option(
+        None, "A client whose weights move further than this is left out of its round."
+    )
+
+
+class Pooled(Options):
+    """The server's aggregation rule can be chosen."""
+
+    rule: Optional[str] = option(
+        None,
+        "Aggregation rule, or FILE.py:FUNCTION, whose code is run; if not given the one under which the clients' steps "
+        "converge to the posterior.",
+        names=choices.RULES,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        takes_arguments = any(":" in form for form in choices.RULES.forms())
+        if self.rule is not None and takes_arguments and not names_code(self.rule):
+            bfl.rules.parse_rule(self.rule)
+
+
+class Defended(Options):
+    robust: Optional[str] = option(
+        None,
+        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE, median or centered_clip; none by default.",
+        names=choices.ROBUST,
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.robust is not None:
+            bfl.rules.parse_robust(self.robust)
+
+
+class Compressed(Options):
+    compressor: Optional[str] = option(
+        None,
+        "Of what clients send: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or none, which only counts the bits.",
+        names=choices.COMPRESSORS,
+    )
+    per_tensor: bool = option(False, "Each of the model's tensors is compressed for itself.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.compressor is not None:
+            self.check_bias(bfl.compression.parse_compressor(self.compressor))
+        elif self.per_tensor:
+            raise InvalidArgument("per_tensor is of the compressor, and there is none: give compressor.")
+
+    def check_bias(self, compressor: Any) -> None:
+        if not compressor.unbiased:
+            raise InvalidArgument(
+                f"compressor is {compressor.name!r}, which is biased, and so would the chain be: give one such as "
+                "quantiser:16."
+            )
+
+
+class WithErrorMemory(Compressed):
+    error_memory: bool = option(False, "Clients add to a message what the compressor left out of those before.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.error_memory and self.compressor is None:
+            raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
+
+    def check_bias(self, compressor: Any) -> None:
+        if not compressor.unbiased and not self.error_memory:
+            raise InvalidArgument(
+                f"compressor is {compressor.name!r}, which leaves the same values out for good: give error_memory, or "
+                "one that is unbiased, such as sparsifier:0.1."
+            )
+
+
+class Weighted(Options):
+    weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.weighting in ("equal", "train_size"):
+            return
+        if self.point_weights:
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, which {self.recipe} does not: use 'equal' or "
+                "'train_size'."
+            )
+        if config.kind not in choices.VARIATIONAL.forms():
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, kind {config.kind!r} has none: use kind 'flipout'."
+            )
+
+
+class Hidden(Weighted):
+    """Whose clients can be hidden from those who see the model."""
+
+    privacy_clip_norm: Optional[Positive] = option(
+        None,
+        "Differential privacy: the furthest that a client moves the sum of means, in standard deviations.",
+        argument=None,
+    )
+    privacy_variance_clip_norm: Optional[Positive] = option(
+        None, "The same of variances; a twentieth of privacy_clip_norm if not given.", argument=None
+    )
+    privacy_noise: PositiveOrZero = option(1.0, "The noise's standard deviation over privacy_clip_norm.", argument=None)
+    privacy_delta: Share = option(1e-5, "Delta, for which epsilon is told.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        fields = type(self).model_fields
+        for name in ("privacy_variance_clip_norm", "privacy_noise", "privacy_delta"):
+            if self.privacy_clip_norm is None and getattr(self, name) != fields[name].default:
+                raise InvalidArgument(f"{name} is of differential privacy, and there is none: give privacy_clip_norm.")
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        if self.privacy_clip_norm is None:
+            return given
+        if config.cohort_size is None:
+            raise InvalidArgument(
+                "privacy_clip_norm hides clients of whom few take part at a time, and here all do: give cohort_size."
+            )
+        numbers = self.privacy_noise, config.cohort_size, self.privacy_delta, self.privacy_variance_clip_norm
+        return {**given, "privacy": bfl.privacy.Privacy(self.privacy_clip_norm, *numbers)}
+
+
+def extra(field: Any, what: str) -> Any:
+    """The `argument` or the `names` that `option` gave a field."""
+    return field.json_schema_extra[what]
+
+
+def argument_names(options: type[Options]) -> dict[str, str]:
+    """The options that are an argument of the recipe each, and its name."""
+    places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
+    return {name: place or name for name, place in places.items() if place is not None}
+
+
+class HiddenExamples(Options):
+    """Clients whose examples can be hidden from those who see what they send."""
+
+    example_clip_norm: Optional[Positive] = option(
+        None, "Differential privacy of examples: the longest gradient that one has; inference backprop.", argument=None
+    )
+    example_noise: PositiveOrZero = option(1.0, "The noise's standard deviation over example_clip_norm.", argument=None)
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.example_clip_norm is None and self.example_noise != type(self).model_fields["example_noise"].default:
+            raise InvalidArgument(
+                "example_noise is of differential privacy, and there is none: give example_clip_norm."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        if self.example_clip_norm is None:
+            return given
+        return {**given, "example_privacy": bfl.clients.ExamplePrivacy(self.example_clip_norm, self.example_noise)}

@@ -1,0 +1,146 @@
+"""The options of the recipes whose clients may have models of their own: meta-learning, MetaVD and pFedBayes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Optional
+
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.fields import (
+    AnyKind,
+    Bounded,
+    Count,
+    CountOrZero,
+    Defended,
+    Hidden,
+    ManyRounds,
+    Pooled,
+    Positive,
+    PositiveOrZero,
+    ServerOptimized,
+    Share,
+    Weighted,
+    WithErrorMemory,
+    option,
+)
+from tfp_bfl.errors import InvalidArgument
+
+
+class _Personal(ManyRounds):
+    kl_weight: PositiveOrZero = option(1.0, "beta: a factor of the KL; kind flipout learns with less, such as 0.05.")
+    evaluate_clients: bool = option(
+        False,
+        "At the end score each client's own model on its share of the test set, before and after a step of adaptation.",
+        argument=None,
+    )
+    unseen_clients: CountOrZero = option(
+        0, "Besides `clients`, those who are never in training: `evaluate_clients` scores them apart.", argument=None
+    )
+
+
+class _MetaLearnt(_Personal, ServerOptimized):
+    learner: str = option("plain", "The gradient along which clients step: see `tfp-bfl list`.", names=choices.LEARNERS)
+    inner_rate: Positive = option(0.02, "Rate of the step of adaptation.")
+    clip_norm: Positive = option(5.0, "The largest norm of a gradient, over all weights together.")
+    difference: Positive = option(1e-4, "Of the weights between which hessian_free_maml takes second derivatives.")
+    kl_reduction: str = option(
+        "sum", "sum for the ELBO's KL, mean for its mean over the weights.", names=choices.KL_REDUCTIONS
+    )
+
+    def rate(self) -> float:
+        from tfp_bfl.clients.meta_learning import RATES
+
+        return self.learning_rate or RATES[self.learner]
+
+    def steps(self, num_examples: int) -> int:
+        from tfp_bfl.clients.meta_learning import BATCHES
+
+        return -(-num_examples // (BATCHES[self.learner] * self.batch_size)) * self.local_epochs
+
+
+class MetaLearning(_MetaLearnt, Bounded, Pooled, Defended, AnyKind, Weighted, WithErrorMemory):
+    recipe: ClassVar[str] = "meta_learning"
+    summary: ClassVar[str] = "weights from which a step on a client's data leads far: MAML, PerFedAvg, Reptile"
+    defaults: ClassVar[dict[str, Any]] = {
+        **{"kind": "deterministic", "learner": "maml", "rule": "naive_weighted_average"},
+    }
+
+
+class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
+    recipe: ClassVar[str] = "p_fed_bayes"
+    summary: ClassVar[str] = "each client keeps a posterior of its own, held to one that all share"
+    defaults: ClassVar[dict[str, Any]] = {
+        **{"rule": "naive_weighted_average", "learning_rate": 1e-3, "kl_weight": 10.0, "initial_stddev": 0.05},
+    }
+    point_weights: ClassVar[bool] = False
+    personal: ClassVar[bool] = True
+    regression: ClassVar[bool] = False
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if config.kind not in choices.VARIATIONAL.forms():
+            raise InvalidArgument(
+                f"p_fed_bayes keeps a posterior over weights for each client, and kind {config.kind!r} has none: use "
+                "kind 'flipout'."
+            )
+
+
+class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
+    recipe: ClassVar[str] = "meta_vd"
+    summary: ClassVar[str] = "each client has dropout of its own, which a hypernetwork on the server gives it"
+    defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout", "rule": "log_linear_pool"}
+    point_weights: ClassVar[bool] = False
+    personal: ClassVar[bool] = True
+    regression: ClassVar[bool] = False
+
+    variances: str = option(
+        "hypernetwork", "What gives clients their variances: see `tfp-bfl list`.", names=choices.PERSONAL_VARIANCES
+    )
+    embedding_size: Optional[Count] = option(
+        None,
+        "Numbers that the hypernetwork knows a client by; 1 + clients / 4 if not given.",
+        argument="variance_options.embedding_size",
+    )
+    variance_range: str = option(
+        "smooth",
+        "smooth or clamped, as published: how logits keep to their range.",
+        argument="variance_options.ranged",
+        names=choices.VARIANCE_RANGES,
+    )
+    uncapped: bool = option(
+        False, "Clients' change does not bound the rates of what gives the variances, as published.", argument=None
+    )
+    absent_decay: bool = option(
+        False, "Embeddings of clients who are not in a round decay too.", argument="server_options.absent_decay"
+    )
+    pruning_threshold: Optional[Share] = option(
+        None,
+        "A client neither gets nor sends weights whose dropout rate is above it; all are kept if not given.",
+        argument="threshold",
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if config.kind != "variational_dropout":
+            raise InvalidArgument(
+                f"meta_vd gives each client dropout of its own, and kind {config.kind!r} learns none: use kind "
+                "'variational_dropout'."
+            )
+        if self.weighting not in ("equal", "train_size"):
+            raise InvalidArgument(
+                f"Weighting by {self.weighting} compares posteriors, and those of meta_vd have variances of the "
+                "clients' own: use 'equal' or 'train_size'."
+            )
+
+    def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
+        given = super().arguments(config, unlabelled)
+        variances = {**given["variance_options"], "parametrization": config.parametrization}
+        if config.initial_stddev is not None:
+            variances["middle"] = 2 * math.log(config.initial_stddev)
+        return {
+            **given,
+            "num_clients": config.clients,
+            "variance_options": {name: x for name, x in variances.items() if x is not None},
+            "server_options": {**given["server_options"], "capped": not self.uncapped},
+        }

@@ -1,0 +1,140 @@
+"""Configurations with the defaults that an algorithm fills in, and the settings that a run states.
+
+A configuration leaves open what the user did not give: rule, inference, noise, optimizer, learning rate, schedule,
+temperature and KL scaling. The algorithms fill these in when they build their process. `resolved` fills in the same
+values, from the same functions, so that the record of a run says what it computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.algorithms.fixed_points import default_rule
+from tfp_bfl.app.options.algorithms import OwnAlgorithm
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.fields import LIKELIHOOD
+from tfp_bfl.app.options.own_model import names_code
+from tfp_bfl.training.inference import Settings, default_noise, default_optimizer, settings_for
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point weights"
+# Options of a posterior over weights, which a model without Gaussian weights does not use.
+_OF_POSTERIOR = ("rule", "inference", "noise", "kl", "temperature", "update_prior", "pretrained")
+_OF_GAUSSIANS = ("prior_stddev", "initial_stddev", "min_stddev", "variational_layers")
+# Algorithms that train by `clients.variational` without its options of a posterior: its defaults hold.
+_BY_DEFAULTS = ("fed_opt", "fed_prox", "scaffold", "fed_dyn", "fed_nova", "fed_kp")
+# What a summary states of the method.
+_STATED = (
+    *("weights", "algorithm", "rule", "inference", "noise", "optimizer", "learning_rate"),
+    *("schedule", "kl", "prior_stddev", "temperature"),
+)
+
+
+def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None) -> RunConfig:
+    """Return the configuration with the values that its algorithm takes for options that are None.
+
+    The result gives the same run as `config`, and is its own result.
+
+    Args:
+      config: of the run.
+      regression: the labels are numbers, so that the default temperature is 1.
+      weights: of the model, as `weights_of` returns them. Without Gaussian weights the options of a posterior stay as
+        they are, since the run does not use them. None for Gaussian weights.
+    """
+    options: Any = config.own_options()
+    if isinstance(options, OwnAlgorithm):  # What it takes for options that are None only its code says.
+        return config
+    fields = type(options).model_fields
+    found: dict[str, Any] = {}
+    if "optimizer" in fields:
+        found["optimizer"] = options.optimizer or default_optimizer(getattr(options, "update_prior", False))
+    if "learning_rate" in fields:
+        found["learning_rate"] = options.rate()
+    if "schedule" in fields:
+        found["schedule"] = options.schedule_name()
+    if "inference" in fields:
+        settings = settings_of(options, regression)
+        found |= {**settings._asdict(), "noise": options.noise or default_noise(settings.inference)}
+        found["rule"] = getattr(options, "rule", None) or default_rule(settings.inference)
+        if names_code(found["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
+            del found["kl"]
+    found = {name: x for name, x in found.items() if name in fields}  # Options of other algorithms stay as they are.
+    if weights not in (None, GAUSSIAN):
+        found = {name: x for name, x in found.items() if name not in _OF_POSTERIOR}
+    return config.model_copy(update=found)
+
+
+def settings_of(options: Any, regression: bool) -> Settings:
+    """Return inference, temperature and KL scaling of an algorithm whose clients fit Gaussian weights."""
+    rule = getattr(options, "rule", None)
+    inference = getattr(options, "inference", None)
+    return settings_for(
+        inference or (options.default_inference() if hasattr(options, "default_inference") else None),
+        getattr(options, "temperature", None),
+        getattr(options, "kl", None),
+        likelihood=LIKELIHOOD if regression else "categorical",
+        update_prior=getattr(options, "update_prior", False),
+        example_privacy=getattr(options, "example_clip_norm", None) is not None,
+        one_shot=rule is not None and not names_code(rule) and bfl.rules.whole_model(rule).one_shot,
+    )
+
+
+def weights_of(model: tf.keras.Model) -> str:
+    """Return what the weights of a built model are: `GAUSSIAN`, `DROPOUT` or `POINT`."""
+    if bfl.models.layout(model).variational:
+        return GAUSSIAN
+    return DROPOUT if bfl.evaluation.is_stochastic(model) else POINT
+
+
+def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[str, Any]:
+    """Return the settings that decide a run's result and that the run uses, as reports and exports state them.
+
+    Args:
+      config: of the run, `resolved`.
+      regression: the labels are numbers.
+      weights: of the model; None for a run that recorded none, whose options are stated as they were given.
+    """
+    told = config.told()
+    if weights is None:
+        return told
+    options = config.own_options()
+    unused = set(_OF_POSTERIOR + _OF_GAUSSIANS) if weights != GAUSSIAN else set()
+    if options.point_weights:  # Of a posterior over point weights the prior is used.
+        unused.discard("prior_stddev")
+    if names_code(config.model):  # The kind is a wish that a function need not fulfil.
+        unused.add("kind")
+    extra: dict[str, Any] = {}
+    if weights == GAUSSIAN and config.algorithm in _BY_DEFAULTS:
+        settings = settings_of(options, regression)
+        extra = {**settings._asdict(), "noise": default_noise(settings.inference)}
+    return {"weights": weights, **{name: x for name, x in told.items() if name not in unused}, **extra}
+
+
+def method(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the `stated` settings that say by which method the weights were found."""
+    return {name: settings[name] for name in _STATED if settings.get(name) is not None}
+
+
+def title(config: RunConfig, weights: Optional[str] = None) -> str:
+    """Return the heading of a run: model, data, clients and method.
+
+    Args:
+      config: of the run.
+      weights: of the model, as `weights_of` returns them; None if they are not known.
+    """
+    model = f"{config.model_name} with {weights}"
+    if weights is None or (weights == GAUSSIAN and not names_code(config.model)):
+        model = f"{config.kind} {config.model_name}"
+    name = method_name(config, weights)
+    members = f"{config.ensemble} members of {name}" if config.ensemble else name
+    return f"{model} on {config.data_name}, {config.clients} clients, {members}"
+
+
+def method_name(config: RunConfig, weights: Optional[str] = None) -> str:
+    """Return what distinguishes a run: the rule; or the algorithm, where no rule can be chosen or none is used."""
+    if config.algorithm == "variational" and weights not in (None, GAUSSIAN):
+        return "federated averaging"
+    return config.method

@@ -1,0 +1,70 @@
+"""What examples at other places look like, and clients whose examples are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.data.clients import ClientExamples
+from tfp_bfl.data.sources import Column, Learnt
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema(Learnt):
+    """What examples look like, without any of them: as far as a model must know it.
+
+    Attributes:
+      name: of the data.
+      element_shape: of one example's features.
+      is_image: whether they are bytes, [height, width, channels]; else float32.
+      class_names: C names; () where numbers are regressed on.
+      columns: of a table, by whose means and standard deviations all parties standardise theirs.
+      target: of what is regressed on; None for classes.
+    """
+
+    name: str
+    element_shape: tuple[int, ...]
+    is_image: bool
+    class_names: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    target: Optional[Column] = None
+
+
+class Parties(NamedTuple):
+    """Clients whose examples are elsewhere: `simulate` takes them with the engine that reaches them.
+
+    Fields:
+      source: what their data look like.
+      names: of each, by its number.
+      sizes: how many examples each has, int64 [K].
+    """
+
+    source: Schema
+    names: tuple[str, ...]
+    sizes: np.ndarray
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.names)
+
+    @property
+    def element_spec(self) -> ClientExamples:
+        """As of `Clients`."""
+        return self.source.element_spec
+
+    def shards(self, numbers: Sequence[int], count: int) -> list[int]:
+        """What their engine knows them by: their numbers."""
+        del count
+        return [int(number) for number in numbers]
+
+    @property
+    def description(self) -> str:
+        """Who they are and how much they have, as a checkpoint says it."""
+        digest = hashlib.sha256(json.dumps([self.names, self.sizes.tolist()]).encode()).hexdigest()[:8]
+        return f"{self.num_clients} parties of {self.source.name} ({digest})"

@@ -1,0 +1,27 @@
+"""The engine that runs clients on a Ray cluster. Ray is imported when something here is first used."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from tfp_bfl.engines.ray.cluster import RayEngine, RayRuntime
+    from tfp_bfl.federated import BayesianProcess
+
+
+def check_installed() -> None:
+    """Raise MissingDependency where Ray is not installed."""
+    from tfp_bfl.engines.ray.cluster import require_ray
+
+    require_ray()
+
+
+@contextlib.contextmanager
+def running(process: BayesianProcess, runtime: Optional[RayRuntime]) -> Iterator[RayEngine]:
+    """Yield the engine of a process on a cluster: that of the runtime, or one that is started here and stopped."""
+    from tfp_bfl.engines.ray.cluster import RayEngine, ray_runtime
+
+    with ray_runtime() if runtime is None else contextlib.nullcontext(runtime) as cluster:
+        yield RayEngine(process.round, cluster)

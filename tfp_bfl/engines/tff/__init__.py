@@ -1,0 +1,43 @@
+"""The engine that runs rounds on TensorFlow Federated and its workers: the only package that imports TFF.
+
+TFF is imported when something here is first used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any, Optional
+
+from tfp_bfl.errors import missing_package
+
+
+def is_installed() -> bool:
+    """Whether TFF is there; whether it can be imported shows when it is."""
+    return importlib.util.find_spec("tensorflow_federated") is not None
+
+
+def learning_process(*args: Any) -> Any:
+    """As `tfp_bfl.engines.tff.process.learning_process`."""
+    from tfp_bfl.engines.tff import process
+
+    return process.learning_process(*args)
+
+
+def process_type() -> Optional[type]:
+    """TFF's class of learning processes, if TFF has been imported."""
+    tff = sys.modules.get("tensorflow_federated")
+    return getattr(getattr(getattr(tff, "learning", None), "templates", None), "LearningProcess", None)
+
+
+def check_installed() -> None:
+    """Raise MissingDependency where TensorFlow Federated is not installed."""
+    if not is_installed():
+        raise missing_package("tensorflow_federated")
+
+
+def running(*args: Any) -> Any:
+    """Call `tfp_bfl.engines.tff.engine.running`."""
+    from tfp_bfl.engines.tff import engine
+
+    return engine.running(*args)

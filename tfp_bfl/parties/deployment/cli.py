@@ -1,0 +1,139 @@
+"""The commands of federations of real parties: deploy init, check, start, run, demo."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import click
+
+from tfp_bfl.app.options.command import Grouped, config_options
+from tfp_bfl.app.options.config import OF_ONE_PLACE
+from tfp_bfl.errors import InvalidArgument
+
+DEPLOY_EXAMPLES = """
+\b
+Examples:
+  tfp-bfl deploy demo --output demo           three parties on this machine
+  tfp-bfl deploy init kits --host fl.example.org --party north --party south
+  tfp-bfl deploy check north                  at a party: its file and data
+  tfp-bfl deploy start north                  at each party, and the server
+  tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
+
+\b
+NVIDIA FLARE carries the messages: pip install 'tfp_bfl[deployment]', in an
+environment without TensorFlow Federated.
+"""
+
+
+@click.group("deploy", epilog=DEPLOY_EXAMPLES, invoke_without_command=True)
+@click.pass_context
+def deploy(context: click.Context) -> None:
+    """Federations of real parties: each with hosts, data and a key of its own."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@deploy.command("init")
+@click.argument("folder", metavar="FOLDER")
+@click.option("--host", required=True, metavar="NAME", help="Under which the parties reach the server.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8002, show_default=True, help="Of the server.")
+@click.option("--party", "parties", multiple=True, required=True, metavar="NAME", help="A party; again for another.")
+def init(folder: str, host: str, port: int, parties: Sequence[str]) -> None:
+    """Write a folder for the server, for the administrator, and for each party, with certificates."""
+    from tfp_bfl.parties.deployment.kits import make_kits
+
+    for kit in make_kits(folder, host, port, parties):
+        click.echo(str(kit))
+    click.echo("Give each to its own, by a way that nobody else reads; keep the folder authority to yourself.")
+
+
+@deploy.command("check")
+@click.argument("kit", metavar="KIT")
+def check(kit: str) -> None:
+    """Read a party's file and data, and say what it would tell a server."""
+    import pathlib
+
+    from tfp_bfl.parties.deployment.kits import role_of
+    from tfp_bfl.parties.deployment.site import check as check_site
+
+    if role_of(kit)["role"] != "party":
+        raise InvalidArgument(f"{kit} is not a party's folder: only parties have data.")
+    click.echo(check_site(pathlib.Path(kit) / "local"))
+
+
+@deploy.command("start")
+@click.argument("kit", metavar="KIT")
+def start(kit: str) -> None:
+    """Run the server or a party of this folder, until Ctrl-C."""
+    from tfp_bfl.parties.deployment import kits
+
+    kits.start(kit)
+
+
+class _Run(Grouped):
+    first = (
+        "name",
+        "output",
+        "quorum",
+        "deadline",
+        "secure_sums",
+        "max_examples",
+        "without",
+        "model",
+        "algorithm",
+        "rule",
+        "rounds",
+    )
+
+
+@deploy.command("run", cls=_Run)
+@click.argument("kit", metavar="ADMIN_KIT")
+@click.option("--name", required=True, metavar="NAME", help="Of the run; the same name goes on with it.")
+@click.option("--output", required=True, metavar="FOLDER", help="A new one, for the result.")
+@click.option("--quorum", type=click.IntRange(1), default=2, show_default=True, help="Fewest parties of a round.")
+@click.option(
+    "--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds that a party has."
+)
+@click.option(
+    "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads the sum of those who answer."
+)
+@click.option(
+    "--max-examples", type=click.IntRange(1), metavar="N", help="As how many a party counts at most, whatever it says."
+)
+@click.option("--without", multiple=True, metavar="PARTY", help="A party that is not asked; again for another.")
+@click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
+@functools.partial(config_options, without=OF_ONE_PLACE)
+def run(
+    kit: str,
+    name: str,
+    output: str,
+    quorum: int,
+    deadline: float,
+    secure_sums: bool,
+    max_examples: Optional[int],
+    without: Sequence[str],
+    config_file: Optional[str],
+    **given: Any,
+) -> None:
+    """Submit a run to the server, follow it, and fetch its folder."""
+    from tfp_bfl.app.options.config import read_yaml
+    from tfp_bfl.parties.deployment.submit import submit
+
+    options = {**(read_yaml(config_file) if config_file else {}), **{k: x for k, x in given.items() if x is not None}}
+    tell = functools.partial(click.echo, err=True)
+    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "tell": tell, "secure_sums": secure_sums}
+    how |= {"max_examples": max_examples, "without": without}
+    click.echo(str(submit(kit, name, options, output, **how)))
+
+
+@deploy.command("demo")
+@click.option("--output", default="federation_demo", show_default=True, metavar="FOLDER", help="A new one.")
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8402, show_default=True, help="On this machine.")
+def demo(output: str, rounds: int, port: int) -> None:
+    """Three hospitals, each a process with a third of the breast cancer data, and a server, on this machine."""
+    from tfp_bfl.parties.deployment.demo import run_demo
+
+    run_demo(output, rounds, port, functools.partial(click.echo, err=True))

@@ -1,0 +1,240 @@
+"""NVIDIA FLARE's carriers: `Server` at the server, `Site` at each party. They hold no arithmetic and run no code sent.
+
+A job is JSON that names these two classes; what a message holds are bytes that this library wrote and checks.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pathlib
+import queue
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, Optional, cast
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import InfoCollector
+from rich.console import Console
+
+from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import arrays_of, to_bytes
+from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, ROUND, SCORE, TASKS, Refusal, Reply
+from tfp_bfl.parties.deployment.server import FAILURE, TOLD, serve
+from tfp_bfl.parties.deployment.site import Site as Answers
+
+_CONTENT, _REFUSED = "content", "refused"
+_POLL = 0.2
+# Seconds that a party has at least to begin a run, in which it builds and traces a model.
+_TO_BEGIN = 60.0
+# Of the lines about a run, how many wait for whoever submitted it.
+_KEPT = 200
+
+
+class _Aborted(Error):
+    """The administrator, or FLARE because a process died, ended the job."""
+
+
+class _Lines(io.TextIOBase):
+    """What is told of a run: to the server's own output, and kept for whoever submitted it and asks."""
+
+    def __init__(self) -> None:
+        self._every: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Takes whole lines."""
+        self._every += filter(None, text.splitlines())
+        return sys.stdout.write(text)
+
+    def flush(self) -> None:
+        """Of the server's output."""
+        sys.stdout.flush()
+
+    def last(self) -> dict[str, Any]:
+        """The last lines, and how many there were before them."""
+        every = self._every[:]
+        return {"before": max(0, len(every) - _KEPT), "lines": every[-_KEPT:]}
+
+
+class Server(Controller):
+    """Runs a federation in the server's process of a job, whose arguments are what a user submitted.
+
+    Args:
+      name: of the run.
+      options: of the run.
+      folder: where runs are kept, from the server's own folder.
+      quorum: the fewest parties that must answer.
+      deadline: seconds that a party has for an answer.
+      secure_sums, max_examples, without, again: of `server.serve`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, Any],
+        folder: str,
+        quorum: int,
+        deadline: float,
+        secure_sums: bool,
+        max_examples: Optional[int],
+        without: list[str],
+        again: bool,
+    ):
+        super().__init__()
+        self._lines = _Lines()
+        self._arguments = name, options, folder, quorum, deadline
+        self._how: dict[str, Any] = {
+            "secure_sums": secure_sums,
+            "max_examples": max_examples,
+            "without": without,
+            "again": again,
+        }
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is to be prepared."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is to be cleared."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tells of the rounds where it is asked how the run goes."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(TOLD, self._lines.last())
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """The run, from its first question to its folder."""
+        name, options, folder, quorum, deadline = self._arguments
+        workspace = fl_ctx.get_engine().get_workspace()
+        here = pathlib.Path(workspace.get_root_dir()) / folder / name
+        channel = _Channel(self, fl_ctx, abort_signal, deadline)
+        result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
+        try:
+            console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
+            with reporter(console, "lines", int(options.get("rounds", 0))) as tell:
+                done = serve(options, name, here, channel, quorum, tell, **self._how)
+            # What the administrator fetches: the run without its checkpoints.
+            shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
+        except _Aborted:
+            self.log_warning(fl_ctx, "The job was aborted; the run's last checkpoint is kept.")
+        except Error as error:
+            result.mkdir(parents=True, exist_ok=True)
+            (result / FAILURE).write_text(str(error), encoding="utf-8")
+            self.system_panic(str(error), fl_ctx)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that came too late is not looked at."""
+        self.log_warning(fl_ctx, f"{client.name} answered {task_name} too late.")
+
+
+class _Channel:
+    """`channel.Channel` by FLARE's tasks."""
+
+    def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, deadline: float):
+        self._controller, self._fl_ctx, self._abort, self._deadline = controller, fl_ctx, abort, deadline
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the parties that the job was deployed to."""
+        return [client.name for client in self._fl_ctx.get_engine().get_clients()]
+
+    def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
+        """As of `channel.Channel`; a party that is not connected refuses."""
+        there = set(self.names)
+        asked = [name for name in what if name in there]
+        yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
+        came: queue.SimpleQueue[tuple[str, Reply]] = queue.SimpleQueue()
+        tasks, seconds = [], max(self._deadline, _TO_BEGIN) if task == BEGIN else self._deadline
+        for content in dict.fromkeys(what[name] for name in asked):
+            shareable = Shareable()
+            shareable[_CONTENT] = content
+            one = Task(
+                task,
+                shareable,
+                timeout=int(seconds),
+                result_received_cb=functools.partial(_received, came.put),
+            )
+            targets = [name for name in asked if what[name] == content]
+            self._controller.broadcast(one, self._fl_ctx, targets, min_responses=len(targets))
+            tasks.append(one)
+        waiting = set(asked)
+        while waiting:
+            if self._abort.triggered:
+                raise _Aborted("The job was aborted.")
+            try:
+                name, reply = came.get(timeout=_POLL)
+            except queue.Empty:
+                if all(one.completion_status is not None for one in tasks) and came.empty():
+                    return
+                continue
+            waiting.discard(name)
+            yield name, reply
+
+
+def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
+    result = client_task.result
+    name = client_task.client.name
+    if result.get_return_code() != ReturnCode.OK:
+        put((name, Refusal(f"it failed ({result.get_return_code()})")))
+    elif result.get(_REFUSED) is not None:
+        put((name, Refusal(str(result[_REFUSED])[:500])))
+    else:
+        content = result.get(_CONTENT)
+        put((name, content if isinstance(content, bytes) else Refusal("its answer is no bytes")))
+    client_task.result = None  # FLARE keeps tasks for a while, and answers need not stay in memory.
+
+
+class Site(Executor):
+    """Answers the server's tasks at a party, by the file in the party's own folder `local`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: Any = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Reads the party's file and data when a job starts; what is wrong with them is told when it is asked."""
+        if event_type == EventType.START_RUN:
+            folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
+            try:
+                self._answers = Answers(folder)
+            except Error as error:
+                self._answers = str(error)
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """The answer to a task, or why there is none."""
+        started, reply = time.perf_counter(), Shareable()
+        try:
+            if isinstance(self._answers, str):
+                raise InvalidArgument(self._answers)
+            reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
+            if task_name == BEGIN:
+                self.log_info(fl_ctx, self._answers.seen)
+        except Error as error:
+            self.log_error(fl_ctx, f"{task_name} refused: {error}")
+            reply[_REFUSED] = str(error)
+        self.log_info(fl_ctx, f"{task_name} took {time.perf_counter() - started:.2f} s")
+        return reply
+
+    def _answer(self, task: str, content: Any) -> bytes:
+        if not isinstance(content, bytes) or task not in TASKS:
+            raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
+        if task == DESCRIBE:
+            return self._answers.describe().encode()
+        if task == BEGIN:
+            self._answers.begin(content.decode())
+            return b""
+        act = {ROUND: self._answers.answer, SCORE: self._answers.score}[task]
+        return to_bytes(act(arrays_of(content, "message", MOST_BYTES)))

@@ -1,0 +1,70 @@
+"""What a server tells its parties of a run: options without code, and what the data look like, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.options import own_model
+from tfp_bfl.app.options.config import OF_ONE_PLACE, RunConfig, make_config
+from tfp_bfl.errors import InvalidArgument, shown
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """Returns the name of a run, which is that of folders too.
+
+    Raises:
+      InvalidArgument: it can't be.
+    """
+    if not _RUN_NAME.fullmatch(name):
+        raise InvalidArgument(f"The run's name is {shown(name)}, but must be letters, digits, and - _ . between them.")
+    return name
+
+
+def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
+    """The configuration of a run over so many parties.
+
+    Raises:
+      InvalidArgument: an option is of data in one place or names code, is unknown, or does not fit the others.
+    """
+    for name in options:
+        if name in OF_ONE_PLACE:
+            raise InvalidArgument(
+                f"{name} is of data in one place: here each party's own file says what data it has. Leave it out."
+            )
+    for name in own_model.OPTIONS:
+        if own_model.names_code(options.get(name)):
+            raise InvalidArgument(
+                f"{name} is {shown(options[name])}, but parties run no code that they are sent: take one of this "
+                "library."
+            )
+    config = make_config(None, {**options, "clients": number, "partition": "iid"})
+    if config.algorithm == "fed_be":
+        raise InvalidArgument("fed_be needs unlabelled examples at the server, and here there are none: take another.")
+    return config
+
+
+def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
+    """A schema as JSON."""
+    told = dataclasses.asdict(schema)
+    return {**told, "columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
+
+
+def from_json(told: Any) -> bfl.data.Schema:
+    """The schema that `to_json` wrote.
+
+    Raises:
+      InvalidArgument: it is none.
+    """
+    try:
+        columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in told["columns"])
+        target = told["target"] and bfl.data.Column(*told["target"])
+        shape, names = tuple(map(int, told["element_shape"])), tuple(map(str, told["class_names"]))
+        return bfl.data.Schema(str(told["name"]), shape, bool(told["is_image"]), names, columns, target)
+    except (KeyError, TypeError, ValueError):
+        raise InvalidArgument("What the server says of the data is not of the form that it must have.") from None

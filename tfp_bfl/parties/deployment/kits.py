@@ -1,0 +1,214 @@
+"""Folders from which a server, parties and an administrator start: certificates by NVIDIA FLARE, rules of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Union
+
+import yaml
+
+from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.parties.deployment.site import FILE
+from tfp_bfl.parties.deployment.strangers import strangers
+
+ADMIN, SERVER = "admin", "server"
+_ROLE = "tfp_bfl.json"
+_USER = "admin@federation.local"
+# The organisation of the server and the administrator: no party is of it.
+_PROJECT = "federation"
+_NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
+CLASSES = "tfp_bfl.parties.deployment.flare."
+_TEMPLATE = """# What this party has, and what it takes part in. Nobody else reads it; docs/deployment.md says more.
+data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, from here
+label: label             # the column of the labels
+# test_data: test.csv    # to score models on; a fifth of the data if not given
+# algorithms: [variational, partitioned_vi]    # all, if not given
+# models: [mlp, lenet]
+# rules: [mean_precision_average]
+# max_rounds: 1000
+# min_parties: 2
+# share_scores: true     # sums of a model's scores on the test data
+# allow_single_posteriors: true   # false: only rules that need no more than the sum of what parties send
+# only_secure_sums: false   # true: no run whose server sees by itself what this party finds
+# max_example_epsilon: 8    # what all runs together may tell of one example; only runs with --example-clip-norm then
+"""
+
+
+def check_installed() -> None:
+    """Raises MissingDependency where NVIDIA FLARE is not installed."""
+    try:
+        import nvflare  # noqa: F401
+    except ImportError:
+        raise MissingDependency(
+            "NVIDIA FLARE is not installed: pip install 'tfp_bfl[deployment]', in an environment without TensorFlow "
+            "Federated (docs/deployment.md)."
+        ) from None
+
+
+def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: Sequence[str]) -> list[pathlib.Path]:
+    """Writes a folder for the server, one for each party and one for the administrator, and returns them.
+
+    Each has the certificate and the key of its own; the folder `authority` has the authority's key, and stays with
+    whoever made it: with the same folder, more parties can be added.
+
+    Args:
+      folder: new, or one of before, for more parties.
+      host: under which parties reach the server.
+      port: that it listens on.
+      parties: their names.
+
+    Raises:
+      InvalidArgument: a name or the host is none, or a party's folder is there already.
+      MissingDependency: NVIDIA FLARE is not installed.
+    """
+    check_installed()
+    for name in parties:
+        if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
+            raise InvalidArgument(f"{shown(name)} is no name of a party: take small letters, digits and -.")
+    if len(set(parties)) != len(parties) or not parties:
+        raise InvalidArgument("Name each party once, and at least one.")
+    if not _HOST.fullmatch(host) or host == _PROJECT:
+        raise InvalidArgument(f"{shown(host)} is no host's name.")
+    folder = pathlib.Path(folder).resolve()
+    wanted = [name for name in (SERVER, ADMIN) if not (folder / name).exists()] + list(parties)
+    for name in parties:
+        if (folder / name).exists():
+            raise InvalidArgument(f"{path_name(folder / name)} exists already: nothing is overwritten.")
+    authority = folder / "authority"
+    authority.mkdir(parents=True, exist_ok=True)
+    authority.chmod(0o700)
+    project = {
+        "api_version": 3,
+        "name": _PROJECT,
+        "participants": [
+            {"name": host, "type": "server", "org": _PROJECT, "fed_learn_port": port},
+            *({"name": name, "type": "client", "org": name} for name in parties),
+            {"name": _USER, "type": "admin", "org": _PROJECT, "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": f"nvflare.lighter.impl.{path}", "args": arguments}
+            for path, arguments in {
+                "workspace.WorkspaceBuilder": {"template_file": ["master_template.yml"]},
+                "static_file.StaticFileBuilder": {"config_folder": "config", "scheme": "grpc"},
+                "cert.CertBuilder": {},
+                "signature.SignatureBuilder": {},
+            }.items()
+        ],
+    }
+    with tempfile.TemporaryDirectory(dir=folder) as draft:
+        file = pathlib.Path(draft) / "project.yml"
+        file.write_text(yaml.safe_dump(project), encoding="utf-8")
+        work = pathlib.Path(draft) / "work"
+        state = authority / "state"
+        if state.exists():
+            shutil.copytree(state, work / "federation" / "state")
+        command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(work), "--force"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=draft)
+        made = sorted((work / "federation").glob("prod_*"))
+        if done.returncode or not made:
+            raise Error(f"NVIDIA FLARE could not make the certificates: {(done.stderr or done.stdout).strip()[-500:]}.")
+        if not state.exists():
+            shutil.copytree(work / "federation" / "state", state)
+        for name in wanted:
+            there = {SERVER: host, ADMIN: _USER}.get(name, name)
+            shutil.move(str(made[-1] / there), str(folder / name))
+            _finish(folder / name, name, host)
+    return [folder / name for name in wanted]
+
+
+def _finish(kit: pathlib.Path, name: str, host: str) -> None:
+    """Our rules in the place of FLARE's defaults: two classes, no code, no logs sent."""
+    kit.chmod(0o700)
+    role = name if name in (ADMIN, SERVER) else "party"
+    (kit / _ROLE).write_text(json.dumps({"role": role, "name": name, "host": host}) + "\n", encoding="utf-8")
+    if role == ADMIN:
+        return
+    local = kit / "local"
+    rules = json.loads((local / "authorization.json.default").read_text(encoding="utf-8"))
+    for permissions in rules["permissions"].values():
+        if isinstance(permissions, dict):
+            permissions.update({"byoc": "none", "shell_commands": "none"})
+    rules["permissions"]["project_admin"] = {
+        **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
+        **{"byoc": "none", "shell_commands": "none"},
+    }
+    (local / "authorization.json").write_text(json.dumps(rules, indent=1), encoding="utf-8")
+    if role == "party":
+        (local / FILE).write_text(_TEMPLATE, encoding="utf-8")
+
+
+def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
+    """What a folder is for: role, name and host.
+
+    Raises:
+      InvalidArgument: it is none of `make_kits`.
+    """
+    try:
+        found: dict[str, str] = json.loads((pathlib.Path(kit) / _ROLE).read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        raise InvalidArgument(f"{path_name(kit)} is no folder that tfp-bfl deploy init wrote.") from None
+
+
+def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
+    """The command that runs the server or a party, after its resources were written for the place where it is.
+
+    Raises:
+      InvalidArgument: the folder is neither a server's nor a party's.
+    """
+    told, kit = role_of(kit), pathlib.Path(kit).resolve()
+    if told["role"] == ADMIN:
+        raise InvalidArgument("An administrator starts nothing: tfp-bfl deploy run submits runs.")
+    local = kit / "local"
+    resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
+    (local / "resources.json").write_text(json.dumps(_resources(resources, told["role"], kit), indent=1), "utf-8")
+    (kit / "transfer").mkdir(exist_ok=True)
+    kind, uid = ("server", []) if told["role"] == SERVER else ("client", [f"uid={told['name']}"])
+    options = ["secure_train=true", *uid, f"org={'federation' if kind == 'server' else told['name']}"]
+    module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+    return [
+        *(sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json"),
+        *("--set", *options, "config_folder=config"),
+    ]
+
+
+def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[str, Any]:
+    """With one class of ours that jobs may name, storage in the kit, and no logs sent."""
+    resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
+    resources["allow_log_streaming"] = False
+    resources["components"] = [
+        part for part in resources["components"] if part["id"] not in ("site_log_streamer", "log_receiver")
+    ]
+    text = json.dumps(resources).replace("/tmp/nvflare/", f"{kit}/store/")
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def start(kit: Union[str, pathlib.Path]) -> None:
+    """Becomes the server or the party, until it is ended.
+
+    Raises:
+      InvalidArgument: the folder is neither's, or of another federation than the server that is there.
+      MissingDependency: NVIDIA FLARE is not installed.
+    """
+    check_installed()
+    command = start_command(kit)
+    told = pathlib.Path(kit) / "startup" / "fed_client.json"
+    if told.exists():
+        (server,) = json.loads(told.read_text(encoding="utf-8"))["servers"]
+        host, _, port = server["service"]["target"].rpartition(":")
+        if why := strangers(told.parent, host, int(port)):
+            raise InvalidArgument(why)
+    os.environ.setdefault("MALLOC_ARENA_MAX", "4")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.chdir(kit)
+    os.execv(command[0], command)

@@ -1,0 +1,280 @@
+"""The server's side of a federation: who takes part, the rounds, scores from sums, and the run's folder."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build, records
+from tfp_bfl.app.one_run.progress import Reporter
+from tfp_bfl.app.one_run.run_folder import owned, recorder
+from tfp_bfl.app.options import resolve
+from tfp_bfl.app.options.config import OF_ONE_PLACE, RunConfig
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import arrays_of, to_bytes, write_arrays
+from tfp_bfl.parties.deployment.attendance import gather
+from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
+from tfp_bfl.parties.deployment.job import check_name, make_job, to_json
+from tfp_bfl.parties.deployment.site import OFFER
+
+logger = logging.getLogger(__name__)
+
+# In a result's folder, why there is no more of it.
+FAILURE = "failure.txt"
+# The sums from which the last scores are (`evaluation.score_sums`): over all parties, and of each under its name.
+SCORES = "scores.npz"
+# Under which name a server has its lines about a run.
+TOLD = "told"
+
+
+def serve(
+    options: Mapping[str, Any],
+    name: str,
+    folder: pathlib.Path,
+    channel: Channel,
+    quorum: int,
+    tell: Reporter,
+    *,
+    secure_sums: bool = False,
+    max_examples: Optional[int] = None,
+    without: Sequence[str] = (),
+    again: bool = False,
+) -> pathlib.Path:
+    """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
+
+    The folder holds what a run's does: config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json; and
+    parties.json: who takes part, and what their data look like. summary.json has what each scored, scores.npz the sums
+    from which that is.
+
+    Args:
+      options: of `tfp-bfl run`, but those of data.
+      name: of the run; the same name goes on with it.
+      folder: new, or of the same run.
+      channel: that reaches the parties.
+      quorum: the fewest parties that must take part, and give a sound answer in each round.
+      tell: what is told of progress.
+      secure_sums: parties mask what they send, so that only the sum over those who answer can be read here.
+      max_examples: that a party counts as having, whatever it says; None for what it says.
+      without: parties that are not asked.
+      again: whoever submitted it has not seen how it ended: a run that is complete is returned as it is.
+
+    Raises:
+      InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
+      Error: fewer parties than the quorum.
+    """
+    check_name(name)
+    if (folder / "summary.json").exists():
+        if again:
+            return folder
+        raise InvalidArgument(f"The run {name} is complete: give another one another name.")
+    tell.phase("asking the parties what data they have")
+    there = gather(folder, channel, quorum, without)
+    names, told = there.names, there.counted(max_examples)
+    schema = bfl.data.agree(name, told)
+    offers = {party: own.get(OFFER) for party, own in told.items()}
+    config = make_job(options, len(names))
+    sizes = np.array([own["num_examples"] for own in told.values()], np.int64)
+    parties = bfl.data.Parties(schema, names, sizes)
+    sums = _largest(offers, sizes) if secure_sums else None
+    process = build.process(config, schema, lambda: None, secure_sums=sums)
+    config, weights = build.settle(config, schema)
+    bfl.federated.check_clients(process, parties)
+    hidden = records.privacy(config, {}, min(own["num_examples"] for own in there.told.values()))
+    settled = functools.partial(resolve.resolved, regression=schema.target is not None, weights=weights)
+    with owned(folder, config, settled):
+        there.write(folder)
+        job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
+        job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
+        job |= {"max_examples": max_examples}
+        jobs = {party: json.dumps({**job, "number": number}).encode() for number, party in enumerate(names)}
+        there.begin(channel, jobs, quorum)
+        there.write(folder)
+        doubts = there.doubts(max_examples)
+        for warning in [*there.absences(), *doubts]:
+            tell.phase(warning)
+        tell.announce(
+            f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
+        )
+        sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
+        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names}, sums_of)
+        with recorder(folder, config, tell, None) as on_round:
+            result = bfl.federated.simulate_parties(
+                process,
+                parties,
+                _Carrier(channel, names, jobs, there.refused),
+                config.rounds,
+                quorum,
+                bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
+                cohort_size=config.cohort_size,
+                seed=config.seed,
+                checkpoint_dir=folder / "checkpoints",
+                evaluate=scores.of,
+                evaluate_every=config.evaluate_every,
+                on_round=on_round,
+                # A party answers a round with masks once: no round is gone back over.
+                checkpoint_every=1 if secure_sums else config.checkpoint_every,
+                keep_checkpoints=config.keep_checkpoints,
+                max_retries=config.max_retries,
+            )
+        there.write(folder)
+        _write(folder, config, weights, schema, parties, result, scores.last, hidden, [*there.absences(), *doubts])
+    return folder
+
+
+class _Carrier:
+    """`federated.Transport` by a channel: rounds' messages as bytes.
+
+    A party that was started anew or did not hear of the run is told of it before the next round, and is in that again.
+
+    Args:
+      channel: that reaches the parties.
+      names: of the parties, by their numbers.
+      jobs: name -> what that party is told of the run.
+      refused: name -> why that party takes no part, which is kept up to date.
+    """
+
+    def __init__(self, channel: Channel, names: Sequence[str], jobs: Mapping[str, bytes], refused: dict[str, str]):
+        self._channel, self._names, self._jobs, self._refused = channel, names, jobs, refused
+        self._again: set[str] = set()
+
+    def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
+        """As of `federated.Transport`."""
+        asked = [self._names[number] for number in numbers]
+        self._begin_again([party for party in asked if party in self._again])
+        for party, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
+            if isinstance(reply, Refusal) and reply == NO_RUN:
+                self._again.add(party)
+            elif not isinstance(reply, Refusal):
+                self._refused.pop(party, None)
+            yield self._names.index(party), _arrays(reply)
+
+    def _begin_again(self, parties: Sequence[str]) -> None:
+        if not parties:
+            return
+        for party, reply in self._channel.ask(BEGIN, {party: self._jobs[party] for party in parties}):
+            self._again.discard(party)
+            if isinstance(reply, Refusal):
+                self._refused[party] = str(reply)
+            logger.warning(
+                "%s was told of the run again: %s", party, str(reply) if isinstance(reply, Refusal) else "it takes part"
+            )
+
+
+class _Scores:
+    """Scores of a model on what the parties hold out, from sums.
+
+    Attributes:
+      last: party -> its sums, of the last model scored.
+    """
+
+    def __init__(self, channel: Channel, sizes: Mapping[str, int], spec: Mapping[str, Any]):
+        self._channel, self._sizes, self._spec = channel, sizes, spec
+        self.last: dict[str, dict[str, np.ndarray]] = {}
+
+    def of(self, model: Any) -> dict[str, float]:
+        """The scores over all parties that answered; none if nobody did."""
+        content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
+        found = {}
+        for party, reply in self._channel.ask(SCORE, dict.fromkeys(self._sizes, content)):
+            try:
+                arrays = _arrays(reply)
+                if isinstance(arrays, str):
+                    raise InvalidArgument(arrays)
+                sums = bfl.federated.from_arrays(arrays, self._spec)
+                bfl.evaluation.check_sums(sums, self._sizes[party])
+                found[party] = sums
+            except InvalidArgument as error:
+                logger.warning("The scores are without those of %s: %s", party, error)
+        self.last = dict(sorted(found.items()))
+        return bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values()))) if found else {}
+
+
+def _arrays(reply: Reply) -> Any:
+    if isinstance(reply, Refusal):
+        return str(reply)
+    try:
+        return arrays_of(reply, "answer", MOST_BYTES)
+    except InvalidArgument as error:
+        return str(error)
+
+
+def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
+    """The bound of the parties' weights, of whom each must have offered half of a key."""
+    without = [party for party, offer in offers.items() if offer is None]
+    if without:
+        raise InvalidArgument(
+            f"{', '.join(without)} can't mask what they send: secure sums need each party's certificate in its folder "
+            "startup, as `tfp-bfl deploy init` makes it."
+        )
+    return float(sizes.max())
+
+
+def _write(
+    folder: pathlib.Path,
+    config: RunConfig,
+    weights: str,
+    schema: bfl.data.Schema,
+    parties: bfl.data.Parties,
+    result: bfl.federated.SimulationResult,
+    scores: Mapping[str, Any],
+    hidden: Mapping[str, float],
+    warnings: Sequence[str],
+) -> None:
+    last = result.rounds[-1]
+    metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    metrics |= hidden
+    of_parties = {party: bfl.evaluation.from_sums(sums) for party, sums in scores.items()}
+    data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
+    data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
+    data.update({"target": list(schema.target)} if schema.target else {})
+    settings = resolve.stated(config, schema.target is not None, weights)
+    told = {option: x for option, x in settings.items() if option not in OF_ONE_PLACE}
+    info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
+    bfl.export.save(result.model, folder / "saved_model", info)
+    _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
+    if scores:
+        of_each = {f"{party}/{name}": x for party, sums in scores.items() for name, x in sums.items()}
+        write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
+    summary = {
+        **metrics,
+        "method": resolve.method(told),
+        "parties": of_parties,
+        "warnings": [*warnings, *result.warnings],
+    }
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def _report(
+    folder: pathlib.Path,
+    told: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    result: bfl.federated.SimulationResult,
+    schema: bfl.data.Schema,
+    of_parties: Mapping[str, Any],
+) -> None:
+    """The page about the run, from the rounds and the parties' sums."""
+    summary = {name: x for name, x in metrics.items() if name != "round"}
+    variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
+    summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})
+    run = bfl.plots.RunResults(
+        name=folder.name,
+        config=told,
+        summary=summary,
+        rounds=result.rounds,
+        probabilities=None,
+        labels=np.zeros(0, np.int32),
+        uncertainties={},
+        class_names=schema.class_names,
+        warnings=result.warnings,
+        parties=of_parties,
+        statement=bfl.export.statement(told),
+    )
+    bfl.plots.write_report(folder / "report.html", [run], title=f"{folder.name}: {told['model']}, {told['algorithm']}")

@@ -1,0 +1,351 @@
+"""A party's side of a federation: its own file, and its answers to what a server asks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping
+from typing import Any, Optional, Union
+
+import numpy as np
+import pydantic
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build
+from tfp_bfl.app.options.config import RunConfig, read_yaml
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.parties.deployment import keys
+from tfp_bfl.parties.deployment.channel import NO_RUN
+from tfp_bfl.parties.deployment.job import check_name, from_json, make_job
+from tfp_bfl.parties.deployment.ledger import Ledger
+
+FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
+# In the memory of a run with masks, what run that is.
+JOB = "job"
+_OTHER_JOB = "It has masked what it sent in another run of the name {}: give this one another name."
+_SECRET_BYTES = 32
+_MOST_BYTES = 2**33
+
+
+class PartyFile(pydantic.BaseModel):
+    """What a party says for itself; nobody else reads it.
+
+    Attributes:
+      data: of its own (`data.read_own`): a table, an archive or a folder of images.
+      label: the column of the labels.
+      test_data: to score models on; a fifth of the data if not given.
+      task: classification or regression.
+      algorithms: those that it takes part in; none means all.
+      models: those that it trains; none means all.
+      rules: those by which its posterior may be pooled with others', as `tfp-bfl list` has them; none means all.
+      max_rounds: of a run.
+      min_parties: it takes part in no run of fewer.
+      share_scores: whether it sends sums of a model's scores on its test data.
+      allow_single_posteriors: whether a rule may need more of what parties send than their sum, as those do that
+        compare or keep each posterior by itself.
+      only_secure_sums: it takes part in no run whose server sees what it finds by itself.
+      max_example_epsilon: what all its runs together may tell of one example (`clients.ExamplePrivacy`); None for no
+        bound. Its scores are not shared then.
+      delta: of that epsilon.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    data: str
+    label: str = "label"
+    test_data: Optional[str] = None
+    task: str = "classification"
+    algorithms: list[str] = []
+    models: list[str] = []
+    rules: list[str] = []
+    max_rounds: int = pydantic.Field(1000, ge=1)
+    min_parties: int = pydantic.Field(2, ge=1)
+    share_scores: bool = True
+    allow_single_posteriors: bool = True
+    only_secure_sums: bool = False
+    max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0)
+    delta: float = pydantic.Field(1e-5, gt=0, lt=1)
+
+
+def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
+    """The party's file in a folder, whose paths are from there.
+
+    Raises:
+      InvalidArgument: there is none, or it says something else than it may.
+    """
+    path = pathlib.Path(folder) / FILE
+    try:
+        found = PartyFile(**read_yaml(path))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(f"{where} of {path_name(path)}: {first['msg'][0].lower()}{first['msg'][1:]}.") from None
+    here = lambda x: x and str(pathlib.Path(folder) / x)
+    return found.model_copy(update={"data": here(found.data), "test_data": here(found.test_data)})
+
+
+def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
+    """The party's secret, made when it is first asked for, which only its owner may read."""
+    path = pathlib.Path(folder) / SECRET
+    try:
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(_SECRET_BYTES))
+    except FileExistsError:
+        pass
+    found = path.read_bytes()
+    if len(found) != _SECRET_BYTES:
+        raise InvalidArgument(f"{path_name(path)} has {len(found)} bytes, but must have {_SECRET_BYTES}: remove it.")
+    return found
+
+
+class Site:
+    """Answers what a server asks, by the party's own file; what that forbids is refused with a sentence.
+
+    Attributes:
+      seen: what the server of the run sees of what this party sends, in a sentence, from the rule that is built here.
+    """
+
+    seen = "The server sees nothing."
+
+    def __init__(self, folder: Union[str, os.PathLike[str]]):
+        """The party's folder; its file and data are read at once.
+
+        Raises:
+          InvalidArgument: the file or the data can't be read.
+          MissingDependency: the file has a bound of epsilon, and the package that counts it is not installed.
+        """
+        self._folder = pathlib.Path(folder)
+        # Where a kit has its certificates.
+        self._startup = self._folder.parent / "startup"
+        self._file = read_file(folder)
+        if self._file.max_example_epsilon is not None:
+            bfl.privacy.composed_epsilon([], self._file.delta)  # which needs the package
+        own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
+        self._train, self._test = own.train, own.test
+        self._party: Optional[bfl.federated.Party] = None
+        self._why_not = NO_RUN
+        self._ledger: Optional[Ledger] = None
+        self._open = contextlib.ExitStack()
+
+    def describe(self) -> str:
+        """What its data look like, as JSON: no example; and its half of the keys by which it can mask what it sends."""
+        told = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
+        half = keys.offer(self._startup, secret_of(self._folder))
+        return json.dumps(told if half is None else {**told, OFFER: half})
+
+    def begin(self, told: str) -> None:
+        """Takes part in a run, of which the server says options, schema, name, and the party's number.
+
+        Raises:
+          InvalidArgument: its file forbids that, or what is told is not of the form that it must have.
+        """
+        self._party = None
+        try:
+            self._party = self._begin(told)
+        except InvalidArgument as error:
+            self._why_not = str(error)
+            raise
+
+    def _begin(self, told: str) -> bfl.federated.Party:
+        try:
+            job = json.loads(told)
+            options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
+            rules, version = dict(options), str(job["version"])
+            sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
+            most = None if job.get("max_examples") is None else int(job["max_examples"])
+        except (KeyError, TypeError, ValueError):
+            raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
+        if version != bfl.__version__:
+            raise InvalidArgument(f"The server has tfp_bfl {version}, and it {bfl.__version__}: install the same.")
+        config = make_job(rules, parties)
+        check_name(run)
+        self._check(config, parties, sums)
+        self._ledger = self._begin_ledger(config, run)
+        schema = from_json(job["schema"])
+        self._config = config
+        self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
+        self._process = build.process(config, schema, lambda: None, secure_sums=sums)
+        self.seen = self._check_rule(sums)
+        here, secret = self._folder / "memory" / run, secret_of(self._folder)
+        own = self._process, self._source, number, secret, run
+        kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most}
+        kept["charge"] = self._ledger and self._ledger.charge
+        if sums is None:
+            if (here / JOB).exists():
+                raise InvalidArgument(_OTHER_JOB.format(run))
+            return bfl.federated.Party(*own, **kept)
+        kept |= {"keys": self._shared(number, parties, secret, offers), "job": self._bound(here, job)}
+        kept |= {"promises": _Promises(here / "promises"), "rounds": config.rounds}
+        return bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
+
+    def _bound(self, folder: pathlib.Path, job: Mapping[str, Any]) -> bytes:
+        """A digest of a run with masks, which stays the one that it is: who takes part, and all that they are told.
+
+        Raises:
+          InvalidArgument: it has masked what it sent in another run of this name, or does in another process.
+        """
+        told = {name: x for name, x in job.items() if name not in ("number", "offers")}
+        told["halves"] = {party: offer["public"] for party, offer in sorted(dict(job["offers"]).items())}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open.close()
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(open(folder / JOB, "a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InvalidArgument("Another process of this party takes part in this run: end that one.") from None
+            file.seek(0)
+            there = file.read()
+            if there not in ("", digest):
+                raise InvalidArgument(_OTHER_JOB.format(folder.name))
+            if not there:
+                file.write(digest)
+                file.flush()
+                os.fsync(file.fileno())
+            self._open = opened.pop_all()
+        return bytes.fromhex(digest)
+
+    def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
+        names = sorted(offers)
+        if not 0 <= number < len(names) == parties:
+            raise InvalidArgument(
+                f"Masks need the keys of all {parties} parties, and the server passes on {len(names)}."
+            )
+        shared = keys.agree(self._startup, secret, names[number], offers)
+        return {names.index(other): key for other, key in shared.items()}
+
+    def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Its work in a round, or what lets a masked sum be read (`federated.SealedParty`).
+
+        Raises:
+          InvalidArgument: its examples would be told of more than its file allows, or a second sum be known.
+        """
+        return self._begun().answer(message)
+
+    def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Sums of a model's scores on its own test data (`evaluation.score_sums`).
+
+        Raises:
+          InvalidArgument: it shares none, or the weights are none of this run's model.
+        """
+        self._begun()
+        if not self._file.share_scores or self._ledger:
+            raise InvalidArgument("It does not share scores.")
+        model = self._process.model_fn()
+        found = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
+        model = bfl.models.predictive_model(model, found)
+        samples, seed = self._config.num_samples, self._config.seed
+        given = model, self._held.features, self._held.labels, samples, seed
+        if (target := self._held.target) is not None:
+            found = bfl.evaluation.evaluate_regression(*given, scale=target.stddev, shift=target.mean)
+            return bfl.evaluation.number_sums(found)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*given), self._held.labels)
+
+    def _begun(self) -> bfl.federated.Party:
+        if self._party is None:
+            raise InvalidArgument(self._why_not)
+        return self._party
+
+    def _begin_ledger(self, config: RunConfig, run: str) -> Optional[Ledger]:
+        limit = self._file.max_example_epsilon
+        if limit is None:
+            return None
+        if not config.example_clip_norm or not config.example_noise:
+            raise InvalidArgument(
+                "Its file allows only runs that hide examples: submit with --example-clip-norm and --example-noise."
+            )
+        told = bfl.privacy.example_steps(
+            config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
+        )
+        return Ledger(self._folder / "ledger", run, told, config.rounds, limit, self._file.delta)
+
+    def _check_rule(self, sums: Any) -> str:
+        name = str(self._process.description["rule"])
+        # Which add something to a sum that stays one.
+        plain = name.removeprefix("quantised ").removeprefix("clipped ")
+        if self._file.rules and plain not in self._file.rules:
+            raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
+        if not self._process.is_sum and not self._file.allow_single_posteriors:
+            raise InvalidArgument(
+                f"Its file allows only rules that need no more than the sum of what parties send, and {plain} needs "
+                "what each sends by itself."
+            )
+        if sums is not None:
+            return f"The server sees the sum of what parties send, pooled by {plain}, and of this party masked numbers."
+        use = "adds it to the others'" if self._process.is_sum else "needs it by itself"
+        return f"The server sees what this party sends in each round, and by the rule {plain} {use}."
+
+    def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
+        if sums is None and self._file.only_secure_sums:
+            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+        if sums is not None and not (isinstance(sums, (int, float)) and 0 < sums < math.inf):
+            raise InvalidArgument(
+                f"The largest weight of secure sums is {shown(sums)}, but must be a number above zero."
+            )
+        for name, allowed in {"algorithm": self._file.algorithms, "model": self._file.models}.items():
+            if allowed and getattr(config, name) not in allowed:
+                raise InvalidArgument(f"Its file allows {name} {' or '.join(allowed)}, not {getattr(config, name)}.")
+        if config.rounds > self._file.max_rounds:
+            raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
+        if parties < self._file.min_parties:
+            raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} parties.")
+
+
+class _Versions:
+    """What a party keeps over rounds, a file for each round in which it did."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    def _path(self, version: int) -> pathlib.Path:
+        return self._folder / f"{version:06d}.npz"
+
+    def __contains__(self, version: object) -> bool:
+        return isinstance(version, int) and self._path(version).exists()
+
+    def __getitem__(self, version: int) -> dict[str, np.ndarray]:
+        return read_arrays(self._path(version), "memory", _MOST_BYTES)
+
+    def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_arrays(self._path(version), arrays)
+
+
+class _Promises:
+    """What a party has promised of a run's rounds, a file for each, on the disk before its answer goes."""
+
+    def __init__(self, folder: pathlib.Path):
+        self._folder = folder
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self._folder / f"{number:06d}.json"
+
+    def get(self, number: int) -> Optional[dict[str, Any]]:
+        path = self._path(number)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def __setitem__(self, number: int, promise: dict[str, Any]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(number), json.dumps(promise))
+
+
+def check(folder: Union[str, os.PathLike[str]]) -> str:
+    """Reads a party's file and data, and says in a sentence what it has.
+
+    Raises:
+      InvalidArgument: either can't be read.
+    """
+    site = Site(folder)
+    told = json.loads(site.describe())
+    kinds = f"{len(told['class_names'])} classes" if told["class_names"] else f"the number {shown(told['target'][0])}"
+    return f"{told['num_examples']:,} examples {told['element_shape']} to train on, {kinds}: as {FILE} says."

@@ -1,0 +1,326 @@
+"""Clients that are parties of their own: what one does with a message, and the server's engine that asks them.
+
+    server: state -> message            -> to all parties of a round
+    party:  message, own examples, own memory, key of its own secret -> result
+    server: every check, take, add in the order of the parties' numbers, conclude
+
+Whoever carries the arrays between them is a `Transport`; nothing but arrays is carried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Callable, Optional, Protocol, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.contracts import Memory, Metrics, ServerState
+from tfp_bfl.data import ClientExamples, Parties, Source
+from tfp_bfl.errors import Error, InvalidArgument, check_count
+from tfp_bfl.federated.local import Output, as_arrays
+from tfp_bfl.federated.memory import find_row, no_rows
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.federated.round import Contribution, summed_spec, types_of
+from tfp_bfl.federated.simulation import SimulationResult, simulate
+from tfp_bfl.parties.arrays import from_arrays, to_arrays
+
+Arrays = Mapping[str, np.ndarray]
+# What a party answers: arrays, or why it has none.
+Answer = Union[Arrays, str]
+NO_ANSWER = "it did not answer in time"
+
+
+class Versions(Protocol):
+    """Where a party puts what it keeps, as named arrays, by the number of rounds done: such as a dictionary."""
+
+    def __contains__(self, version: object, /) -> bool:
+        """Whether there is something of that round."""
+
+    def __getitem__(self, version: int, /) -> dict[str, np.ndarray]:
+        """What there is of that round."""
+
+    def __setitem__(self, version: int, arrays: dict[str, np.ndarray], /) -> None:
+        """Puts it there."""
+
+
+class Transport(Protocol):
+    """Carries a message to parties, and their answers back."""
+
+    def ask(self, numbers: Sequence[int], message: Arrays) -> Iterator[tuple[int, Answer]]:
+        """The answers of the parties with these numbers as they come, until all have come or time is up.
+
+        An answer's number is that of whom the transport has authenticated.
+        """
+
+
+def at_server(process: BayesianProcess) -> BayesianProcess:
+    """The process as a server of parties runs it: of what a party keeps it knows in which round that was made.
+
+    What the party itself keeps (`ClientWork.memory`) stays with the party.
+    """
+    if process.client_work.memory is None:
+        return process
+    served, version = copy.copy(process), tf.zeros([], tf.int32)
+    served.client_work = process.client_work._replace(memory=lambda weights, share: version, personal=None)
+    initialize = process.round.initialize
+    served.round = process.round._replace(initialize=lambda: initialize()._replace(memory=no_rows(version)))
+    served.state_spec = tf.nest.flatten(types_of(served.round.initialize))
+    return served
+
+
+class Party:
+    """One party of a federation: its examples, its secret and its memory, none of which it sends.
+
+    Args:
+      process: of the run, built here.
+      source: its examples.
+      number: by which the server knows it.
+      secret: of which all of its noise is a function, and which nobody else has.
+      run: a name of the run, so that two runs have other noise.
+      memory: where what it keeps is put; None for a dictionary.
+      charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
+      max_examples: as how many it counts at most, by which the server weighs it; None for as many as it has.
+    """
+
+    def __init__(
+        self,
+        process: BayesianProcess,
+        source: Source,
+        number: int,
+        secret: bytes,
+        run: str = "",
+        memory: Optional[Versions] = None,
+        charge: Optional[Callable[[Arrays], None]] = None,
+        max_examples: Optional[int] = None,
+    ):
+        self.number = number
+        self._size = min(source.num_examples, max_examples or source.num_examples)
+        self._secret, self._run, self._charge = secret, run, charge
+        self._versions: Versions = {} if memory is None else memory
+        self._first, self._coding = process.client_work.memory, process.client_work.coding
+        self._examples = ClientExamples(
+            tf.fill([source.num_examples], number), tf.constant(source.features), tf.constant(source.labels)
+        )
+        self._spec, self._row = _message_specs(process)
+        work = tf.function(process.round.build_work(), autograph=False)
+        types = self._spec._replace(memory=self._row), process.element_spec, tf.TensorSpec([2], tf.int32)
+        self._work = work.get_concrete_function(*types)
+
+    def answer(self, message: Arrays) -> dict[str, np.ndarray]:
+        """What it sends back: its work's result, without what it keeps.
+
+        Raises:
+          InvalidArgument: the message is not one of this run, or of a round whose memory is gone.
+        """
+        received = from_arrays(message, self._spec)
+        result = self._result(message, received)
+        if self._coding is None:
+            return to_arrays(result)
+        code = self._coding.encode(received, tf.nest.map_structure(np.asarray, result.sent.code))
+        sent = result.sent._replace(code=np.frombuffer(code, np.uint8))
+        return to_arrays(result._replace(weights=(), sent=sent))
+
+    def _result(self, message: Arrays, received: Any) -> Any:
+        """Its work's result, whose memory it has put away."""
+        if self._charge is not None:
+            self._charge(message)
+        done = int(received.round)
+        row = self._memory(received)
+        given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
+        result = self._work(given, self._examples, self._key(done))
+        result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
+        if self._first is not None:
+            self._versions[done + 1] = to_arrays(result.memory)
+        return result._replace(memory=())
+
+    def _memory(self, message: Any) -> Any:
+        if self._first is None:
+            return ()
+        version = int(find_row(message.memory, tf.constant(self.number))[0])
+        # In the first round what there is may be of another run of that name.
+        if version == 0 and (int(message.round) == 0 or 0 not in self._versions):
+            held, every = self._size, int(message.federation.num_examples)
+            share = np.float32(held / max(every, held)) if int(message.round) == 0 else np.float32(0)
+            weights = tf.nest.map_structure(tf.constant, message.weights)
+            self._versions[0] = to_arrays(self._first(weights, share))
+        if version not in self._versions:
+            raise InvalidArgument(f"What this party kept of round {version} is gone: begin the run anew.")
+        return from_arrays(self._versions[version], self._row)
+
+    def _key(self, done: int) -> np.ndarray:
+        digest = hmac.new(self._secret, f"{self._run}/{done}".encode(), hashlib.sha256).digest()
+        return np.frombuffer(digest[:8], np.int32)
+
+
+class PartyEngine:
+    """Runs rounds over parties; every check of what they send is made here.
+
+    Contributions are added in the order of the parties' numbers, each as soon as those before it are there: the sums
+    have the same bits whoever is first.
+
+    Args:
+      process: `at_server`.
+      result: the type of what a party answers (`result_spec`).
+      parties: with whom.
+      transport: that reaches them.
+      quorum: the fewest sound answers of a round with which the run goes on.
+    """
+
+    concurrent_calls = 1
+
+    def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
+        self._round, self._coding = process.round, process.client_work.coding
+        self._spec = result if self._coding is None else result._replace(weights=())
+        self._parties, self._transport, self._quorum = parties, transport, quorum
+        traced = functools.partial(tf.function, autograph=False, reduce_retracing=True)
+        self._broadcast, self._conclude = traced(process.round.broadcast), traced(process.round.conclude)
+        (message, _), scalar = _message_specs(process), tf.TensorSpec([], tf.int32)
+        types = message, self._spec, scalar, scalar
+        self._take = tf.function(self._taken, autograph=False).get_concrete_function(*types)
+        some = summed_spec(types_of(self._taken, *types), process.round.add)
+        self._add = tf.function(process.round.add, input_signature=[some, some], autograph=False)
+
+    def initialize(self) -> ServerState:
+        """The state before the first round."""
+        return as_arrays(self._round.initialize())
+
+    def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
+        """The round after the state's, over the parties with these numbers.
+
+        Raises:
+          Error: fewer than the quorum gave a sound answer.
+        """
+        state = tf.nest.map_structure(tf.convert_to_tensor, state)
+        message = self._broadcast(state).message
+        total, left_out = self._gather(message, numbers)
+        metrics: Metrics = {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}
+        after = state
+        if total is not None:
+            after, metrics = self._conclude(state, total)
+        output = Output(as_arrays(after), as_arrays(metrics), left_out)
+        sound, done = int(np.count_nonzero(output.metrics["clients"]["fault"] == 0)), int(state.round)
+        if sound < self._quorum:
+            raise self._too_few(sound, len(numbers), done, left_out)
+        return output
+
+    def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
+        """The sum of what the parties answer to a message, and why others are not in it."""
+        return self._summed(message, to_arrays(message), numbers)
+
+    def _summed(
+        self, message: Any, arrays: Arrays, numbers: Sequence[int]
+    ) -> tuple[Optional[Contribution], dict[int, str]]:
+        silent, refused, waiting = set(numbers), {}, sorted(numbers)
+        came: dict[int, Optional[Contribution]] = {}
+        total: Optional[Contribution] = None
+
+        def add(until_silence: bool) -> None:
+            nonlocal total
+            while waiting and (waiting[0] in came or not until_silence):
+                one = came.pop(waiting.pop(0), None)
+                total = total if one is None else one if total is None else self._add(total, one)
+
+        for number, answer in self._transport.ask(numbers, arrays):
+            if number not in silent:
+                continue  # Nobody asked it, or it has answered before.
+            silent.remove(number)
+            try:
+                came[number] = self._contribution(message, answer, number)
+            except InvalidArgument as error:
+                came[number], refused[number] = None, str(error)
+            add(until_silence=True)
+        add(until_silence=False)
+        return total, {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
+
+    def replace_dead_workers(self) -> int:
+        """0: parties are not started from here."""
+        return 0
+
+    def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
+        if isinstance(answer, str):
+            raise InvalidArgument(answer)
+        result = self._received(message, answer)
+        size = self._parties.sizes[number]
+        return self._take(message, result, tf.constant(number, tf.int32), tf.constant(size, tf.int32))
+
+    def _received(self, message: Any, answer: Arrays) -> Any:
+        if self._coding is None:
+            return tf.nest.map_structure(tf.constant, from_arrays(answer, self._spec))
+        on_its_way = self._spec.sent._replace(code=tf.TensorSpec([None], tf.uint8))
+        result = from_arrays(answer, self._spec._replace(sent=on_its_way))
+        code = self._coding.decode(message, result.sent.code.tobytes())
+        code = from_arrays(to_arrays(code), self._spec.sent.code)
+        return tf.nest.map_structure(tf.constant, result._replace(sent=result.sent._replace(code=code)))
+
+    def _taken(self, message: Any, result: Any, number: tf.Tensor, size: tf.Tensor) -> Contribution:
+        if self._coding is not None:
+            result = result._replace(weights=self._coding.expand(message, result.sent), sent=())
+        _, known = find_row(message.memory, number)
+        kept = () if message.memory == () else message.round + 1
+        return self._round.take(message, result._replace(memory=kept), number, size, known)
+
+    def _too_few(self, sound: int, asked: int, done: int, left_out: Mapping[int, str]) -> Error:
+        return Error(
+            f"{sound} of {asked} parties gave a sound answer in round {done + 1}, but the quorum is {self._quorum}"
+            f"{self._reasons(left_out)}. The rounds before are kept."
+        )
+
+    def _reasons(self, left_out: Mapping[int, str]) -> str:
+        told = "; ".join(f"{self._parties.names[number]}: {reason}" for number, reason in left_out.items())
+        return f" ({told})" if told else ""
+
+
+def simulate_parties(
+    process: BayesianProcess,
+    parties: Parties,
+    transport: Transport,
+    rounds: int,
+    quorum: int = 1,
+    make_engine: Callable[..., PartyEngine] = PartyEngine,
+    **options: Any,
+) -> SimulationResult:
+    """Runs a process over parties, as `simulate` runs it over clients whose data are here.
+
+    Args:
+      process: of `tfp_bfl.algorithms`.
+      parties: who takes part.
+      transport: that reaches them.
+      rounds: how many in all.
+      quorum: the fewest sound answers of a round with which the run goes on.
+      make_engine: `PartyEngine`, or `SealedEngine` for parties that mask what they send.
+      **options: of `simulate`.
+
+    Raises:
+      Error: a round had fewer sound answers than the quorum; all else that `simulate` raises.
+    """
+    check_count(quorum, "quorum")
+    asked = options.get("cohort_size") or parties.num_clients
+    if quorum > asked:
+        raise InvalidArgument(f"The quorum is {quorum}, but there are {asked} parties in a round.")
+    result = result_spec(process)
+    engine = lambda process, runtime: contextlib.nullcontext(make_engine(process, result, parties, transport, quorum))
+    return simulate(at_server(process), parties, rounds, engine=engine, **options)
+
+
+def result_spec(process: BayesianProcess) -> Any:
+    """The type of what a party of this process answers, without what it keeps."""
+    message, row = _message_specs(process)
+    work = tf.function(process.round.build_work(), autograph=False)
+    found = types_of(work, message._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32))
+    return found._replace(memory=())
+
+
+def _message_specs(process: BayesianProcess) -> tuple[Any, Any]:
+    """The type of a message as it is sent, and of what a party keeps."""
+    message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
+    first, numbers = process.client_work.memory, tf.TensorSpec([None], tf.int32)
+    if first is None:
+        return message, ()
+    row = types_of(first, message.weights, tf.TensorSpec([], tf.float32))
+    return message._replace(memory=Memory(numbers, numbers)), row

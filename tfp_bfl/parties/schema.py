@@ -1,0 +1,143 @@
+"""Descriptions of the data of parties, and the schema that all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_bfl.data.own import natural
+from tfp_bfl.data.schema import Schema
+from tfp_bfl.data.sources import Column, Source
+from tfp_bfl.errors import InvalidArgument, shown
+
+_LARGEST = 2**31 - 1
+
+
+def describe(source: Source) -> dict[str, Any]:
+    """What a party tells of its data, as JSON: sums over its examples, and no example.
+
+    They are the number of its examples, their shape, the names of its classes, and of a table the columns' names,
+    means and standard deviations.
+    """
+    return {
+        "num_examples": source.num_examples,
+        "element_shape": list(source.element_shape),
+        "is_image": source.is_image,
+        "class_names": list(source.class_names),
+        "columns": [list(column) for column in source.columns],
+        "target": list(source.target) if source.target else None,
+    }
+
+
+def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
+    """The schema of all parties' data: classes of any, columns by the mean and variance of all rows together.
+
+    With n_k rows, means m_k and standard deviations s_k,
+
+    m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + m_k^2) / N - m^2
+
+    Args:
+      name: of the data.
+      told: party -> what `describe` gave.
+
+    Raises:
+      InvalidArgument: a party's is no such description, or data differ in shape, columns or kind.
+    """
+    for party, own in told.items():
+        check_description(party, own)
+    (first, one), *others = told.items()
+    for party, own in others:
+        for key in ("element_shape", "is_image"):
+            if own[key] != one[key]:
+                raise InvalidArgument(
+                    f"The data of {party} and {first} differ: {key} is {own[key]} and {one[key]}. All parties must "
+                    "have the same."
+                )
+        if [c[0] for c in own["columns"]] != [c[0] for c in one["columns"]]:
+            raise InvalidArgument(f"The tables of {party} and {first} have other columns: name and order them alike.")
+        if (own["target"] is None) != (one["target"] is None):
+            raise InvalidArgument(f"{party} and {first} differ in what is learnt: classes, or a number.")
+    sizes = [own["num_examples"] for own in told.values()]
+    columns = zip(*(own["columns"] for own in told.values()))
+    target = None if one["target"] is None else _pooled(sizes, [own["target"] for own in told.values()])
+    classes = sorted({c for own in told.values() for c in own["class_names"]}, key=natural)
+    if target is None and len(classes) < 2:
+        raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
+    shape = tuple(one["element_shape"])
+    pooled = tuple(_pooled(sizes, column) for column in columns)
+    return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target)
+
+
+def fitted(source: Source, schema: Schema) -> Source:
+    """A party's examples as the schema has them: its standardisation, its classes' numbers.
+
+    Raises:
+      InvalidArgument: they are of another form.
+    """
+    names = [column.name for column in source.columns]
+    if source.element_shape != schema.element_shape or names != [column.name for column in schema.columns]:
+        raise InvalidArgument(
+            f"The data have examples {list(source.element_shape)} {names or ''}, but the federation's are "
+            f"{list(schema.element_shape)} {[column.name for column in schema.columns] or ''}."
+        )
+    features, labels, unknown = source.features, source.labels, set(source.class_names) - set(schema.class_names)
+    if unknown:
+        raise InvalidArgument(f"The data have the class {shown(min(unknown))}, which the federation does not know.")
+    if source.columns:
+        features = _moved(features, source.columns, schema.columns)
+    if (source.target is None) != (schema.target is None):
+        raise InvalidArgument("The data have classes where the federation learns a number, or a number for classes.")
+    if source.target is None:
+        labels = np.array([schema.class_names.index(name) for name in source.class_names], np.int32)[labels]
+    else:
+        labels = _moved(labels[:, np.newaxis], [source.target], [schema.target])[:, 0]
+    return Source(source.name, source.split, features, labels, schema.class_names, schema.columns, schema.target)
+
+
+def check_description(party: str, own: Any) -> None:
+    """Checks what a party tells of its data, by itself.
+
+    Raises:
+      InvalidArgument: it is not of the form that `describe` gives.
+    """
+    whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
+    text = lambda x: isinstance(x, str) and x.isprintable()
+    fine = lambda c: (
+        isinstance(c, (list, tuple))
+        and len(c) == 3
+        and text(c[0])
+        and all(isinstance(x, (int, float)) and np.isfinite(x) for x in c[1:])
+        and c[2] > 0
+    )
+    well = (
+        isinstance(own, Mapping)
+        and whole(own.get("num_examples"))
+        and whole(own.get("num_test", 1))
+        and isinstance(own.get("element_shape"), list)
+        and all(map(whole, own["element_shape"]))
+        and isinstance(own.get("is_image"), bool)
+        and isinstance(own.get("class_names"), list)
+        and all(map(text, own["class_names"]))
+        and isinstance(own.get("columns"), list)
+        and all(map(fine, own["columns"]))
+        and (own.get("target") is None or fine(own["target"]))
+    )
+    if not well:
+        raise InvalidArgument(f"What {party} tells of its data is not of the form that data.describe gives.")
+
+
+def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
+    weights = np.array(sizes, np.float64) / sum(sizes)
+    means, stddevs = (np.array([column[i] for column in columns], np.float64) for i in (1, 2))
+    mean = float(weights @ means)
+    variance = float(weights @ (stddevs**2 + (means - mean) ** 2))
+    return Column(str(columns[0][0]), mean, variance**0.5 if variance > 0 else 1.0)
+
+
+def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Any]) -> np.ndarray:
+    """Standardised numbers [N, D] by other means and standard deviations."""
+    scale = np.array([a.stddev / b.stddev for a, b in zip(old, new)])
+    shift = np.array([(a.mean - b.mean) / b.stddev for a, b in zip(old, new)])
+    return (values * scale + shift).astype(np.float32)

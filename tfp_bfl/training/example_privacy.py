@@ -1,0 +1,114 @@
+"""Training by gradients that say little of any one example: each is clipped, their sum is noised."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, check_number, shown
+from tfp_bfl.training.batches import steps_per_epoch
+from tfp_bfl.weights import layout
+
+_OF_NOISE = 2**29 + 1
+
+
+class ExamplePrivacy(NamedTuple):
+    """That what a client sends says little of any one of its examples.
+
+    g = (1 / B) (sum_(i in S) min(1, C / ||g_i||) g_i + s C z),   z ~ N(0, I)
+
+    in the place of the batch's mean gradient, g_i of example i's -log p in means and point weights together; each
+    example is in S with probability B / N, for itself. The KL's gradient knows no example, and neither does that of
+    log s, which is the same g times the weights' noise.
+
+    Fields:
+      clip_norm: C.
+      noise_multiplier: s. `privacy.epsilon(s, N, B, rounds * local_epochs * ceil(N / B))` is what all steps tell.
+
+    Source: Abadi et al. 2016 (arXiv:1607.00133), algorithm 1; Jaelkoe et al. 2017 (arXiv:1610.08749), for the ELBO.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+
+    def checked(self) -> ExamplePrivacy:
+        """Itself.
+
+        Raises:
+          InvalidArgument: a number outside its range, or no such thing.
+        """
+        if not isinstance(self, ExamplePrivacy):
+            raise InvalidArgument(
+                f"example_privacy is {shown(self)}, but must be a clients.ExamplePrivacy(clip_norm, noise_multiplier)."
+            )
+        check_number(self.clip_norm, "clip_norm")
+        check_number(self.noise_multiplier, "noise_multiplier", zero=True)
+        return self
+
+
+def check_alone(model: tf.keras.Model, inference: str) -> None:
+    """Raises InvalidArgument where a step asks for more of an example than its own gradient."""
+    places = layout(model)
+    if places.moving_mean:
+        raise InvalidArgument(
+            f"The model {model.name!r} normalises by the batch, in which every example is part of the others' "
+            "gradients: with example_privacy build it with normalization 'group' or 'none'."
+        )
+    if places.variational and inference != "backprop":
+        raise InvalidArgument(
+            f"Inference {inference!r} asks the examples for curvature besides, which example_privacy does not hide: "
+            "use inference 'backprop'."
+        )
+
+
+def over_drawn(
+    examples: Any,
+    seed: tf.Tensor,
+    num_epochs: int,
+    batch_size: int,
+    step: Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], Any],
+    state: Any,
+) -> Any:
+    """`batches.over_batches`, but that each example is in a batch with probability B / N, for itself.
+
+    There are as many steps as in passes over all examples; the batch of one may be empty.
+    """
+    number = tf.shape(examples.labels)[0]
+    share = tf.cast(batch_size, tf.float32) / tf.cast(number, tf.float32)
+
+    def a_step(i: tf.Tensor, state: Any) -> Any:
+        step_seed = tf.random.experimental.stateless_fold_in(seed, i)
+        rows = tf.where(tf.random.stateless_uniform([number], step_seed) < share)[:, 0]
+        features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
+        return i + 1, step(state, features, tf.gather(examples.labels, rows), step_seed)
+
+    steps = num_epochs * steps_per_epoch(number, batch_size)
+    return tf.while_loop(lambda i, _: i < steps, a_step, (tf.constant(0), state))[1]
+
+
+def private_mean(
+    gradient: Callable[[Any], tf.Tensor],
+    features: tf.Tensor,
+    labels: tf.Tensor,
+    settings: ExamplePrivacy,
+    batch_size: Any,
+    seed: tf.Tensor,
+) -> tf.Tensor:
+    """g of `ExamplePrivacy` [D].
+
+    Args:
+      gradient: ((features, label) of one example) -> g_i [D].
+      features, labels: of the examples in S, of which there may be none.
+      batch_size: B, the number that is expected.
+      seed: [2], of z.
+    """
+    # An example of zeros that counts nothing: a batch may be empty.
+    one_more = lambda x: tf.concat([x, tf.zeros([1, *x.shape[1:]], x.dtype)], 0)
+    each = tf.vectorized_map(gradient, (one_more(features), one_more(labels)))[:-1]
+    norms = tf.norm(each, axis=1, keepdims=True)
+    factor = tf.minimum(1.0, tf.math.divide_no_nan(settings.clip_norm, norms))
+    total = tf.reduce_sum(tf.where(norms > 0, factor * each, 0.0), 0)
+    noise_seed = tf.random.experimental.stateless_fold_in(seed, _OF_NOISE)
+    noise = settings.noise_multiplier * settings.clip_norm * tf.random.stateless_normal(tf.shape(total), noise_seed)
+    return (total + noise) / tf.cast(batch_size, tf.float32)

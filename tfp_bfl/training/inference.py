@@ -1,0 +1,153 @@
+"""The ways in which local training finds a posterior, by name, and their defaults."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, NamedTuple, Optional
+
+from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
+from tfp_bfl.training.natural import ByCurvature
+from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
+from tfp_bfl.training.schedules import inverse_decay
+from tfp_bfl.training.updates import ByOptimizer, Schedule, Update
+from tfp_bfl.weights import FlatWeights
+
+INFERENCES = {
+    "curvature": "means by the optimizer, precisions by the likelihood's curvature",
+    "natural": "means by natural gradients, precisions by the likelihood's curvature",
+    "ivon": "means and precisions by natural gradients, the curvature by Price's theorem",
+    "backprop": "means and log standard deviations by the optimizer",
+}
+DEFAULT_INFERENCE = "curvature"
+# Posterior temperature by likelihood: from trials of 0.005 to 0.05 by one seed; no study has chosen it yet.
+TEMPERATURES = {"categorical": 0.01}
+NOISES = {"shared": "one draw of the weights for a batch", "flipout": "a draw for each example"}
+_NATURAL: dict[str, dict[str, Any]] = {
+    "curvature": {},
+    "natural": {"natural_means": True},
+    "ivon": {"natural_means": True, "draw_labels": False, "decay": 0.999},
+}
+_RATES = {"natural": 0.005, "ivon": 0.05}
+
+
+class Settings(NamedTuple):
+    """Hold the options that decide a client's posterior, all defaults filled in."""
+
+    inference: str
+    temperature: float
+    kl: str
+
+
+def settings_for(
+    inference: Optional[str] = None,
+    temperature: Optional[float] = None,
+    kl: Optional[str] = None,
+    *,
+    likelihood: Any = "categorical",
+    update_prior: bool = False,
+    example_privacy: bool = False,
+    one_shot: bool = False,
+) -> Settings:
+    """Fill in the defaults of client work that fits a posterior.
+
+    Args:
+      inference, temperature, kl: what the user gave; None for the default.
+      likelihood: of the labels. The default temperature is that of `TEMPERATURES`, and 1 for others: a regression has
+        its noise in the model.
+      update_prior: the prior is the last pooled posterior: backprop at temperature 1 and KL / N_k, as published
+        (Fischer et al. 2024).
+      example_privacy: gradients are clipped and noised, which only "backprop" allows.
+      one_shot: the rule is for one round, in which the product of all clients' densities counts the prior once.
+    """
+    if inference is None:
+        inference = "backprop" if update_prior or example_privacy else DEFAULT_INFERENCE
+    if temperature is None:
+        by_likelihood = TEMPERATURES.get(likelihood, 1.0) if isinstance(likelihood, str) else 1.0
+        temperature = 1.0 if update_prior else by_likelihood
+    if kl is None:
+        kl = "product" if one_shot else "client" if update_prior else "total"
+    return Settings(inference, temperature, kl)
+
+
+def default_optimizer(update_prior: bool = False) -> str:
+    """Return the default optimizer: momentum, but Adam where the prior is the last posterior.
+
+    That prior's precision is that of the posterior, 1e5 at first, and gradients of its KL would take SGD away at any
+    rate that the likelihood needs.
+    """
+    return "adam" if update_prior else DEFAULT_OPTIMIZER
+
+
+def default_rate(inference: str, optimizer: Optimizer = DEFAULT_OPTIMIZER) -> float:
+    """Return the default learning rate of the means: that of the inference, or else of the optimizer.
+
+    Raises:
+      InvalidArgument: no such inference or optimizer.
+    """
+    lookup(INFERENCES, inference, "inference")
+    return _RATES[inference] if inference in _RATES else optimizer_rate(optimizer)
+
+
+def default_noise(inference: str) -> str:
+    """Return the default noise of an inference of Gaussian weights, one of `NOISES`."""
+    return "flipout" if inference == "backprop" else "shared"
+
+
+def update_of(
+    inference: str,
+    *,
+    learning_rate: Optional[Schedule] = None,
+    optimizer_fn: Optimizer = DEFAULT_OPTIMIZER,
+    noise: Optional[str] = None,
+    decay: Optional[float] = None,
+    stddev_rate: float = 1.0,
+    step_damping: Optional[float] = None,
+) -> Callable[[FlatWeights], Update]:
+    """The update of an inference for the weights of a model.
+
+    Args:
+      inference: one of `INFERENCES`.
+      learning_rate: of the means; None for `inverse_decay(default_rate(...))`.
+      optimizer_fn: one of `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer.
+      noise: one of `NOISES`; None for `default_noise`, and for "flipout" of a model without Gaussian weights.
+      decay: of the precision from estimate to estimate; None for 0.9, and for 0.999 with "ivon".
+      stddev_rate: for "backprop", the rate of log s over that of the means.
+      step_damping: of natural gradients, a share of n (`ByCurvature`); None for 0.
+
+    Raises:
+      InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
+    """
+    optimizer_of(optimizer_fn)
+    rate = inverse_decay(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
+    if noise is not None:
+        lookup(NOISES, noise, "noise")
+    check_number(stddev_rate, "stddev_rate")
+    if decay is not None and (inference == "backprop" or not 0 <= check_number(decay, "decay", zero=True) < 1):
+        raise InvalidArgument(
+            f"decay is {shown(decay)}, but must be at least 0 and below 1, and inference 'backprop' has none."
+        )
+    if stddev_rate != 1 and inference != "backprop":
+        raise InvalidArgument(f"stddev_rate is of inference 'backprop', and this is {inference!r}: leave it out.")
+    if step_damping is not None and (
+        inference not in _RATES or check_number(step_damping, "step_damping", zero=True) < 0
+    ):
+        raise InvalidArgument(
+            f"step_damping is {shown(step_damping)}, an option of natural gradients, and inference is {inference!r}: "
+            "leave it out, or use inference 'natural' or 'ivon'."
+        )
+    by_optimizer = functools.partial(
+        ByOptimizer,
+        optimizer_fn=optimizer_fn,
+        learning_rate=rate,
+        stddev_rate=stddev_rate,
+        noise=noise or "flipout",
+    )
+    options = {**_NATURAL.get(inference, {}), **({} if decay is None else {"decay": decay})}
+    options.update({} if step_damping is None else {"damping": step_damping})
+
+    def make(weights: FlatWeights) -> Update:
+        if inference == "backprop" or not weights.has_posterior:
+            return by_optimizer(weights)
+        return ByCurvature(weights, optimizer_fn, rate, noise=noise or default_noise(inference), **options)
+
+    return make

@@ -1,0 +1,131 @@
+"""What a model's outputs say of the labels."""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, NamedTuple, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.named import Table, WithArgument, parse
+from tfp_bfl.weights import mean_and_log_variance
+
+
+class Likelihood(NamedTuple):
+    """A density of labels given outputs.
+
+    Fields:
+      nll: (labels [B], outputs [B, C]) -> -log p(label | outputs) in nats [B].
+      draw: (outputs, a seed [2]) -> labels drawn from it [B].
+      fisher_root: outputs -> S [B, C, R] with S S^T = E_y[(d nll / d outputs) (d nll / d outputs)^T], y from the
+        model's own prediction; None for a density without one.
+    """
+
+    nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+    fisher_root: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
+
+
+def categorical() -> Likelihood:
+    """p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        drawn = tf.random.stateless_categorical(outputs, 1, seed)[:, 0]
+        # Of logits that are not finite it is C: their client is left out later, and should not raise here.
+        return tf.minimum(drawn, tf.cast(tf.shape(outputs)[1] - 1, drawn.dtype))
+
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        dtype = tf.as_dtype(labels.dtype)
+        if not dtype.is_integer:
+            raise InvalidArgument(
+                f"The labels are {dtype.name} numbers, and the likelihood is that of classes: give likelihood "
+                "'heteroscedastic' or 'gaussian:STDDEV'."
+            )
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, outputs)
+
+    def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
+        # diag(p) - p p^T = sum_c p_c (e_c - p) (e_c - p)^T
+        p = tf.nn.softmax(tf.cast(outputs, tf.float32))
+        identity = tf.eye(outputs.shape[1])
+        return (identity - p[:, :, tf.newaxis]) * tf.sqrt(p)[:, tf.newaxis, :]
+
+    return Likelihood(nll, draw, fisher_root)
+
+
+def gaussian(stddev: float) -> Likelihood:
+    """p(y | f) = N(y; f, stddev^2), one output, labels floats.
+
+    Raises:
+      InvalidArgument: stddev is not above 0.
+    """
+    stddev = float(check_number(stddev, "stddev"))
+
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        error = (tf.cast(labels, outputs.dtype) - outputs[:, 0]) / stddev
+        return 0.5 * tf.square(error) + math.log(stddev) + 0.5 * math.log(2 * math.pi)
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        return outputs[:, 0] + stddev * tf.random.stateless_normal(tf.shape(outputs)[:1], seed)
+
+    def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
+        # The variance 1 / stddev^2 of the gradient in the one output that counts.
+        first = tf.one_hot(0, outputs.shape[1]) / stddev
+        return tf.ones_like(outputs)[:, :, tf.newaxis] * first[:, tf.newaxis]
+
+    return Likelihood(nll, draw, fisher_root)
+
+
+def heteroscedastic() -> Likelihood:
+    """p(y | f) = N(y; f_0, exp(f_1)): two outputs, the mean and the logarithm of the variance, labels floats.
+
+    The log variance is bounded (`models.mean_and_log_variance`).
+
+    Source: Nix and Weigend 1994.
+    """
+
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        mean, log_variance = mean_and_log_variance(outputs)
+        error = tf.cast(labels, outputs.dtype) - mean
+        return 0.5 * (tf.square(error) * tf.exp(-log_variance) + log_variance + math.log(2 * math.pi))
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        mean, log_variance = mean_and_log_variance(outputs)
+        return mean + tf.exp(0.5 * log_variance) * tf.random.stateless_normal(tf.shape(mean), seed)
+
+    def fisher_root(outputs: tf.Tensor) -> tf.Tensor:
+        # Fisher's information of N(m, v) in (m, log v): diag(1 / v, 1 / 2); none in a log variance beyond its bound.
+        _, log_variance = mean_and_log_variance(outputs)
+        inside = tf.equal(log_variance, outputs[:, 1])
+        return tf.linalg.diag(tf.stack([tf.exp(-0.5 * log_variance), tf.where(inside, math.sqrt(0.5), 0.0)], 1))
+
+    return Likelihood(nll, draw, fisher_root)
+
+
+def density() -> Likelihood:
+    """The one output is log p(row | w) itself, as of `models.density`; labels say nothing."""
+
+    def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        raise InvalidArgument("A density has no labels to draw: use inference 'backprop', or a chain.")
+
+    return Likelihood(lambda labels, outputs: -outputs[:, 0], draw)
+
+
+CATEGORICAL = categorical()
+LIKELIHOODS: Table = {
+    "categorical": categorical,
+    "gaussian": WithArgument(gaussian, "stddev"),
+    "heteroscedastic": heteroscedastic,
+    "density": density,
+}
+
+
+def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
+    """ "categorical", "gaussian:STDDEV", "heteroscedastic" or "density" as a likelihood.
+
+    Raises:
+      InvalidArgument: no such likelihood.
+    """
+    if isinstance(text, Likelihood):
+        return text
+    return parse(LIKELIHOODS, text, "likelihood")()

@@ -1,0 +1,140 @@
+"""Natural-gradient steps: variances that the curvature of the likelihood determines."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import tensorflow as tf
+
+from tfp_bfl.training.optimizers import Optimizer, optimizer_rate
+from tfp_bfl.training.target import Target
+from tfp_bfl.training.updates import Batch, Schedule, rate_of, resettable
+from tfp_bfl.weights import FlatWeights
+
+MOMENTUM = 0.9
+# Steps from one estimate of the curvature by drawn labels to the next, which costs a backward pass.
+DRAW_EVERY = 8
+
+
+class ByCurvature:
+    """Precisions follow the curvature of the likelihood; means by a Keras optimizer, or by natural gradients too.
+
+    precision = 1 / s^2 <- b precision + (1 - b) (1 / t^2 + n h)
+
+    h [D] estimates the second derivative of the mean negative log likelihood in each weight:
+
+    h = B g^2, g its gradient for labels drawn from the model's own prediction: the diagonal of the Gauss-Newton
+        matrix, which is positive, estimated every `DRAW_EVERY` steps; or
+    h = (d NLL / d noise) eps / s, by Price's theorem (IVON): unbiased of any sign, its noise some sqrt(n / B) of h.
+        The precision then has (1 - b)^2 (precision - 1 / t^2 - n h)^2 / (2 precision) besides, by which it stays
+        positive.
+
+    Natural gradients of means:
+
+    mean <- mean - rate (n g_t + (mean - m) / t^2) / (precision + damping n)
+
+    with g_t the mean of all gradients so far, the last counting most. Damping bounds the step where the precision is
+    far below the curvature; the precision that is sent has none.
+
+    Both are stationary at the q that minimises the loss: where E_q[h] n + 1 / t^2 is the precision and the loss has no
+    gradient in the mean. Training starts from the precision that the server has sent, so that it is learnt over
+    rounds.
+
+    Args:
+      weights: of the model.
+      optimizer_fn: of point weights, and of means unless `natural_means`.
+      learning_rate: of means, and of point weights unless `natural_means`.
+      draw_labels: h by drawn labels, instead of by Price's theorem.
+      decay: b, at least 0 and below 1.
+      natural_means: by natural gradients at `learning_rate`; point weights then by the optimizer at its default rate.
+      damping: of natural gradients, a share of n.
+      noise: "shared", one draw for a batch, or "flipout".
+
+    Source: Khan et al. 2018 (arXiv:1806.04854), eqs. 6 and 7; Shen et al. 2024 (arXiv:2402.17641), algorithm 1 (IVON);
+    Martens 2020 (arXiv:1412.1193), section 9.2, for drawn labels.
+    """
+
+    def __init__(
+        self,
+        weights: FlatWeights,
+        optimizer_fn: Optimizer,
+        learning_rate: Schedule,
+        *,
+        draw_labels: bool = True,
+        decay: float = 0.9,
+        natural_means: bool = False,
+        damping: float = 0.0,
+        noise: str = "shared",
+    ):
+        self.noise = noise
+        self.draws_labels = draw_labels
+        self._weights = weights
+        self._decay = decay
+        self._damping = damping
+        self._learning_rate = learning_rate
+        self._optimizer, self._reset = resettable(optimizer_fn, [weights.values])
+        self._point_rate = optimizer_rate(optimizer_fn)
+        self._rate: Optional[tf.Variable] = None
+        if natural_means:
+            self._rate = tf.Variable(0.0)
+            self._momentum = tf.Variable(lambda: tf.zeros_like(weights.log_stddev))
+            self._steps_before = tf.Variable(0)
+
+    def start(self, round: tf.Tensor) -> None:
+        self._reset()
+        rate = rate_of(self._learning_rate, round)
+        if self._rate is None:
+            self._optimizer.learning_rate.assign(rate)
+        else:
+            self._optimizer.learning_rate.assign(self._point_rate)
+            self._rate.assign(rate)
+            self._momentum.assign(tf.zeros_like(self._momentum))
+            self._steps_before.assign(0)
+
+    def step(self, batch: Batch, target: Target) -> None:
+        size, number = target.size, tf.size(batch.in_noise)
+        in_values = batch.in_values + batch.kl_in_values / size
+        if self._rate is None:
+            self._optimizer.apply_gradients([(in_values, self._weights.values)])
+            self._follow_curvature(batch, target, size)
+            return
+        precision = self._follow_curvature(batch, target, size)
+        self._momentum.assign(MOMENTUM * self._momentum + (1 - MOMENTUM) * batch.in_values[:number])
+        steps = tf.cast(self._steps_before + batch.number + 1, tf.float32)
+        unbiased = self._momentum / (1 - tf.pow(MOMENTUM, steps))
+        change = self._rate * (size * unbiased + batch.kl_in_values[:number]) / (precision + self._damping * size)
+        points = tf.concat([tf.zeros_like(change), in_values[number:]], 0)
+        self._optimizer.apply_gradients([(points, self._weights.values)])
+        self._weights.values.assign_sub(tf.concat([change, tf.zeros_like(in_values[number:])], 0))
+
+    def resume(self, momentum: tf.Tensor, steps: tf.Tensor) -> None:
+        """Go on from the momentum [D] that so many steps of earlier rounds have left; natural gradients only."""
+        self._momentum.assign(momentum)
+        self._steps_before.assign(steps)
+
+    def momentum_after(self, steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Return what `resume` takes, after so many steps of this round."""
+        return tf.identity(self._momentum), self._steps_before + steps
+
+    def _follow_curvature(self, batch: Batch, target: Target, size: tf.Tensor) -> tf.Tensor:
+        """Set the precision of the weights, and return it."""
+        share, prior_precision = 1 - self._decay, target.prior.precision[: tf.size(batch.in_noise)]
+        present = lambda: tf.math.reciprocal(tf.square(batch.draw.stddev))
+
+        def by_price() -> tf.Tensor:
+            before = present()
+            gap = prior_precision + size * batch.in_noise * batch.draw.noise * before - before
+            return self._set(before + share * gap + 0.5 * tf.square(share * gap) / before, target.least_precision)
+
+        def by_drawn_labels() -> tf.Tensor:
+            before, curvature = present(), batch.size * tf.square(batch.in_noise_of_drawn_labels())
+            return self._set(before + share * (prior_precision + size * curvature - before), target.least_precision)
+
+        if not self.draws_labels:
+            return by_price()
+        return tf.cond(tf.equal(batch.number % DRAW_EVERY, 0), by_drawn_labels, present)
+
+    def _set(self, precision: tf.Tensor, least: tf.Tensor) -> tf.Tensor:
+        precision = tf.maximum(precision, least)
+        self._weights.set_precision(precision)
+        return precision

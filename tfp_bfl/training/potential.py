@@ -1,0 +1,163 @@
+"""-log p(y | x, w) of a Keras model and its gradient, as functions of one vector of all the model's point weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.layers import MCDropout, without_autograph
+from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
+from tfp_bfl.weights import batch_normalized_call, functional_call, layout
+
+# Examples whose gradient is taken at once in a sum over all of a client's.
+AT_ONCE = 512
+
+
+class Potential:
+    """The potential of a model's point weights, of which a posterior is exp(-U):
+
+    U(w) = U_0(w) + sum_j u_j(w),   u_j = -log p(y_j | x_j, w),   U_0 = ||w||^2 / (2 t^2)   for the prior N(0, t^2 I)
+
+    BatchNorm normalises by the batch. Dropout's masks are of the enclosing `layers.sampling`.
+
+    Args:
+      model: a Keras model without variational layers.
+      likelihood: of the labels: "categorical", "gaussian:STDDEV", "heteroscedastic", "density", or a `Likelihood`.
+
+    Attributes:
+      model: as given.
+      leaves: the model's point weights, in the order of `models.layout`.
+      size: D, how many they are.
+
+    Raises:
+      InvalidArgument: a model with variational layers.
+    """
+
+    def __init__(self, model: tf.keras.Model, likelihood: Union[str, Likelihood] = "categorical"):
+        places = layout(model)
+        if places.variational:
+            raise InvalidArgument(
+                "A chain draws point weights, but the model has variational layers: use one of kind "
+                "'deterministic' or 'mc_dropout'."
+            )
+        self.model = model
+        self._likelihood = parse_likelihood(likelihood)
+        self._by_batch = bool(places.moving_mean)
+        self.leaves = tuple(places.point)
+        self.size = sum(v.shape.num_elements() for v in self.leaves)
+
+    def shaped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Vectors [..., D] as the weights of the model, whose leaves keep the leading axes."""
+        return unflatten(vectors, self.leaves)
+
+    def start(self) -> tf.Tensor:
+        """The model's own weights [D]."""
+        return flatten([tf.convert_to_tensor(v) for v in self.leaves])
+
+    @without_autograph
+    def outputs(self, vector: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+        """The model's outputs [B, C] at weights [D]; integer features are scaled to [0, 1]."""
+        call = batch_normalized_call if self._by_batch else functional_call
+        found = call(self.model, self.shaped(vector), tf.image.convert_image_dtype(features, tf.float32))
+        return found[0] if self._by_batch else found
+
+    def each(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """u_j at weights [D], in nats [B]."""
+        return self._likelihood.nll(labels, self.outputs(vector, features))
+
+    @without_autograph
+    def gradient(
+        self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """sum_j counts_j u_j in nats, a scalar, and its gradient [D]; each example counts once without `counts` [B]."""
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(vector)
+            losses = self.each(vector, features, labels)
+            value = tf.reduce_sum(losses if counts is None else tf.where(counts > 0, counts * losses, 0.0))
+        return value, tape.gradient(value, vector)
+
+    @without_autograph
+    def value(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """sum_j u_j of any number of examples, a few hundred at a time: a scalar."""
+        number = int(features.shape[0])
+        parts = [slice(i, i + AT_ONCE) for i in range(0, number, AT_ONCE)]
+        return tf.add_n([tf.reduce_sum(self.each(vector, features[part], labels[part])) for part in parts])
+
+    @without_autograph
+    def total(
+        self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """`gradient` of any number of examples, a few hundred at a time."""
+        number = features.shape[0] if features.shape[0] is not None else tf.shape(features)[0]
+        if isinstance(number, int) and number <= AT_ONCE:
+            return self.gradient(vector, features, labels, counts)
+        counts = tf.ones([number]) if counts is None else counts
+        size = AT_ONCE if isinstance(number, int) else tf.minimum(number, AT_ONCE)
+
+        def some(i: tf.Tensor, value: tf.Tensor, gradient: tf.Tensor) -> Any:
+            rows = i * size + tf.range(size)
+            held = tf.minimum(rows, number - 1)
+            share = tf.where(rows < number, tf.gather(counts, held), 0.0)
+            more = self.gradient(vector, tf.gather(features, held), tf.gather(labels, held), share)
+            return i + 1, value + more[0], gradient + more[1]
+
+        start = tf.constant(0), tf.constant(0.0), tf.zeros_like(vector)
+        return tf.while_loop(lambda i, *_: i * size < number, some, start, parallel_iterations=1)[1:]
+
+
+def potentials_of(
+    potential: Potential, draws: Any, features: Any, labels: Any, *, prior_stddev: Optional[float] = 1.0
+) -> np.ndarray:
+    """U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) of each draw, over all examples.
+
+    R-hat, effective draws and the HPD level of a chain are asked of this: the NLL of a round is of its batches, whose
+    noise hides a chain that hardly moves.
+
+    Args:
+      potential: of a model.
+      draws: leaves [..., *shape] like the model's point weights, such as `federated.Chains.draws.point`.
+      features, labels: of all examples [N, ...], [N].
+      prior_stddev: t; None for a flat prior.
+
+    Returns:
+      U [...], in nats.
+
+    Raises:
+      InvalidArgument: draws of another model; a prior_stddev not above 0.
+    """
+    precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
+    shapes, own = [np.shape(x) for x in draws], [tuple(v.shape) for v in potential.leaves]
+    lead = shapes[0][: len(shapes[0]) - len(own[0])] if shapes else ()
+    if shapes != [(*lead, *shape) for shape in own]:
+        raise InvalidArgument(f"The draws have leaves {shapes}, but the model's weights are {own}.")
+    vectors = np.concatenate([np.reshape(x, (math.prod(lead), -1)) for x in draws], 1).astype(np.float32)
+    given = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
+    of_all = tf.function(
+        lambda w: tf.map_fn(lambda x: potential.value(x, *given), w, parallel_iterations=1), autograph=False
+    )
+    squares = np.square(vectors, dtype=np.float64).sum(1)
+    return (of_all(tf.constant(vectors)).numpy() + 0.5 * precision * squares).reshape(lead)
+
+
+def check_independent(model: tf.keras.Model) -> None:
+    """Makes sure that what the model says of an example is a function of that example and the weights.
+
+    Raises:
+      InvalidArgument: a layer normalises by the batch, or drops units at random.
+    """
+    if layout(model).moving_mean:
+        raise InvalidArgument(
+            f"The model {model.name!r} normalises by the batch, so that -log p of one example is no function of it "
+            "alone and gradients of batches are biased: build it without BatchNorm."
+        )
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, (MCDropout, tf.keras.layers.Dropout)) and layer.rate:
+            raise InvalidArgument(
+                f"The layer {layer.name!r} draws masks, but the potential of a Langevin chain has none: build the "
+                "model with kind 'deterministic'."
+            )

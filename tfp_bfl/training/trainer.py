@@ -1,0 +1,184 @@
+"""A Keras model in local training: its weights as flat vectors, and steps by the negative ELBO."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Optional
+
+import tensorflow as tf
+
+from tfp_bfl.layers import sampling, without_autograph
+from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.example_privacy import ExamplePrivacy, over_drawn, private_mean
+from tfp_bfl.training.likelihoods import CATEGORICAL, Likelihood
+from tfp_bfl.training.target import Target
+from tfp_bfl.training.updates import Batch, Update
+from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics
+from tfp_bfl.weights.flat import Draw
+
+
+class _Sums(NamedTuple):
+    nll: tf.Tensor
+    steps: tf.Tensor
+
+
+class Trainer:
+    """Trains a model that it builds in the present graph; see `tfp_bfl.clients.variational` for what a step does.
+
+    Args:
+      model_fn: builds a Keras model that returns logits [B, C].
+      update_fn: weights -> what steps them.
+      proximal: mu of the term mu / 2 ||w - w_server||^2 over means and point weights.
+      weight_decay: of the term weight_decay / 2 ||w||^2 over the same.
+      likelihood: of the labels.
+      example_privacy: clipping and noise of gradients; the update must then draw weights for a batch.
+
+    Attributes:
+      model: of which the weights are.
+      weights: the model's `FlatWeights`.
+      update: what steps them.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable[[], tf.keras.Model],
+        update_fn: Callable[[FlatWeights], Update],
+        proximal: float = 0.0,
+        weight_decay: float = 0.0,
+        likelihood: Likelihood = CATEGORICAL,
+        example_privacy: Optional[ExamplePrivacy] = None,
+    ):
+        with tf.variable_creator_scope(without_initial_values):
+            self.model = model_fn()
+            self.weights = FlatWeights(self.model)
+        self.update = update_fn(self.weights)
+        self._proximal = proximal
+        self._weight_decay = weight_decay
+        self._likelihood = likelihood
+        self._privacy = example_privacy
+
+    @without_autograph
+    def train(
+        self,
+        message: ServerMessage,
+        examples: Any,
+        seed: tf.Tensor,
+        num_epochs: int,
+        batch_size: int,
+        after_step: Callable[[Any, tf.Tensor], Any] = lambda state, step: state,
+        state: Any = (),
+        target: Optional[Target] = None,
+        resume: Callable[[Update], None] = lambda update: None,
+    ) -> tuple[TrainingMetrics, Any]:
+        """Trains from the message's weights on; the weights are then in `weights`.
+
+        A `LinearTerm` that the message tells is added to each gradient.
+
+        Args:
+          message, examples, seed: of the client work.
+          num_epochs, batch_size: of `batches.over_batches`.
+          after_step: (state, steps done so far) -> state, after each step.
+          state: the first.
+          target: None for the layers' own prior and the examples that there are.
+          resume: sets the state of the update that earlier rounds left.
+
+        Returns:
+          The metrics, and the last state.
+        """
+        self.update.start(message.round)
+        resume(self.update)
+        self.weights.load(message.weights)
+        anchor = tf.identity(self.weights.values)
+        linear = message.told.gradient if isinstance(message.told, LinearTerm) else None
+        count = tf.cast(tf.shape(examples.labels)[0], tf.float32)
+        target = target or Target(self.weights.prior, count)
+
+        @without_autograph
+        def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
+            sums, own = carried
+            nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size, linear)
+            sums = _Sums(sums.nll + nll, sums.steps + 1)
+            return sums, after_step(own, sums.steps)
+
+        start = _Sums(tf.constant(0.0), tf.constant(0))
+        over = over_drawn if self._privacy else over_batches
+        sums, state = over(examples, seed, num_epochs, batch_size, step, (start, state))
+        nll = sums.nll / (count * num_epochs)
+        kl, _, _ = self.weights.kl_divergence(tf.exp(self.weights.log_stddev), target.prior)
+        return TrainingMetrics(nll, kl, -(nll + kl / target.size)), state
+
+    def _step(
+        self,
+        features: tf.Tensor,
+        labels: tf.Tensor,
+        seed: tf.Tensor,
+        number: tf.Tensor,
+        target: Target,
+        anchor: tf.Tensor,
+        batch_size: int,
+        linear: Optional[tf.Tensor],
+    ) -> tf.Tensor:
+        draw = self.weights.draw(seed)
+        if self._privacy:
+            in_values = self._private(features, labels, seed, draw, batch_size)
+            nll, in_noise, in_noise_of_drawn_labels = tf.constant(0.0), in_values[: draw.noise.shape[0]], None
+        else:
+            nll, in_values, in_noise, in_noise_of_drawn_labels = self._gradients(features, labels, seed, draw)
+        target = target._replace(prior=self.weights.at_present(target.prior, draw.stddev))
+        _, kl_in_values, kl_in_log_stddev = self.weights.kl_divergence(draw.stddev, target.prior)
+        if self._proximal:
+            in_values += self._proximal * (self.weights.values - anchor)
+        if linear is not None:
+            in_values += linear
+        if self._weight_decay:
+            in_values += self._weight_decay * self.weights.values
+        size = tf.cast(tf.shape(labels)[0], tf.float32)
+        kls = kl_in_values, kl_in_log_stddev
+        self.update.step(Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number), target)
+        self.weights.update_model()
+        return nll
+
+    def _private(self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
+        """The noised mean of the clipped gradients in means and point weights."""
+        weights, settings = self.weights, self._privacy
+        assert settings
+
+        def of_one(example: Any) -> tf.Tensor:
+            feature, label = example
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*weights.point, draw.noise])
+                with sampling("shared", seed, weights.by_weight(draw.noise)):
+                    outputs = self.model(feature[tf.newaxis], training=True)
+                loss = tf.reduce_sum(self._likelihood.nll(label[tf.newaxis], outputs))
+            zero = tf.UnconnectedGradients.ZERO
+            in_point, in_noise = tape.gradient(loss, (weights.point, draw.noise), unconnected_gradients=zero)
+            return weights.flatten([*([in_noise] if weights.has_posterior else []), *in_point])
+
+        return private_mean(of_one, features, labels, settings, size, seed)
+
+    def _gradients(
+        self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Optional[Callable[[], tf.Tensor]]]:
+        """The sum of the batch's losses, and the first of `Batch`'s fields."""
+        weights, draws_labels = self.weights, self.update.draws_labels
+        # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.
+        shared = self.update.noise == "shared" and weights.has_posterior
+        watched = weights.point if shared else weights.leaves
+        with tf.GradientTape(persistent=draws_labels, watch_accessed_variables=False) as tape:
+            tape.watch([*watched, draw.noise])
+            with sampling(self.update.noise, seed, weights.by_weight(draw.noise)):
+                outputs = self.model(features, training=True)
+            losses = self._likelihood.nll(labels, outputs)
+            loss = tf.reduce_mean(losses)
+        zero = tf.UnconnectedGradients.ZERO
+        in_watched, in_noise = tape.gradient(loss, (watched, draw.noise), unconnected_gradients=zero)
+        in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
+
+        def in_noise_of_drawn_labels() -> tf.Tensor:
+            drawn = self._likelihood.draw(outputs, tf.random.experimental.stateless_fold_in(seed, 1))
+            with tf.GradientTape(watch_accessed_variables=False) as of_outputs:
+                of_outputs.watch(outputs)
+                of_drawn = tf.reduce_mean(self._likelihood.nll(drawn, outputs))
+            in_outputs = of_outputs.gradient(of_drawn, outputs)
+            return tape.gradient(outputs, draw.noise, in_outputs, unconnected_gradients=zero)
+
+        return tf.reduce_sum(losses), in_values, in_noise, in_noise_of_drawn_labels if draws_labels else None

@@ -1,0 +1,149 @@
+"""What turns the gradients of a batch into a step of local training: by a Keras optimizer, or by natural gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Protocol, Union
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.layers import without_autograph
+from tfp_bfl.training.optimizers import Optimizer, optimizer_of
+from tfp_bfl.training.target import Target
+from tfp_bfl.weights import FlatWeights
+from tfp_bfl.weights.flat import Draw
+
+Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
+
+
+class Batch(NamedTuple):
+    """What a step knows of its batch.
+
+    Fields:
+      in_values: the gradient of the batch's loss without KL, in means and point weights [D + P].
+      in_noise: the same in the noise s eps [D].
+      in_noise_of_drawn_labels: () -> the same for labels drawn from the model's own prediction [D]; None unless the
+        update asks for it.
+      kl_in_values, kl_in_log_stddev: of KL[q || prior], [D + P] and [D].
+      draw: s and s eps [D].
+      size: B, a scalar.
+      number: of steps before this one, a scalar.
+    """
+
+    in_values: tf.Tensor
+    in_noise: tf.Tensor
+    in_noise_of_drawn_labels: Any
+    kl_in_values: tf.Tensor
+    kl_in_log_stddev: tf.Tensor
+    draw: Draw
+    size: tf.Tensor
+    number: tf.Tensor
+
+
+class Update(Protocol):
+    """Steps the weights that it was made for.
+
+    Attributes:
+      noise: the mode of `layers.sampling` in which a batch draws its weights.
+      draws_labels: a step asks for `in_noise_of_drawn_labels`.
+    """
+
+    noise: str
+    draws_labels: bool
+
+    def start(self, round: tf.Tensor) -> None:
+        """Begin anew, in this round."""
+
+    def step(self, batch: Batch, target: Target) -> None:
+        """One step."""
+
+
+class ByOptimizer:
+    """Means, point weights and log s by a Keras optimizer: Bayes by backprop.
+
+    g = the gradient of the loss,   d loss / d log s = (d NLL / d noise) s eps + ((s / t)^2 - 1) / n
+
+    Args:
+      weights: of the model.
+      optimizer_fn: a name in `optimizers.OPTIMIZERS`, or a function that builds a Keras optimizer. The optimizer sees
+        all means and point weights as one vector, all log s as another.
+      learning_rate: a number, or a function of the rounds done so far.
+      stddev_rate: times the learning rate: the rate of log s.
+
+    Raises:
+      InvalidArgument: an optimizer that can't take vectors of all weights.
+
+    Source: Blundell et al. 2015 (arXiv:1505.05424), section 3.2.
+    """
+
+    draws_labels = False
+
+    def __init__(
+        self,
+        weights: FlatWeights,
+        optimizer_fn: Optimizer,
+        learning_rate: Schedule,
+        stddev_rate: float = 1.0,
+        noise: str = "flipout",
+    ):
+        self.noise = noise
+        groups = [weights.variables] if stddev_rate == 1 else [[v] for v in weights.variables]
+        self._groups = [(group, *resettable(optimizer_fn, group)) for group in groups]
+        self._learning_rate = learning_rate
+        self._factors = 1.0, stddev_rate
+
+    def start(self, round: tf.Tensor) -> None:
+        rate = rate_of(self._learning_rate, round)
+        for (_, optimizer, reset), factor in zip(self._groups, self._factors):
+            reset()
+            optimizer.learning_rate.assign(factor * rate)
+
+    def step(self, batch: Batch, target: Target) -> None:
+        in_values = batch.in_values + batch.kl_in_values / target.size
+        # noise = s eps, so that its derivative in log s is itself.
+        in_log_stddev = batch.in_noise * batch.draw.noise + batch.kl_in_log_stddev / target.size
+        gradients = iter((in_values, in_log_stddev))
+        for group, optimizer, _ in self._groups:
+            optimizer.apply_gradients([(next(gradients), variable) for variable in group])
+
+
+def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
+    """Return the learning rate of a round."""
+    return learning_rate(round) if callable(learning_rate) else learning_rate
+
+
+def resettable(
+    optimizer_fn: Optimizer, variables: list[tf.Variable]
+) -> tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]:
+    """An optimizer of the variables, and a function that starts its state anew.
+
+    Raises:
+      InvalidArgument: an optimizer that can't take vectors of all weights.
+    """
+    make, made = optimizer_of(optimizer_fn), []  # type: Any, list[tuple[tf.Variable, Any]]
+
+    def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        variable = create(**kwargs)
+        made.append((variable, kwargs["initial_value"]))
+        return variable
+
+    with tf.variable_creator_scope(remember):
+        optimizer = make()
+        if not isinstance(optimizer, tf.keras.optimizers.Optimizer):
+            raise InvalidArgument(
+                f"optimizer_fn gives {type(optimizer)}, but must give an optimizer of tf.keras.optimizers, and not of "
+                "its legacy module."
+            )
+        optimizer.build(variables)
+    if isinstance(optimizer, tf.keras.optimizers.Adafactor) or optimizer.clipnorm:
+        raise InvalidArgument(
+            "optimizer_fn gives an optimizer that treats each weight tensor apart (Adafactor, or clipnorm), but here "
+            "weights are flat vectors: use global_clipnorm, clipvalue, or another optimizer."
+        )
+
+    @without_autograph
+    def reset() -> None:
+        for variable, initial in made:
+            variable.assign(initial() if callable(initial) else initial)
+
+    return optimizer, reset

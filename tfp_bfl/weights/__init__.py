@@ -1,0 +1,97 @@
+"""The weights of a Keras model and posteriors over them: vectors, functional calls, the messages of a round."""
+
+from tfp_bfl.weights.change import (
+    by_part,
+    change_norm,
+    coordinates,
+    from_coordinates,
+    root_mean_square_change,
+)
+from tfp_bfl.weights.ensemble_model import MemberSampling, ensemble_model, num_members
+from tfp_bfl.weights.exchange import (
+    Anchor,
+    ClientCurvature,
+    ClientPosterior,
+    ClientResult,
+    Compact,
+    Federation,
+    LinearTerm,
+    Pruned,
+    ServerMessage,
+    TrainingMetrics,
+)
+from tfp_bfl.weights.flat import FlatWeights
+from tfp_bfl.weights.functional_call import batch_moments, batch_normalized_call, functional_call
+from tfp_bfl.weights.head import split_head
+from tfp_bfl.weights.model_weights import (
+    ModelWeights,
+    assign_weights,
+    check_layers,
+    check_logits,
+    get_weights,
+    layout,
+    min_stddev,
+    prior,
+)
+from tfp_bfl.weights.numbers import mean_and_log_variance
+from tfp_bfl.weights.personal_variances import (
+    PERSONAL_VARIANCES,
+    LogitGradient,
+    Parameters,
+    PersonalVariances,
+    kept_weights,
+)
+from tfp_bfl.weights.posterior_model import (
+    WeightSampling,
+    predictive_model,
+    predictive_spec,
+    predictive_weights,
+    weight_sampling,
+)
+from tfp_bfl.weights.seeded import seeded
+
+__all__ = [
+    "PERSONAL_VARIANCES",
+    "Anchor",
+    "ClientCurvature",
+    "ClientPosterior",
+    "ClientResult",
+    "Compact",
+    "Federation",
+    "FlatWeights",
+    "LinearTerm",
+    "LogitGradient",
+    "MemberSampling",
+    "ModelWeights",
+    "Parameters",
+    "PersonalVariances",
+    "Pruned",
+    "ServerMessage",
+    "TrainingMetrics",
+    "WeightSampling",
+    "assign_weights",
+    "batch_moments",
+    "batch_normalized_call",
+    "by_part",
+    "change_norm",
+    "check_layers",
+    "check_logits",
+    "coordinates",
+    "ensemble_model",
+    "from_coordinates",
+    "functional_call",
+    "get_weights",
+    "kept_weights",
+    "layout",
+    "mean_and_log_variance",
+    "min_stddev",
+    "num_members",
+    "predictive_model",
+    "predictive_spec",
+    "predictive_weights",
+    "prior",
+    "root_mean_square_change",
+    "seeded",
+    "split_head",
+    "weight_sampling",
+]

@@ -1,0 +1,163 @@
+"""What the server and its clients send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights.model_weights import ModelWeights
+
+
+class Federation(NamedTuple):
+    """How large a federation is, its clients that are not in the round included: int32 scalars.
+
+    `simulate` knows it. Where nobody has said, it is what the largest round so far has held: 0 before the first.
+
+    Fields:
+      num_clients: K.
+      num_examples: N, of all of them together.
+      most_weight: the largest weight with which a client of the next round is pooled, float32.
+    """
+
+    num_clients: Any = 0
+    num_examples: Any = 0
+    most_weight: Any = float(np.finfo(np.float32).max)  # Any: all of a state is finite.
+
+
+class Anchor(NamedTuple):
+    """Weights that a server step tells clients besides those to start from.
+
+    Fields:
+      point: the point weights of a former round, leaves.
+      number: of this anchor, int32 from 0 on.
+    """
+
+    point: Any
+    number: Any
+
+
+class Pruned(NamedTuple):
+    """What a client is told of weights that it does without: they are 0 and stay so.
+
+    Fields:
+      kept: 1 for each variational weight that it has, else 0: floats [D].
+    """
+
+    kept: Any
+
+
+class LinearTerm(NamedTuple):
+    """A term <gradient, w> of a client's loss, which corrects its drift: what `ServerMessage.told` holds.
+
+    Fields:
+      gradient: added to the gradient in means and point weights: floats [D + P], flattened one after another.
+    """
+
+    gradient: Any
+
+
+class ServerMessage(NamedTuple):
+    """What a client of a round gets.
+
+    Fields:
+      weights: to start from.
+      round: rounds done so far, scalar int32.
+      told: what the server step tells all clients besides (`ServerStep.tell`).
+      memory: what this client has kept of the round that it was last in (`ClientWork.memory`).
+      federation: its size.
+    """
+
+    weights: ModelWeights
+    round: Any
+    told: Any = ()
+    memory: Any = ()
+    federation: Federation = Federation()
+
+
+class TrainingMetrics(NamedTuple):
+    """What a client reports of its training, each a scalar.
+
+    Fields:
+      nll: mean negative log likelihood of the examples seen, nats per example.
+      kl: KL[q || prior] after the last step, nats.
+      tempered_elbo: -(nll + kl T / n), nats per example: the negative of the training objective, with the temperature T
+        and the number of examples n of the training; at T = 1 the evidence lower bound per example.
+    """
+
+    nll: tf.Tensor
+    kl: tf.Tensor
+    tempered_elbo: tf.Tensor
+
+
+class ClientPosterior(NamedTuple):
+    """What a client sends where the server keeps each client's posterior apart.
+
+    Fields:
+      client: its number, scalar int32.
+      num_examples: that it was trained on, scalar int32.
+      posterior: over the last of the model's point weights.
+      moments: BatchNorm's statistics at the posterior's mean.
+    """
+
+    client: Any
+    num_examples: Any
+    posterior: Any
+    moments: MeanField
+
+
+class ClientCurvature(NamedTuple):
+    """A client's sums over its examples at the server's weights, of which Laplace's approximation is made.
+
+    Fields:
+      client: its number, scalar int32.
+      num_examples: the number of examples, scalar int32.
+      curvature: the Gauss-Newton matrix of the negative log likelihood: its diagonal, leaves like the last of the
+        model's point weights, or the matrix [D, D] over these leaves, flattened one after another.
+      gradient: of the negative log likelihood, leaves like these weights.
+      nll: the negative log likelihood in nats, a scalar.
+    """
+
+    client: Any
+    num_examples: Any
+    curvature: Any
+    gradient: Any
+    nll: Any
+
+
+class Compact(NamedTuple):
+    """What a client sends in the place of its result's weights.
+
+    Fields:
+      code: a compressor's message; on its way its bytes, uint8 [n].
+      rest: what is not compressed: a structure of tensors.
+    """
+
+    code: Any
+    rest: Any = ()
+
+
+class ClientResult(NamedTuple):
+    """What client work returns.
+
+    Fields:
+      weights: the local `ModelWeights`, or what else the process's rule takes: any structure of tensors.
+      num_examples: that it was trained on, a scalar.
+      metrics: of the training.
+      counts: other numbers to report, name -> scalar, such as the bits sent: listed by client, and summed.
+      memory: what the client keeps for the next round that it is in.
+      sent: a `Compact` from which the weights follow, where that is shorter; else ().
+      extra: statistics beside the weights, any structure of floats, of which the server step gets the mean or the sum
+        over the clients (`ClientWork.extra`); () for none.
+    """
+
+    weights: Any
+    num_examples: tf.Tensor
+    metrics: TrainingMetrics
+    counts: Mapping[str, tf.Tensor] = {}
+    memory: Any = ()
+    sent: Any = ()
+    extra: Any = ()

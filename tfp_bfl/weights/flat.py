@@ -1,0 +1,219 @@
+"""A model's trainable weights as two vectors: a step on them costs a few operations, however many layers there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.layers.noise import standard_normal
+from tfp_bfl.layers.variational_weight import LOG_STDDEV, VariationalWeight
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights.model_weights import ModelWeights, layout
+
+
+class Draw(NamedTuple):
+    """One draw of the noise of all variational weights.
+
+    Fields:
+      stddev: s [D].
+      noise: s * eps, eps ~ N(0, 1), [D].
+    """
+
+    stddev: tf.Tensor
+    noise: tf.Tensor
+
+
+class Prior(NamedTuple):
+    """A Gaussian prior N(m, t^2) on each weight.
+
+    Fields:
+      mean: m [D + P].
+      precision: 1 / t^2 [D + P]; 0 for point weights, whose prior is flat.
+      log_stddev: log t [D].
+      pull: the gradient of -log prior at m, 0 for a Gaussian: with it the prior is proportional to
+        exp(-pull (w - m) - (w - m)^2 / (2 t^2)), whose own mean may lie far from m, where numbers cancel.
+      hierarchical: [D] 1 for the weights whose prior is hierarchical (`VariationalWeight`): `precision` and
+        `log_stddev` are then of t / sqrt(mean^2 + s^2), of q itself.
+      in_mean: factor of the KL's gradient in the means [D + P]: 0 where it is left out.
+    """
+
+    mean: tf.Tensor
+    precision: tf.Tensor
+    log_stddev: tf.Tensor
+    pull: Any = 0.0
+    hierarchical: Any = 0.0
+    in_mean: Any = 1.0
+
+
+class FlatWeights:
+    """The trainable weights of a Keras model in two variables.
+
+    `load` and `store` move whole `ModelWeights` in and out; between them the two variables are the truth, and the
+    model's own follow with `update_model`. BatchNorm's statistics stay in the model.
+
+    Attributes:
+      values: means [D], then point weights [P]: [D + P]; the constraints of the model's variables hold here too.
+      log_stddev: log s [D]; a constraint keeps s where its layer allows it.
+      prior: the layers' own.
+      leaves: the model's variables in which a step takes its gradient, in the order of `values`.
+      point: those of them that are point weights.
+    """
+
+    def __init__(self, model: tf.keras.Model):
+        self._layout = layout(model)
+        variational = self._layout.variational
+        self._means = [w.mean for w in variational]
+        self.point = self._layout.point
+        self.leaves = [*self._means, *self.point]
+        self._sizes = [v.shape.num_elements() for v in self.leaves]
+        self._num_means = sum(self._sizes[: len(variational)])
+        floors = [tf.fill(w.mean.shape, math.log(w.min_stddev)) for w in variational]
+        # One operation, where no layer allows less than its floor does.
+        self._floor = _concat(floors) if all(w.parametrization is LOG_STDDEV for w in variational) else None
+        constrained = any(v.constraint for v in self.leaves)
+        self.values = tf.Variable(
+            lambda: tf.zeros([sum(self._sizes)]), constraint=self._constrained if constrained else None
+        )
+        self.log_stddev = tf.Variable(lambda: tf.zeros([self._num_means]), constraint=self._allowed)
+        self.prior = self._prior(variational)
+
+    @property
+    def has_posterior(self) -> bool:
+        """There are variational weights."""
+        return bool(self._means)
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What an optimizer steps: `values`, and `log_stddev` if there is any."""
+        return [self.values, self.log_stddev] if self._means else [self.values]
+
+    def _constrained(self, values: tf.Tensor) -> tf.Tensor:
+        parts = zip(self.leaves, self._shaped(values, self.leaves))
+        return self.flatten([v.constraint(part) if v.constraint else part for v, part in parts])
+
+    def _prior(self, variational: Sequence[VariationalWeight]) -> Prior:
+        fill = lambda numbers: _concat([tf.fill(w.mean.shape, float(x)) for w, x in zip(variational, numbers)])
+        follows = [w.prior_stddev is None for w in variational]
+        variance = fill((w.prior_stddev or 1.0) ** 2 for w in variational)
+        given = self.gaussian(tf.zeros_like(variance), 1 / variance)
+        self._follows = any(follows)
+        if not self._follows:
+            return given
+        in_mean = self._padded(fill(not w.detached for w in variational), 1.0)
+        return given._replace(hierarchical=fill(follows), in_mean=in_mean)
+
+    def at_present(self, prior: Prior, stddev: tf.Tensor) -> Prior:
+        """The prior with the t that hierarchical weights have at q = N(values, stddev^2)."""
+        if not self._follows:
+            return prior
+        own = tf.square(self.values[: self._num_means]) + tf.square(stddev)
+        unit = tf.where(prior.hierarchical > 0, own, 1.0)
+        return prior._replace(
+            precision=prior.precision / self._padded(unit, 1.0),
+            log_stddev=prior.log_stddev + 0.5 * tf.math.log(unit),
+            hierarchical=0.0,
+        )
+
+    def _allowed(self, log_stddev: tf.Tensor) -> tf.Tensor:
+        if self._floor is not None:
+            return tf.maximum(log_stddev, self._floor)
+        parts = (self._shaped(x, self._means) for x in (log_stddev, self.values[: self._num_means]))
+        return _concat([w.projected(*of_it) for w, *of_it in zip(self._layout.variational, *parts)])
+
+    def load(self, weights: ModelWeights) -> None:
+        """Sets the variables and BatchNorm's statistics; standard deviations below the floor come up to it."""
+        self.values.assign(_concat([*weights.posterior.mean, *weights.point]))
+        self.log_stddev.assign(self._allowed(0.5 * tf.math.log(_concat(weights.posterior.variance))))
+        self.update_model()
+        statistics = [*self._layout.moving_mean, *self._layout.moving_variance]
+        for variable, value in zip(statistics, [*weights.moments.mean, *weights.moments.variance]):
+            variable.assign(value)
+
+    def gaussian(self, mean: tf.Tensor, precision: tf.Tensor) -> Prior:
+        """N(mean, 1 / precision) over the variational weights [D] as a prior."""
+        return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
+
+    def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:
+        """Return a prior proportional to exp(-pull (w - mean) - precision (w - mean)^2 / 2) [D].
+
+        Its KL lacks a constant. A negative precision is no density's; its gradient is still that of the exponent.
+        """
+        positive = tf.maximum(precision, tf.keras.backend.epsilon())
+        factor = Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(positive))
+        return factor._replace(pull=self._padded(pull))
+
+    def _padded(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
+        return tf.pad(x, [[0, sum(self._sizes) - self._num_means]], constant_values=value)
+
+    def set_posterior(self, mean: tf.Tensor, precision: tf.Tensor) -> None:
+        """Sets means and standard deviations by m and 1 / s^2 [D]."""
+        self.values.assign(tf.concat([mean, self.values[self._num_means :]], 0))
+        self.set_precision(precision)
+
+    def set_precision(self, precision: tf.Tensor) -> None:
+        """Sets `log_stddev` by 1 / s^2 [D]; standard deviations below the floor come up to it."""
+        self.log_stddev.assign(self._allowed(-0.5 * tf.math.log(precision)))
+
+    def update_model(self) -> None:
+        """Sets the model's means and point weights to `values`."""
+        for variable, value in zip(self.leaves, self._shaped(self.values, self.leaves)):
+            variable.assign(value)
+
+    def store(self) -> ModelWeights:
+        """The variables and BatchNorm's statistics as `ModelWeights`; variances are exp(2 log s)."""
+        values = self._shaped(self.values, self.leaves)
+        number = len(self._means)
+        posterior = MeanField(tuple(values[:number]), tuple(self._shaped(tf.exp(2 * self.log_stddev), self._means)))
+        read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
+        moments = MeanField(read(self._layout.moving_mean), read(self._layout.moving_variance))
+        return ModelWeights(posterior, tuple(values[number:]), moments)
+
+    def draw(self, seed: tf.Tensor) -> Draw:
+        """One draw for all variational weights."""
+        stddev = tf.exp(self.log_stddev)
+        return Draw(stddev, stddev * standard_normal(self._num_means, seed))
+
+    def by_weight(self, noise: tf.Tensor) -> dict[Any, tf.Tensor]:
+        """The noise [D] as `tfp_bfl.layers.sampling` takes it."""
+        return {mean.ref(): part for mean, part in zip(self._means, self._shaped(noise, self._means))}
+
+    def as_prior(self, posterior: MeanField) -> Prior:
+        """A posterior over the variational weights as the prior of the next."""
+        mean, variance = (_concat(part) for part in posterior)
+        return self.gaussian(mean, 1 / variance)
+
+    def kl_divergence(self, stddev: tf.Tensor, prior: Prior) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """KL[q || prior] in nats, and its gradient in `values` and in `log_stddev`; `stddev` is exp(log_stddev).
+
+        KL = sum_d log(t_d / s_d) + (s_d^2 + (mean_d - m_d)^2) / (2 t_d^2) - 1 / 2   for the prior N(m, t^2)
+        d KL / d mean = (mean - m) / t^2,   d KL / d log s = s^2 / t^2 - 1
+
+        Both also where the prior is hierarchical: its t is the one of the smallest KL, in which that has no gradient.
+        """
+        prior = self.at_present(prior, stddev)
+        shift = self.values - prior.mean
+        in_values = shift * prior.precision + prior.pull
+        in_log_stddev = tf.square(stddev) * prior.precision[: self._num_means] - 1
+        # Summed weight by weight: the sums of its terms are large, and cancel near the prior.
+        kl = tf.reduce_sum(0.5 * in_log_stddev - (self.log_stddev - prior.log_stddev))
+        kl += 0.5 * tf.tensordot(shift, in_values + prior.pull, 1)
+        return kl, in_values * prior.in_mean if self._follows else in_values, in_log_stddev
+
+    def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Tensors shaped like `leaves` as one vector."""
+        return tf.concat([tf.reshape(x, [-1]) for x in leaves], 0)
+
+    def unflatten(self, flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Vectors [..., D + P] as tensors shaped like `leaves`, after the same leading axes."""
+        return tuple(self._shaped(flat, self.leaves))
+
+    def _shaped(self, flat: tf.Tensor, like: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        parts = tf.split(flat, self._sizes[: len(like)], -1) if like else []
+        return [tf.reshape(part, [*flat.shape[:-1], *v.shape]) for part, v in zip(parts, like)]
+
+
+def _concat(tensors: Sequence[Any]) -> tf.Tensor:
+    return tf.concat([tf.zeros([0]), *(tf.reshape(tf.convert_to_tensor(t), [-1]) for t in tensors)], 0)

@@ -1,0 +1,203 @@
+"""Keras models as functions of their weights: the model's own variables are neither read nor written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights.model_weights import layout
+
+
+def functional_call(
+    model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor, moments: MeanField | None = None
+) -> tf.Tensor:
+    """The model's output at other weights than its own, differentiable in them.
+
+    Args:
+      model: a Keras model.
+      point: values for the last of the model's point weights (`models.layout`), as many as these are: tensors [...].
+      features: [B, ...].
+      moments: values for BatchNorm's moving means and variances, through which no gradient goes; None for the model's
+        own.
+
+    Returns:
+      What the model returns when it does not train: logits [B, C].
+
+    Raises:
+      InvalidArgument: more values than point weights, another number of moments, values of other shapes or types, or a
+        layer that does not hold its weights as attributes.
+    """
+    places = layout(model)
+    variables, values = _last(places.point, point), list(point)
+    if moments is not None:
+        number = len(places.moving_mean)
+        if not len(moments.mean) == len(moments.variance) == number:
+            raise InvalidArgument(
+                f"There are {len(moments.mean)} means and {len(moments.variance)} variances, but the model has "
+                f"{number} layers with BatchNorm's statistics: it needs one of each a layer."
+            )
+        variables += [*places.moving_mean, *places.moving_variance]
+        values += [*moments.mean, *moments.variance]
+    with _substituted(model, variables, values):
+        return model(features, training=False)
+
+
+def variational_call(
+    model: tf.keras.Model,
+    means: Sequence[Any],
+    scales: Sequence[Any],
+    point: Sequence[Any],
+    features: tf.Tensor,
+    moments: MeanField | None = None,
+) -> tf.Tensor:
+    """The model's output at other variational weights and point weights, in the mode of `tfp_bfl.layers.sampling`.
+
+    Args:
+      model, features: as `functional_call`.
+      means, scales: values for the variables of the variational weights (`models.layout`).
+      point: values for all point weights.
+      moments: values for BatchNorm's moving means and variances; None for the model's own.
+
+    Returns:
+      Logits [B, C], differentiable in all values.
+
+    Raises:
+      InvalidArgument: as `functional_call`.
+    """
+    places = layout(model)
+    variables = [*(w.mean for w in places.variational), *(w.scale for w in places.variational), *places.point]
+    values = [*means, *scales, *point]
+    if moments is not None:
+        variables += [*places.moving_mean, *places.moving_variance]
+        values += [*moments.mean, *moments.variance]
+    with _substituted(model, variables, values):
+        return model(features, training=False)
+
+
+def batch_moments(model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor) -> MeanField:
+    """The statistics that BatchNorm's layers see in a batch at other weights than the model's own.
+
+    mean_l = mean_b x_lb,   variance_l = mean_b (x_lb - mean_l)^2
+
+    x_l is the input of layer l when the layers before it have normalised by the batch too. Moving statistics estimate
+    this at the weights of the last steps; a draw from a posterior has others (Maddox et al. 2019, arXiv:1902.02476,
+    section 3.2).
+
+    Args:
+      model, point, features: as `functional_call`.
+
+    Returns:
+      Tuples of means and variances in the order of `models.get_weights(model).moments`.
+
+    Raises:
+      InvalidArgument: as `batch_normalized_call`.
+    """
+    return batch_normalized_call(model, point, features)[1]
+
+
+def batch_normalized_call(
+    model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor
+) -> tuple[tf.Tensor, MeanField]:
+    """The model's output where BatchNorm normalises by the batch, as in training, and the batch's statistics.
+
+    Differentiable in the weights, through the statistics too.
+
+    Args:
+      model, point, features: as `functional_call`.
+
+    Returns:
+      Logits [B, C], and what `batch_moments` returns.
+
+    Raises:
+      InvalidArgument: as `functional_call`, or a normalization over another axis than the last.
+    """
+    places = layout(model)
+    layers = [x for x in model._flatten_layers() if isinstance(x, tf.keras.layers.BatchNormalization)]
+    found: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_substituted(model, _last(places.point, point), list(point)))
+        for layer in layers:
+            stack.enter_context(_attribute(layer, "call", _normalize_by_batch(layer, found)))
+        # Not training=True, in which a layer would update its own variables.
+        outputs = model(features, training=False)
+    moments = [found[id(layer)] for layer in layers]
+    return outputs, MeanField(tuple(mean for mean, _ in moments), tuple(variance for _, variance in moments))
+
+
+def _normalize_by_batch(layer: tf.keras.layers.BatchNormalization, found: dict[int, Any]) -> Callable[..., tf.Tensor]:
+    def call(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+        del training, mask
+        if list(layer.axis) != [inputs.shape.rank - 1]:
+            raise InvalidArgument(f"The layer {layer.name!r} must normalise over the last axis, not {layer.axis}.")
+        x = tf.cast(inputs, tf.float32)
+        mean, variance = tf.nn.moments(x, list(range(inputs.shape.rank - 1)))
+        found[id(layer)] = mean, variance
+        return tf.cast(
+            tf.nn.batch_normalization(x, mean, variance, layer.beta, layer.gamma, layer.epsilon), inputs.dtype
+        )
+
+    return call
+
+
+def _last(variables: list[tf.Variable], values: Sequence[Any]) -> list[tf.Variable]:
+    if len(values) > len(variables):
+        raise InvalidArgument(f"There are {len(values)} values, but the model has {len(variables)} point weights.")
+    return variables[len(variables) - len(values) :]
+
+
+@contextlib.contextmanager
+def _substituted(model: tf.keras.Model, variables: Sequence[tf.Variable], values: Sequence[Any]) -> Iterator[None]:
+    """The layers' attributes are the values instead of the variables."""
+    places: dict[int, list[tuple[Any, str]]] = {}
+    for layer in model._flatten_layers():
+        for name, held in vars(layer).items():
+            if isinstance(held, tf.Variable):
+                places.setdefault(id(held), []).append((layer, name))
+    with contextlib.ExitStack() as stack:
+        for variable, value in zip(variables, values):
+            if id(variable) not in places:
+                raise InvalidArgument(
+                    f"The weight {variable.name} is no attribute of its layer: use layers that hold each of theirs so."
+                )
+            value = _as_value_of(variable, value)
+            # Several where layers share a weight.
+            for layer, name in places[id(variable)]:
+                # Keras casts its variables for layers that compute in another type, and not their values.
+                stack.enter_context(_attribute(layer, name, tf.cast(value, _read_type(layer, variable))))
+        yield
+
+
+def _as_value_of(variable: tf.Variable, value: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(value, None if tf.is_tensor(value) else variable.dtype)
+    if value.shape != variable.shape or value.dtype != variable.dtype:
+        raise InvalidArgument(
+            f"The weight {variable.name} is {variable.shape} {variable.dtype.name}, but its value {value.shape} "
+            f"{value.dtype.name}."
+        )
+    return value
+
+
+def _read_type(layer: tf.keras.layers.Layer, variable: tf.Variable) -> tf.DType:
+    """The type in which a layer reads its variable."""
+    autocast = type(variable).__name__.startswith("AutoCast")
+    return tf.as_dtype(layer.compute_dtype) if autocast else variable.dtype
+
+
+@contextlib.contextmanager
+def _attribute(layer: tf.keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
+    # In the layer's dictionary, past Keras, which would track what is set.
+    own = vars(layer)
+    before = own.get(name)
+    own[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del own[name]
+        else:
+            own[name] = before

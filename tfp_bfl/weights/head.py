@@ -1,0 +1,56 @@
+"""A model as a feature network and the last layer on it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.weights.model_weights import layout
+
+
+class Parts(NamedTuple):
+    """Two Keras models over the same variables: inputs -> features [B, F] -> logits [B, C]."""
+
+    features: tf.keras.Model
+    head: tf.keras.Model
+
+
+def split_head(model: tf.keras.Model) -> Parts:
+    """Everything below the model's last dense layer, and that layer with what follows it: logistic regression.
+
+    Raises:
+      InvalidArgument: the model is not functional or sequential, its last layer with weights is not dense, is called
+        more than once, has weights of another one, or has more than a chain of layers after it; or its features are no
+        vectors.
+    """
+    layers = list(getattr(model, "layers", []))
+    with_weights = [i for i, layer in enumerate(layers) if layer.weights]
+    last = layers[with_weights[-1]] if with_weights else None
+    if not isinstance(last, tf.keras.layers.Dense) or _calls(model, last) != 1:
+        end = f"ends with {type(last).__name__}" if last else "has no layer with weights"
+        raise InvalidArgument(
+            "A model is split at its last layer with weights, which must be a tf.keras.layers.Dense that is called "
+            f"once in a functional or sequential model: {model.name!r} {end}."
+        )
+    features = last.get_input_at(0)
+    if len(features.shape) != 2:
+        raise InvalidArgument(f"The last layer of {model.name!r} must take vectors [B, F], not {features.shape}.")
+    inputs = tf.keras.Input(features.shape[1:], dtype=features.dtype)
+    # Not Model(features, outputs): in graphs of TensorFlow 1, where TFF traces, a model begins with inputs only.
+    logits, before = last(inputs), last.get_output_at(0)
+    for layer in layers[with_weights[-1] + 1 :]:
+        if layer.get_input_at(0) is not before:
+            raise InvalidArgument(f"After the last layer of {model.name!r} there must be one chain of layers.")
+        logits, before = layer(logits), layer.get_output_at(0)
+    parts = Parts(tf.keras.Model(model.inputs, features), tf.keras.Model(inputs, logits))
+    own, all_point = layout(parts.head).point, layout(model).point
+    if [id(v) for v in own] != [id(v) for v in all_point[len(all_point) - len(own) :]]:
+        raise InvalidArgument(f"The weights of the last layer of {model.name!r} must be the last of the model's.")
+    return parts
+
+
+def _calls(model: tf.keras.Model, layer: tf.keras.layers.Layer) -> int:
+    nodes = getattr(model, "_nodes_by_depth", {})
+    return sum(node.layer is layer for same_depth in nodes.values() for node in same_depth)

@@ -1,0 +1,135 @@
+"""A Keras model with a posterior over its point weights beside it: each call draws weights and predicts with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Optional, Union
+
+import tensorflow as tf
+
+from tfp_bfl import posterior
+from tfp_bfl.layers import noise
+from tfp_bfl.posterior import LowRank, MeanField, Samples
+from tfp_bfl.weights.functional_call import batch_moments, functional_call
+from tfp_bfl.weights.model_weights import ModelWeights, assign_weights, get_weights, layout
+
+Posterior = Union[MeanField, LowRank, Samples]
+
+
+class WeightSampling(tf.keras.layers.Layer):
+    """Calls a model with weights drawn from a posterior, where `tfp_bfl.layers.sampling` asks for it.
+
+    f(x; w), w ~ q: one draw for the whole batch. In mode "mean" the model as it is.
+
+    Args:
+      model: a Keras model without variational layers.
+      q: over the last of the model's point weights, as many as it has leaves: a tuple of them.
+      batch_norm_examples: [N, ...]; for each draw BatchNorm takes its statistics from these instead of the model's own.
+    """
+
+    def __init__(self, model: tf.keras.Model, q: Posterior, batch_norm_examples: Any = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.model = model
+        leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(q)]
+        self._leaves = [tf.Variable(x, trainable=False, dtype=x.dtype) for x in leaves]
+        self._pack = lambda leaves: tf.nest.pack_sequence_as(q, leaves)
+        self._examples = None
+        if batch_norm_examples is not None and layout(model).moving_mean:
+            examples = tf.image.convert_image_dtype(batch_norm_examples, tf.float32)
+            self._examples = tf.Variable(examples, trainable=False)
+
+    @property
+    def posterior(self) -> Posterior:
+        """q."""
+        return self._pack([tf.convert_to_tensor(x) for x in self._leaves])
+
+    def over(self, model: tf.keras.Model) -> WeightSampling:
+        """This layer's copy that calls another model of the same weights."""
+        return WeightSampling(model, self.posterior, self._examples, name=self.name)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        weights: Any = ()
+        if noise.mode() != "mean":
+            (seed,) = noise.next_seeds(1)
+            weights = tf.nest.flatten(posterior.sample(self.posterior, seed))
+        moments = None
+        if self._examples is not None:
+            moments = batch_moments(self.model, weights, tf.convert_to_tensor(self._examples))
+        return functional_call(self.model, weights, inputs, moments)
+
+    def linearised(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Compute outputs [B, C] that are linear in the weights, for a sample w as `call` draws it.
+
+        f(x; m) + J(x) (w - m),   J = d f / d w at the posterior's mean m
+
+        With Gaussian q these are N(f(x; m), J Sigma J^T) exactly. BatchNorm takes the model's own statistics.
+
+        Source: Immer et al. 2021 (arXiv:2008.08400), eq. 8.
+        """
+        mean = tf.nest.flatten(posterior.marginals(self.posterior).mean)
+        (seed,) = noise.next_seeds(1)
+        drawn = tf.nest.flatten(posterior.sample(self.posterior, seed))
+        with tf.autodiff.ForwardAccumulator(mean, [w - m for w, m in zip(drawn, mean)]) as accumulator:
+            outputs = functional_call(self.model, mean, inputs)
+        return outputs + accumulator.jvp(outputs, tf.UnconnectedGradients.ZERO)
+
+
+def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: Any = None) -> tf.keras.Model:
+    """The Keras model with these weights, whose predictions are draws where there is a posterior over them.
+
+    A posterior over the layers' own variational weights goes into the layers. One over point weights (a `LowRank` or
+    `Samples`, or any over a model without variational layers) is drawn from at each call, in the same `sampling`
+    blocks, so that evaluation and export take both alike.
+
+    Args:
+      model: a Keras model, whose own weights are overwritten.
+      weights: as `assign_weights` takes them.
+      batch_norm_examples: [N, ...], for a model with BatchNorm: its statistics are computed anew on these for each
+        draw. They become part of the model, and of what is exported. None: the statistics of `weights` for all draws.
+
+    Raises:
+      InvalidArgument: weights that do not fit the model.
+
+    Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1, Bayesian model averaging.
+    """
+    assign_weights(model, weights)
+    if layout(model).variational or not tf.nest.flatten(weights.posterior):
+        return model
+    inputs = tf.keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
+    sampled = WeightSampling(model, weights.posterior, batch_norm_examples)(inputs)
+    return tf.keras.Model(inputs, sampled, name=model.name)
+
+
+def weight_sampling(model: tf.keras.Model) -> Optional[WeightSampling]:
+    """Return the layer that samples weights, of a model of `predictive_model`; None where there is none."""
+    return next((layer for layer in model.layers if isinstance(layer, WeightSampling)), None)
+
+
+def predictive_weights(model: tf.keras.Model) -> ModelWeights:
+    """The weights that a model predicts with, its posterior among them: what `predictive_model` was given."""
+    sampling = weight_sampling(model)
+    if sampling is None:
+        return get_weights(model)
+    own, q = get_weights(sampling.model), sampling.posterior
+    below = len(own.point) - len(tf.nest.flatten(posterior.marginals(q).mean))
+    return own._replace(posterior=q, point=own.point[:below])
+
+
+def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights:
+    """What `predictive_model` takes of a model, as `tf.TensorSpec`s.
+
+    Args:
+      model: a Keras model.
+      names: of the leaves, such as "posterior/deviations/0", which tell of a model without variational layers what
+        kind of posterior there is, and over how many of its last point weights.
+    """
+    own = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), get_weights(model))
+    fields = [name.split("/")[1] for name in names if name.startswith("posterior/")]
+    if own.posterior.mean or not fields:
+        return own
+    below = max(0, len(own.point) - fields.count(fields[0]))
+    leaves = own.point[below:]
+    rows = tuple(tf.TensorSpec([None, *x.shape], x.dtype) for x in leaves)
+    kinds = {"values": Samples(rows), "deviations": LowRank(leaves, leaves, rows)}
+    q = next((kind for field, kind in kinds.items() if field in fields), MeanField(leaves, leaves))
+    return own._replace(posterior=q, point=own.point[:below])
