@@ -99,7 +99,7 @@ $(DEPLOYMENT)/.installed: requirements/deployment.lock setup.cfg pyproject.toml
 	@touch $@
 
 test-deployment: deployment
-	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/app/test_ledger.py tests/app/test_flare.py
+	$(DEPLOYMENT)/bin/python -m pytest -q -p no:cacheprovider tests/parties/test_ledger.py tests/parties/test_flare.py
 
 CLUSTERS := .venvs/clusters
 

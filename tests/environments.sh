@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 PACKAGES="hypothesis kdepy pytest pytest-benchmark pytest-timeout pytest-xdist"
 # What depends most on TensorFlow, Keras and NumPy, for minutes: left out are the deep tests, data, plots, servers, weightings, the clients'
 # and the algorithms' own tests, the command line's but for a run, fuzzing, studies and notebooks. Name them to run them.
-SOME="tests/layers tests/posterior tests/models/test_builders.py tests/models/test_functional_call.py tests/evaluation
+SOME="tests/layers tests/posterior tests/models/test_builders.py tests/weights/test_functional_call.py tests/evaluation
     tests/rules/test_contract.py tests/files tests/export/test_saved_model.py tests/export/test_tflite.py
     tests/federated/test_local.py tests/test_keras.py"
 

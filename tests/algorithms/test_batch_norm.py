@@ -54,7 +54,7 @@ RECIPES = {
 }
 
 
-@pytest.mark.deep(after="tests/models/test_posterior_model.py")
+@pytest.mark.deep(after="tests/weights/test_posterior_model.py")
 @pytest.mark.parametrize("name", RECIPES)
 def test_posteriors_over_point_weights_take_the_servers_examples_for_statistics(name, tmp_path):
     """Rounds pool the clients' statistics as those of federated averaging; draws get theirs from the server's data."""

@@ -11,7 +11,7 @@ def model_fn():
     return bfl.models.lenet("deterministic", (8, 8, 1), normalization="batch", seed=3)
 
 
-@pytest.mark.deep(after="tests/models/test_head.py")
+@pytest.mark.deep(after="tests/weights/test_head.py")
 def test_the_last_layer_above_frozen_batch_norm():
     clients = bfl.data.load("digits").subset(60, 0).partition(bfl.data.iid(2), 0)
     start = bfl.models.get_weights(model_fn())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_deployment import OPTIONS, Channel, run
 from tests.certificates import certify
+from tests.parties.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import arrays_of
 from tfp_bfl.parties.deployment import keys
@@ -87,7 +87,7 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
     assert all("BEGIN CERTIFICATE" in party["offer"]["certificate"] for party in told.values())
 
 
-@pytest.mark.deep(after="tests/federated/test_sealed.py")
+@pytest.mark.deep(after="tests/parties/test_sealed.py")
 def test_a_party_that_is_gone_for_a_round_costs_that_round_its_numbers_alone(kits):
     channel = Channel(kits)
     reply, gone = channel.reply, [channel.sites["west"]]

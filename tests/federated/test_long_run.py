@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.deep(after="tests/federated/test_workers.py"), pytest.mark.long]
+pytestmark = [pytest.mark.deep(after="tests/engines/test_workers.py"), pytest.mark.long]
 
 pytest.importorskip("tensorflow_federated")
 

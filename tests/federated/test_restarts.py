@@ -15,7 +15,7 @@ from tfp_bfl import algorithms, federated, models, rules
 from tfp_bfl.data import Clients, load
 from tfp_bfl.errors import WorkerError
 
-pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
+pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
 
 pytest.importorskip("tensorflow_federated")
 

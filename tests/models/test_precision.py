@@ -51,7 +51,7 @@ def test_it_follows_the_models_weights_and_is_made_once():
     np.testing.assert_allclose(logits(twin), logits(other), atol=0.05 * np.abs(logits(other)).max())
 
 
-@pytest.mark.deep(after="tests/models/test_posterior_model.py")
+@pytest.mark.deep(after="tests/weights/test_posterior_model.py")
 @pytest.mark.parametrize("examples", [None, IMAGES])
 def test_a_posterior_beside_the_model_is_drawn_from(examples):
     base = build("resnet20 deterministic")

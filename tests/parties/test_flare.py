@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 import tfp_bfl as bfl
-from tests.app.test_deployment import Channel, run
+from tests.parties.test_deployment import Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.parties.deployment.demo import HOSPITALS, running, start_process, write_hospitals
 from tfp_bfl.parties.deployment.kits import SERVER, make_kits, start

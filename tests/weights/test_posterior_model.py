@@ -79,7 +79,7 @@ def test_a_tiny_covariance_is_the_mean_model():
 
 
 @pytest.mark.statistical
-@pytest.mark.deep(after="tests/models/test_posterior_model.py")
+@pytest.mark.deep(after="tests/weights/test_posterior_model.py")
 def test_logits_of_a_linear_model_have_the_covariance_of_the_weights():
     """Mean x^T m and covariance x^T Sigma x over inputs and classes: 4,000 draws, within 5 standard errors: 1e-3 for
     all 252 together."""
@@ -98,7 +98,7 @@ def test_logits_of_a_linear_model_have_the_covariance_of_the_weights():
 
 
 @pytest.mark.statistical
-@pytest.mark.deep(after="tests/models/test_posterior_model.py")
+@pytest.mark.deep(after="tests/weights/test_posterior_model.py")
 def test_predictions_of_samples_are_those_of_the_draws():
     """Each of four as often: within 5 standard errors in 2,000 predictions, below 1e-5."""
     weights = beside(mlp, lambda point: Samples(each(lambda x: x + draw([4, *x.shape]), point)))
@@ -171,7 +171,7 @@ def test_dropout_s_masks_are_drawn_beside_the_weights():
         pytest.param(
             make,
             id=name,
-            marks=[] if name == "samples" else pytest.mark.deep(after="tests/models/test_posterior_model.py"),
+            marks=[] if name == "samples" else pytest.mark.deep(after="tests/weights/test_posterior_model.py"),
         )
         for name, make in {**POSTERIORS, "low rank, batch norm": None}.items()
     ],

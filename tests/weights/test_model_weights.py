@@ -27,7 +27,7 @@ SIZES = {
     "lenet flipout, batch, variational bias": (5 + 3, 4, 2),
     "resnet20 flipout": (20, 1 + 2 * 19, 19),
 }
-deep = pytest.mark.deep(after="tests/models/test_weights.py")
+deep = pytest.mark.deep(after="tests/weights/test_model_weights.py")
 # Of the many layers of a ResNet the shortest test tells.
 every_case = pytest.mark.parametrize("case", CASES)
 every_small_case = pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import pytest
 import tensorflow as tf
 
 import tfp_bfl as bfl
-from tests.federated.test_parties import CLIENTS, OPTIONS, PARTIES, SEED, Here, build, largest_difference, sources
+from tests.parties.test_parties import CLIENTS, OPTIONS, PARTIES, SEED, Here, build, largest_difference, sources
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated import Party, SealedEngine, SealedParty, simulate_parties, to_arrays
 from tfp_bfl.parties.masks import add_mask, context_of, seed_of
 from tfp_bfl.parties.sealed import AgreedSet, SetOfParties
 
 pytestmark = pytest.mark.cpu_seconds(60)
-LATER = pytest.mark.deep(after="tests/federated/test_sealed.py")
+LATER = pytest.mark.deep(after="tests/parties/test_sealed.py")
 WEIGHT = float(CLIENTS.sizes.max())
 PROCESSES = {
     "variational": lambda **o: bfl.algorithms.variational(build(), "log_linear_pool", **OPTIONS, **o),

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.app.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
+from tests.parties.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import to_bytes
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE

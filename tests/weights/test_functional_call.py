@@ -83,7 +83,7 @@ CASES = {
 }
 NORMALIZED = ["lenet batch", "resnet20", "nested"]
 SLOW = ("lenet group", "lenet bfloat16", "mlp mc_dropout", "resnet20", "wrapped", "attention")
-deep = pytest.mark.deep(after="tests/models/test_functional_call.py")
+deep = pytest.mark.deep(after="tests/weights/test_functional_call.py")
 slow = lambda case: case in SLOW
 of_cases = lambda names: pytest.mark.parametrize("case", [pytest.param(x, marks=deep) if slow(x) else x for x in names])
 every_case = of_cases(CASES)

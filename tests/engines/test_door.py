@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("tensorflow_federated")
 
-from tests.federated.test_workers import client_data, script, total
+from tests.engines.test_workers import client_data, script, total
 from tfp_bfl.engines.tff import workers
 from tfp_bfl.engines.tff.context import local_workers, remote_workers
 from tfp_bfl.engines.tff.workers import Worker
@@ -120,7 +120,7 @@ def test_neither_the_worker_nor_what_stands_before_it_outlives_the_other_unnotic
     wait_until(lambda: not relay.is_running())
 
 
-@pytest.mark.deep(after="tests/federated/test_door.py")
+@pytest.mark.deep(after="tests/engines/test_door.py")
 def test_a_program_that_is_killed_leaves_nothing(path, tmp_path):
     code = "import time\nfrom tfp_bfl.engines.tff.workers import Worker\n"
     code += "w = Worker.start(1)\nprint(w.pid, w.address, flush=True)\ntime.sleep(600)\n"
@@ -134,7 +134,7 @@ def test_a_program_that_is_killed_leaves_nothing(path, tmp_path):
     wait_until(lambda: not Path(address.removeprefix("unix:")).parent.exists())
 
 
-@pytest.mark.deep(after="tests/federated/test_door.py")
+@pytest.mark.deep(after="tests/engines/test_door.py")
 def test_where_there_is_none_one_line_says_who_can_use_it(worker, path):
     if subprocess.run([*REFUSED, "true"], capture_output=True).returncode:
         pytest.skip("no namespace to forbid it in")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfp_bfl as bfl
-from tests.app.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
+from tests.parties.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import arrays_of
 from tfp_bfl.parties.deployment.channel import BEGIN, ROUND

@@ -244,7 +244,7 @@ def mean_estimate(model_fn, examples, noise, draws_labels, num_steps, **options)
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("noise", ["shared", "flipout"])
-@pytest.mark.deep(after="tests/clients/test_natural.py")
+@pytest.mark.deep(after="tests/training/test_natural.py")
 def test_drawn_labels_give_the_gauss_newton_diagonal(noise):
     """Of softmax regression: mean_n x_nd^2 p_nc (1 - p_nc), at weights that hardly vary.
 
@@ -260,7 +260,7 @@ def test_drawn_labels_give_the_gauss_newton_diagonal(noise):
 
 
 @pytest.mark.statistical
-@pytest.mark.deep(after="tests/clients/test_natural.py")
+@pytest.mark.deep(after="tests/training/test_natural.py")
 def test_prices_estimate_is_unbiased_for_a_quadratic_loss():
     """Linear regression with noise of variance 1: the second derivative is mean_n x_nd^2 wherever the weights are.
 
@@ -294,7 +294,7 @@ def work_of(options):
 
 
 @pytest.mark.parametrize(("noise", "shared"), [(None, True), ("shared", True), ("flipout", False)])
-@pytest.mark.deep(after="tests/clients/test_natural.py")
+@pytest.mark.deep(after="tests/training/test_natural.py")
 def test_one_draw_for_a_batch_or_one_for_each_example(noise, shared):
     """Of an example that is there eight times, the mean loss is that of one only where all have the same weights."""
     one = ClientExamples(tf.zeros([1], tf.int32), tf.ones([1, 3]), tf.zeros([1], tf.int32))

@@ -10,7 +10,7 @@ from tfp_bfl.errors import InvalidArgument
 ROWS = np.random.default_rng(3).normal([3, -1], size=(30, 2)).astype(np.float32)
 LABELS = np.zeros(30, np.int32)
 
-more = pytest.mark.deep(after="tests/clients/test_mode.py")
+more = pytest.mark.deep(after="tests/training/test_mode.py")
 
 
 @pytest.mark.parametrize("prior_stddev", [pytest.param(None, marks=more), 0.5])

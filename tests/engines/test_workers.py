@@ -246,7 +246,7 @@ EXITS = [  # How the program ends, the signal that it gets, its status, what it 
 
 
 @pytest.mark.parametrize("how, number, status, said", EXITS)
-@pytest.mark.deep(after="tests/federated/test_workers.py")
+@pytest.mark.deep(after="tests/engines/test_workers.py")
 def test_no_worker_outlives_its_program(how, number, status, said):
     program = start_program(how)
     try:

@@ -14,7 +14,7 @@ LABELS = np.zeros(20, np.int32)
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    "kernel", ["hmc", pytest.param("mala", marks=pytest.mark.deep(after="tests/clients/test_exact.py"))]
+    "kernel", ["hmc", pytest.param("mala", marks=pytest.mark.deep(after="tests/baselines/test_exact.py"))]
 )
 def test_the_posterior_of_a_gaussian(kernel):
     """Means within 5 Monte Carlo errors, variances within 15 %, of 2,000 draws of four chains."""

@@ -11,13 +11,12 @@ from tests.certificates import certify
 from tfp_bfl import federated
 from tfp_bfl.errors import InvalidArgument, WorkerError
 
-pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
+pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
 
 pytest.importorskip("tensorflow_federated")
 
+from tests.federated.test_restarts import CLIENTS, assert_identical, build  # noqa: E402
 from tfp_bfl.engines.tff.workers import Worker  # noqa: E402
-
-from .test_restarts import CLIENTS, assert_identical, build  # noqa: E402
 
 
 def reach(address):

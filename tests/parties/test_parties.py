@@ -48,7 +48,7 @@ CODED = ("compressed", "error memory", "qlsd")
 
 
 FAST = ("variational", "partitioned_vi", "fed_opt", "compressed")
-LATER = (pytest.mark.long, pytest.mark.deep(after="tests/federated/test_parties.py"))
+LATER = (pytest.mark.long, pytest.mark.deep(after="tests/parties/test_parties.py"))
 
 
 class Known(Party):

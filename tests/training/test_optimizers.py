@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.clients.test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, run, table
 from tests.processes import weights_after
 from tfp_bfl import algorithms, clients, models
 from tfp_bfl.data import Clients, Source
@@ -17,7 +18,6 @@ from tfp_bfl.training.optimizers import is_linear
 from tfp_bfl.training.target import Target
 
 from .test_natural import NUM_MEANS, ROUND, batch_of, made
-from .test_variational import BY_BACKPROP, assert_same, differ, examples, mlp, run, table
 
 keras = tf.keras.optimizers
 OPTIMIZERS = {
@@ -140,7 +140,7 @@ def message_of(model_fn, seed=0):
     return ServerMessage(weights, tf.constant(0))
 
 
-@pytest.mark.deep(after="tests/clients/test_adam.py")
+@pytest.mark.deep(after="tests/training/test_adam.py")
 @pytest.mark.parametrize("name", ["Adam", "SGD", "Adagrad", "Nadam"])
 def test_state_starts_anew_with_every_client(name):
     """After another client's data and weights, the work gives what one that was built just now gives."""
@@ -154,7 +154,7 @@ def test_state_starts_anew_with_every_client(name):
         assert_same(used(message, data, seed), fresh)
 
 
-@pytest.mark.deep(after="tests/clients/test_adam.py")
+@pytest.mark.deep(after="tests/training/test_adam.py")
 @every_optimizer
 def test_steps_are_the_optimizers_from_its_first_state_on(optimizer_fn):
     """Features of zero leave the kernel to the KL, whose gradient is known: m / (t^2 N) and ((s / t)^2 - 1) / N.
@@ -200,7 +200,7 @@ def test_adagrads_first_accumulator():
     np.testing.assert_allclose(result.weights.posterior.mean[0], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.deep(after="tests/clients/test_adam.py")
+@pytest.mark.deep(after="tests/training/test_adam.py")
 @pytest.mark.parametrize("kind", models.KINDS)
 def test_our_adam_and_kerass_train_alike(kind):
     model_fn = mlp(kind=kind, initial_stddev=0.1)

@@ -9,7 +9,7 @@ from tfp_bfl import models, posterior
 from tfp_bfl.layers import DenseFlipout, MCDropout, sampling
 from tfp_bfl.models import FlatWeights, get_weights
 
-from .test_weights import random_like
+from .test_model_weights import random_like
 
 
 def build(name, **options):
@@ -26,7 +26,7 @@ CASES = {
 }
 CASES["lenet variational bias"] = ("lenet", {"variational_bias": True, "normalization": "batch"})
 # Without a posterior LeNet's layers are the MLP's to a vector, and with BatchNorm it has all that it has without.
-deep = pytest.mark.deep(after="tests/models/test_flat.py")
+deep = pytest.mark.deep(after="tests/weights/test_flat.py")
 FAST = ("lenet flipout batch", "lenet variational bias")
 every_case = pytest.mark.parametrize(
     "case", [case if case in FAST or case.startswith("mlp") else pytest.param(case, marks=deep) for case in CASES]

@@ -35,7 +35,7 @@ BUILDERS = {
     "sequential": (sequential, 5),
     "activation after it": (with_activation, 5),
 }
-deep = pytest.mark.deep(after="tests/models/test_head.py")
+deep = pytest.mark.deep(after="tests/weights/test_head.py")
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=deep) if name == "resnet20" else name for name in BUILDERS]
 )

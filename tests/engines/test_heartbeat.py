@@ -14,13 +14,12 @@ import pytest
 from tfp_bfl import federated
 from tfp_bfl.errors import InvalidArgument, WorkerError
 
-pytestmark = pytest.mark.deep(after="tests/federated/test_workers.py")
+pytestmark = pytest.mark.deep(after="tests/engines/test_workers.py")
 
 pytest.importorskip("tensorflow_federated")
 
+from tests.federated.test_restarts import CLIENTS, assert_identical, build, without_times  # noqa: E402
 from tfp_bfl.engines.tff.workers import Worker  # noqa: E402
-
-from .test_restarts import CLIENTS, assert_identical, build, without_times  # noqa: E402
 
 
 def simulate(runtime, local_epochs=1, **options):
