@@ -31,13 +31,12 @@ from tests.mutants.mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.txt")
-PACKAGES = ("rules", "posterior", "clients", "servers")
+PACKAGES = ("rules", "contrib/kernel", "posterior", "training", "clients", "servers")
 WANTED = 0.9
 # What the tests import besides the library: once, instead of in each fork.
 SLOW_TO_IMPORT = ("tensorflow", "tensorflow_probability", "tensorflow_federated", "sklearn.datasets", "scipy.stats")
 SLOW_TO_IMPORT += ("matplotlib.pyplot", "hypothesis", "KDEpy", "pytest", "pydantic", "xdist", "pytest_timeout")
 
-KERNEL = ("kernel", "bandwidths", "mean_shift", "plug_in")
 # Tests elsewhere than beside the file, and what tests it first.
 ALSO = {
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
@@ -57,11 +56,8 @@ class Verdict(NamedTuple):
 
 def tests_of(path: str) -> list[str]:
     """The test files of a file of the library: those of its name first, then those of its folder."""
-    folder, name = path.removeprefix("tfp_bfl/").removesuffix(".py").split("/")
-    beside = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / folder).glob("test_*.py"))
-    if folder == "rules":
-        of_kernel = [p for p in beside if Path(p).stem.removeprefix("test_") in KERNEL]
-        beside = of_kernel if name in KERNEL else [p for p in beside if p not in of_kernel]
+    folder, name = path.removeprefix("tfp_bfl/").removesuffix(".py").rsplit("/", 1)
+    beside = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / folder.split("/")[0]).glob("test_*.py"))
     own = [p for p in beside if Path(p).stem == f"test_{name}"]
     return list(dict.fromkeys([*own, *ALSO.get(f"{folder}/{name}", []), *beside]))
 
