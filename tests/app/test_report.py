@@ -10,7 +10,8 @@ import yaml
 import tfp_bfl as bfl
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.one_run import records as report
+from tfp_bfl.app.many_runs import report as pages
+from tfp_bfl.app.one_run import records
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -81,9 +82,9 @@ def test_runs_side_by_side(digits, tables, copy, tmp_path):
 
 
 def test_a_model_predicts_what_its_run_recorded(digits):
-    config, _ = report.read_record(digits)
+    config, _ = records.read_record(digits)
     test = bfl.data.load("digits", split="test")
-    predicted = report._predict(digits / "saved_model", test, config, test.num_examples)
+    predicted = pages._predict(digits / "saved_model", test, config, test.num_examples)
     with np.load(digits / "predictions.npz") as recorded:
         for name, values in predicted.items():
             np.testing.assert_allclose(values, recorded[name], rtol=1e-3, atol=1e-5)
