@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 SEEDS ?= 0 1 2 3 4 5 6 7 8 9
 
-.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured docs lint format clean
+.PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured tables docs lint format clean
 
 help:
 	@echo "Python 3.11, 3.12 or 3.13: the first that is found of $(PYTHONS), or make PYTHON=..."
@@ -35,6 +35,7 @@ help:
 	@echo "make sbom    what is installed, with licences: build/sbom.json (CycloneDX) and build/NOTICE"
 	@echo "make notebooks  runs them, and saves them with what they show"
 	@echo "make measured  runs what the numbers and the picture of the documentation are of, and writes them"
+	@echo "make tables  the tables and figures of the studies, from their records"
 	@echo "make docs    the documentation site: build/docs/index.html"
 	@echo "make format  format the code"
 	@echo "make clean   remove .venv, demo and caches"
@@ -127,6 +128,10 @@ notebooks: $(INSTALLED)
 measured: $(INSTALLED)
 	$(BIN)/python docs/measure.py
 
+tables: $(INSTALLED)
+	$(BIN)/python -m experiments.build_tables
+
+# Builds the tables first: docs/_extensions/tables.py.
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx -c docs -b html -j 2 -q -W --keep-going . build/docs
 
@@ -140,4 +145,5 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 clean:
+	-git clean -fdXq experiments
 	rm -rf $(VENV) .venvs demo federation_demo build docs/generated dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

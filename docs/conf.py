@@ -20,6 +20,7 @@ extensions = [
     "sphinx_click",
     "mathml",
     "docstrings",
+    "tables",
 ]
 root_doc = "docs/index"
 include_patterns = [

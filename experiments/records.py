@@ -46,11 +46,12 @@ def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mappi
     wanted = {name: json.loads(json.dumps(options)) for name, options in every.items()}
     with _alone(folder):
         records = read_records(folder)
-        records |= {name: _short({**record, "options": wanted[name]}) for name, record in found.items()}
-        draft = folder / f".{RECORDS}"
-        lines = (json.dumps({"name": name, **records[name]}, separators=(",", ":")) for name in sorted(records))
-        draft.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        draft.replace(folder / RECORDS)
+        if found:
+            records |= {name: _short({**record, "options": wanted[name]}) for name, record in found.items()}
+            draft = folder / f".{RECORDS}"
+            lines = (json.dumps({"name": name, **records[name]}, separators=(",", ":")) for name in sorted(records))
+            draft.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            draft.replace(folder / RECORDS)
     kept = {name: records[name] for name in wanted if name in records}
     for name, record in kept.items():
         there, now = record["options"], _short(wanted[name])

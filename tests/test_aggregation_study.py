@@ -291,3 +291,13 @@ def test_retention_is_what_the_surest_examples_gain(tmp_path):
     assert found[0] == pytest.approx(exact, abs=1e-6)
     assert found[1] == pytest.approx(0, abs=1e-6) and abs(found[2]) < 0.05
     assert kept["nll"] == 1.5 and kept["per_round"] == [{"round": 1, "stddev_median": 0.1}]
+
+
+def test_figures_of_tables_that_no_page_shows_are_drawn_where_they_are_named(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(run, "FIGURES", ())
+    figures = tmp_path / "results" / "digits" / "figures"
+    named = ("rules", "--size", "digits", "--cell", "rule=conflation")
+    assert invoke(tmp_path, *named).exit_code == 0 and list(figures.iterdir())
+    shutil.rmtree(figures)
+    assert invoke(tmp_path, *named[1:], "--tables").exit_code == 0 and not figures.exists()
+    assert (tmp_path / "results" / "digits" / "rules.csv").exists()

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 import tfp_bfl as bfl
 from experiments.fl_swag import federation, geometry, methods, run, tables
 from experiments.fl_swag.config import DEFAULT, PRETRAINING, SIZES, TABLES
+from experiments.records import read_records
 from tfp_bfl.evaluation import decompose
 from tfp_bfl.posterior import LowRank, swag_moments
 
@@ -203,15 +203,21 @@ def test_the_default_is_paired_with_every_other_method_by_seed():
     assert tables.pairs_table(runs[:2]) == [header]
 
 
+def chosen_by(table):
+    """The rows of a grid's choice, from the records."""
+    records = read_records(run.HERE / "results" / "full")
+    head, *rows = tables.choice_table([records[run.cell_name(cell)] for cell in run.cells(table, "full")])
+    return [dict(zip(head, row)) for row in rows]
+
+
 def test_the_config_has_what_the_grids_chose():
-    results = pathlib.Path(run.__file__).parent / "results" / "full"
     trainings = SIZES["full"]["trainings"]
-    for row in csv.DictReader((results / "choice_chosen.csv").read_text().splitlines()):
+    for row in chosen_by("choice"):
         if row["by the NLL of"] == "FL-SWAG":
             (chosen,) = trainings["chosen"][row["setting"], row["dataset"]]
             wanted = (int(row["epochs"]), int(row["burn-in"]), float(row["rate"]), float(row["floor"]))
             names = ("local_epochs", "burn_in_epochs", "learning_rate")
             assert (*(chosen[name] for name in names), chosen["floors"][-1]) == wanted
-    for row in csv.DictReader((results / "central_choice_chosen.csv").read_text().splitlines()):
+    for row in chosen_by("central_choice"):
         chains = {chain["sampler"]: chain["step_size"] for chain in trainings["chosen_chains"][None]}
         assert chains[row["by the NLL of"]] == float(row["rate"])

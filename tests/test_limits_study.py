@@ -1,5 +1,10 @@
 """The study of prediction sets on unseen clients: its cells and its table."""
 
+import json
+import shutil
+
+from click.testing import CliRunner
+
 from experiments.limits import run
 
 
@@ -20,3 +25,16 @@ def test_the_table_leaves_out_what_failed():
     head, iid, skewed = run.table(summaries)
     assert head[0] == "partition" and iid[1] == "0.850 +- 0.071" and iid[-1] == "2"
     assert skewed[:2] == ["dirichlet:0.1", "0.500"]
+
+
+def test_the_table_is_of_records_where_the_folders_are_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(run.promise, "DRAWS", 2)
+    (name, options), *_ = ((run.cell_name(cell), cell) for cell in run.cells())
+    (tmp_path / "cells" / name).mkdir(parents=True)
+    summary = {"options": options, "seconds": 1.0, **dict.fromkeys(run.COLUMNS.values(), 0.5)}
+    (tmp_path / "cells" / name / "summary.json").write_text(json.dumps(summary))
+    arguments = ["--output", str(tmp_path / "cells"), "--results", str(tmp_path / "results"), "--tables"]
+    for _ in range(2):
+        assert CliRunner().invoke(run.main, arguments).exit_code == 0
+        assert (tmp_path / "results" / "sets.csv").read_text().splitlines()[1].startswith("iid,0.500,")
+        shutil.rmtree(tmp_path / "cells", ignore_errors=True)

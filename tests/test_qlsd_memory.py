@@ -1,4 +1,4 @@
-"""The study of QLSD's memories: its data, posterior, cells and table; and results whose cells are gone."""
+"""The study of QLSD's memories: its data, posterior, cells and table."""
 
 import json
 
@@ -83,14 +83,3 @@ def test_the_table_has_errors_and_their_controls():
     assert row(with_memory)["from LSD++, same seed"] == "0.5 +- 0.5"
     assert row(with_memory)["error without memory less that with"] == "2 +- 1"
     assert without[1] == "4 +- 0" and row(without)["error without memory less that with"] == ""
-
-
-def test_the_tables_of_the_study_are_those_of_its_records(tmp_path):
-    results = run.HERE / "results"
-    found = read_records(results)
-    names = [run.cell_name(options) for options in run.cells("reduced")]
-    tables.write_all([found[name] for name in names if name in found], tmp_path)
-    paths = list(tmp_path.glob("*.csv"))
-    assert len(paths) > 10
-    for path in paths:
-        assert path.read_text() == (results / path.name).read_text(), path.name

@@ -8,7 +8,6 @@ import tensorflow as tf
 from click.testing import CliRunner
 
 from experiments.robustness import attacks, config, influence, run
-from experiments.tables import write
 from tfp_bfl import data, rules
 from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.posterior import MeanField
@@ -120,15 +119,6 @@ def test_pairs_are_of_one_attack_and_of_seeds_that_both_have():
     assert head[3:] == ["attack: none", "attack: flipped", "attack: scaled", "attack: reversed"]
     assert row[:3] == [config.KERNEL, "mean gaussian", "naive_weighted_average, none"]
     assert row[4].startswith("+70.0 [") and (row[3], *row[5:]) == ("", "", "")
-
-
-def test_what_a_table_has_of_cells_without_a_record_stays_in_it(tmp_path):
-    head = ["rule", "defence", "attack: none", "attack: flipped"]
-    write([head, ["a", "median", "0.7", "0.6"], ["b", "median", "0.5", ""]], tmp_path / "accuracy-iid")
-    anew = [head, ["a", "median", "", "0.9"], ["a", "mean", "0.1", ""], ["b", "median", "", ""]]
-    kept = [head, ["a", "median", "0.7", "0.9"], ["a", "mean", "0.1", ""], ["b", "median", "0.5", ""]]
-    assert run.kept_entries(anew, tmp_path / "accuracy-iid") == kept
-    assert run.kept_entries(anew, tmp_path / "nothing") == anew
 
 
 @pytest.mark.parametrize(("hostile", "majority"), [(1, True), (5, True), (6, False)])

@@ -184,6 +184,9 @@ TABLES = {
     ),
 }
 
+# The tables of which the study's page shows figures; others are drawn where they are named.
+FIGURES = ("rules", "wide_start", "learnt", "learnt_5_epochs", "equal_steps", "column", "column_begun")
+
 PUBLISHED = ("centralised", "rules", "rules_5_epochs", "baselines", "weightings", "pretraining", "prior")
 
 # Size -> options of every cell, rounds and local epochs of each length, seeds of each table.

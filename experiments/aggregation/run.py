@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from experiments.aggregation.config import COMMON, SIZES, TABLES
+from experiments.aggregation.config import COMMON, FIGURES, SIZES, TABLES
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
@@ -71,7 +71,10 @@ def cell_name(options: Options) -> str:
 @click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
 @study_options("aggregation", HERE / "results")
 def main(study: Study, tables: tuple[str, ...], size: str) -> None:
-    """Runs the cells of TABLES (all of the size's if none is named), and writes tables, figures and findings."""
+    """Runs the cells of TABLES (all of the size's if none is named), and writes tables, figures and findings.
+
+    If no table is named, figures are those that the page shows.
+    """
     study, own = study.of_size(size), SIZES[size]["seeds"]
     for table in tables:
         if table not in own:
@@ -90,7 +93,8 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
             of_table = [runs[name] for name in every[table] if name in runs]
             if of_table:
                 write_tables(table, of_table, study.results)
-                write_figures(table, of_table, study.results / "figures")
+                if table in (tables or FIGURES):
+                    write_figures(table, of_table, study.results / "figures")
         write_findings(list(runs.values()), study.results)
 
 

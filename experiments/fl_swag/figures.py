@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments import WITHOUT_RECORDS
 from experiments.fl_swag.federation import clients_of, source
 from experiments.fl_swag.tables import Run, by_dataset, has_predictions, row_name
 from tfp_bfl import plots
@@ -56,23 +57,26 @@ def floor_figure(runs: list[Run]) -> Figure:
     return figure
 
 
-def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
-    """Writes a table's figures: of the first seed where there are several."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_figures(table: str, runs: list[Run], output: pathlib.Path) -> None:
+    """Write a table's figures, of the first seed where there are several.
+
+    Figures of predictions and data need the folders of the cells.
+    """
     figures = {}
     for (setting, dataset), same in by_dataset(runs).items():
         first = [run for run in same if run["options"]["seed"] == same[0]["options"]["seed"]]
         name = f"{dataset}-{setting}"
         if table == "burn_in":
-            figures[f"{name}-floor"] = floor_figure(first)
+            figures[output / "figures" / f"{name}-floor"] = floor_figure(first)
         elif table in ("logistic_regression", "shared_features") and all(map(has_predictions, first)):
+            unrecorded = output / WITHOUT_RECORDS / "figures"
             title = f"{dataset.replace('_', ' ')}, {setting.replace('_', ' ')}"
-            figures[f"{name}-confidence"] = confidence_figure(first, title)
-        if table == "logistic_regression":
-            clients = clients_of(first[0]["options"])
-            figures[f"{dataset}-client_labels"] = plots.client_labels(
-                clients.label_counts(), clients.source.class_names
-            )
-            figures[f"{dataset}-client_sizes"] = plots.client_sizes(clients.sizes)
-    for name, figure in figures.items():
-        figure.savefig(folder / f"{name}.png", dpi=DPI)
+            figures[unrecorded / f"{name}-confidence"] = confidence_figure(first, title)
+            if table == "logistic_regression":
+                clients = clients_of(first[0]["options"])
+                labels = plots.client_labels(clients.label_counts(), clients.source.class_names)
+                figures[unrecorded / f"{dataset}-client_labels"] = labels
+                figures[unrecorded / f"{dataset}-client_sizes"] = plots.client_sizes(clients.sizes)
+    for path, figure in figures.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path.with_name(f"{path.name}.png"), dpi=DPI)

@@ -163,7 +163,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
         runs = [{**records[name], "folder": study.output / name} for name in every[table] if name in records]
         if runs:
             write_tables(table, runs, study.results)
-            write_figures(table, runs, study.results / "figures")
+            write_figures(table, runs, study.results)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
 from experiments.limits import promise
 from experiments.tables import mean_and_sd, write
-from tfp_bfl.app.many_runs.cells import read_cells
 
 HERE = pathlib.Path(__file__).parent
 Options = dict[str, Any]
@@ -124,7 +123,9 @@ def main(study: Study) -> None:
     every = {cell_name(options): options for options in cells()}
     study.run(every, run_cell, told)
     if not study.listed:
-        write(table(read_cells(study.output)), study.results / "sets")
+        records = list(study.records(every).values())
+        if records:
+            write(table(records), study.results / "sets")
         write(promise.table(), study.results / "promise")
 
 

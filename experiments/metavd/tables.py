@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import WITHOUT_RECORDS
 from experiments.metavd.config import METHODS, PRUNED, PUBLISHED, SHORT
 from experiments.metavd.figures import reliability_figure
 from experiments.tables import mean_and_sd, write
@@ -89,10 +90,11 @@ def write_all(records: Sequence[Summary], summaries: list[Summary], folder: path
             if len({row[key] for row in here}) < 2:
                 continue
             write(by_setting(here, key), folder / f"{key}-{size}")
-    write_clients(summaries, folder / "clients.csv")
+    write_clients(summaries, folder / WITHOUT_RECORDS / "clients.csv")
     figure = reliability_figure(summaries)
     if figure is not None:
-        figure.savefig(folder / "reliability.png", dpi=130)
+        (folder / WITHOUT_RECORDS).mkdir(parents=True, exist_ok=True)
+        figure.savefig(folder / WITHOUT_RECORDS / "reliability.png", dpi=130)
 
 
 def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int = 4) -> list[list[str]]:
@@ -192,6 +194,7 @@ def write_clients(summaries: list[Summary], path: pathlib.Path) -> None:
                 scores = {f"{when}_{n}": round(x, 4) for when in ("before", "after") for n, x in client[when].items()}
                 rows.append({**start, **own, **scores})
     if rows:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "w", newline="") as file:
             writer = csv.DictWriter(
                 file, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"

@@ -1,12 +1,11 @@
 """Runs the robustness study: `python -m experiments.robustness.run`.
 
 A cell is a kind of model, a partition, a rule, an attack and a defence, over all seeds: a folder under OUTPUT with one
-summary. What is done is not run again, and what its scores were by seed stays with the tables.
+summary. What is done is not run again; its scores by seed stay in the records.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
 import itertools
 import pathlib
@@ -154,16 +153,6 @@ def pairs_table(records: list[Options], kind: str, partition: str) -> list[list[
     return rows
 
 
-def kept_entries(rows: list[list[str]], path: pathlib.Path) -> list[list[str]]:
-    """The rows of a table, where they are empty with what its file has: cells that ran before there were records."""
-    path = path.with_name(f"{path.name}.csv")
-    old = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-    entries = {(row["rule"], row["defence"], name): x for row in old for name, x in row.items()}
-    head, *rest = rows
-    fill = lambda row: [x or entries.get((*row[:2], name), "") for name, x in zip(head, row)]
-    return [head, *map(fill, rest)]
-
-
 def write_told(rows: list[list[str]], path: pathlib.Path) -> None:
     """Writes a table that tells something."""
     if any(any(row[2:]) for row in rows[1:]):
@@ -196,8 +185,7 @@ def main(study: Study) -> None:
         for partition in partitions:
             where = f"{'' if kind == 'flipout' else f'{kind}-'}{partition.replace(':', '_')}"
             for score in SCORES if kind == "flipout" else SCORES[:3]:
-                path = study.results / f"{score}-{where}"
-                write_told(kept_entries(table(records, kind, partition, score), path), path)
+                write_told(table(records, kind, partition, score), study.results / f"{score}-{where}")
             write_told(pairs_table(records, kind, partition), study.results / f"pairs-{where}")
 
 
