@@ -106,7 +106,7 @@ def test_however_the_program_ends_nothing_is_left_running(tmp_path, number):
         # Who starts the tests in the background may have them ignore Ctrl-C.
         "import pathlib, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tests.app.test_cells import every, hang, told\n"
-        "from tfp_bfl.app import cells\n"
+        "from tfp_bfl.app.many_runs import cells\n"
         "if __name__ == '__main__':\n"
         "    cells.run_cells(every(4), pathlib.Path(sys.argv[1]), hang, told, jobs=2)\n"
     )
