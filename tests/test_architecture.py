@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "engines": set(),
     "federated": {"contracts", "weights", "models", "posterior", "privacy", "data", "servers"},
     "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
+    "contrib.normality": {"evaluation", "plots"},
     "contrib": set(),
     "contracts": {"weights", "posterior"},
     "compression": set(),
@@ -71,6 +72,8 @@ EXPORTS_LATER = {
     "federated": {"engines.ray", "engines.tff", "parties"},
     "rules": {"contrib.kernel"},
     "data": {"parties"},
+    "evaluation": {"contrib.normality"},
+    "plots": {"contrib.normality"},
     "engines.ray": {"engines.ray", "federated"},
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.

@@ -1,5 +1,7 @@
 """Predictive sampling, uncertainty and its parts, calibration, retention, out-of-distribution scores, normality."""
 
+from typing import TYPE_CHECKING
+
 from tfp_bfl.evaluation.calibration import (
     Reliability,
     expected_calibration_error,
@@ -29,7 +31,6 @@ from tfp_bfl.evaluation.metrics import (
     negative_log_likelihood,
     total_variation,
 )
-from tfp_bfl.evaluation.normality import Normality, normality, normality_summary
 from tfp_bfl.evaluation.out_of_distribution import OutOfDistribution, out_of_distribution
 from tfp_bfl.evaluation.permutation import evaluate_permuted, permuted_stddevs
 from tfp_bfl.evaluation.predictive import (
@@ -69,6 +70,14 @@ from tfp_bfl.evaluation.sums import (
     reliability_of,
     risk_coverage_of,
     score_sums,
+)
+from tfp_bfl.faces import exported_later
+
+if TYPE_CHECKING:
+    from tfp_bfl.contrib.normality import Normality, normality, normality_summary
+
+__getattr__ = exported_later(
+    __name__, dict.fromkeys(("Normality", "normality", "normality_summary"), "tfp_bfl.contrib.normality")
 )
 
 __all__ = [

@@ -4,6 +4,9 @@ Each function returns a matplotlib `Figure` that no window and no list of open f
 with `figure.savefig("curve.png")`. A notebook shows it once `%matplotlib inline` was given.
 """
 
+from typing import TYPE_CHECKING
+
+from tfp_bfl.faces import exported_later
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.chains import chain_traces
 from tfp_bfl.plots.clients import client_labels, client_sizes
@@ -11,12 +14,16 @@ from tfp_bfl.plots.confidence import accuracy_confidence
 from tfp_bfl.plots.density import kernel_density
 from tfp_bfl.plots.examples import uncertain_examples
 from tfp_bfl.plots.learning import learning_comparison, learning_curve
-from tfp_bfl.plots.normality import normality_histograms
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.report import write_report
 from tfp_bfl.plots.results import RunResults, run_figures
 from tfp_bfl.plots.retention import retention_comparison, retention_curves, risk_coverage
+
+if TYPE_CHECKING:
+    from tfp_bfl.contrib.normality import normality_histograms
+
+__getattr__ = exported_later(__name__, {"normality_histograms": "tfp_bfl.contrib.normality"})
 
 __all__ = [
     "Repeated",

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tfp_bfl.contrib.normality.statistics import Normality
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.normality import Normality
 from tfp_bfl.plots import style
 
 _DASHES = ("-", "--", "-.", ":")
