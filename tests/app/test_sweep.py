@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.many_runs import groups, sweep
-from tfp_bfl.app.many_runs.groups import write_tables
+from tfp_bfl.app.many_runs import score_tables, sweep
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 
@@ -120,8 +119,8 @@ def test_data_that_are_not_there_are_told_of_before_any_run(tmp_path, capsys, da
 def test_a_run_without_a_score_has_an_empty_cell(tmp_path, monkeypatch):
     summaries = {"a": {"accuracy": 0.5}, "b": {"accuracy": 0.6, "ece": 0.1}}
     configs = {name: make_config(None, {"seed": seed}) for seed, name in enumerate(summaries)}
-    monkeypatch.setattr(groups, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
-    write_tables([tmp_path / name for name in summaries], tmp_path)
+    monkeypatch.setattr(score_tables, "read_record", lambda folder: (configs[folder.name], summaries[folder.name]))
+    score_tables.write_tables([tmp_path / name for name in summaries], tmp_path)
     assert [row["ece"] for row in csv.DictReader((tmp_path / "runs.csv").open())] == ["", "0.1"]
 
 

@@ -87,6 +87,8 @@ Examples:
   tfp-bfl report my_run another_run a_third --output comparison.html
   tfp-bfl report fashion_run --ood mnist --output fashion.html
   tfp-bfl report my_sweep --output scores.tex
+  tfp-bfl report my_sweep --output paper.tex --columns accuracy,nll --percent \\
+      --row "rule=conflation as Conflation"
 """
 
 
@@ -183,17 +185,42 @@ def run(
     help="The page, a new file; .csv, .md or .tex: the table of scores alone.  [default: report.html]",
 )
 @click.option("--ood", metavar="DATASET", help="Images that the models were not made for: how unsure are they of them?")
-def report(run_folders: tuple[str, ...], output: str, ood: Optional[str]) -> None:
+@click.option("--columns", metavar="NAMES", help="Columns of a table, such as accuracy,nll; all scores if not given.")
+@click.option(
+    "--digits",
+    type=click.IntRange(0, 17),
+    metavar="NUMBER",
+    help="Decimals of a table; 4 if not given, of percentages 2.",
+)
+@click.option("--percent", is_flag=True, help="Accuracies and other shares of a table in percent.")
+@click.option(
+    "--row",
+    "rows",
+    metavar="ROW",
+    multiple=True,
+    help='A row of a table and its label, "rule=conflation as Conflation"; again for the next row.',
+)
+def report(
+    run_folders: tuple[str, ...],
+    output: str,
+    ood: Optional[str],
+    columns: Optional[str],
+    digits: Optional[int],
+    percent: bool,
+    rows: tuple[str, ...],
+) -> None:
     """Write one page about a complete run, or several side by side; RUN may be a folder of many.
 
     Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
     of its first seed.
     """
     from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.many_runs.score_tables import Style, parse_rows
     from tfp_bfl.app.many_runs.sweep import expand
 
     folders = expand(run_folders)
-    click.echo(f"{write(folders, output, ood)} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
+    style = Style(columns.split(",") if columns else None, digits, percent, parse_rows(rows))
+    click.echo(f"{write(folders, output, ood, style)} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
 
 
 @cli.group(epilog=REVISE_EXAMPLES)

@@ -40,5 +40,12 @@ def _latex(cell: str) -> str:
     return text if inner is None else rf"\textbf{{{text}}}"
 
 
+def note_in(suffix: str, text: str) -> str:
+    """Return a note to stand below a table in the format of a suffix: a paragraph; "" for .csv."""
+    if suffix == ".tex":
+        return rf"\par\smallskip{{\footnotesize {_latex(text)}}}" + "\n"
+    return f"{text}\n" if suffix == ".md" else ""
+
+
 # suffix of a file -> how a table is written in it
 FORMATS: dict[str, Callable[[Rows], str]] = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}

@@ -32,12 +32,39 @@ class Repeated(NamedTuple):
         return sorted(seed for seed, scores in self.scores.items() if key in scores)
 
 
-def scores(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
+class Form(NamedTuple):
+    """Hold how scores are written.
+
+    Fields:
+      digits: decimals; None for 4, of a percentage 2.
+      percent: scores that are a share of 1 are written as percentages.
+    """
+
+    digits: Optional[int] = None
+    percent: bool = False
+
+    def scale(self, key: str) -> float:
+        """Return the factor of a score, 100 for a percentage."""
+        return 100.0 if self.percent and tables.is_share(key) else 1.0
+
+    def decimals(self, key: str) -> int:
+        """Return the decimals of a score."""
+        return self.digits if self.digits is not None else 4 if self.scale(key) == 1 else 2
+
+    def name_of(self, key: str) -> str:
+        """Return the heading of a score."""
+        return tables.name_of(key) + (" (%)" if self.scale(key) > 1 else "")
+
+
+AS_THEY_ARE = Form()
+
+
+def scores(groups: Sequence[Repeated], keys: Sequence[str], form: Form = AS_THEY_ARE) -> Table:
     """Mean and standard deviation over the seeds; bold what is better than each other group by the same seeds."""
     rows = []
     for key in keys:
         best = _best(groups, key)
-        rows.append((tables.name_of(key), [Cell(_repeated(g, key), g is best) for g in groups]))
+        rows.append((form.name_of(key), [Cell(_repeated(g, key, form), g is best) for g in groups]))
     numbers = [Cell(str(len(group.scores))) for group in groups]
     return Table("Results", ["", *(group.name for group in groups)], [("Seeds", numbers), *rows])
 
@@ -76,11 +103,11 @@ def _best(groups: Sequence[Repeated], key: str) -> Optional[Repeated]:
     return best if all(d is not None and d.is_told and sign * d.mean > 0 for d in found) else None
 
 
-def _repeated(group: Repeated, key: str) -> str:
+def _repeated(group: Repeated, key: str, form: Form) -> str:
     if not group.seeds(key):
         return DASH
-    found = over_seeds(group.values(key))
-    return f"{found.mean:.4f}" + (f" ± {found.stddev:.4f}" if found.number > 1 else "")
+    found, scale, digits = over_seeds(group.values(key)), form.scale(key), form.decimals(key)
+    return f"{scale * found.mean:.{digits}f}" + (f" ± {scale * found.stddev:.{digits}f}" if found.number > 1 else "")
 
 
 def _difference(found: Optional[Difference]) -> str:

@@ -116,6 +116,17 @@ BETTER |= {
 }
 
 
+# Scores from 0 to 1 that are a share of examples or of probability, besides every accuracy.
+_SHARES = {"ece", "mce", "macro_recall", "macro_precision", "coverage", "epistemic_share"}
+
+
+def is_share(key: str) -> bool:
+    """Return whether a score is a share of 1, which can be written as a percentage."""
+    for prefix in _OF_PARTS:
+        key = key.removeprefix(prefix)
+    return key in _SHARES or key.removesuffix("_least").endswith("accuracy")
+
+
 def headlines(run: RunResults) -> list[Headline]:
     """The results that the page shows large."""
     return [

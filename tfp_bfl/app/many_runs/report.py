@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
-from tfp_bfl.app.many_runs.groups import grouped, table_text
+from tfp_bfl.app.many_runs.groups import grouped
+from tfp_bfl.app.many_runs.score_tables import DEFAULT, Style, table_text
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.one_run.records import (
     MOST_ROUNDS_BYTES,
@@ -38,6 +39,7 @@ def write(
     folders: Sequence[Union[str, pathlib.Path]],
     output: Union[str, pathlib.Path],
     ood: Optional[str] = None,
+    style: Style = DEFAULT,
 ) -> pathlib.Path:
     """Writes one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
     and their scores as mean and standard deviation.
@@ -47,6 +49,7 @@ def write(
       output: a new HTML file; or .csv, .md or .tex, of the table of scores alone.
       ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
         test split as many, drawn by the run's seed, as the run's own test set has at most.
+      style: of a table.
 
     Raises:
       InvalidArgument: `output` exists or can't be made, a folder is not that of a complete run or named twice, a run's
@@ -64,7 +67,12 @@ def write(
     if path.suffix in FORMATS:
         if ood:
             raise InvalidArgument("--ood is of pages, and a table holds the runs' own scores: leave it out.")
-        return _write_text(path, table_text([group.repeated for group in groups], path.suffix))
+        return _write_text(path, table_text(groups, path.suffix, style))
+    if style != DEFAULT:
+        raise InvalidArgument(
+            f"columns, digits, percent and rows are of tables, and {files.name(path)} is a page: give --output a file "
+            "that ends in .md, .tex or .csv."
+        )
     repeated = any(len(group.runs) > 1 for group in groups)
     if repeated:  # One run stands for each.
         firsts = [group.runs[0] for group in groups]

@@ -120,8 +120,8 @@ def sweep(
         been written then.
       Error: runs failed.
     """
-    from tfp_bfl.app.many_runs.groups import write_tables
     from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.many_runs.score_tables import write_tables
     from tfp_bfl.app.one_run.build import check_data
 
     output = pathlib.Path(output)
