@@ -18,6 +18,19 @@ SMALL = (
 )
 
 
+# The step of the first algorithm takes another structure than its rule gives.
+CODE = """
+import tfp_bfl as bfl
+
+def clash(model_fn):
+    work, step = bfl.clients.variational(model_fn), bfl.servers.keep_gaussian()
+    return bfl.algorithms.compose(model_fn, work, "conflation", step)
+
+def average(model_fn, **options):
+    return bfl.algorithms.fed_opt(model_fn, **options)
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "seeds"), [("0..4", [0, 1, 2, 3, 4]), ("7", [7]), ("0,2", [0, 2]), ("0..1, 10..11", [0, 1, 10, 11])]
 )
@@ -34,11 +47,50 @@ def test_what_are_no_seeds(text):
 def test_what_is_varied():
     items = ["rule=linear_pool,conflation", "--local-epochs= 1 , 5", "variational-layers=dense,a;all"]
     found = sweep.parse_varied(items)
-    assert found == {
-        "rule": ["linear_pool", "conflation"],
-        "local_epochs": ["1", "5"],
-        "variational_layers": ["dense,a", "all"],
-    }
+    assert found == [
+        {
+            "rule": ["linear_pool", "conflation"],
+            "local_epochs": ["1", "5"],
+            "variational_layers": ["dense,a", "all"],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("items", "groups"),
+    [
+        ([], [{}]),
+        (
+            ["rule=a,b or algorithm=fed_opt,fed_prox kind=deterministic"],
+            [{"rule": ["a", "b"]}, {"algorithm": ["fed_opt", "fed_prox"], "kind": ["deterministic"]}],
+        ),
+        (
+            ["rule=a or --algorithm = fed_prox proximal=0.1 , 1", "local-epochs=1,5"],
+            [
+                {"rule": ["a"], "local_epochs": ["1", "5"]},
+                {"algorithm": ["fed_prox"], "proximal": ["0.1", "1"], "local_epochs": ["1", "5"]},
+            ],
+        ),
+        (["model=this or that.py:f or model=mlp"], [{"model": ["this or that.py:f"]}, {"model": ["mlp"]}]),
+        (
+            ["rounds=1 or rounds=2", "rule=a or rule=b"],
+            [{"rounds": [x], "rule": [y]} for x in "12" for y in "ab"],
+        ),
+    ],
+)
+def test_alternatives(items, groups):
+    assert sweep.parse_varied(items) == groups
+
+
+def test_three_rules_and_three_algorithms_are_six_runs():
+    """Each algorithm has options of its own, which a product of all would refuse."""
+    items = [
+        "rule=linear_pool,conflation,log_linear_pool or algorithm=fed_opt,scaffold or algorithm=fed_prox proximal=1"
+    ]
+    cells = sweep.make_cells(None, {"rounds": 2}, sweep.parse_varied(items), [0, 1])
+    assert len(cells) == 12 and all(config.rounds == 2 for config in cells.values())
+    assert list(cells)[::2][2:4] == ["rule=log_linear_pool,seed=0", "algorithm=fed_opt,seed=0"]
+    assert cells["algorithm=fed_prox,proximal=1,seed=1"].told()["proximal"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -50,7 +102,9 @@ def test_what_is_varied():
         ("seed=0,1", "give --seeds 0..4"),
         ("output=a,b", "give --output"),
         ("rul=a", "did you mean"),
-        ("rounds=1,1", "twice"),
+        ("rounds=1,1", "names a value of rounds twice"),
+        ("rule=a rule=b", "names rule twice"),
+        ("rule=a or ruel=b", "did you mean 'rule'"),
     ],
 )
 def test_what_can_not_be_varied(item, words):
@@ -60,7 +114,7 @@ def test_what_can_not_be_varied(item, words):
 
 def test_every_combination_by_every_seed():
     varied = {"partition": ["iid", "dirichlet:0.5"], "rounds": ["2", "3"]}
-    cells = sweep.make_cells(None, {"clients": 3}, varied, [0, 1])
+    cells = sweep.make_cells(None, {"clients": 3}, [varied], [0, 1])
     assert len(cells) == 8 and all(config.clients == 3 for config in cells.values())
     assert cells["partition=dirichlet_0.5,rounds=3,seed=1"].told()["partition"] == "dirichlet:0.5"
 
@@ -76,12 +130,21 @@ def test_every_combination_by_every_seed():
         (("--progress", "bar"), "many runs are told of in lines"),
         (("--seeds", "5..1"), "must go up"),
         (("--vary", "seed=0..4"), "give --seeds"),
+        (("--vary", "rule=linear_pool or rule=linear_pool"), "would be the folder of two runs"),
+        (("--vary", "rule=linear_pool or algorithm=fed_opt proximal=1"), "proximal is an option of"),
+        (("--vary", "rule=linear_pool,nowhere.py:f"), "There is no file nowhere.py: give --rule FILE.py:FUNCTION"),
+        (("--vary", "algorithm=fed_opt,{}:clash"), "rules.client_gaussian()"),
+        (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function in"),
     ],
 )
 def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, capsys, options, words):
+    code = tmp_path / "mine.py"
+    code.write_text(CODE)
+    options = [option.format(code) for option in options]
     assert run_command_line(["sweep", *options, "--output", str(tmp_path / "new")]) == 2
-    assert words in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_sweep_without_a_folder_is_refused(capsys):

@@ -162,7 +162,7 @@ def run(
         other = "config" if config_file else "seeds" if seeds else own[0].replace("_", "-")
         raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
     if seeds is not None:
-        return run_many(config_file, given, {}, seeds, progress=progress)
+        return run_many(config_file, given, [{}], seeds, progress=progress)
     config = None if resumed else make_config(config_file, given)
     # Late, as it imports TensorFlow: a bad value is answered at once.
     from tfp_bfl.app.one_run.records import in_a_line

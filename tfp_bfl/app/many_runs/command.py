@@ -18,6 +18,8 @@ SWEEP_EXAMPLES = """
 \b
 Examples:
   tfp-bfl sweep --vary rule=linear_pool,conflation --seeds 0..4 --output rules
+  tfp-bfl sweep --output both --seeds 0..4 --vary "rule=linear_pool,conflation \\
+      or algorithm=fed_opt,fed_prox or algorithm=my.py:mine batch-size=16"
   tfp-bfl sweep --vary learning-rate=1e-3,1e-2 --vary local-epochs=1,5 \\
       --rounds 20 --jobs 2 --output rates
   tfp-bfl sweep ... --list           only list the runs, and which are done
@@ -38,7 +40,8 @@ class _Sweep(Grouped):
     "varied",
     metavar="NAME=VALUES",
     multiple=True,
-    help="An option and its values, with commas between them (semicolons where values hold commas); again for another.",
+    help="An option and its values, with commas between them (semicolons where values hold commas); again for another: "
+    "every combination. 'A or B' in one: the runs of A, and the runs of B.",
 )
 @click.option("--seeds", metavar="SEEDS", default="0", help="0..4 or 0,1,7.  [default: 0]")
 @click.option("--jobs", metavar="VALUE", default="1", help="Runs side by side, each a process.  [default: 1]")
@@ -71,7 +74,7 @@ def sweep_runs(
 def run_many(
     config_file: Optional[str],
     given: Mapping[str, Any],
-    varied: Mapping[str, Sequence[str]],
+    varied: Sequence[dict[str, list[str]]],
     seeds: str,
     *,
     jobs: int = 1,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
@@ -23,6 +25,11 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
 
 MOST_CELLS = 10_000
+# Option -> the values that it takes.
+Varied = dict[str, list[str]]
+# Between alternatives, and between options of one alternative: blanks before a name and its "=".
+_NAME = r"(?=-{0,2}[A-Za-z][\w-]*\s*=)"
+_OR, _NEXT = re.compile(rf"\s+or\s+{_NAME}"), re.compile(rf"\s+{_NAME}")
 # Names the run folders of a sweep.
 ORDER = "runs.txt"
 # What a sweep itself says, or what is no property of a run.
@@ -50,47 +57,69 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def parse_varied(items: Sequence[str]) -> dict[str, list[str]]:
-    """Such as "rule=linear_pool,conflation", each, as an option and its values; ";" parts values that hold commas.
+def parse_varied(items: Sequence[str]) -> list[Varied]:
+    """Return option -> values for each combination of alternatives, of texts such as "rule=linear_pool,conflation".
+
+    A text holds one option or several, "algorithm=fed_opt,scaffold batch-size=16", and alternatives with "or" between
+    them: "rule=linear_pool,conflation or algorithm=fed_opt". Semicolons stand between values that hold commas.
 
     Raises:
-      InvalidArgument: an item is of another form, or not of an option that can be varied.
+      InvalidArgument: a text has another form, or an option cannot be varied.
     """
-    varied: dict[str, list[str]] = {}
+    found: list[Varied] = [{}]
     for item in items:
-        name, equals, text = item.partition("=")
+        alternatives = [_parse_one(part) for part in _OR.split(item)]
+        found = [_joined(before, own) for before in found for own in alternatives]
+    return found
+
+
+def _parse_one(text: str) -> Varied:
+    """Return option -> values of one alternative."""
+    varied: Varied = {}
+    for item in _NEXT.split(text):
+        name, equals, rest = item.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
-        values = [value.strip() for value in text.split(";" if ";" in text else ",")]
+        values = [value.strip() for value in rest.split(";" if ";" in rest else ",")]
         if not equals or not all(values):
             raise InvalidArgument(f"--vary is {shown(item)}, but must be such as rule=linear_pool,conflation.")
         if name in _NOT_VARIED:
             raise InvalidArgument(f"--vary is of {name}, which is not varied: give {_NOT_VARIED[name]}.")
         lookup(fields(), name, "option")
-        if name in varied or len(set(values)) < len(values):
-            raise InvalidArgument(f"--vary names {name}, or a value of it, twice: name each of them once.")
-        varied[name] = values
+        if len(set(values)) < len(values):
+            raise InvalidArgument(f"--vary names a value of {name} twice: name each value once.")
+        varied = _joined(varied, {name: values})
     return varied
 
 
+def _joined(varied: Varied, more: Varied) -> Varied:
+    for name in more:
+        if name in varied:
+            raise InvalidArgument(f"--vary names {name} twice: name all its values at once, or part them by 'or'.")
+    return {**varied, **more}
+
+
 def make_cells(
-    config_file: Optional[str], given: Mapping[str, Any], varied: Mapping[str, Sequence[str]], seeds: Sequence[int]
+    config_file: Optional[str], given: Mapping[str, Any], groups: Sequence[Varied], seeds: Sequence[int]
 ) -> dict[str, RunConfig]:
-    """Name -> configuration of each run: every combination of the values, by every seed.
+    """Return name -> configuration of each run: of each group every combination of the values, by every seed.
+
+    Args:
+      config_file: with options of all runs; None for none.
+      given: options of all runs.
+      groups: as `parse_varied` returns them.
+      seeds: of the runs.
 
     Raises:
-      InvalidArgument: one of them is no configuration, or there are too many.
+      InvalidArgument: one of them is no configuration, two are the same, or there are too many.
     """
-    for name in (*varied, "seed"):
+    for name in (*dict.fromkeys(name for varied in groups for name in varied), "seed"):
         if name in given:
             raise InvalidArgument(f"{name} is given and varied: leave --{name.replace('_', '-')} out.")
-    number = len(seeds)
-    for values in varied.values():
-        number *= len(values)
+    number = len(seeds) * sum(math.prod(map(len, varied.values())) for varied in groups)
     if number > MOST_CELLS:
         raise InvalidArgument(f"These are {number} runs, but a sweep has {MOST_CELLS} at most.")
     cells: dict[str, RunConfig] = {}
-    for values in itertools.product(*varied.values()):
-        options = dict(zip(varied, values))
+    for options in (dict(zip(varied, x)) for varied in groups for x in itertools.product(*varied.values())):
         for seed in seeds:
             # By slashes and colons no folder is called.
             parts = [f"{name}={value}" for name, value in {**options, "seed": seed}.items()]
@@ -116,13 +145,13 @@ def sweep(
       progress: of each run, as in `execute`; None for its phases.
 
     Raises:
-      InvalidArgument: the folder is no sweep's, or holds a run of other options, or there are no such data. Nothing has
-        been written then.
+      InvalidArgument: the folder is no sweep's, or holds a run of other options, there are no such data, or code that
+        runs name does not fit. Nothing has been written then.
       Error: runs failed.
     """
     from tfp_bfl.app.many_runs.report import write
     from tfp_bfl.app.many_runs.score_tables import write_tables
-    from tfp_bfl.app.one_run.build import check_data
+    from tfp_bfl.app.one_run.build import check_code, check_data
 
     output = pathlib.Path(output)
     if output.exists() and not output.is_dir():
@@ -137,6 +166,7 @@ def sweep(
     every = {name: _given(config.told()) for name, config in cells.items()}
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
     check_data(cells.values())
+    check_code(cells.values())
     work = functools.partial(run_or_resume, progress=progress or "phases")
     output.mkdir(parents=True, exist_ok=True)
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")

@@ -96,6 +96,20 @@ def check_data(configs: Iterable[RunConfig]) -> None:
             bfl.data.peek(config.dataset, data_dir=config.data_dir)
 
 
+def check_code(configs: Iterable[RunConfig]) -> None:
+    """Build the processes of the configurations that name code, once each but for the seed.
+
+    Raises:
+      InvalidArgument: there is no such function, it fails, or what it returns does not fit the rest.
+    """
+    coded = [x for x in configs if any(own_model.names_code(getattr(x, name)) for name in own_model.OPTIONS)]
+    for config in {str({**config.told(), "seed": 0}): config for config in coded}.values():
+        own = load(config) if bfl.data.is_own(config.dataset) else None
+        sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
+        config, _ = settle(with_clients(config, own) if own else config, sample)
+        process(config, sample, lambda config=config: shares(config, load(config).train).unlabelled)
+
+
 def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
     """The configuration with the number of clients that the data name, if they are the run's.
 
