@@ -28,6 +28,12 @@ def clash(model_fn):
 
 def average(model_fn, **options):
     return bfl.algorithms.fed_opt(model_fn, **options)
+
+def tempered():
+    return bfl.rules.linear_pool()._replace(name="tempered")
+
+def small(input_shape, num_classes):
+    return bfl.models.mlp("flipout", input_shape, num_classes, hidden=(4,))
 """
 
 
@@ -226,6 +232,27 @@ def test_tables_and_page(swept, capsys, tmp_path):
     assert run_command_line(["runs", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert len(lines) == 5 and lines[1].startswith("learning_rate=1e-5,seed=0  done")
+
+
+@pytest.mark.deep(after="tests/app/test_sweep.py")
+def test_files_and_names_stand_in_one_table(tmp_path, capsys):
+    code = tmp_path / "mine.py"
+    code.write_text(CODE)
+    varied = f"rule={code}:tempered,conflation kind=flipout or algorithm={code}:average,fed_opt or model={code}:small"
+    command = ["sweep", *SMALL[:4], *SMALL[6:], "--vary", varied, "--output", str(tmp_path / "out")]
+    assert run_command_line(command) == 0
+    names = [row["group"] for row in csv.DictReader((tmp_path / "out" / "results.csv").open())]
+    assert [name.split(", ")[-1] for name in names] == [
+        "rule=mine.py:tempered",
+        "rule=conflation",
+        "algorithm=mine.py:average",
+        "algorithm=fed_opt",
+        "rule=mean_precision_average",
+    ]
+    assert "model=mine.py:small" in names[-1]
+    capsys.readouterr()
+    assert run_command_line(command) == 0
+    assert "5 of 5 are done" in capsys.readouterr().out
 
 
 @pytest.mark.deep(after="tests/app/test_sweep.py")

@@ -107,7 +107,13 @@ def check_code(configs: Iterable[RunConfig]) -> None:
         own = load(config) if bfl.data.is_own(config.dataset) else None
         sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
         config, _ = settle(with_clients(config, own) if own else config, sample)
-        process(config, sample, lambda config=config: shares(config, load(config).train).unlabelled)
+        process(config, sample, functools.partial(_unlabelled, config))
+
+
+def _unlabelled(config: RunConfig) -> Any:
+    """Return the examples without labels that the server holds."""
+    data = load(config)
+    return shares(config, data.train, data.clients).unlabelled
 
 
 def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
