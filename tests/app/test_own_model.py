@@ -262,7 +262,10 @@ def test_a_run_by_the_algorithm_of_a_file_is_that_of_the_same_recipe(run_of_algo
 def test_an_algorithm_gets_the_options_that_it_takes(run_of_algorithm, file, tmp_path):
     options = {**OPTIONS, "model": "mlp", "kind": "deterministic"}
     narrow = own_model.load(f"{file}:narrow")
-    assert bfl.run(tmp_path / "narrow", algorithm=narrow, **options).summary["accuracy"] > 0.5
+    first = bfl.run(tmp_path / "narrow", algorithm=narrow, **options)
+    assert first.summary["accuracy"] > 0.5
+    again = bfl.run(tmp_path / "again", config=first.folder / "config.yaml", algorithm=narrow)
+    assert again.summary["test_nll"] == first.summary["test_nll"]
     with pytest.raises(InvalidArgument, match="'narrow' takes no robust, which is given: leave it out, or let it take"):
         bfl.run(tmp_path / "new", algorithm=narrow, robust="median", **options)
     with pytest.raises(InvalidArgument, match="proximal is an option of fed_prox, and this is given"):

@@ -105,15 +105,15 @@ def make_cells(
 
     Args:
       config_file: with options of all runs; None for none.
-      given: options of all runs.
+      given: options of the runs of all groups that do not vary them.
       groups: as `parse_varied` returns them.
       seeds: of the runs.
 
     Raises:
       InvalidArgument: one of them is no configuration, two are the same, or there are too many.
     """
-    for name in (*dict.fromkeys(name for varied in groups for name in varied), "seed"):
-        if name in given:
+    for name in given:
+        if name == "seed" or all(name in varied for varied in groups):
             raise InvalidArgument(f"{name} is given and varied: leave --{name.replace('_', '-')} out.")
     number = len(seeds) * sum(math.prod(map(len, varied.values())) for varied in groups)
     if number > MOST_CELLS:

@@ -323,6 +323,8 @@ def _recipe(
     if not isinstance(options, OwnAlgorithm):
         return getattr(bfl.algorithms, options.recipe)(built, **arguments)
     function = code.algorithm or own_model.load(config.algorithm, "algorithm")
-    asked = {argument_names(OwnAlgorithm)[name] for name in config.model_fields_set & set(argument_names(OwnAlgorithm))}
+    # A record holds all options: those with another value than the default were chosen.
+    own, places = OwnAlgorithm.model_fields, argument_names(OwnAlgorithm)
+    asked = {place for name, place in places.items() if getattr(config, name) != own[name].default}
     chosen = {name: x for name, x in arguments.items() if name in asked or name in shared}
     return own_model.process_of(function, built, chosen, {k: x for k, x in arguments.items() if k not in chosen})
