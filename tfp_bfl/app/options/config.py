@@ -27,6 +27,7 @@ from tfp_bfl.app.options.fields import (
 )
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
+from tfp_bfl.app.options.refusals import must_be
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -321,26 +322,6 @@ def _names_clients(dataset: Any, client_column: Any) -> bool:
     )
 
 
-# Of pydantic's types of errors: what a value of that option must be.
-_MUST_BE = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "above {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "below {lt}",
-    "finite_number": "a finite number",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-}
-
-
-def _must_be(error: Any) -> str:
-    """In words, of an entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing"."""
-    form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
-    return form.format(**error.get("ctx", {}))
-
-
 def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
     """A configuration from a YAML file, if one is given, and options, which win.
 
@@ -368,7 +349,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
         if isinstance(cause, InvalidArgument):
             raise cause from None
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {_must_be(first)}.") from None
+        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {must_be(first)}.") from None
 
 
 def _is_a_name(option: str) -> bool:
