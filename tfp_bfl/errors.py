@@ -94,6 +94,36 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
     return number
 
 
+# Of noise multipliers: what the accountant of differential privacy can bear.
+MIN_NOISE, MAX_NOISE = 0.01, 1000.0
+
+
+def check_noise(value: Any, name: str = "noise_multiplier") -> float:
+    """Return a noise multiplier of differential privacy as a float; 0 is no noise.
+
+    Raises:
+      InvalidArgument: it is neither 0 nor a number from `MIN_NOISE` to `MAX_NOISE`.
+    """
+    if check_number(value, name, zero=True) and not MIN_NOISE <= value <= MAX_NOISE:
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be 0, or from {MIN_NOISE:g} to {MAX_NOISE:g}.")
+    return float(value)
+
+
+# Below it, truncated tails of privacy losses are no longer small beside delta.
+MIN_DELTA = 1e-10
+
+
+def check_delta(value: Any, name: str = "delta") -> float:
+    """Return the delta of differential privacy as a float.
+
+    Raises:
+      InvalidArgument: it is below `MIN_DELTA`, or not below 1.
+    """
+    if not MIN_DELTA <= check_number(value, name) < 1:
+        raise InvalidArgument(f"{name} is {shown(value)}, but must be at least {MIN_DELTA:g} and below 1.")
+    return float(value)
+
+
 class Diverged(Error, ArithmeticError):
     """The server's weights are not finite after its step, or a chain's client sends what is faulty.
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
-from tfp_bfl.errors import InvalidArgument, MissingDependency, check_count, check_number, shown
+from tfp_bfl.errors import (
+    InvalidArgument,
+    MissingDependency,
+    check_count,
+    check_delta,
+    check_noise,
+    check_number,
+    shown,
+)
+
+# Privacy loss distributions are computed up to this size of the loss and this number of sums; beyond them Renyi
+# divergences are.
+_MOST_STDDEVS, _MOST_SUMS = 50.0, 10**6
 
 
 class Privacy(NamedTuple):
@@ -40,10 +54,9 @@ class Privacy(NamedTuple):
         check_number(self.clip_norm, "clip_norm")
         if self.variance_clip_norm is not None:
             check_number(self.variance_clip_norm, "variance_clip_norm")
-        check_number(self.noise_multiplier, "noise_multiplier", zero=True)
+        check_noise(self.noise_multiplier)
         check_count(self.cohort_size, "cohort_size")
-        if not 0 < check_number(self.delta, "delta") < 1:
-            raise InvalidArgument(f"delta is {shown(self.delta)}, but must be above 0 and below 1.")
+        check_delta(self.delta)
         return self
 
 
@@ -62,13 +75,14 @@ def epsilon(
       delta: as above.
 
     Returns:
-      Its upper bound by Renyi divergences; None without noise, where there is none.
+      Its upper bound by privacy loss distributions; None without noise, where there is none.
 
     Raises:
       InvalidArgument: numbers outside their ranges.
       MissingDependency: the package dp-accounting is not installed.
 
-    Source: Mironov et al. 2019 (arXiv:1908.10530), as dp_accounting computes it.
+    Source: Koskela et al. 2020 (arXiv:1906.03049) and Doroshenko et al. 2022 (arXiv:2207.04380), as dp_accounting
+    computes it.
     """
     settings = Privacy(1.0, noise_multiplier, cohort_size, delta).checked()
     check_count(rounds, "rounds", least=0)
@@ -76,7 +90,7 @@ def epsilon(
         raise InvalidArgument(f"cohort_size is {cohort_size}, but must be at most num_clients, {num_clients}.")
     if not noise_multiplier:
         return None
-    return _divergences((Steps(settings.noise_multiplier, cohort_size / num_clients, rounds),), delta)
+    return _account((Steps(settings.noise_multiplier, cohort_size / num_clients, int(rounds)),), float(delta))
 
 
 class Steps(NamedTuple):
@@ -94,39 +108,98 @@ class Steps(NamedTuple):
 
 
 def example_steps(noise_multiplier: float, num_examples: int, batch_size: int, epochs: int) -> Steps:
-    """What a client tells by training with `clients.ExamplePrivacy`: ceil(N / B) sums in each pass over N examples.
+    """Return the sums of a client that trains with `clients.ExamplePrivacy`: ceil(N / B) in each pass over N examples.
 
     Args:
       noise_multiplier: s.
       num_examples: N.
       batch_size: B, expected; more than N count as N.
       epochs: passes in all rounds together.
+
+    Raises:
+      InvalidArgument: a number outside its range.
     """
+    num_examples, batch_size = check_count(num_examples, "num_examples"), check_count(batch_size, "batch_size")
     share = min(1.0, batch_size / num_examples)
-    return Steps(noise_multiplier, share, epochs * -(-num_examples // batch_size))
+    return Steps(noise_multiplier, share, check_count(epochs, "epochs", least=0) * -(-num_examples // batch_size))
+
+
+def largest_example_epsilon(
+    noise_multiplier: float, sizes: Iterable[int], batch_size: int, epochs: int, delta: float = 1e-5
+) -> Optional[float]:
+    """Return the largest `composed_epsilon` of `example_steps` over clients with these numbers of examples.
+
+    The largest is not that of the smallest client: one with B + 1 examples takes twice as many steps as one with B.
+
+    Args:
+      noise_multiplier, batch_size, epochs: of `example_steps`.
+      sizes: of the clients.
+      delta: as of `epsilon`.
+
+    Returns:
+      Epsilon; None without noise.
+    """
+    steps = {example_steps(noise_multiplier, int(size), batch_size, epochs) for size in sizes}
+    # Of as many sums, those with the largest share reveal most.
+    worst = {one.number: one for one in sorted(steps, key=lambda one: one.share)}
+    found = [composed_epsilon([one], delta) for one in worst.values()]
+    return None if None in found else max((x for x in found if x is not None), default=0.0)
 
 
 def composed_epsilon(told: Sequence[Steps], delta: float = 1e-5) -> Optional[float]:
-    """The epsilon of all these sums together, as `epsilon` has it; None where some have no noise.
+    """Return the epsilon of all these sums together, as `epsilon` has it; None where some have no noise.
 
     Raises:
+      InvalidArgument: a number outside its range.
       MissingDependency: the package dp-accounting is not installed.
     """
-    if any(not steps.noise_multiplier for steps in told):
+    numbers: collections.Counter[tuple[float, float]] = collections.Counter()
+    for noise_multiplier, share, number in told:
+        if not 0 < check_number(share, "share") <= 1:
+            raise InvalidArgument(f"share is {shown(share)}, but must be above 0 and at most 1.")
+        numbers[check_noise(noise_multiplier), float(share)] += check_count(number, "number", least=0)
+    if not all(noise for noise, _ in numbers):
         return None
-    return _divergences(tuple(told), delta)
+    return _account(tuple(Steps(*key, number) for key, number in sorted(numbers.items())), check_delta(delta))
 
 
 @functools.lru_cache(maxsize=1024)
-def _divergences(told: tuple[Steps, ...], delta: float) -> float:
+def _account(told: tuple[Steps, ...], delta: float) -> float:
     accounting = _accountant()
-    accountant, some = accounting.rdp.RdpAccountant(), False
+    told = tuple(steps for steps in told if steps.number)
+    if not told:
+        return 0.0
+    stddevs = math.sqrt(sum(number * _squared_shift(noise, share) for noise, share, number in told))
+    if stddevs <= _MOST_STDDEVS and sum(steps.number for steps in told) <= _MOST_SUMS:
+        # A grid of 10^4 to 10^5 points: any grid gives an upper bound.
+        one = max(_largest_loss(noise, share) for noise, share, _ in told)
+        grid = max(5e-4 * (stddevs**2 / 2 + 5 * stddevs), 5e-5 * one)
+        return _composed(accounting.pld.PLDAccountant(value_discretization_interval=grid), told, delta)
+    try:
+        return _composed(accounting.rdp.RdpAccountant(), told, delta)
+    except ValueError:  # Divergences so small that rounding makes them negative; those of larger shares bound them.
+        larger = tuple(steps._replace(share=max(steps.share, 1e-3)) for steps in told)
+        return _composed(accounting.rdp.RdpAccountant(), larger, delta)
+
+
+def _composed(accountant: Any, told: Sequence[Steps], delta: float) -> float:
+    accounting = _accountant()
     for noise_multiplier, share, number in told:
         one = accounting.GaussianDpEvent(noise_multiplier)
-        if number:
-            some = True
-            accountant.compose(one if share == 1 else accounting.PoissonSampledDpEvent(share, one), number)
-    return float(accountant.get_epsilon(delta)) if some else 0.0
+        accountant.compose(one if share == 1 else accounting.PoissonSampledDpEvent(share, one), number)
+    return float(accountant.get_epsilon(delta))
+
+
+def _squared_shift(noise_multiplier: float, share: float) -> float:
+    """Return about the squared shift of the mean, in standard deviations, of a Gaussian that reveals as much."""
+    whole = noise_multiplier**-2
+    return whole if share == 1 or whole > 50 else min(whole, share**2 * math.expm1(whole))
+
+
+def _largest_loss(noise_multiplier: float, share: float) -> float:
+    """Return the privacy loss of one sum at ten standard deviations of its noise."""
+    exponent = (1 + 20 * noise_multiplier) / (2 * noise_multiplier**2)
+    return math.log1p(share * math.expm1(min(exponent, 700.0)))
 
 
 def _accountant() -> types.ModuleType:

@@ -216,6 +216,17 @@ def test_no_client_moves_the_sum_further_than_the_noise_hides(name):
     assert all(told == cut for told, cut in seen) and {told for told, _ in seen} == {True}
 
 
+@pytest.mark.parametrize("value", [3e38, -3e38, np.inf, np.nan])
+def test_what_overflows_in_the_units_moves_the_sum_by_no_more_than_the_clip(value):
+    """NaN in a sum is not hidden by any noise."""
+    stacked, anchor = models_like()
+    rule = rules.private("log_linear_pool", **NOISE)
+    local = clients_of(constants(stacked))[0]
+    mean = tf.concat([[value], local.posterior.mean[0][1:]], 0)
+    found = rule.summarise(local._replace(posterior=MeanField((mean,), local[0].variance)), anchor, tf.constant(1.0))
+    assert np.all(of_parts("log_linear_pool", found, anchor) <= 1 + 1e-5)
+
+
 def test_who_sends_the_anchor_or_weighs_nothing_adds_nothing():
     stacked, anchor = models_like()
     rule = rules.private("log_linear_pool", **NOISE)

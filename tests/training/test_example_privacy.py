@@ -8,7 +8,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tests.algorithms.method import CLIENTS, begin
-from tfp_bfl import algorithms, clients, models, servers
+from tfp_bfl import algorithms, clients, layers, models, servers
 from tfp_bfl.clients import ExamplePrivacy
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -43,6 +43,41 @@ def test_an_example_moves_the_sum_by_no_more_than_the_clip(left_out):
     far = 4 * np.linalg.norm(mean_of(ROWS, LABELS) - mean_of(tf.gather(ROWS, others), tf.gather(LABELS, others)))
     assert far <= 1.5 * (1 + 1e-5)
     assert far == pytest.approx(min(1.5, float(abs(LABELS[left_out]) * tf.norm(ROWS[left_out]))), abs=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1e25, np.inf, np.nan, -np.inf])
+def test_an_example_with_a_gradient_beyond_float32_moves_the_sum_by_no_more_than_the_clip(factor):
+    """A norm that overflows must neither be NaN, which noise does not hide, nor pass the clip."""
+    rows = tf.concat([ROWS[:1] * factor, ROWS[1:]], 0)
+    found, others = mean_of(rows, LABELS), mean_of(ROWS[1:], LABELS[1:])
+    assert np.all(np.isfinite(found))
+    far = 4 * np.linalg.norm(found - others)
+    assert far == pytest.approx(1.5 if np.isfinite(factor) else 0.0, rel=1e-5, abs=1e-6)
+
+
+def test_batches_weights_and_dropout_have_streams_of_their_own():
+    """The uniforms of one step: none of one stream is among those of another."""
+    drawn, original = [], tf.random.stateless_uniform
+
+    def noted(shape, seed, *args, **kwargs):
+        drawn.append(tuple(np.asarray(seed).tolist()))
+        return original(shape, seed, *args, **kwargs)
+
+    model = tf.keras.Sequential([layers.MCDropout(0.5), layers.DenseFlipout(2)])
+    model(tf.zeros([1, 3]))
+    examples = ClientExamples(tf.zeros([6], tf.int32), tf.zeros([6, 3]), tf.zeros([6], tf.int32))
+
+    def step(state, features, labels, seed):
+        with layers.sampling("shared", seed, {model.layers[1].kernel_mean.ref(): tf.zeros([3, 2])}):
+            layers.noise.standard_normal(6, seed)
+            model(tf.zeros([1, 3]), training=True)
+        return state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.random, "stateless_uniform", noted)
+        patch.setattr(tf, "while_loop", lambda more, body, start: body(*start))
+        over_drawn(examples, SEED, 1, 6, step, ())
+    assert len(drawn) >= 3 and len(set(drawn)) == len(drawn)
 
 
 def test_the_noise_has_its_standard_deviation_with_and_without_examples():

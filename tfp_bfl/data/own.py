@@ -1,9 +1,10 @@
-"""User-supplied data: tables (.csv, .tsv, .parquet), arrays (.npz) and folders of images, with their clients."""
+"""Data of one's own: tables (.csv, .parquet), arrays (.npz) and folders of images, with the clients that they name."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import re
 import zipfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -14,18 +15,16 @@ from tfp_bfl import files
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_targets
 from tfp_bfl.data.clients import Clients
-from tfp_bfl.data.folders import image_files, read_folder, splits
-from tfp_bfl.data.names import as_text, check_spelling, natural, ordered, value
-from tfp_bfl.data.sources import TEST_SHARE, Column, Source, column_of, standardised_target
-from tfp_bfl.data.tables import TABLES, Troubles, looks_like_text, numbers, read_table, texts
+from tfp_bfl.data.images import CHANNELS, FORMATS, read_images
+from tfp_bfl.data.sources import TEST_SHARE, Column, Source, standardised_target
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.arrays import read_arrays
 
+TABLES = (".csv", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
 MOST_BYTES = 2**34
 TASKS = {"classification": "labels are classes", "regression": "labels are numbers, regressed on"}
-# Beyond so many classes, in more than half as many examples as there are, labels are no classes.
-_MOST_CLASSES = 20
+_SPLITS = ("train", "test")
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -53,37 +52,22 @@ class _Examples(NamedTuple):
     class_names: tuple[str, ...] = ()
 
 
-class _Options(NamedTuple):
-    """Those of `read_own`."""
-
-    label: str
-    client: Optional[str]
-    regresses: bool
-    drop: tuple[str, ...]
-    separator: Optional[str]
-
-
 def is_own(name: str) -> bool:
     """Whether a dataset is called by a path: one with a suffix of `SUFFIXES`, or a folder that is there."""
     return pathlib.PurePath(name).suffix.lower() in SUFFIXES or os.path.isdir(name)
 
 
 def names_clients(path: Path) -> bool:
-    """Return whether data other than tables name the client of each example, by their folders or arrays.
-
-    Args:
-      path: of an archive or a folder.
-    """
+    """Whether data that are no table say whose each example is, as far as names of folders and arrays tell."""
     try:
         if os.path.isdir(path):
-            root = pathlib.Path(path)
-            root = next(iter(splits(root).values()), root)
-            first = next(image_files(root), None)
-            return first is not None and len(first.relative_to(root).parts) == 3
+            first = next((p for p in pathlib.Path(path).rglob("*") if p.suffix.lower() in FORMATS), None)
+            parts = first.relative_to(path).parts if first else ()
+            return len(parts) - (parts[0] in _SPLITS if parts else 0) == 3
         if pathlib.Path(path).suffix.lower() == ".npz":
             with zipfile.ZipFile(path) as archive:
                 return "clients.npy" in archive.namelist()
-    except (InvalidArgument, OSError, zipfile.BadZipFile, ValueError):
+    except (OSError, zipfile.BadZipFile, ValueError):
         pass  # Reading it will say what is wrong.
     return False
 
@@ -94,67 +78,55 @@ def read_own(
     client: Optional[str] = None,
     test: Optional[Path] = None,
     task: str = "classification",
-    drop: Sequence[str] = (),
-    separator: Optional[str] = None,
-    is_part: bool = False,
 ) -> OwnData:
-    """Read a user-supplied dataset.
+    """Reads a dataset of one's own.
 
-    - A table, .csv, .tsv or .parquet: one row per example, columns of numbers, and the columns of labels and clients,
-      which are text. Each column is standardised by the training rows (`Source.columns`); an exported model
-      does the same to the rows that it predicts. Row indices are left out: a first column without a name, and the
-      index that pandas wrote.
-    - An archive, .npz: arrays features and labels; optionally clients, class_names, test_features and test_labels.
-    - A folder: images of one size in CLASS/ or CLIENT/CLASS/, in all of the folder, or in train/ and test/ (or
-      validation/). Names that begin with a dot are ignored.
+    - A table, .csv or .parquet: a row an example, the columns numbers, besides that of the labels and that of the
+      clients. Each column is taken less its mean and over its standard deviation, both of the training rows
+      (`Source.columns`); an exported model does the same to the rows that it is asked about.
+    - An archive, .npz: arrays features and labels; also clients, class_names, test_features and test_labels.
+    - A folder: images of one size in CLASS/ or CLIENT/CLASS/, and the same in train/ and test/ where these exist.
 
-    Without a test set, `TEST_SHARE` of each client's and each class's examples are held out, always the same.
+    Where no test set is given, `TEST_SHARE` of each client's and each class's examples are it, always the same.
 
     Args:
       path: of the file or folder.
       label: the column with the labels.
-      client: the column, or the array of an archive, that names the client of each example; None for no clients, and
-        for "clients" of an archive that has such an array.
-      test: a file or folder of the same form with the test set; the columns of a table are found by name.
-      task: "classification", or "regression" on labels that are numbers, which are standardised (`Source.target`).
-      drop: columns of a table that are left out.
-      separator: between the columns of a .csv or .tsv file, such as ";" or "tab"; None for that of the header.
-      is_part: the data are one site's: other sites have the classes and the values that are missing here.
+      client: the column, or the array of an archive, that says whose an example is; None where there is none, and
+        "clients" of an archive that has such an array.
+      test: a file or folder of the same form with the test set.
+      task: "classification", or "regression" on labels that are numbers, which are taken less their mean and over
+        their standard deviation (`Source.target`).
 
     Raises:
-      InvalidArgument: there is no such file, column or array, a cell is empty or no number, images differ in size, or
-        all labels are the same and `is_part` is False.
+      InvalidArgument: there is no such file, column or array, a cell is empty or no number, or images differ in size.
     """
     lookup(TASKS, task, "task")
-    options = _Options(label, client, task == "regression", tuple(drop), separator)
-    path = pathlib.Path(path)
-    train, given = _read(path, options)
+    train, given = _read(pathlib.Path(path), label, client)
     if test is not None:
-        others = options._replace(client=None, drop=())
-        given, _ = _read(pathlib.Path(test), others, train.columns)
-    has_names = bool(train.class_names)
-    if options.regresses:
+        given, _ = _read(pathlib.Path(test), label, None, ignored=client)
+    name, has_names = pathlib.Path(path).stem, bool(train.class_names)
+    regresses = task == "regression"
+    if regresses:
         train = train._replace(labels=checked_targets(train.labels, len(train.features)))
     else:
-        whole = Source(path.stem, "train", train.features, train.labels, train.class_names)
+        whole = Source(name, "train", train.features, train.labels, train.class_names)
         train = train._replace(features=whole.features, labels=whole.labels, class_names=whole.class_names)
-        _check_classes(train, path, options, is_part)
     if given is None:
-        held = _held_out(np.zeros(len(train.labels)) if options.regresses else train.labels, train.owners)
+        held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
         parts = [_part(train, ~held), _part(train, held)]
     else:
-        labels = given.labels if has_names or options.regresses else as_text(np.asarray(given.labels).tolist())
+        if given.columns != train.columns:
+            other = next(iter(set(given.columns) ^ set(train.columns)), "their order")
+            raise InvalidArgument(f"The test set has other columns than the training set: {shown(other)} differs.")
+        labels = given.labels if has_names or regresses else _as_text(given.labels)
         parts = [train, given._replace(labels=labels, class_names=train.class_names)]
     target = None
-    if options.regresses:
+    if regresses:
         checked = [checked_targets(part.labels, len(part.features)) for part in parts]
         target, _ = standardised_target(label, checked[0], checked[0])
-        if not target.stddev and not is_part:
-            raise InvalidArgument(
-                f"{_labels_of(path, label)} are {checked[0][0]:g} in all training rows: there is nothing to predict."
-            )
         parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
-    first, second = _standardised(path.stem, *parts, target=target)
+    first, second = _standardised(name, *parts, target=target)
     owners = parts[0].owners
     if owners is None:
         return OwnData(first, second)
@@ -162,107 +134,113 @@ def read_own(
     return OwnData(first, second, Clients(first, [np.flatnonzero(owners == x) for x in names]), tuple(names))
 
 
-def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = None) -> np.ndarray:
-    """Read the columns that a model requires from a table, by name; other columns are ignored.
-
-    Args:
-      path: of a .csv, .tsv or .parquet file.
-      columns: D names.
-      separator: as of `read_own`.
-
-    Returns:
-      float32 [N, D].
+def read_rows(path: Path, columns: Sequence[str]) -> np.ndarray:
+    """The columns of a table that a model asks for, by name, in its order: float32 [N, D]; others are not looked at.
 
     Raises:
       InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
     """
     path = pathlib.Path(path)
-    troubles = Troubles(path, "give numbers, as in the training data")
-    table = read_table(path, separator, keep=columns)
-    _check_columns(table, columns, path)
-    rows = numbers(table, columns, troubles)
-    troubles.check()
-    return rows.astype(np.float32)
+    table = _table(path)
+    return _numbers(table, list(columns), path)
 
 
 def _read(
-    path: pathlib.Path, options: _Options, columns: tuple[str, ...] = ()
+    path: pathlib.Path, label: str, client: Optional[str], ignored: Optional[str] = None
 ) -> tuple[_Examples, Optional[_Examples]]:
-    """The examples of a path, and its own test set, if it has one; of a table these columns, or all."""
+    """The examples of a path, and its own test set, if it has one."""
     suffix = path.suffix.lower()
-    if suffix in TABLES and not os.path.isdir(path):
-        return _read_table(path, options, columns), None
-    if options.drop or options.separator is not None:
-        name = "drop" if options.drop else "separator"
-        raise InvalidArgument(f"{name} belongs to tables, and {files.name(path)} is none: leave it out.")
     if os.path.isdir(path):
-        train, test = read_folder(path)
-        return _Examples(*train), None if test is None else _Examples(*test._replace(owners=None))
+        return _read_folder(path)
+    if suffix in TABLES:
+        return _read_table(path, label, client, ignored), None
     if suffix == ".npz":
-        return _read_archive(path, options.client)
+        return _read_archive(path, client)
     raise InvalidArgument(
         f"The dataset {files.name(path)} must be a folder of images, or end in {', '.join(SUFFIXES)}."
     )
 
 
-def _read_table(path: pathlib.Path, options: _Options, columns: tuple[str, ...]) -> _Examples:
-    label, client = options.label, options.client
-    text = [name for name in (None if options.regresses else label, client) if name is not None]
-    table = read_table(path, options.separator, text, options.drop, [label, *columns])
-    for option, name in (("--label", label), ("--client-column", client)):
+def _table(path: pathlib.Path) -> Any:
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    reader = pyarrow.csv.read_csv if path.suffix.lower() == ".csv" else pyarrow.parquet.read_table
+    with files.open_regular(path, "table") as file:
+        try:
+            table = reader(file)
+            # Its text too, which nobody has looked at so far.
+            table.validate(full=True)
+            names = [name for name in table.column_names if not name.isprintable()]
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
+            reason = " ".join(reason.split()).rstrip(".")
+            raise InvalidArgument(f"The table {files.name(path)} can't be read: {reason}.") from None
+    if names:
+        raise InvalidArgument(f"The table {files.name(path)} has a column {shown(names[0])}: rename it.")
+    if not table.num_rows:
+        raise InvalidArgument(f"The table {files.name(path)} has no rows.")
+    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"The table {files.name(path)} has two columns {shown(twice[0])}: rename one.")
+    return table
+
+
+def _read_table(path: pathlib.Path, label: str, client: Optional[str], ignored: Optional[str]) -> _Examples:
+    table = _table(path)
+    for what, name in (("label", label), ("client", client)):
         if name is not None and name not in table.column_names:
-            lookup(table.column_names, name, f"column for {option} in {files.name(path)}")
-    _check_columns(table, columns, path)
-    columns = columns or tuple(name for name in table.column_names if name not in (label, client))
+            lookup(table.column_names, name, f"column for --{what} in {files.name(path)}")
+    columns = [name for name in table.column_names if name not in (label, client, ignored)]
     if not columns:
         raise InvalidArgument(
             f"The table {files.name(path)} has no columns besides {label!r}: there is nothing to learn."
         )
-    advice = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
-    site = next((name for name in columns if looks_like_text(table, name)), None)
-    if client is None and site is not None:
-        advice += f" ({shown(site)} with --client-column, if it names the client of each row)"
-    troubles = Troubles(path, advice)
-    features = numbers(table, columns, troubles)
-    owners = None if client is None else texts(table, client, troubles)
-    labels = numbers(table, [label], troubles)[:, 0] if options.regresses else texts(table, label, troubles)
-    troubles.check()
-    return _Examples(features.astype(np.float32), labels, owners, columns, () if options.regresses else ordered(labels))
+    labels = _full(table, label, path).to_pylist()
+    owners = None if client is None else np.array([str(x) for x in _full(table, client, path).to_pylist()])
+    return _Examples(_numbers(table, columns, path), np.array(labels), owners, tuple(columns))
 
 
-def _check_columns(table: Any, columns: Sequence[str], path: pathlib.Path) -> None:
+def _full(table: Any, name: str, path: pathlib.Path) -> Any:
+    """A column without an empty cell."""
+    column = table[name]
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+        raise InvalidArgument(
+            f"The column {shown(name)} of {files.name(path)} has {column.null_count} empty cells, the first in row "
+            f"{row + 1}: fill them in, or leave those rows out."
+        )
+    return column
+
+
+def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
+    import pyarrow.types as types
+
+    found = []
     for name in columns:
         if name not in table.column_names:
             raise InvalidArgument(
-                f"The table {files.name(path)} has no column {shown(name)}, which the model requires: its columns are "
-                f"{', '.join(map(shown, table.column_names[:10]))}."
+                f"The table {files.name(path)} has no column {shown(name)}, which the model asks for."
             )
-
-
-def _labels_of(path: pathlib.Path, label: str) -> str:
-    column = f" in the column {shown(label)}" if path.suffix.lower() in TABLES else ""
-    return f"The labels{column} of {files.name(path)}"
-
-
-def _check_classes(examples: _Examples, path: pathlib.Path, options: _Options, is_part: bool) -> None:
-    """That labels are classes, of which a model can tell two or more apart."""
-    names, what, number = examples.class_names, _labels_of(path, options.label), len(examples.labels)
-    if len(names) == 1 and not is_part:
-        raise InvalidArgument(f"{what} are all {shown(names[0])}: a model requires two classes or more.")
-    values = [x for x in map(value, names) if x is not None]
-    are_numbers = len(values) == len(names)
-    broken = next((n for n, x in zip(names, values) if x != x.to_integral_value()), None)
-    if are_numbers and broken is not None:
+        kind = table.schema.field(name).type
+        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
+            first = _full(table, name, path)[0].as_py()
+            raise InvalidArgument(
+                f"The column {shown(name)} of {files.name(path)} holds {shown(first)}, but must hold numbers: encode "
+                "it, or leave it out."
+            )
+        found.append(_full(table, name, path).to_numpy().astype(np.float64))
+    with np.errstate(over="ignore"):
+        rows = np.stack(found, -1).astype(np.float32)
+    bad = np.argwhere(~np.isfinite(rows))
+    if len(bad):
+        row, column = bad[0]
         raise InvalidArgument(
-            f"{what} are numbers with fractions, such as {broken}, but must be classes: to regress on them give --task "
-            "regression."
+            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite, or too "
+            f"large, in row {row + 1}: fill it in, or leave that row out."
         )
-    if len(names) > max(_MOST_CLASSES, number / 2):
-        advice = "to regress on them give --task regression" if are_numbers else "choose a column that names classes"
-        raise InvalidArgument(f"{what} have {len(names)} distinct values in {number} examples: {advice}.")
-    if examples.owners is not None:
-        labels = {x: np.unique(examples.labels[examples.owners == x]) for x in sorted(set(examples.owners))}
-        check_spelling({client: [names[i] for i in found] for client, found in labels.items()})
+    return rows
 
 
 def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples, Optional[_Examples]]:
@@ -275,13 +253,10 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples,
         if owners.shape != (len(arrays["features"]),):
             raise InvalidArgument(
                 f"The array {client or 'clients'} of {files.name(path)} has the shape {list(owners.shape)}, but must "
-                f"name the client of each of the {len(arrays['features'])} examples."
+                f"say of each of the {len(arrays['features'])} examples whose it is."
             )
-        owners = _names(owners, client or "clients", path)
-    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
-    for name in ("labels", "test_labels"):
-        if name in arrays and arrays[name].dtype.kind in "US":
-            arrays[name] = _names(arrays[name], name, path)
+        owners = np.array([str(x) for x in owners.tolist()])
+    names = tuple(map(str, arrays["class_names"].tolist())) if "class_names" in arrays else ()
     columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
     train = _Examples(arrays["features"], arrays["labels"], owners, columns, names)
     if ("test_features" in arrays) != ("test_labels" in arrays):
@@ -293,16 +268,43 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples,
     return train, _Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
 
 
-def _names(array: np.ndarray, name: str, path: pathlib.Path) -> np.ndarray:
-    """An array of names as text, none of which is empty."""
-    found = as_text(array.tolist())
-    empty = [i for i, x in enumerate(found) if not x.strip()]
-    if empty:
+def _read_folder(path: pathlib.Path) -> tuple[_Examples, Optional[_Examples]]:
+    inside = {p.name for p in path.iterdir() if p.is_dir()}
+    if not set(_SPLITS) <= inside:
+        return _read_images(path), None
+    train, test = (_read_images(path / split) for split in _SPLITS)
+    return train, test._replace(owners=None)
+
+
+def _read_images(path: pathlib.Path) -> _Examples:
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS)
+    depths = {len(p.relative_to(path).parts) for p in found}
+    if depths not in ({2}, {3}):
         raise InvalidArgument(
-            f"The array {name} of {files.name(path)} has {len(empty)} empty names, the first in example {empty[0]}: "
-            "fill them in, or leave those examples out."
+            f"The folder {files.name(path)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
+            + (f", and has {len(found)} elsewhere or in both." if found else ", and has none.")
         )
-    return found
+    images = read_images(found, _size_of(found[0]))
+    if images.failures:
+        name, reason = images.failures[0]
+        raise InvalidArgument(f"The image {name} {reason}: all must be readable and of the size of the first.")
+    owners = np.array([p.parent.parent.name for p in found]) if depths == {3} else None
+    return _Examples(images.pixels, np.array([p.parent.name for p in found]), owners)
+
+
+def _size_of(path: pathlib.Path) -> tuple[int, int, int]:
+    from PIL import Image
+
+    try:
+        with (
+            files.open_regular(path, "image") as file,
+            Image.open(file, formats=[FORMATS[path.suffix.lower()]]) as image,
+        ):
+            return image.height, image.width, CHANNELS.get(image.mode, 3)
+    except InvalidArgument:
+        raise
+    except Exception:  # Decoders raise errors of many types.
+        raise InvalidArgument(f"The image {files.name(path)} can't be read.") from None
 
 
 def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
@@ -336,10 +338,23 @@ def _standardised(name: str, *parts: _Examples, target: Optional[Column]) -> lis
     features = [np.asarray(part.features) for part in parts]
     if train.columns and features[0].dtype.kind in "biuf":
         exact = features[0].astype(np.float64)
-        columns = tuple(column_of(name, exact[:, i]) for i, name in enumerate(train.columns))
-        means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
-        features = [((x - means) / scales).astype(np.float32) for x in features]
+        means, stddevs = exact.mean(0), exact.std(0)
+        stddevs = np.where(stddevs > 0, stddevs, 1.0)
+        columns = tuple(Column(c, float(m), float(s)) for c, m, s in zip(train.columns, means, stddevs))
+        features = [((x - means) / stddevs).astype(np.float32) for x in features]
     return [
         Source(name, split, x, part.labels, () if target else part.class_names, columns, target)
-        for split, x, part in zip(("train", "test"), features, parts)
+        for split, x, part in zip(_SPLITS, features, parts)
     ]
+
+
+def _as_text(labels: np.ndarray) -> np.ndarray:
+    """As `checked_labels` names them, so that they are found among names that are given."""
+    array = np.asarray(labels)
+    whole = array.dtype.kind == "f" and np.isfinite(array).all() and np.array_equal(array, np.rint(array))
+    return np.array([str(x) for x in (array.astype(np.int64) if whole else array).tolist()])
+
+
+def natural(text: str) -> tuple[Any, ...]:
+    """Numbers in names by size."""
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)

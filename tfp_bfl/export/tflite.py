@@ -21,7 +21,6 @@ from tfp_bfl.export.heads import Head, head
 from tfp_bfl.export.info import columns_of, target_of
 from tfp_bfl.export.saved_model import Source, find, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
-from tfp_bfl.layers import as_floats
 from tfp_bfl.weights import num_members
 
 MOST_BYTES = 2**31 - 2**20
@@ -112,13 +111,13 @@ class _Fixed(tf.Module):
         samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
-            images = as_floats(images)
+            images = tf.image.convert_image_dtype(images, tf.float32)
             # Made once in the graph: the samples share them in the file.
             shared = [tf.constant(value.numpy()) for value in fixed]
             draws = [rest(images, *shared, *(tf.constant(value.numpy()) for value in sample)) for sample in samples]
             return answers.summary(tf.stack([draw[0] for draw in draws]))
 
-        self.mean = tf.function(lambda images: module.mean(as_floats(images)))
+        self.mean = tf.function(lambda images: module.mean(tf.image.convert_image_dtype(images, tf.float32)))
         self.predict = tf.function(predict)
 
 

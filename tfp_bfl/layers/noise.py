@@ -18,6 +18,8 @@ from tfp_bfl.errors import InvalidArgument
 without_autograph = tf.autograph.experimental.do_not_convert
 
 MODES = ("flipout", "shared", "mean")
+# By which nothing else is folded.
+_FIRST_CALL = 2**29 + 3
 
 
 class _Scope(NamedTuple):
@@ -50,8 +52,8 @@ def sampling(
         prediction); "mean": the posterior's mean, and no dropout.
       seed: [2] integers or a tensor. The same seed gives the same noise; each layer call in the block draws from its
         own substream. None: from TensorFlow's global generator (`tf.random.set_seed`), anew each call.
-      perturbations: s * eps for the weights whose noise is drawn already, by the `ref()` of their mean's variable: one
-        draw for a whole model is cheaper than one a layer. Other weights draw for themselves.
+      perturbations: s * eps for the weights whose noise is drawn already, from `seed` itself, by the `ref()` of their
+        mean's variable: one draw for a whole model is cheaper than one a layer. Other weights draw for themselves.
 
     Raises:
       InvalidArgument: there is no such mode.
@@ -110,7 +112,13 @@ def next_seeds(number: int) -> list[tf.Tensor]:
     if scope is None or scope.seed is None:
         drawn = tf.random.uniform([number, 2], maxval=tf.int32.max, dtype=tf.int32)
         return tf.unstack(drawn)
-    return [scope.seed + _offset(next(scope.calls)) for _ in range(number)]
+    calls = [next(scope.calls) for _ in range(number)]
+    return [_of_perturbed(scope.seed) if scope.perturbations and not i else scope.seed + _offset(i) for i in calls]
+
+
+def _of_perturbed(seed: tf.Tensor) -> tf.Tensor:
+    """Return a seed for the first call, where the seed itself is that of the `perturbations`."""
+    return tf.random.experimental.stateless_fold_in(seed, _FIRST_CALL)
 
 
 def _offset(call: int) -> tf.Tensor:

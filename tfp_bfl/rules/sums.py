@@ -135,8 +135,10 @@ def private(
         # Who counts nothing adds nothing: a round in which nobody was drawn is run with one of weight zero.
         here = [each(lambda s, positive=positive: (s > 0) == positive, start) for positive in (False, True)]
         norms = [_norm(each(lambda x, yes: tf.where(yes, x, tf.zeros_like(x)), z, part)) for part in here]
-        factors = [tf.where(weight > 0, 1 / tf.maximum(norm, 1.0), 0.0) for norm in norms]
-        cut = lambda x, s: x * tf.cast(tf.where(s > 0, factors[1], factors[0]), x.dtype)
+        # A difference that overflows in these units adds nothing, as that of a faulty client.
+        counts = [(weight > 0) & tf.math.is_finite(norm) for norm in norms]
+        factors = [tf.where(count, 1 / tf.maximum(norm, 1.0), 0.0) for count, norm in zip(counts, norms)]
+        cut = lambda x, s: tf.math.multiply_no_nan(x, tf.cast(tf.where(s > 0, factors[1], factors[0]), x.dtype))
         return _Private(each(cut, z, start), tf.cast((norms[0] > 1) | (norms[1] > 1), tf.int32))
 
     def randomise(total: _Private, seed: tf.Tensor) -> _Private:

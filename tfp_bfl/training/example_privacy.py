@@ -6,12 +6,12 @@ from typing import Any, Callable, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_number, shown
-from tfp_bfl.layers import as_floats
+from tfp_bfl.errors import InvalidArgument, check_noise, check_number, shown
 from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.weights import layout
 
-_OF_NOISE = 2**29 + 1
+# Which no other stream of a step is folded by (`batches`, `layers.noise`).
+_OF_NOISE, _OF_BATCH = 2**29 + 1, 2**29 + 2
 
 
 class ExamplePrivacy(NamedTuple):
@@ -44,7 +44,7 @@ class ExamplePrivacy(NamedTuple):
                 f"example_privacy is {shown(self)}, but must be a clients.ExamplePrivacy(clip_norm, noise_multiplier)."
             )
         check_number(self.clip_norm, "clip_norm")
-        check_number(self.noise_multiplier, "noise_multiplier", zero=True)
+        check_noise(self.noise_multiplier)
         return self
 
 
@@ -80,8 +80,9 @@ def over_drawn(
 
     def a_step(i: tf.Tensor, state: Any) -> Any:
         step_seed = tf.random.experimental.stateless_fold_in(seed, i)
-        rows = tf.where(tf.random.stateless_uniform([number], step_seed) < share)[:, 0]
-        features = as_floats(tf.gather(examples.features, rows))
+        batch_seed = tf.random.experimental.stateless_fold_in(step_seed, _OF_BATCH)
+        rows = tf.where(tf.random.stateless_uniform([number], batch_seed) < share)[:, 0]
+        features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
         return i + 1, step(state, features, tf.gather(examples.labels, rows), step_seed)
 
     steps = num_epochs * steps_per_epoch(number, batch_size)
@@ -107,9 +108,13 @@ def private_mean(
     # An example of zeros that counts nothing: a batch may be empty.
     one_more = lambda x: tf.concat([x, tf.zeros([1, *x.shape[1:]], x.dtype)], 0)
     each = tf.vectorized_map(gradient, (one_more(features), one_more(labels)))[:-1]
-    norms = tf.norm(each, axis=1, keepdims=True)
-    factor = tf.minimum(1.0, tf.math.divide_no_nan(settings.clip_norm, norms))
-    total = tf.reduce_sum(tf.where(norms > 0, factor * each, 0.0), 0)
+    # By the largest entry first: the squares of large ones overflow. An example without a finite gradient adds nothing.
+    each = tf.where(tf.reduce_all(tf.math.is_finite(each), 1, keepdims=True), each, 0.0)
+    largest = tf.reduce_max(tf.abs(each), 1, keepdims=True)
+    unit = tf.math.divide_no_nan(each, largest)
+    norms = tf.norm(unit, axis=1, keepdims=True)
+    factor = tf.minimum(largest, tf.math.divide_no_nan(settings.clip_norm, norms))
+    total = tf.reduce_sum(factor * unit, 0)
     noise_seed = tf.random.experimental.stateless_fold_in(seed, _OF_NOISE)
     noise = settings.noise_multiplier * settings.clip_norm * tf.random.stateless_normal(tf.shape(total), noise_seed)
     return (total + noise) / tf.cast(batch_size, tf.float32)

@@ -57,15 +57,7 @@ def load(config: RunConfig) -> bfl.data.OwnData:
       InvalidArgument: they can't be read, or are not what the options say of them.
     """
     if bfl.data.is_own(config.dataset):
-        return bfl.data.read_own(
-            config.dataset,
-            config.label,
-            config.client_column,
-            config.test_data,
-            config.task,
-            config.dropped,
-            config.separator,
-        )
+        return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     return bfl.data.OwnData(train, test)
 
@@ -88,8 +80,7 @@ def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
 
 def data_key(config: RunConfig) -> tuple[Any, ...]:
     """All that says which data a run is of."""
-    where = config.dataset, config.data_dir
-    return (*where, config.label, config.client_column, config.test_data, config.task, config.dropped, config.separator)
+    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data, config.task
 
 
 def check_data(configs: Iterable[RunConfig]) -> None:
@@ -219,7 +210,7 @@ def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     }
     if source.target is None:
         return functools.partial(bfl.evaluation.evaluate, **options)
-    units: dict[str, Any] = {"scale": source.target.scale, "shift": source.target.mean}
+    units: dict[str, Any] = {"scale": source.target.stddev, "shift": source.target.mean}
     return functools.partial(bfl.evaluation.evaluate_regression, **options, **units)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -70,13 +70,13 @@ def in_a_line(summary: Mapping[str, Any]) -> str:
     return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
-def privacy(config: RunConfig, last: Mapping[str, Any], fewest: int) -> dict[str, float]:
-    """The epsilon of clients, and that of the examples of the client who has the fewest; nothing where none are hidden.
+def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) -> dict[str, float]:
+    """Return the epsilon of clients, and the largest of a client's examples; nothing without differential privacy.
 
     Args:
       config: of the run.
       last: row of its rounds.
-      fewest: examples of a client.
+      sizes: numbers of examples of the clients.
 
     Raises:
       MissingDependency: the package dp-accounting is not installed.
@@ -84,15 +84,15 @@ def privacy(config: RunConfig, last: Mapping[str, Any], fewest: int) -> dict[str
     found = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
     if config.example_clip_norm:
         epochs = config.rounds * config.local_epochs
-        told = bfl.privacy.example_steps(config.example_noise, fewest, config.batch_size, epochs)
-        of_examples = bfl.privacy.composed_epsilon([told], config.privacy_delta)
+        settings = config.batch_size, epochs, config.privacy_delta
+        of_examples = bfl.privacy.largest_example_epsilon(config.example_noise, sizes, *settings)
         found |= {} if of_examples is None else {"example_epsilon": of_examples}
     return {**found, "delta": config.privacy_delta} if found else {}
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:
     """The labels as predictions are of them: numbers in their own units."""
-    return test.labels if test.target is None else test.target.mean + test.target.scale * test.labels
+    return test.labels if test.target is None else test.target.mean + test.target.stddev * test.labels
 
 
 def results(

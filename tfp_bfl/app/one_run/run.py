@@ -187,7 +187,7 @@ def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, code: Code, ho
             **final.metrics,
             "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
             "collapsed_in_round": result.collapsed,
-            **records.privacy(config, result.rounds[-1], clients.sizes.min()),
+            **records.privacy(config, result.rounds[-1], clients.sizes),
             **_permuted(result, shown, score),
             **_of_last_round(config, process, result, server, lambda x: score(x, test.features, test.labels)),
             **ensembles.scores(result, lambda x: score(x, test.features, test.labels)),

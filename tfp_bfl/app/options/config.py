@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import pathlib
 from typing import Any, Optional, Union
@@ -27,29 +26,16 @@ from tfp_bfl.app.options.fields import (
 )
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
-from tfp_bfl.app.options.refusals import must_be
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
-from tfp_bfl.files.tables import to_csv
 
 # A full record of a run has 1.5 kB.
 MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
 # Options of a run whose data are in one place: of a federation of real parties each party's own file says what it has.
 OF_ONE_PLACE = (
-    *(
-        "dataset",
-        "data_dir",
-        "label",
-        "client_column",
-        "test_data",
-        "task",
-        "drop",
-        "separator",
-        "partition",
-        "clients",
-    ),
+    *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble"),
 )
@@ -70,13 +56,9 @@ class RunConfig(pydantic.BaseModel):
         "digits, breast_cancer, diabetes, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a "
         "folder of images.",
     )
-    label: str = option("label", "Column of a table with the labels.")
+    label: str = option("label", "Of one's own table: the column with the labels.")
     client_column: Optional[str] = option(
-        None, "Column of a table, or array of an archive, that names the client of each example."
-    )
-    drop: Optional[str] = option(None, "Columns of a table that are left out, separated by commas.")
-    separator: Optional[str] = option(
-        None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
+        None, "Of one's own table: the column that says whose a row is; of an archive the array."
     )
     task: str = option(
         "classification",
@@ -175,11 +157,6 @@ class RunConfig(pydantic.BaseModel):
             values = {**values, "partition": "given"}
         return values
 
-    @pydantic.field_validator("drop", mode="before")
-    @classmethod
-    def _names(cls, value: Any) -> Any:
-        return to_csv([value]).rstrip("\n") if isinstance(value, (list, tuple)) else value
-
     @pydantic.model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
         for name, value in self:
@@ -212,15 +189,10 @@ class RunConfig(pydantic.BaseModel):
 
         data.parse_partition(self.partition, self.clients)
         if not data.is_own(self.dataset):
-            if pathlib.Path(self.dataset).is_file():
-                raise InvalidArgument(
-                    f"The file {path_name(self.dataset)} is of a type that can't be read: give a .csv, .tsv, .parquet "
-                    "or .npz file, or a folder of images."
-                )
-            for name in ("label", "client_column", "task", "test_data", "drop", "separator"):
+            for name in ("label", "client_column", "task", "test_data"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise InvalidArgument(
-                        f"{name} belongs to user-supplied data, and {shown(self.dataset)} is no file or folder."
+                        f"{name} is of data of one's own, and {shown(self.dataset)} is none: give a file or a folder."
                     )
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
@@ -238,11 +210,6 @@ class RunConfig(pydantic.BaseModel):
             raise InvalidArgument(
                 f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
             )
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """The columns of `drop`."""
-        return tuple(next(csv.reader([self.drop]), [])) if self.drop else ()
 
     @property
     def data_name(self) -> str:
@@ -322,6 +289,26 @@ def _names_clients(dataset: Any, client_column: Any) -> bool:
     )
 
 
+# Of pydantic's types of errors: what a value of that option must be.
+_MUST_BE = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+}
+
+
+def _must_be(error: Any) -> str:
+    """In words, of an entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing"."""
+    form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
+    return form.format(**error.get("ctx", {}))
+
+
 def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
     """A configuration from a YAML file, if one is given, and options, which win.
 
@@ -349,7 +336,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
         if isinstance(cause, InvalidArgument):
             raise cause from None
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {must_be(first)}.") from None
+        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {_must_be(first)}.") from None
 
 
 def _is_a_name(option: str) -> bool:

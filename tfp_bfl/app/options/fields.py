@@ -349,9 +349,10 @@ class Hidden(Weighted):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        fields = type(self).model_fields
+        fields, of_examples = type(self).model_fields, getattr(self, "example_clip_norm", None) is not None
         for name in ("privacy_variance_clip_norm", "privacy_noise", "privacy_delta"):
-            if self.privacy_clip_norm is None and getattr(self, name) != fields[name].default:
+            needed = self.privacy_clip_norm is None and not (of_examples and name == "privacy_delta")
+            if needed and getattr(self, name) != fields[name].default:
                 raise InvalidArgument(f"{name} is of differential privacy, and there is none: give privacy_clip_norm.")
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def serve(
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
-    hidden = records.privacy(config, {}, min(own["num_examples"] for own in there.told.values()))
+    hidden = records.privacy(config, {}, [own["num_examples"] for own in there.told.values()])
     settled = functools.partial(resolve.resolved, regression=schema.target is not None, weights=weights)
     with owned(folder, config, settled):
         there.write(folder)

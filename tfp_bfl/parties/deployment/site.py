@@ -19,7 +19,7 @@ import pydantic
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig, read_yaml
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.errors import MIN_DELTA, InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -44,8 +44,6 @@ class PartyFile(pydantic.BaseModel):
       label: the column of the labels.
       test_data: to score models on; a fifth of the data if not given.
       task: classification or regression.
-      drop: columns of a table that are left out.
-      separator: of a .csv file's columns (`data.read_own`).
       algorithms: those that it takes part in; none means all.
       models: those that it trains; none means all.
       rules: those by which its posterior may be pooled with others', as `tfp-bfl list` has them; none means all.
@@ -66,8 +64,6 @@ class PartyFile(pydantic.BaseModel):
     label: str = "label"
     test_data: Optional[str] = None
     task: str = "classification"
-    drop: list[str] = []
-    separator: Optional[str] = None
     algorithms: list[str] = []
     models: list[str] = []
     rules: list[str] = []
@@ -77,7 +73,7 @@ class PartyFile(pydantic.BaseModel):
     allow_single_posteriors: bool = True
     only_secure_sums: bool = False
     max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0)
-    delta: float = pydantic.Field(1e-5, gt=0, lt=1)
+    delta: float = pydantic.Field(1e-5, ge=MIN_DELTA, lt=1)
 
 
 def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
@@ -133,9 +129,7 @@ class Site:
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # which needs the package
-        file = self._file
-        columns: dict[str, Any] = {"drop": file.drop, "separator": file.separator}
-        own = bfl.data.read_own(file.data, file.label, None, file.test_data, file.task, is_part=True, **columns)
+        own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
         self._train, self._test = own.train, own.test
         self._party: Optional[bfl.federated.Party] = None
         self._why_not = NO_RUN
@@ -253,7 +247,7 @@ class Site:
         samples, seed = self._config.num_samples, self._config.seed
         given = model, self._held.features, self._held.labels, samples, seed
         if (target := self._held.target) is not None:
-            found = bfl.evaluation.evaluate_regression(*given, scale=target.scale, shift=target.mean)
+            found = bfl.evaluation.evaluate_regression(*given, scale=target.stddev, shift=target.mean)
             return bfl.evaluation.number_sums(found)
         return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*given), self._held.labels)
 
