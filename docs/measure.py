@@ -19,7 +19,7 @@ import numpy as np
 
 DOCS = pathlib.Path(__file__).resolve().parent
 MEASURED = DOCS / "measured.json"
-STUDY = DOCS.parent / "experiments" / "limits" / "results"
+STUDY = DOCS.parent / "experiments" / "limits" / "results" / "without_records"
 BENCHMARKS = DOCS.parent / "benchmarks" / "results"
 Results = dict[str, Any]
 
@@ -209,7 +209,8 @@ def averaging(found: Results) -> str:
 
 
 def promises(_: Results) -> str:
-    return (STUDY / "promise.md").read_text()
+    with open(STUDY / "promise.csv", newline="") as file:
+        return table(*csv.reader(file))
 
 
 def unseen(_: Results) -> str:

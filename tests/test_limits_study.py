@@ -27,8 +27,7 @@ def test_the_table_leaves_out_what_failed():
     assert skewed[:2] == ["dirichlet:0.1", "0.500"]
 
 
-def test_the_table_is_of_records_where_the_folders_are_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(run.promise, "DRAWS", 2)
+def test_the_table_is_of_records_where_the_folders_are_gone(tmp_path):
     (name, options), *_ = ((run.cell_name(cell), cell) for cell in run.cells())
     (tmp_path / "cells" / name).mkdir(parents=True)
     summary = {"options": options, "seconds": 1.0, **dict.fromkeys(run.COLUMNS.values(), 0.5)}

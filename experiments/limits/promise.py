@@ -1,12 +1,18 @@
-"""How often the accuracy that a limit promises holds on new examples, where the probabilities are the truth."""
+"""How often the accuracy that a limit promises holds on new examples, where the probabilities are the truth.
+
+python -m experiments.limits.promise
+"""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
 
 import tfp_bfl as bfl
+from experiments import WITHOUT_RECORDS
+from experiments.tables import write
 
 DRAWS, HELD_OUT, NEW, ACCURACY = 300, 400, 100_000, 0.9
 # (how a limit is chosen, the confidence in it).
@@ -49,3 +55,7 @@ def table() -> list[list[str]]:
         counts = [str(int((accuracy >= ACCURACY).sum())), str(len(found))]
         rows.append([name, *counts, f"{kept.mean():.2f}", f"{accuracy.mean():.3f}"])
     return rows
+
+
+if __name__ == "__main__":
+    write(table(), pathlib.Path(__file__).parent / "results" / WITHOUT_RECORDS / "promise")

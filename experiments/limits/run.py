@@ -16,7 +16,6 @@ import numpy as np
 
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options, write_summary
-from experiments.limits import promise
 from experiments.tables import mean_and_sd, write
 
 HERE = pathlib.Path(__file__).parent
@@ -126,7 +125,6 @@ def main(study: Study) -> None:
         records = list(study.records(every).values())
         if records:
             write(table(records), study.results / "sets")
-        write(promise.table(), study.results / "promise")
 
 
 if __name__ == "__main__":
