@@ -17,29 +17,47 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from typing import Any
 
 import click
 import psutil
 from kept import machine, merge
+from sides import SIDES
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "engines.json"
 ENGINES = ("local", "tff", "ray", "flare")
 RUN = ("run", "--dataset", "breast_cancer", "--model", "mlp", "--clients", "3", "--partition", "iid")
+# What the federation of processes computes too: it has the defaults of `tfp-bfl run`, which each row states.
+SIDE = SIDES["default"]
+STATED = ("rule", "inference", "noise", "optimizer", "learning_rate", "schedule", "kl", "temperature")
 FEW, MANY = 5, 35
 
 
 def rounds_of(engine: str, python: str, rounds: int) -> tuple[list[float], int]:
-    """Seconds of the rounds after the second, and the loopback's bytes in all."""
+    """Return the seconds of the rounds after the second, and the loopback's bytes in all."""
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder) / "run"
         last = ("--rounds", str(rounds), "--output", str(output))
-        how = ("deploy", "demo") if engine == "flare" else (*RUN, "--engine", engine, "--evaluate-every", "1000")
+        options = (*RUN, *SIDE._replace(engine=engine).flags(), "--evaluate-every", "1000")
+        how = ("deploy", "demo") if engine == "flare" else options
         before = psutil.net_io_counters(pernic=True)["lo"].bytes_sent
         subprocess.run([python, "-m", "tfp_bfl", *how, *last], check=True, capture_output=True)
         sent = psutil.net_io_counters(pernic=True)["lo"].bytes_sent - before
         folder_of_run = output / "run" if engine == "flare" else output
         rows = [json.loads(line) for line in (folder_of_run / "metrics.jsonl").read_text().splitlines()]
+        check(engine, json.loads((folder_of_run / "summary.json").read_text())["method"])
     return [row["train_seconds"] for row in rows[2:]], sent
+
+
+def check(engine: str, method: Mapping[str, Any]) -> None:
+    """Refuse a run that computed another side than the one that rows state."""
+    for name in STATED:
+        if method[name] != getattr(SIDE, name):
+            raise click.ClickException(
+                f"The run of {engine} has {name} {method[name]!r}, but the side that is measured has "
+                f"{getattr(SIDE, name)!r}: state the new default in benchmarks/sides.py."
+            )
 
 
 @click.command()
@@ -61,7 +79,14 @@ def main(others: tuple[str, ...], only: tuple[str, ...], turns: int) -> None:
             click.echo(
                 f"{engine}: {statistics.median(seconds[engine]):.3f} s, {carried[engine][-1] / 1000:.1f} kB a round"
             )
-    found = {e: {"seconds": statistics.median(seconds[e]), "bytes": statistics.median(carried[e])} for e in seconds}
+    found = {
+        engine: {
+            "seconds": statistics.median(seconds[engine]),
+            "bytes": statistics.median(carried[engine]),
+            **SIDE._replace(engine=engine)._asdict(),
+        }
+        for engine in seconds
+    }
     merge(RESULTS, found, where)
 
 

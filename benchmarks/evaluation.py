@@ -2,7 +2,8 @@
 
     python benchmarks/evaluation.py
 
-LeNet on digits (embedded), 15 epochs; ResNet-20 on CIFAR-10, 100 steps of 32. One line of JSON for each.
+Trained by the side `flipout`: LeNet on digits (embedded), 15 epochs; ResNet-20 on CIFAR-10, 100 steps of 32. One line
+of JSON for each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import click
 import numpy as np
 import tensorflow as tf
+from sides import FLIPOUT
 
 import tfp_bfl as bfl
 
@@ -24,7 +26,7 @@ CASES = {"lenet": ("digits", None, 15, None, 20), "resnet20": ("cifar10", 3200, 
 def train(model_fn, examples, epochs: int) -> tf.keras.Model:
     model = model_fn()
     message = bfl.models.ServerMessage(bfl.models.get_weights(model), tf.constant(0))
-    work = bfl.clients.variational(model_fn, local_epochs=epochs)()
+    work = bfl.clients.variational(model_fn, local_epochs=epochs, **FLIPOUT.training())()
     bfl.models.assign_weights(model, work(message, examples, tf.constant([0, 1])).weights)
     return model
 
@@ -35,7 +37,7 @@ def measure(name: str, repeats: int) -> dict:
     shape = source.element_shape
     images, labels = source.features[:examples], source.labels[:examples]
     client = bfl.data.ClientExamples(np.zeros(len(labels), np.int32), images, labels)
-    model_fn = lambda: bfl.models.MODELS[name]("flipout", input_shape=shape)
+    model_fn = lambda: bfl.models.MODELS[name](FLIPOUT.kind, input_shape=shape, precision=FLIPOUT.precision)
     model = train(model_fn, tf.nest.map_structure(tf.constant, client), epochs)
     line: dict = {"model": name, "data": data, "test_examples": len(test.labels[:tested]), "samples": samples}
     for precision in bfl.evaluation.PRECISIONS:

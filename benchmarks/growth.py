@@ -2,6 +2,8 @@
 
     python benchmarks/growth.py
 
+Rounds are of the side `flipout`: Flipout by backpropagation, Adam, float32, engine "tff".
+
 Writes docs/images/growth.png and benchmarks/results/growth.json. About 2 minutes; nothing else should run meanwhile.
 """
 
@@ -16,6 +18,7 @@ import click
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
+from sides import FLIPOUT
 from work import make_clients, make_process, simulate
 
 import tfp_bfl as bfl
@@ -26,7 +29,7 @@ CLIENTS, WEIGHTS, SAMPLES, WORKERS = (10, 30, 100, 300, 1000), (1e5, 3e5, 1e6, 3
 
 def rounds(process, clients, workers=1, number=3):
     """Medians of a round, the first left out: seconds, CPU seconds; peak memory of the workers and of all in MB."""
-    result, seen, worker_mb = simulate(process, clients, number, workers=workers)
+    result, seen, worker_mb = simulate(process, clients, number, FLIPOUT.engine, workers)
     seconds = statistics.median(row["train_seconds"] for row in result.rounds[1:])
     return {"seconds": seconds, "cpu_seconds": seen.cpu_of_a_round(), "worker_mb": worker_mb, "peak_mb": seen.peak}
 
@@ -36,7 +39,7 @@ def by_clients():
     result = []
     for number in CLIENTS:
         clients = make_clients("lenet", number, 32)
-        result.append({"clients": number, **rounds(make_process("lenet", "flipout", clients), clients)})
+        result.append({"clients": number, **rounds(make_process("lenet", FLIPOUT, clients), clients)})
     return result
 
 
@@ -50,8 +53,8 @@ def by_weights():
         def model_fn(hidden=hidden):
             return bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=(hidden,))
 
-        rule = bfl.rules.naive_weighted_average()
-        process = bfl.algorithms.variational(model_fn, rule, element_spec=clients.element_spec)
+        options = {"element_spec": clients.element_spec, **FLIPOUT.training()}
+        process = bfl.algorithms.variational(model_fn, FLIPOUT.rule, **options)
         result.append({"weights": hidden * 794, **rounds(process, clients)})
     return result
 
@@ -74,7 +77,7 @@ def by_samples():
 def by_workers():
     """LeNet, 10 clients of 1,280 examples."""
     clients = make_clients("lenet", 10, 1280)
-    process = make_process("lenet", "flipout", clients)
+    process = make_process("lenet", FLIPOUT, clients)
     result = []
     for number in WORKERS:
         result.append({"workers": number, **rounds(process, clients, workers=number)})

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,3 +36,10 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def commit() -> str:
+    """Return the commit of the working tree, with "-dirty" if its files differ from it."""
+    described = ["git", "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+    done = subprocess.run(described, cwd=pathlib.Path(__file__).parent, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"

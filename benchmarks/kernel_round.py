@@ -16,10 +16,13 @@ import numpy as np
 import tfp_bfl as bfl
 
 at_least_one = click.IntRange(min=1)
+# Of point weights in float32, on the engine "tff".
+TRAINING = {"optimizer_fn": "momentum", "learning_rate": 1e-2, "local_epochs": 1, "batch_size": 16}
+KERNEL = {"kernel": "epanechnikov", "bandwidth": "silverman"}
 METHODS = {
     "FedAvg": (bfl.algorithms.fed_opt, {}),
-    "FedKP": (bfl.algorithms.fed_kp, {"start": "mean"}),
-    "FedKP, clustered": (bfl.algorithms.fed_kp, {"start": "clients"}),
+    "FedKP": (bfl.algorithms.fed_kp, {"start": "mean", "kernel_options": KERNEL}),
+    "FedKP, clustered": (bfl.algorithms.fed_kp, {"start": "clients", "kernel_options": KERNEL}),
 }
 
 
@@ -35,16 +38,16 @@ def main(num_clients, hidden, methods, repeats):
         "noise", "train", images, (np.arange(len(images)) % 10).astype(np.int32), tuple("0123456789")
     )
     clients = source.partition(bfl.data.iid(num_clients), seed=0)
-    model_fn = lambda: bfl.models.mlp("deterministic", (28, 28, 1), 10, hidden=(hidden,))
+    model_fn = lambda: bfl.models.mlp("deterministic", (28, 28, 1), 10, hidden=(hidden,), precision="float32")
     for method in methods:
         recipe, options = METHODS[method]
-        process = recipe(model_fn, local_epochs=1, batch_size=16, element_spec=clients.element_spec, **options)
+        process = recipe(model_fn, element_spec=clients.element_spec, **TRAINING, **options)
         # A worker for each, so that each has its own peak.
         with bfl.federated.local_workers() as runtime:
             result = bfl.simulate(process, clients, rounds=1 + repeats, runtime=runtime)
             peak = sum(worker.peak_memory_bytes() for worker in runtime.workers)
         seconds = statistics.median(row["train_seconds"] for row in result.rounds[1:])
-        row = {"method": method, "seconds": round(seconds, 1), "worker_peak_mb": peak >> 20}
+        row = {"method": method, **TRAINING, **options, "seconds": round(seconds, 1), "worker_peak_mb": peak >> 20}
         click.echo(json.dumps(row))
 
 

@@ -2,8 +2,9 @@
 
     python benchmarks/long_run.py
 
-300 rounds of LeNet on digits, of 1 to 20 clients each: every client answers with probability 1/2. Writes
-docs/images/long_run.png and benchmarks/results/long_run.json. About a minute; needs no dataset.
+300 rounds of LeNet on digits, of 1 to 20 clients each: every client answers with probability 1/2. They compute the side
+`flipout` under the log-linear pool. Writes docs/images/long_run.png and benchmarks/results/long_run.json. About a
+minute; needs no dataset.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import pathlib
 
 import click
 import psutil
+from sides import FLIPOUT
 
 import tfp_bfl as bfl
 from tfp_bfl.plots import style
@@ -28,9 +30,11 @@ def measure(model: str, rounds: int, checkpoint_dir: str | None = None) -> dict:
 
     def model_fn():
         built.append(1)
-        return bfl.models.MODELS[model](input_shape=source.element_shape, num_classes=10)
+        options = {"kind": FLIPOUT.kind, "precision": FLIPOUT.precision}
+        return bfl.models.MODELS[model](input_shape=source.element_shape, num_classes=10, **options)
 
-    process = bfl.algorithms.variational(model_fn, bfl.rules.log_linear_pool(), element_spec=clients.element_spec)
+    options = {"element_spec": clients.element_spec, **FLIPOUT.training()}
+    process = bfl.algorithms.variational(model_fn, "log_linear_pool", **options)
     result: dict = {"rounds": rounds, "driver_mb": [], "worker_mb": [], "clients": []}
     with bfl.federated.local_workers() as runtime:
 

@@ -24,6 +24,7 @@ import click
 import numpy as np
 import tensorflow as tf
 from kept import machine, merge
+from sides import SIDES
 from table import HERE, RESULTS, interpreter
 
 import tfp_bfl as bfl
@@ -31,6 +32,7 @@ from tfp_bfl.parties.masks import KEY_BYTES, add_mask, seed_of
 
 PARTIES, EXAMPLES, RULE = 3, 64, "log_linear_pool"
 BOUND, BITS = 1024.0, 40  # Of `rules.quantised`, its own.
+SIDE = SIDES["curvature-adam-local"]
 KEPT = RESULTS / "masks.json"
 
 
@@ -50,12 +52,13 @@ def trained() -> tuple[bfl.models.ModelWeights, list[bfl.models.ModelWeights]]:
     found = []
     for part in parts:
         process = bfl.algorithms.variational(
-            lambda: bfl.models.lenet("flipout", source.element_shape, source.num_classes, seed=0),
+            lambda: bfl.models.lenet(SIDE.kind, source.element_shape, source.num_classes, seed=0),
             RULE,
             local_epochs=1,
             element_spec=source.element_spec,
+            **SIDE.training(),
         )
-        result = bfl.simulate(process, part.partition(bfl.data.iid(1), seed=0), rounds=1, engine="local")
+        result = bfl.simulate(process, part.partition(bfl.data.iid(1), seed=0), rounds=1, engine=SIDE.engine)
         found.append(tf.nest.map_structure(tf.constant, result.state.weights))
     return process.round.initialize().weights, found
 

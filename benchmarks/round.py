@@ -1,6 +1,6 @@
 """Times federated rounds of this library and prints one line of JSON.
 
-    python benchmarks/round.py --model lenet --kind flipout --clients 10 --examples 1280 --batch-size 32 --rounds 4
+    python benchmarks/round.py --side flipout --model lenet --clients 10 --examples 1280 --batch-size 32 --rounds 4
 
 Fashion-MNIST for lenet, CIFAR-10 for resnet20; they must be prepared for TFDS. `ms_per_step` is the median round's wall
 time over the steps of its clients, the first round (which compiles) left out; `cpu_ms_per_step` is the same of all
@@ -15,6 +15,7 @@ from importlib import metadata
 
 import click
 import numpy as np
+from sides import SIDES
 from work import DATASETS, make_clients, make_process, simulate
 
 import tfp_bfl as bfl
@@ -24,17 +25,17 @@ at_least_one = click.IntRange(min=1)
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--model", type=click.Choice(list(DATASETS)), default="lenet", show_default=True)
-@click.option("--kind", type=click.Choice(list(bfl.models.KINDS)), default="flipout", show_default=True)
+@click.option("--side", "name", type=click.Choice(list(SIDES)), default="flipout", show_default=True)
 @click.option("--clients", "num_clients", type=at_least_one, default=10, show_default=True)
 @click.option("--examples", type=at_least_one, default=1280, show_default=True, help="Of each client.")
 @click.option("--batch-size", type=at_least_one, default=32, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=2), default=4, show_default=True, help="The first is not counted.")
-@click.option("--precision", type=click.Choice(list(bfl.models.PRECISIONS)), default="float32", show_default=True)
 @click.option("--workers", type=at_least_one, default=1, show_default=True, help="Processes that share the clients.")
-@click.option("--engine", type=click.Choice(["tff", "local"]), default="tff", show_default=True)
 @click.option("--cohort", type=at_least_one, help="Clients drawn for each round; all of them if not given.")
 @click.option("--unequal", is_flag=True, help="Clients of different size; --examples is the mean.")
-def main(model, kind, num_clients, examples, batch_size, rounds, precision, workers, engine, cohort, unequal):
+def main(model, name, num_clients, examples, batch_size, rounds, workers, cohort, unequal):
+    side = SIDES[name]
+    engine = side.engine
     if engine == "local" and workers > 1:
         raise click.UsageError("The local engine has no workers: leave --workers out.")
     if engine == "local":
@@ -43,7 +44,7 @@ def main(model, kind, num_clients, examples, batch_size, rounds, precision, work
         clients = make_clients(model, num_clients, examples, unequal)
     except bfl.errors.InvalidArgument as error:
         raise click.UsageError(str(error)) from None
-    process = make_process(model, kind, clients, batch_size, precision)
+    process = make_process(model, side, clients, batch_size)
     result, seen, worker_mb = simulate(process, clients, rounds, engine, workers, cohort_size=cohort)
     cpu = seen.cpu_of_a_round()
     steps = float(np.ceil(clients.sizes / batch_size).sum()) * (cohort or num_clients) / num_clients
@@ -53,14 +54,12 @@ def main(model, kind, num_clients, examples, batch_size, rounds, precision, work
         "peer": "tfp_bfl",
         "version": metadata.version("tfp_bfl"),
         "model": model,
-        "kind": kind,
-        "precision": precision,
+        **side._asdict(),
         "clients": num_clients,
         "examples": examples,
         "batch_size": batch_size,
         "rounds": rounds,
         "workers": workers,
-        "engine": engine,
         "cohort": cohort,
         "unequal": unequal,
         "steps": steps,

@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py
 
+The side is `curvature-adam-local`: precisions by curvature, one draw of the weights a batch, Adam, engine "local".
 Writes benchmarks/results/scale.json. Some 5 minutes and 21 GB of memory; nothing else should run meanwhile.
 """
 
@@ -17,6 +18,7 @@ import time
 
 import click
 import numpy as np
+from sides import SIDES
 
 import tfp_bfl as bfl
 
@@ -27,6 +29,7 @@ CASES = {
     "weights": [(2, 2, 1e6), (2, 2, 1e7), (2, 2, 3e7), (2, 2, 1e8)],
 }
 ROUNDS = 3
+SIDE = SIDES["curvature-adam-local"]
 
 
 def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
@@ -38,13 +41,14 @@ def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
     source = bfl.data.Source("same", "train", image, np.arange(size, dtype=np.int32) % 10)
     clients = bfl.data.Clients(source, list(np.arange(size).reshape(everyone, examples)))
     process = bfl.algorithms.variational(
-        lambda: bfl.models.mlp("flipout", (784,), 10, hidden=(hidden,), seed=0),
-        "naive_weighted_average",
+        lambda: bfl.models.mlp(SIDE.kind, (784,), 10, hidden=(hidden,), seed=0),
+        SIDE.rule,
         local_epochs=1,
         element_spec=clients.element_spec,
+        **SIDE.training(),
     )
     made = time.perf_counter() - started
-    result = bfl.simulate(process, clients, ROUNDS, cohort_size=cohort, engine="local")
+    result = bfl.simulate(process, clients, ROUNDS, cohort_size=cohort, engine=SIDE.engine)
     seconds = [row["train_seconds"] for row in result.rounds]
     return {
         **{"clients": everyone, "cohort": cohort, "weights": hidden * 794, "made_seconds": made},

@@ -1,6 +1,8 @@
 """Times `tfp-bfl run` from the call to the start and to the end of its first round, which traces: JSON lines.
 
 python benchmarks/startup.py
+
+The side is `default` on each engine.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import tempfile
 import time
 
 import click
+from sides import DEFAULT
 from work import DATASETS
 
 
@@ -22,8 +25,8 @@ def once(model: str, engine: str, folder: str) -> tuple[float, float]:
     output = pathlib.Path(folder) / "run"
     metrics = output / "metrics.jsonl"
     small = ["--rounds", "1", "--examples-per-client", "32", "--num-samples", "1", "--evaluation-examples", "10"]
-    small += ["--engine", engine]
-    arguments = ["run", "--dataset", DATASETS[model], "--model", model, "--output", str(output), *small]
+    side = DEFAULT._replace(engine=engine)
+    arguments = ["run", "--dataset", DATASETS[model], "--model", model, "--output", str(output), *small, *side.flags()]
     started = time.time()
     process = subprocess.Popen([sys.executable, "-m", "tfp_bfl", *arguments], stderr=subprocess.PIPE)
     try:
@@ -50,7 +53,8 @@ def main(repeats, models):
                     seconds.append(once(model, engine, folder))
         for engine, seconds in taken.items():
             before, ended = (round(statistics.median(x), 2) for x in zip(*seconds[1:]))
-            click.echo(json.dumps({"model": model, "engine": engine, "before_round_1": before, "after_round_1": ended}))
+            line = {"model": model, **DEFAULT._asdict(), "engine": engine}
+            click.echo(json.dumps({**line, "before_round_1": before, "after_round_1": ended}))
 
 
 if __name__ == "__main__":

@@ -21,27 +21,27 @@ import tempfile
 
 import click
 import numpy as np
+import sides
+from kept import commit
+from peers.arguments import COMPUTED
+from sides import legend
 from table import HERE, RESULTS, interpreter
 from work import make_clients
 
 # The first side is what the others are compared with.
 SIDES = {
-    "torch": ("ours", "torch", "torch --channels-last", "torch --library"),
-    "inferences": (
-        "ours --kind deterministic --optimizer momentum",
-        "ours --kind deterministic --optimizer adam",
-        "ours --inference curvature --optimizer momentum",
-        "ours --inference curvature --optimizer adam",
-        "ours --inference natural",
-        "ours --inference ivon",
-        "ours --inference curvature --optimizer momentum --noise flipout",
-        "ours --inference backprop --optimizer adam",
+    "torch": ("ours flipout", "torch", "torch --channels-last", "torch --library"),
+    "inferences": tuple(
+        f"ours {name}"
+        for name in (
+            *("deterministic-momentum", "deterministic", "default", "curvature-adam", "natural", "ivon"),
+            *("curvature-flipout", "flipout"),
+        )
     ),
 }
-TOLD = {
+NOTES = {
     "torch": "`torch` is PyTorch 2.13 with Flipout by hand, `--library` bayesian-torch 0.5.",
-    "inferences": "Flipout models but for the deterministic ones; `--inference curvature --optimizer momentum` is the "
-    "default of `variational`; `backprop` has Flipout's signs.",
+    "inferences": "`default` is the default of `variational`.",
 }
 BLOCKS = {"lenet": (40, 10), "resnet20": (4, 7)}  # steps of a block, blocks
 
@@ -51,9 +51,9 @@ class Side:
 
     def __init__(self, stack: contextlib.ExitStack, side: str, *options: str):
         name, *flags = shlex.split(side)
-        program = [sys.executable, str(HERE / "step_ours.py")]
-        if name == "torch":
-            program = [interpreter("torch"), str(HERE / "peers" / "torch_step.py")]
+        program = [interpreter("torch"), str(HERE / "peers" / "torch_step.py")]
+        if name == "ours":
+            program, flags = [sys.executable, str(HERE / "step_ours.py")], ["--side", *flags]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         self._process = stack.enter_context(
             subprocess.Popen(
@@ -82,9 +82,17 @@ def measure(model: str, threads: int, names: tuple[str, ...]) -> dict[str, list[
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         data = str(pathlib.Path(folder) / "client.npz")
         np.savez(data, features=client.features, labels=client.labels)
-        sides = {side: Side(stack, side, "--model", model, "--threads", str(threads), "--data", data) for side in names}
-        turns = [{side: sides[side].block() for side in names} for _ in range(blocks)]
+        options = ("--model", model, "--threads", str(threads), "--data", data)
+        running = {side: Side(stack, side, *options) for side in names}
+        turns = [{side: running[side].block() for side in names} for _ in range(blocks)]
     return {side: [turn[side] for turn in turns] for side in names}
+
+
+def computed(side: str) -> dict:
+    """Return what a side computes: no side runs a round, so that none has a rule or an engine."""
+    name, *flags = shlex.split(side)
+    what = sides.SIDES[flags[0]]._asdict() if name == "ours" else {"kind": "flipout", **COMPUTED}
+    return {**what, "rule": None, "engine": "none"}
 
 
 def rows(model: str, lines: dict[str, list[dict]]) -> list[str]:
@@ -106,8 +114,10 @@ def main(models, beside, threads):
     text = [
         f"# A client's step: {beside}",
         "",
-        f"Batches of 32, closed-form KL; Flipout and Adam where a side names neither; threads of a side: {threads}; "
-        f"the sides in turn; medians, the lowest in brackets. {TOLD[beside]}",
+        f"Batches of 32, closed-form KL; threads of a side: {threads}; the sides in turn; medians, the lowest in "
+        f"brackets. {NOTES[beside]} Commit {commit()}.",
+        "",
+        *legend({side: computed(side) for side in SIDES[beside]}),
         "",
         "| model | side | ms a step | its over the first's | CPU-ms a step | its over the first's |",
         "|---|---|---|---|---|---|",

@@ -8,6 +8,7 @@ import click
 import numpy as np
 import tensorflow as tf
 from peers import blocks
+from sides import SIDES
 
 import tfp_bfl as bfl
 
@@ -15,31 +16,21 @@ import tfp_bfl as bfl
 @click.command(help=__doc__)
 @click.option("--data", required=True, help="features uint8 [N, H, W, C], labels [N]: one client's.")
 @click.option("--model", type=click.Choice(["lenet", "resnet20"]), default="lenet")
-@click.option("--kind", type=click.Choice(list(bfl.models.KINDS)), default="flipout")
-@click.option("--inference", type=click.Choice(list(bfl.clients.INFERENCES)), default="backprop")
-@click.option("--noise", default=None)
-@click.option("--optimizer", type=click.Choice(list(bfl.clients.OPTIMIZERS)), default="adam")
-@click.option("--precision", type=click.Choice(list(bfl.models.PRECISIONS)), default="float32")
+@click.option("--side", "name", type=click.Choice(list(SIDES)), required=True)
 @click.option("--threads", type=int, default=1)
-def main(data, model, kind, inference, noise, optimizer, precision, threads):
+def main(data, model, name, threads):
+    side = SIDES[name]
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     arrays = np.load(data)
     features, labels = tf.constant(arrays["features"]), tf.constant(arrays["labels"], tf.int32)
 
     def model_fn():
-        return bfl.models.MODELS[model](kind=kind, input_shape=features.shape[1:], precision=precision)
+        return bfl.models.MODELS[model](kind=side.kind, input_shape=features.shape[1:], precision=side.precision)
 
     examples = bfl.data.ClientExamples(tf.zeros_like(labels), features, labels)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
-    work = bfl.clients.variational(
-        model_fn,
-        batch_size=blocks.BATCH,
-        learning_rate=blocks.LEARNING_RATE,
-        inference=inference,
-        noise=noise,
-        optimizer_fn=optimizer,
-    )()
+    work = bfl.clients.variational(model_fn, batch_size=blocks.BATCH, **side.training())()
     calls = itertools.count()
 
     def block():

@@ -25,7 +25,9 @@ from typing import NamedTuple, Optional
 
 import click
 import numpy as np
+from kept import commit
 from ratios import SAMPLES
+from sides import legend
 from work import make_clients
 
 import tfp_bfl as bfl
@@ -36,7 +38,7 @@ PACKAGES = ("tfp_bfl", "tensorflow", "tensorflow_probability", "tensorflow_feder
 
 
 class Setting(NamedTuple):
-    """What all sides do; the first one is ours in float32."""
+    """What all sides do; the first one is Flipout by this library in float32."""
 
     model: str
     clients: int
@@ -53,17 +55,21 @@ class Setting(NamedTuple):
         return f"{cohort}{self.clients} x {self.examples}{', unequal' if self.unequal else ''}"
 
 
-OURS, PLAIN = "ours", "ours --kind deterministic"
-NOISE, HALF = "ours --precision bfloat16_noise", "ours --precision bfloat16"
+# Ours are of `sides.SIDES`.
+OURS, PLAIN = "ours flipout", "ours deterministic"
+DEFAULT, DEFAULT_LOCAL = "ours default", "ours default-local"
+NOISE, HALF = "ours flipout-bfloat16_noise", "ours flipout-bfloat16"
 PFL, PFL_2, FLOWER, FLOWER_REUSED = "pfl", "pfl --workers 2", "flower", "flower --reuse-model"
+PFL_PLAIN = "pfl --kind deterministic"
+BY_DEFAULT = (DEFAULT, DEFAULT_LOCAL, PFL_PLAIN)
 SETTINGS = (
-    Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2, PLAIN)),
+    Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2, PLAIN, *BY_DEFAULT)),
     Setting("lenet", 10, 1280, 4, 1, (OURS, FLOWER_REUSED, FLOWER)),
     Setting("lenet", 100, 1280, 5, 3, (OURS, PFL, PFL_2), cohort=10),
     Setting("lenet", 10, 1280, 5, 3, (OURS, PFL, PFL_2), unequal=True),
-    Setting("lenet", 10, 32, 12, 3, (OURS, PFL, PFL_2)),
+    Setting("lenet", 10, 32, 12, 3, (OURS, PFL, PFL_2, *BY_DEFAULT)),
     Setting("lenet", 1000, 32, 4, 1, (OURS, PFL, PFL_2)),
-    Setting("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF)),
+    Setting("resnet20", 10, 640, 3, 1, (OURS, PFL, PFL_2, PLAIN, NOISE, HALF, *BY_DEFAULT)),
     Setting("resnet20", 10, 640, 2, 1, (OURS, FLOWER_REUSED, FLOWER)),
     Setting("resnet20", 10, 32, 5, 1, (OURS, PFL, PFL_2)),
 )
@@ -104,7 +110,7 @@ def command(side: str, setting: Setting, data: pathlib.Path) -> list[str]:
         flags += ["--cohort", str(setting.cohort)]
     if name != "ours":
         return [interpreter(name), str(HERE / "peers" / f"{name}_round.py"), "--data", str(data), *flags]
-    flags += ["--clients", str(setting.clients), "--examples", str(setting.examples)]
+    flags = ["--side", *flags, "--clients", str(setting.clients), "--examples", str(setting.examples)]
     return [sys.executable, str(HERE / "round.py"), *flags, *(["--unequal"] if setting.unequal else [])]
 
 
@@ -144,7 +150,7 @@ def measure(log, known: list[dict], settings: Sequence[Setting]) -> list[tuple]:
                     else:
                         (line,) = run(command(side, setting, data))
                     lines[side].append(line)
-                    log.write(json.dumps({"side": side, **line}) + "\n")
+                    log.write(json.dumps({**line, "side": side}) + "\n")
                     log.flush()
                     click.echo(f"{setting.model} {setting.size} {side}: {line['ms_per_step']} ms a client step "
                                f"({time.perf_counter() - started:.0f} s)", err=True)  # fmt: skip
@@ -165,7 +171,8 @@ def cpu_milliseconds(lines: list[dict]) -> float:
 def table_of_rounds(rows) -> list[str]:
     text = [
         "| model | clients x examples | side | ms a client step, median (lowest to highest) "
-        "| s a round | our float32 / it | CPU-ms a client step | our CPU / its | memory of all processes, MB |",
+        "| s a round | our Flipout / it | CPU-ms a client step | our Flipout's CPU / its "
+        "| memory of all processes, MB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for setting, side, lines, ours in rows:
@@ -231,9 +238,11 @@ def main(resume, only, peers, output):
         "# Rounds beside the peers",
         "",
         f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Python {platform.python_version()}; {versions}; "
-        f"peers: {others}.",
+        f"peers: {others}; commit {commit()}.",
         "The sides ran in turn, each in a process of its own; the first round of each is left out. "
         + ("In several sittings." if resume else f"{(time.perf_counter() - started) / 60:.0f} minutes in all."),
+        "",
+        *legend({side: lines[0] for _, side, lines, _ in rows}),
         "",
         *table_of_rounds(rows),
         "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from peers.arguments import Clock, peak_mb
+from sides import Side
 
 import tfp_bfl as bfl
 
@@ -24,14 +25,15 @@ def make_clients(model: str, num_clients: int, examples: int, unequal: bool = Fa
     return bfl.data.Clients(source, np.split(rows, ends))
 
 
-def make_process(model: str, kind: str, clients: bfl.data.Clients, batch_size: int = 32, precision: str = "float32"):
-    """One local epoch of Adam at 1e-3, averaged by the number of examples."""
+def make_process(model: str, side: Side, clients: bfl.data.Clients, batch_size: int = 32):
+    """Return the process of a side: one local epoch, averaged by the number of examples."""
 
     def model_fn():
-        return bfl.models.MODELS[model](kind=kind, input_shape=clients.source.element_shape, precision=precision)
+        shape = clients.source.element_shape
+        return bfl.models.MODELS[model](kind=side.kind, input_shape=shape, precision=side.precision)
 
-    rule = bfl.rules.naive_weighted_average()
-    return bfl.algorithms.variational(model_fn, rule, element_spec=clients.element_spec, batch_size=batch_size)
+    options = {"element_spec": clients.element_spec, "batch_size": batch_size, **side.training()}
+    return bfl.algorithms.variational(model_fn, side.rule, "train_size", local_epochs=1, **options)
 
 
 class Rounds(Clock):

@@ -20,6 +20,18 @@ import psutil
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 LEARNING_RATE = 1e-3
+# What every peer computes, by the names that the sides of this library have for it.
+COMPUTED = {
+    "inference": "backprop",
+    "noise": "flipout",
+    "optimizer": "adam",
+    "learning_rate": LEARNING_RATE,
+    "schedule": "constant",
+    "kl": "client",
+    "temperature": 1.0,
+    "rule": "naive_weighted_average",
+    "precision": "float32",
+}
 SHAPES = {"lenet": (28, 28, 1), "resnet20": (32, 32, 3)}
 KINDS = ("flipout", "deterministic")
 NUM_CLASSES = 10
@@ -191,6 +203,8 @@ def report(
         "version": importlib.metadata.version(distribution),
         "model": options.model,
         "kind": options.kind,
+        **COMPUTED,
+        "engine": peer,
         "clients": len(clients),
         "examples": round(float(clients.sizes.mean())),
         "cohort": cohort,

@@ -6,6 +6,7 @@ python -m pytest benchmarks/pieces --benchmark-autosave --benchmark-compare
 import numpy as np
 import pytest
 import tensorflow as tf
+from sides import FLIPOUT
 from work import make_clients
 
 import tfp_bfl as bfl
@@ -19,11 +20,11 @@ BATCH = 32
 def test_local_training(benchmark, model, steps, kind):
     """One client's work of so many steps, without TFF."""
     shape = (28, 28, 1) if model == "lenet" else (32, 32, 3)
-    model_fn = lambda: bfl.models.MODELS[model](kind=kind, input_shape=shape)
+    model_fn = lambda: bfl.models.MODELS[model](kind=kind, input_shape=shape, precision=FLIPOUT.precision)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
     examples = tf.nest.map_structure(tf.constant, make_clients(model, 1, steps * BATCH).examples(0))
-    work = bfl.clients.variational(model_fn, batch_size=BATCH)()
-    benchmark.extra_info["steps"] = steps
+    work = bfl.clients.variational(model_fn, batch_size=BATCH, **FLIPOUT.training())()
+    benchmark.extra_info.update(steps=steps, **FLIPOUT._replace(kind=kind)._asdict())
     benchmark(lambda: work(message, examples, tf.constant([0, 1])).metrics.nll.numpy())
 
 
@@ -67,7 +68,9 @@ def test_fixed_cost_of_a_round(benchmark, num_clients):
     """Clients of one batch on a model of 330 weights: nearly all of it is the loop's own cost."""
     clients = make_clients("lenet", num_clients, BATCH)
     model_fn = lambda: bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=())
-    process = bfl.algorithms.variational(model_fn, bfl.rules.log_linear_pool(), element_spec=clients.element_spec)
+    options = {"element_spec": clients.element_spec, **FLIPOUT.training()}
+    process = bfl.algorithms.variational(model_fn, "log_linear_pool", **options)
+    benchmark.extra_info.update(FLIPOUT._asdict(), rule="log_linear_pool")
     with bfl.federated.local_workers() as runtime:
         state = process.initialize()
         datasets = clients.shards(range(num_clients), runtime.concurrent_calls)
