@@ -2,7 +2,8 @@
 
 CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
 of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
-nowhere else. `tests/seeds.py` seeds the global random generators of every test and fixture.
+nowhere else. Tests in slow.txt are deep: those of more than two CPU seconds, on a busy machine, when the fast tier was
+measured last. `tests/seeds.py` seeds the global random generators of every test and fixture.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import pathlib
 import resource
 
 import psutil
 import pytest
 
 pytest_plugins = ["tests.seeds"]
+SLOW = pathlib.Path(__file__).with_name("slow.txt")
 _KEY = pytest.StashKey[float]()
 # A full collection takes half a second: only a process that holds this many bytes has one after each file.
 _COLLECT_ABOVE = 1.5e9
@@ -27,7 +30,12 @@ def pytest_addoption(parser):
     group.addoption("--cpu-limit", metavar="SECONDS", type=float, help="fail a test that is not deep above SECONDS")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow and item.get_closest_marker("deep") is None:
+            item.add_marker(pytest.mark.deep(after=item.nodeid.split("::")[0]))
     if importlib.util.find_spec("tensorflow_federated") is None:
         for item in items:
             if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
@@ -75,7 +83,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if path:
         slowest = sorted(_TIMES.items(), key=lambda row: -row[1])
         with open(path, "w", encoding="utf-8") as file:
-            file.writelines(f"{seconds:8.2f} {test[:150]}\n" for test, seconds in slowest)
+            file.writelines(f"{seconds:8.2f} {test}\n" for test, seconds in slowest)
         terminalreporter.write_line(f"{sum(_TIMES.values()):.0f} CPU seconds in {len(_TIMES)} tests: {path}")
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import SLOW
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -43,6 +45,13 @@ def test_each_deep_test_names_a_fast_one():
         tests
         and {str(p.relative_to(ROOT)): found for p in tests if (found := unheralded(p.read_text(), p.parent))} == {}
     )
+
+
+def test_what_is_listed_as_slow_is_there():
+    """A test that was renamed would be fast again by mistake."""
+    listed = [line.partition("[")[0].split("::") for line in SLOW.read_text().splitlines()]
+    gone = {f"{path}::{name}" for path, name in listed if f"def {name}(" not in (ROOT / path).read_text()}
+    assert listed and gone == set()
 
 
 @pytest.mark.parametrize(
