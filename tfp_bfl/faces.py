@@ -1,4 +1,4 @@
-"""What a package uses of packages that import it, imported by name when it is first used."""
+"""Modules and names that are imported when they are first used: of packages above, and of what takes seconds."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ def exported_later(package: str, homes: Mapping[str, str]) -> Callable[[str], An
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return find
+
+
+class Later:
+    """A module that is imported when an attribute of it is first asked for, so that refusals come without TensorFlow.
+
+    Args:
+      name: of the module.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
 
 
 def engine(name: str) -> Any:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -133,6 +135,16 @@ def test_describe_is_a_table(clients):
     assert lines[-1].split()[-1] == str(clients.source.num_examples)
     many = clients.source.partition(data.iid(50), seed=0).describe().splitlines()
     assert len(many) == 23 and many[-2].split()[0] == "..."
+
+
+@pytest.mark.parametrize("name", ["features", "labels"])
+def test_the_description_changes_with_each_feature_and_label(clients, name):
+    changed = np.array(getattr(clients.source, name))
+    changed.flat[-1] = changed.flat[0] if changed.flat[0] != changed.flat[-1] else changed.flat[-1] + 1
+    other = data.Clients(dataclasses.replace(clients.source, **{name: changed}), clients.indices)
+    assert other.description != clients.description
+    same = data.Clients(dataclasses.replace(clients.source, **{name: changed.copy()}), clients.indices)
+    assert other.description == same.description
 
 
 def test_tables_stay_float32():

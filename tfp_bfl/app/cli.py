@@ -214,11 +214,15 @@ def report(
     Runs that differ in their seeds alone are a group: its scores are mean and standard deviation, and its curves those
     of its first seed.
     """
-    from tfp_bfl.app.many_runs.report import write
-    from tfp_bfl.app.many_runs.score_tables import Style, parse_rows
     from tfp_bfl.app.many_runs.sweep import expand
+    from tfp_bfl.app.one_run.records import read_record
 
     folders = expand(run_folders)
+    for folder in folders:
+        read_record(folder)  # Before what imports TensorFlow.
+    from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.many_runs.score_tables import Style, parse_rows
+
     style = Style(columns.split(",") if columns else None, digits, percent, parse_rows(rows))
     click.echo(f"{write(folders, output, ood, style)} shows {len(folders)} run{'s' if len(folders) > 1 else ''}.")
 

@@ -18,6 +18,7 @@ from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Column
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files.arrays import write_arrays
 
 INDEX = "clients.json"
 _VERSION = 1
@@ -138,7 +139,7 @@ def write_clients(clients: Clients, folder: Union[str, os.PathLike[str]]) -> Cli
         for k in range(clients.num_clients):
             path, (_, features, labels) = written / _path(k), clients.examples(k)
             path.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(path, features=features, labels=labels)
+            write_arrays(path, {"features": features, "labels": labels})
         source = clients.source
         index = {
             "version": _VERSION,

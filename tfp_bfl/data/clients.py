@@ -188,10 +188,10 @@ class Clients(ClientData):
 
     @property
     def description(self) -> str:
-        """Who holds what, by the indices of their examples and the labels of these."""
+        """Who holds what, by the indices of their examples, and the features and labels of these."""
         source = self.source
-        told = [part.tolist() for part in self.indices], source.labels.tolist(), list(source.features.shape)
-        digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+        content = [part.tolist() for part in self.indices], source.sha256()
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
         return f"{self.num_clients} of {source.name}/{source.split} ({digest})"
 
     def label_counts(self) -> np.ndarray:

@@ -1,10 +1,29 @@
-"""Models as files that need nothing but TensorFlow, or TensorFlow Lite, to run."""
+"""Models as files that need nothing but TensorFlow, or TensorFlow Lite, to run.
 
-from tfp_bfl.export.info import Calibration, Info, calibration_of, columns_of, target_of
-from tfp_bfl.export.loading import load, read_info
-from tfp_bfl.export.saved_model import find, save
+Names are imported when they are first used: `find` refuses a folder without TensorFlow.
+"""
+
+from typing import TYPE_CHECKING
+
+from tfp_bfl.export.paths import find
 from tfp_bfl.export.statement import statement
-from tfp_bfl.export.tflite import save_tflite
+from tfp_bfl.faces import exported_later
+
+if TYPE_CHECKING:
+    from tfp_bfl.export.info import Calibration, Info, calibration_of, columns_of, target_of
+    from tfp_bfl.export.loading import load, read_info
+    from tfp_bfl.export.saved_model import save
+    from tfp_bfl.export.tflite import save_tflite
+
+__getattr__ = exported_later(
+    __name__,
+    {
+        **dict.fromkeys(("Calibration", "Info", "calibration_of", "columns_of", "target_of"), "tfp_bfl.export.info"),
+        **dict.fromkeys(("load", "read_info"), "tfp_bfl.export.loading"),
+        "save": "tfp_bfl.export.saved_model",
+        "save_tflite": "tfp_bfl.export.tflite",
+    },
+)
 
 __all__ = [
     "Calibration",

@@ -19,6 +19,7 @@ from tfp_bfl.export import manifest, model_card
 from tfp_bfl.export.graph_checks import check_graph, check_objects, check_signatures, inputs_of
 from tfp_bfl.export.heads import head
 from tfp_bfl.export.info import Info
+from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.export.signatures import INPUTS, NUMBERS, SIGNATURES, output_type
 from tfp_bfl.files.tensor_bundle import OBJECTS, check_index, check_strings
 
@@ -84,7 +85,7 @@ def _reading(path: Any, read: Callable[[pathlib.Path], _Made]) -> _Made:
 
 def _load(folder: pathlib.Path) -> Any:
     digests = manifest.read_manifest(folder)
-    graph = _read(folder, manifest.GRAPH, digests, MOST_GRAPH_BYTES)
+    graph = _read(folder, GRAPH, digests, MOST_GRAPH_BYTES)
     _read(folder, "fingerprint.pb", digests, 4096)
     index = _read(folder, manifest.INDEX, digests, MOST_INDEX_BYTES)
     manifest.check_digest(folder, model_card.NAME, digests[model_card.NAME])
@@ -124,7 +125,7 @@ def _check(graph: bytes, outputs: Any) -> dict[str, Any]:
     try:
         saved = saved_model_pb2.SavedModel.FromString(graph)
     except DecodeError:
-        raise InvalidArgument(f"{manifest.GRAPH} can't be read") from None
+        raise InvalidArgument(f"{GRAPH} can't be read") from None
     if len(saved.meta_graphs) != 1 or list(saved.meta_graphs[0].meta_info_def.tags) != ["serve"]:
         raise InvalidArgument("it must have one graph, with the tag serve")
     meta = saved.meta_graphs[0]

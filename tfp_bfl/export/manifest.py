@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.export import info, model_card
+from tfp_bfl.export.paths import GRAPH
 from tfp_bfl.files import digest, read_regular
 
 MANIFEST = "sha256sums.txt"
-GRAPH = "saved_model.pb"
 INDEX = "variables/variables.index"
 VALUES = "variables/variables.data-00000-of-00001"
 INFO = f"assets/{info.NAME}"

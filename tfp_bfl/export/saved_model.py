@@ -15,7 +15,9 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.export import info as information
 from tfp_bfl.export import loading, manifest, model_card
 from tfp_bfl.export.info import Info
+from tfp_bfl.export.paths import find, new_folder
 from tfp_bfl.export.signatures import make_functions, make_signatures
+from tfp_bfl.files.writing import begun
 
 Source = Union[tf.keras.Model, str, "os.PathLike[str]", Any]
 
@@ -66,39 +68,30 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
 
     Raises:
       InvalidArgument: there is something at `path`, or `model_or_run` or `info` is not what is described above.
+      OSError: the disk is full; nothing is left at `path` then.
     """
     if info is not None:
         information.check(info)
-    folder = _new_folder(path)
+    folder = new_folder(path)
     if isinstance(model_or_run, (str, os.PathLike)):
         source = find(model_or_run)
         loading.load(source)
         known = loading.read_info(source)
         texts = {} if info is None else _texts(information.merged(info, known)._replace(model=known.model))
-        _make(folder)
-        _copy(source, folder)
+        write = lambda: _copy(source, folder)
     else:
         model, known = model_of(model_or_run)
         whole = information.merged(info, known)
         whole = whole._replace(model=information.describe(model, information.target_of(whole._replace(model=None))))
         columns, target = information.columns_of(whole), information.target_of(whole)
         texts = _texts(whole)
+        write = lambda: _write(model, folder, texts, columns, target)
+    with begun(folder):
         _make(folder)
-        _write(model, folder, texts, columns, target)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    manifest.write_manifest(folder)
-
-
-def _new_folder(path: Any) -> pathlib.Path:
-    try:
-        folder = pathlib.Path(path)
-        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{shown(path)} is not a path: give a new folder for the SavedModel.") from None
-    if taken:
-        raise InvalidArgument(f"{files.name(path)} exists already: choose a new folder for the SavedModel.")
-    return folder
+        write()
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        manifest.write_manifest(folder)
 
 
 def _make(folder: pathlib.Path) -> None:
@@ -129,28 +122,6 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
     for name in manifest.FILES:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, folder / name)
-
-
-def find(run: Union[str, os.PathLike]) -> pathlib.Path:
-    """The folder of the SavedModel of a run, or of one that is given itself.
-
-    Raises:
-      InvalidArgument: there is none.
-    """
-    try:
-        folder = pathlib.Path(run)
-    except TypeError:
-        raise InvalidArgument(f"{shown(run)} is not a path: give the folder of a run or of a SavedModel.") from None
-    found = next((f for f in (folder / "saved_model", folder) if (f / manifest.GRAPH).is_file()), None)
-    if found:
-        return found
-    if (folder / "config.yaml").is_file():
-        raise InvalidArgument(
-            f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume goes on with it."
-        )
-    raise InvalidArgument(
-        f"{files.name(run)} is neither the folder of a complete run nor a SavedModel of this library."
-    )
 
 
 def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:

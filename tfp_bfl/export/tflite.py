@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pathlib
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Union
@@ -19,8 +18,10 @@ from tfp_bfl.evaluation import is_stochastic, sample_seeds
 from tfp_bfl.export import loading
 from tfp_bfl.export.heads import Head, head
 from tfp_bfl.export.info import columns_of, target_of
-from tfp_bfl.export.saved_model import Source, find, model_of
+from tfp_bfl.export.paths import find, new_file
+from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
+from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.weights import num_members
 
 MOST_BYTES = 2**31 - 2**20
@@ -51,7 +52,7 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
     check_count(num_samples, "num_samples")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**31) <= seed < 2**31:
         raise InvalidArgument(f"seed is {shown(seed)}, but must be an integer of 32 bits.")
-    file = _new_file(path)
+    file = new_file(path)
     if isinstance(model_or_run, (str, os.PathLike)):
         folder = find(model_or_run)
         module = loading.load(folder)
@@ -65,26 +66,11 @@ def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples
     if num_samples < members:
         raise InvalidArgument(f"num_samples is {num_samples}, but the ensemble has {members} members: give that many.")
     content = _convert(_Fixed(module, shape, seed, num_samples if stochastic else 1, head(target_of(known))), shape)
-    draft = file.with_name(f"{file.name}.draft")
     try:
-        draft.write_bytes(content)
-        draft.replace(file)
+        write_bytes(file, content)
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", error)
         raise InvalidArgument(f"{files.name(file)} can't be written ({problem}): choose another file.") from None
-
-
-def _new_file(path: Any) -> pathlib.Path:
-    try:
-        file = pathlib.Path(path)
-        taken = os.path.lexists(file)
-    except (TypeError, ValueError):
-        raise InvalidArgument(f"{shown(path)} is not a path: give a new file.") from None
-    if taken:
-        raise InvalidArgument(f"{files.name(path)} exists already: choose a new file for the model.")
-    if not file.parent.is_dir():
-        raise InvalidArgument(f"{files.name(path)} can't be written: there is no folder {files.name(file.parent)}.")
-    return file
 
 
 class _Fixed(tf.Module):

@@ -26,6 +26,7 @@ from tfp_bfl import files
 from tfp_bfl.contracts import ServerState
 from tfp_bfl.errors import InvalidArgument, check_count, shown
 from tfp_bfl.files.tensor_bundle import check_index
+from tfp_bfl.files.writing import space
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,14 @@ class Checkpoints:
         Args:
           state: of the server.
           record: of the run.
+
+        Raises:
+          OSError: it can't be written, such as to a full disk; the checkpoints before stay.
         """
+        with space(self.directory):
+            self._save(state, record)
+
+    def _save(self, state: ServerState, record: Record) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         prefix = self._prefix(int(state.round))
         leaves = [*tf.nest.flatten(state), *record.sums]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from typing import BinaryIO, Union
+from typing import BinaryIO
 
 from tfp_bfl.errors import InvalidArgument, shown
-
-Path = Union[str, "os.PathLike[str]"]
+from tfp_bfl.files.writing import Path as Path
+from tfp_bfl.files.writing import write_whole as write_whole
 
 
 def open_regular(path: Path, what: str) -> BinaryIO:
@@ -62,16 +62,6 @@ def digest(path: Path, what: str = "file") -> str:
         while block := file.read(2**20):
             total.update(block)
     return total.hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file as a whole or not at all, and waits until it is on the disk."""
-    draft = f"{os.fspath(path)}.draft"
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
 
 
 def name(path: object) -> str:

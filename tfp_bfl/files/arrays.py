@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pathlib
 import zipfile
 from collections.abc import Mapping
 
@@ -11,14 +10,18 @@ import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import Path, name, read_regular
+from tfp_bfl.files.writing import write_bytes
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes the arrays, uncompressed; the file is there whole or not at all."""
-    draft = pathlib.Path(f"{path}.draft")
-    with open(draft, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    draft.replace(path)
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compressed: bool = False) -> None:
+    """Write the arrays; the file is there whole or not at all.
+
+    Args:
+      path: of the file.
+      arrays: by name.
+      compressed: as `np.savez_compressed` writes them.
+    """
+    write_bytes(path, to_bytes(arrays, compressed))
 
 
 def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> dict[str, np.ndarray]:
@@ -36,10 +39,10 @@ def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> d
     return arrays_of(read_regular(path, what, most), f"{what} {name(path)}", most, compressed)
 
 
-def to_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
+def to_bytes(arrays: Mapping[str, np.ndarray], compressed: bool = False) -> bytes:
     """The content of a file as `write_arrays` writes it."""
     content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
+    (np.savez_compressed if compressed else np.savez)(content, **arrays)  # type: ignore[arg-type]
     return content.getvalue()
 
 

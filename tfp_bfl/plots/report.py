@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults
@@ -77,7 +78,7 @@ def write_report(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.
-    path.write_bytes(page.encode("utf-8", errors="replace"))
+    write_bytes(path, page.encode("utf-8", errors="replace"))
     return path
 
 

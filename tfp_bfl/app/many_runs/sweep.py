@@ -149,8 +149,6 @@ def sweep(
         runs name does not fit. Nothing has been written then.
       Error: runs failed.
     """
-    from tfp_bfl.app.many_runs.report import write
-    from tfp_bfl.app.many_runs.score_tables import write_tables
     from tfp_bfl.app.one_run.build import check_code, check_data
 
     output = pathlib.Path(output)
@@ -164,9 +162,12 @@ def sweep(
             "overwritten."
         )
     every = {name: _given(config.told()) for name, config in cells.items()}
-    check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
     check_data(cells.values())
+    check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
     check_code(cells.values())
+    from tfp_bfl.app.many_runs.report import write
+    from tfp_bfl.app.many_runs.score_tables import write_tables
+
     work = functools.partial(run_or_resume, progress=progress or "phases")
     output.mkdir(parents=True, exist_ok=True)
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, NamedTuple, Optional, Union
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.ensembles import num_samples
@@ -20,6 +18,9 @@ from tfp_bfl.app.options.resolve import resolved, stated, weights_of
 from tfp_bfl.data.cohorts import check_cohort_size
 from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 # Of what the server sets aside for pre-training, on which it sees when to stop.
 VALIDATION_SHARE = 0.2

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 import numpy as np
-import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
@@ -15,6 +14,12 @@ from tfp_bfl.app.one_run.records import HELD_OUT, read_predictions
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.data._random import generator
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import Later
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = Later("tensorflow")
 
 BY = ("entropy", "epistemic")
 # Held-out examples that are read: those of a share of the training data.

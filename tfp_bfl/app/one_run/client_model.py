@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
-import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
@@ -15,6 +14,9 @@ from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Model, bfl.export.Info]:

@@ -73,12 +73,15 @@ _seed = click.option(
 def export_model(run: str, path: str, tflite: bool, client: Optional[int], **drawn: Any) -> None:
     """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
     import tfp_bfl as bfl
+    from tfp_bfl.export.paths import new_file, new_folder
 
     options = {name: value for name, value in drawn.items() if value is not None}
     if options and not tflite:
         raise InvalidArgument(
             f"--{next(iter(options)).replace('_', '-')} is for --tflite: who calls a SavedModel says it then."
         )
+    bfl.export.find(run)  # Early, as it needs no TensorFlow.
+    (new_file if tflite else new_folder)(path)
     source: Any = run
     info = None
     if client is not None:

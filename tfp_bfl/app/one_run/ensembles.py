@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.faces import Later
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = Later("tensorflow")
 
 # Scores whose mean over the members is reported beside the ensemble's.
 _SCORES = ("accuracy", "rmse", "test_nll", "ece", "coverage")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Optional, Union
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
@@ -13,8 +11,15 @@ from tfp_bfl.app.one_run.client_model import last_state
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import Later
 from tfp_bfl.files import name
-from tfp_bfl.servers import curvatures
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl.servers import curvatures
+else:
+    tf, curvatures = Later("tensorflow"), Later("tfp_bfl.servers.curvatures")
 
 
 def laplace(

@@ -7,10 +7,9 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
-import tensorflow as tf
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
@@ -20,8 +19,15 @@ from rich.text import Text
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run.calibrate import entropy
 from tfp_bfl.errors import InvalidArgument, check_count, shown
-from tfp_bfl.export.signatures import NUM_SAMPLES
+from tfp_bfl.faces import Later
 from tfp_bfl.files import name as name_of
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl.export import signatures
+else:
+    tf, signatures = Later("tensorflow"), Later("tfp_bfl.export.signatures")
 
 # Images at once; the samples are the same for all.
 BATCH_SIZE = 250
@@ -113,7 +119,7 @@ def predict(
         )
     facts: Any = info.model
     shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
-    number = num_samples or (calibration.num_samples if calibration else NUM_SAMPLES)
+    number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
     found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
@@ -15,13 +15,20 @@ from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.servers import curvatures, factors, online
+from tfp_bfl.faces import Later
+from tfp_bfl.files.writing import begun
+
+if TYPE_CHECKING:
+    from tfp_bfl.servers import curvatures, factors, online
+
+    State = Union[online.OnlineState, factors.Factors, curvatures.Curvatures]
+else:
+    curvatures, factors, online = (Later(f"tfp_bfl.servers.{name}") for name in ("curvatures", "factors", "online"))
 
 STATE = "server_state.npz"
 SITES = "sites.npz"
 CURVATURES = "curvatures.npz"
 _MODULES: dict[str, Any] = {STATE: online, SITES: factors, CURVATURES: curvatures}
-State = Union[online.OnlineState, factors.Factors, curvatures.Curvatures]
 Change = Callable[[Any], Any]
 
 
@@ -156,6 +163,7 @@ def write(
 
     Raises:
       InvalidArgument: the folder can't be made.
+      OSError: the disk is full; nothing is left of the folder then.
     """
     train, test = data.train, data.test
     model = bfl.models.predictive_model(build.model_fn(config, test)(), pooled, batch_norm_examples)
@@ -172,11 +180,12 @@ def write(
         folder.mkdir(parents=True)
     except OSError as error:
         raise InvalidArgument(f"{folder} can't be made ({error.strerror}): give --output another folder.") from None
-    (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
-    _MODULES[file].save(state, folder / file)
-    # Who left has left the card too.
-    bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    with begun(folder, remove=True):
+        (folder / "config.yaml").write_text(config.record(), encoding="utf-8")
+        _MODULES[file].save(state, folder / file)
+        # Who left has left the card too.
+        bfl.export.save(model, folder / "saved_model", info._replace(data={**(info.data or {}), "clients": names}))
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
 
 

@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
-import tensorflow as tf
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
@@ -29,6 +28,12 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import POINT, method, resolved, stated, title
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.faces import Later
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = Later("tensorflow")
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +71,8 @@ def execute(
       InvalidArgument: the folder exists, the dataset doesn't, the model can't take its examples, or a client would be
         left without any, or with fewer than the algorithm needs. Nothing has been written then.
     """
-    folder = free_folder(config, output)
+    output = output or config.output
+    folder = free_folder(config, output) if output else None  # Its name without `output` needs TensorFlow.
     with reporter(console or Console(quiet=True), progress, config.rounds * (config.ensemble or 1)) as tell:
         return _run(config, folder, tell, code, on_round)
 
@@ -111,12 +117,15 @@ def resume(
         return _run(config, folder, tell, code, on_round)
 
 
-def _run(config: RunConfig, folder: pathlib.Path, tell: Reporter, code: Code, hook: Optional[OnRound]) -> pathlib.Path:
+def _run(
+    config: RunConfig, folder: Optional[pathlib.Path], tell: Reporter, code: Code, hook: Optional[OnRound]
+) -> pathlib.Path:
     started = time.perf_counter()
     tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
-    engine = bfl.federated.check_engine(config.engine)
     own = build.load(config) if bfl.data.is_own(config.dataset) else None
     config = build.with_clients(config, own) if own else config
+    folder = folder or free_folder(config, None)  # After the data, as what follows imports TensorFlow.
+    engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
     sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)

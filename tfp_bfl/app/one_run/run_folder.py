@@ -10,10 +10,9 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any, Callable, Optional, TextIO, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, TextIO, Union
 
 import numpy as np
-import tensorflow as tf
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import ensembles, records
@@ -24,8 +23,18 @@ from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import GAUSSIAN, POINT, resolved, title
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.faces import Later
 from tfp_bfl.files import write_whole
-from tfp_bfl.servers import factors, online
+from tfp_bfl.files.arrays import write_arrays
+from tfp_bfl.files.writing import begun, space
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from tfp_bfl.servers import factors, online
+else:
+    tf = Later("tensorflow")
+    factors, online = Later("tfp_bfl.servers.factors"), Later("tfp_bfl.servers.online")
 
 # A figure's width.
 FIGURE_PIXELS = 960
@@ -46,6 +55,7 @@ def owned(
 
     Raises:
       InvalidArgument: the folder can't be made, is in use, or holds another run.
+      OSError: the disk is full. A folder that holds no configuration yet is removed then.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,11 +73,13 @@ def owned(
         file.seek(0)
         there = file.read()
         if not there:
-            file.write(config.record())
-            file.flush()
+            with begun(folder, remove=True):
+                file.write(config.record())
+                file.flush()
         elif there != config.record() and settle(_config_in(folder)).record() != config.record():
             raise InvalidArgument(f"Another run has just begun in {folder}: give --output a new folder.")
-        yield
+        with space(folder):
+            yield
 
 
 def _config_in(folder: pathlib.Path) -> RunConfig:
@@ -155,8 +167,8 @@ def write_results(
         factors.save(factors.from_state(result.state, clients.sizes), folder / SITES)
     predictions = records.predictions_of(final, records.truth(test))
     if apart:
-        np.savez_compressed(folder / records.HELD_OUT, **apart)  # type: ignore[arg-type]
-    np.savez_compressed(folder / "predictions.npz", **predictions)  # type: ignore[arg-type]
+        write_arrays(folder / records.HELD_OUT, apart, compressed=True)
+    write_arrays(folder / "predictions.npz", predictions, compressed=True)
     results = records.results(folder.name, config, summary, result.rounds, predictions, test, clients)
     figures, weights = bfl.plots.run_figures(results), records.weights_in(summary)
     bfl.plots.write_report(folder / "report.html", [results], title=title(config, weights), figures=figures)

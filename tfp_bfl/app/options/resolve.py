@@ -10,15 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.algorithms.fixed_points import default_rule
 from tfp_bfl.app.options.algorithms import OwnAlgorithm
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import LIKELIHOOD
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.training.inference import Settings, default_noise, default_optimizer, settings_for
+from tfp_bfl.faces import Later
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+    from tfp_bfl.algorithms import fixed_points
+    from tfp_bfl.training import inference
+else:
+    fixed_points, inference = Later("tfp_bfl.algorithms.fixed_points"), Later("tfp_bfl.training.inference")
 
 GAUSSIAN, DROPOUT, POINT = "Gaussian weights", "Monte Carlo dropout", "point weights"
 # Options of a posterior over weights, which a model without Gaussian weights does not use.
@@ -50,15 +54,15 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
     fields = type(options).model_fields
     found: dict[str, Any] = {}
     if "optimizer" in fields:
-        found["optimizer"] = options.optimizer or default_optimizer(getattr(options, "update_prior", False))
+        found["optimizer"] = options.optimizer or inference.default_optimizer(getattr(options, "update_prior", False))
     if "learning_rate" in fields:
         found["learning_rate"] = options.rate()
     if "schedule" in fields:
         found["schedule"] = options.schedule_name()
     if "inference" in fields:
         settings = settings_of(options, regression)
-        found |= {**settings._asdict(), "noise": options.noise or default_noise(settings.inference)}
-        found["rule"] = getattr(options, "rule", None) or default_rule(settings.inference)
+        found |= {**settings._asdict(), "noise": options.noise or inference.default_noise(settings.inference)}
+        found["rule"] = getattr(options, "rule", None) or fixed_points.default_rule(settings.inference)
         if names_code(found["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
             del found["kl"]
     found = {name: x for name, x in found.items() if name in fields}  # Options of other algorithms stay as they are.
@@ -67,12 +71,12 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
     return config.model_copy(update=found)
 
 
-def settings_of(options: Any, regression: bool) -> Settings:
+def settings_of(options: Any, regression: bool) -> inference.Settings:
     """Return inference, temperature and KL scaling of an algorithm whose clients fit Gaussian weights."""
     rule = getattr(options, "rule", None)
-    inference = getattr(options, "inference", None)
-    return settings_for(
-        inference or (options.default_inference() if hasattr(options, "default_inference") else None),
+    return inference.settings_for(
+        getattr(options, "inference", None)
+        or (options.default_inference() if hasattr(options, "default_inference") else None),
         getattr(options, "temperature", None),
         getattr(options, "kl", None),
         likelihood=LIKELIHOOD if regression else "categorical",
@@ -109,7 +113,7 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
     extra: dict[str, Any] = {}
     if weights == GAUSSIAN and config.algorithm in _BY_DEFAULTS:
         settings = settings_of(options, regression)
-        extra = {**settings._asdict(), "noise": default_noise(settings.inference)}
+        extra = {**settings._asdict(), "noise": inference.default_noise(settings.inference)}
     return {"weights": weights, **{name: x for name, x in told.items() if name not in unused}, **extra}
 
 

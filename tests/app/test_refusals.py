@@ -1,0 +1,53 @@
+"""Refusals that need no TensorFlow come before it is imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Run in one interpreter, as a start of one takes longer than a refusal.
+_PROGRAM = """
+import json, sys
+from tfp_bfl.app.cli import run_command_line
+found = [[run_command_line(arguments), "tensorflow" in sys.modules] for arguments in json.loads(sys.argv[1])]
+print(json.dumps(found))
+"""
+REFUSED = [
+    ["run", "--output", "there"],
+    ["run", "--resume", "nosuch"],
+    ["run", "--resume", "complete"],
+    ["run", "--seeds", "0..2", "--seed", "1"],
+    ["run", "--dataset", "text.csv"],
+    ["run", "--dataset", "text.csv", "--label", "nosuch"],
+    ["run", "--dataset", "nosuch.csv"],
+    ["sweep", "--vary", "rul=linear_pool", "--output", "new"],
+    ["sweep", "--dataset", "text.csv", "--output", "new"],
+    ["report", "nosuch"],
+    ["runs", "nosuch"],
+    ["predict", "nosuch", "scan.png"],
+    ["export", "nosuch", "new"],
+    ["export", "complete", "there"],
+    ["export", "complete", "there/file", "--tflite"],
+    ["calibrate", "nosuch", "new"],
+    ["laplace", "nosuch", "--output", "new"],
+    ["laplace", "complete", "--output", "there"],
+    ["clients", "show", "nosuch"],
+    ["clients", "remove", "nosuch", "1", "--output", "new"],
+]
+
+
+@pytest.mark.deep(after="tests/app/test_cli.py")
+def test_bad_arguments_are_refused_before_tensorflow_is_imported(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").write_text("something")
+    (tmp_path / "complete" / "saved_model").mkdir(parents=True)
+    for file in ("config.yaml", "summary.json", "saved_model/saved_model.pb"):
+        (tmp_path / "complete" / file).write_text("{}")
+    rows = "".join(f"{i},{'low' if i else 'none'},{'sick' if i % 2 else 'well'}\n" for i in range(40))
+    (tmp_path / "text.csv").write_text("age,dose,label\n" + rows)
+    command = [sys.executable, "-c", _PROGRAM, json.dumps(REFUSED)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [*zip(REFUSED, json.loads(done.stdout))] == [(arguments, [2, False]) for arguments in REFUSED]
+    assert len(done.stderr.splitlines()) == len(REFUSED) and "Traceback" not in done.stderr
+    assert not (tmp_path / "new").exists()

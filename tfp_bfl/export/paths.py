@@ -1,0 +1,69 @@
+"""Files and folders of exported models: where one is, and where a new one may be written. No TensorFlow is needed."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any, Union
+
+from tfp_bfl import files
+from tfp_bfl.errors import InvalidArgument, shown
+
+# The file of a SavedModel that holds its graph.
+GRAPH = "saved_model.pb"
+
+
+def find(run: Union[str, os.PathLike]) -> pathlib.Path:
+    """Return the folder of the SavedModel of a run, or of one that is given itself.
+
+    Raises:
+      InvalidArgument: there is none.
+    """
+    try:
+        folder = pathlib.Path(run)
+    except TypeError:
+        raise InvalidArgument(f"{shown(run)} is not a path: give the folder of a run or of a SavedModel.") from None
+    found = next((f for f in (folder / "saved_model", folder) if (f / GRAPH).is_file()), None)
+    if found:
+        return found
+    if (folder / "config.yaml").is_file():
+        raise InvalidArgument(
+            f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume goes on with it."
+        )
+    raise InvalidArgument(
+        f"{files.name(run)} is neither the folder of a complete run nor a SavedModel of this library."
+    )
+
+
+def new_folder(path: Any) -> pathlib.Path:
+    """Return the path of a folder for a SavedModel, which does not exist or is empty.
+
+    Raises:
+      InvalidArgument: it holds something, or is no path.
+    """
+    try:
+        folder = pathlib.Path(path)
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{shown(path)} is not a path: give a new folder for the SavedModel.") from None
+    if taken:
+        raise InvalidArgument(f"{files.name(path)} exists already: choose a new folder for the SavedModel.")
+    return folder
+
+
+def new_file(path: Any) -> pathlib.Path:
+    """Return the path of a file for a model, which does not exist.
+
+    Raises:
+      InvalidArgument: it exists, its folder does not, or it is no path.
+    """
+    try:
+        file = pathlib.Path(path)
+        taken = os.path.lexists(file)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{shown(path)} is not a path: give a new file.") from None
+    if taken:
+        raise InvalidArgument(f"{files.name(path)} exists already: choose a new file for the model.")
+    if not file.parent.is_dir():
+        raise InvalidArgument(f"{files.name(path)} can't be written: there is no folder {files.name(file.parent)}.")
+    return file
