@@ -163,8 +163,10 @@ def test_rows_as_text():
 @pytest.mark.parametrize("option", [("--columns", "accuracy"), ("--digits", "2"), ("--percent",), ("--row", "rule=a")])
 def test_a_page_takes_no_options_of_tables(tmp_path, capsys, monkeypatch, option):
     from tfp_bfl.app.many_runs import report
+    from tfp_bfl.app.one_run import records as of_one_run
 
     (config, summary), *_ = records({})
-    monkeypatch.setattr(report, "read_record", lambda folder: (config, summary))
+    for module in (report, of_one_run):
+        monkeypatch.setattr(module, "read_record", lambda folder: (config, summary))
     assert run_command_line(["report", str(tmp_path), "--output", str(tmp_path / "page.html"), *option]) == 2
     assert "are of tables, and" in capsys.readouterr().err
