@@ -138,14 +138,20 @@ _SYNONYMS = {
 
 
 @cli.command(cls=Grouped, epilog=EXAMPLES)
-@click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
-@click.option("--resume", "resumed", metavar="RUN", help="Go on with a run folder that broke off; takes no option.")
+@click.option(
+    "--config", "config_file", metavar="FILE", help="YAML file of options; options of the command line override it."
+)
+@click.option("--resume", "resumed", metavar="RUN", help="Resume an interrupted run; accepts no other option.")
 @click.option(
     "--progress",
     metavar="FORM",
-    help="bar, lines, phases, json or none, on the standard error; a bar in a terminal, lines elsewhere if not given.",
+    help="Form of the progress report on standard error; by default a bar in a terminal, lines elsewhere.",
 )
-@click.option("--seeds", metavar="SEEDS", help="0..4 or 0,1,7: a run each, and one page with means and deviations.")
+@click.option(
+    "--seeds",
+    metavar="SEEDS",
+    help="Seeds, such as 0..4 or 0,1,7: one run for each, and one report with means and standard deviations.",
+)
 @config_options
 def run(
     config_file: Optional[str], resumed: Optional[str], progress: Optional[str], seeds: Optional[str], **given: Any

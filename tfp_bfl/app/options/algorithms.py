@@ -31,9 +31,9 @@ from tfp_bfl.app.options.fields import (
     Positive,
     PositiveOrZero,
     Weighted,
-    WithErrorMemory,
     option,
 )
+from tfp_bfl.app.options.messages import WithErrorMemory
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.personal import MetaLearning, MetaVD, PFedBayes
 from tfp_bfl.app.options.point_weights import (
@@ -59,17 +59,19 @@ class _Inferred(Optimized, Bounded):
 
     inference: Optional[str] = option(
         None,
-        "How a client finds its posterior; if not given curvature, and natural for clients that keep factors.",
+        "Local inference of the posterior; by default curvature, and natural for clients with "
+        "approximate likelihood factors.",
         names=choices.INFERENCES,
     )
     noise: Optional[str] = option(
         None,
-        "shared or flipout: weights drawn for a batch or an example; by inference if not given.",
+        "Noise of the weights in training: shared by a batch, or flipout for each example; by default "
+        "that of the inference.",
         names=choices.NOISES,
     )
     temperature: Optional[Positive] = option(
         None,
-        "Posterior temperature T, as if each example had been seen 1/T times; 0.01 if not given, 1 for regression.",
+        "Posterior temperature T: as if each example had been seen 1/T times; by default 0.01, for regression 1.",
     )
 
     def rate(self) -> float:
@@ -95,14 +97,16 @@ class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, 
     summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
 
     kl: Optional[str] = option(
-        None, "How often clients count the prior, see `tfp-bfl list`; by the rule if not given.", names=choices.KLS
+        None,
+        "Scaling of the KL term on each client (see `tfp-bfl list`); by default that of the rule.",
+        names=choices.KLS,
     )
 
     update_prior: bool = option(
-        False, "After each round the pooled posterior becomes the prior; by backprop at temperature 1 if not given."
+        False, "Use the pooled posterior as the prior of the next round; by default with backprop at temperature 1."
     )
     pretrained: bool = option(
-        False, "The start is the first round's prior for update_prior; so it is with pretrain_share."
+        False, "Use the initial weights as the first prior of update_prior; implied by pretrain_share."
     )
 
     def default_inference(self) -> str:
@@ -142,7 +146,7 @@ class _Sites(_Inferred, AnyKind):
         return SITES_INFERENCE
 
     damping: Optional[Positive] = option(
-        None, "Of the clients' factors, from round to round; 1 / clients if not given.", le=1
+        None, "Damping of the approximate likelihood factors between rounds; 1 / clients by default.", le=1
     )
 
     def check(self, config: Any) -> None:
@@ -164,9 +168,12 @@ class BayesianADMM(_Sites):
     summary: ClassVar[str] = "partitioned_vi whose clients are held to the server's posterior, and averaged"
 
     admm_step_size: Positive = option(
-        1.0, "rho: how strongly clients are held to the server's posterior.", argument="step_size"
+        1.0, "Penalty rho that holds clients to the server's posterior.", argument="step_size"
     )
-    empty_sites: bool = option(False, "The clients' factors are 1 at first, as published, not shares of the start.")
+    empty_sites: bool = option(
+        False,
+        "Start with approximate likelihood factors of 1, as published, instead of parts of the initial posterior.",
+    )
 
 
 class FLSwag(SGD):
@@ -176,22 +183,29 @@ class FLSwag(SGD):
         **{"kind": "deterministic", "rounds": 1, "local_epochs": 20, "learning_rate": 0.05},
     }
 
-    last_layer: bool = option(False, "A posterior over the last layer, all below it pretrained and frozen.")
-    diagonal_only: bool = option(True, "Of the clients' covariances only the diagonals count; --no-... for the whole.")
+    last_layer: bool = option(
+        False, "Fit a posterior over the last layer only; the layers below are pretrained and frozen."
+    )
+    diagonal_only: bool = option(
+        True, "Use only the diagonals of the clients' covariances; --no-diagonal-only for the whole."
+    )
     between_clients: bool = option(
-        True, "The clients' posteriors are as much wider as their means lie apart; --no-... for a product as published."
+        True,
+        "Widen the clients' posteriors by the variance between their means; --no-between-clients for the"
+        " published product.",
     )
     curvature: bool = option(
-        True, "A client's posterior is as much wider as its data leave open; --no-... for the spread of SGD alone."
+        True,
+        "Widen a client's posterior by the curvature of its likelihood; --no-curvature for the variance of SGD alone.",
     )
-    min_examples: Count = option(10, "A client with fewer examples is refused.")
+    min_examples: Count = option(10, "Minimum number of examples of a client; smaller clients are refused.")
     burn_in_epochs: Optional[CountOrZero] = option(
-        None, "Epochs before SWAG collects; half of the local epochs if not given."
+        None, "Number of epochs before SWAG collects; half of the local epochs by default."
     )
-    collect_every: Optional[Count] = option(None, "Steps between collected iterates; one an epoch if not given.")
-    max_columns: int = option(20, "Deviations that a client keeps and sends.", ge=2, le=INT32_MAX)
+    collect_every: Optional[Count] = option(None, "Number of steps between collected iterates; one epoch by default.")
+    max_columns: int = option(20, "Maximum number of deviation columns that a client sends.", ge=2, le=INT32_MAX)
     min_variance: Positive = option(1e-6, "Floor of the iterates' variances.")
-    weight_decay: PositiveOrZero = option(0.0, "Of the clients' SGD.")
+    weight_decay: PositiveOrZero = option(0.0, "L2 weight decay of the clients' SGD.")
 
     def check(self, config: Any) -> None:
         super().check(config)

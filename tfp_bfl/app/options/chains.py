@@ -9,7 +9,8 @@ from pydantic import Field
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.fields import Compressed, Count, Draws, Positive, Prior, option
+from tfp_bfl.app.options.fields import Count, Draws, Positive, Prior, option
+from tfp_bfl.app.options.messages import Compressed
 from tfp_bfl.errors import InvalidArgument
 
 ShareOrAll = Annotated[float, Field(gt=0, le=1)]
@@ -22,7 +23,7 @@ class _Chain(Prior, Draws):
         **{"evaluate_every": 250, "checkpoint_every": 250, "keep_every": 25, "max_samples": 40},
     }
 
-    keep_every: Count = option(1, "Rounds from one sample to the next.", argument=None)
+    keep_every: Count = option(1, "Number of rounds between collected samples.", argument=None)
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -43,11 +44,15 @@ class QLSD(_Chain, Compressed):
     defaults: ClassVar[dict[str, Any]] = {**_Chain.defaults, "compressor": "quantiser:256"}
 
     estimator: str = option(
-        "anchored", "Of the clients' gradients: plain (QLSD) or anchored (QLSD++).", names=choices.ESTIMATORS
+        "anchored",
+        "Gradient estimator of the clients: plain (QLSD), fixed_point or anchored (QLSD++).",
+        names=choices.ESTIMATORS,
     )
-    participation: ShareOrAll = option(1.0, "Probability that a client takes part in a round, by a coin of its own.")
-    forgetful: bool = option(False, "Clients keep no memory of what they have sent.", argument=None)
-    refresh_every: Count = option(100, "Rounds from one anchor to the next.")
+    participation: ShareOrAll = option(
+        1.0, "Probability that a client takes part in a round, independently of the others."
+    )
+    forgetful: bool = option(False, "Do not keep a memory of sent gradients on the clients.", argument=None)
+    refresh_every: Count = option(100, "Number of rounds between anchors.")
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -67,8 +72,8 @@ class DGSGLD(_Chain):
     recipe: ClassVar[str] = "dg_sgld"
     summary: ClassVar[str] = "each client runs a Langevin chain of its own, coupled to the server's weights"
 
-    coupling: Positive = option(0.01, "rho: the variance of the clients' weights about the server's.")
-    local_steps: Count = option(5, "Of each client's chain, each round.")
+    coupling: Positive = option(0.01, "Variance rho of the clients' weights about the server's.")
+    local_steps: Count = option(5, "Number of steps of each client's chain in a round.")
 
     def check(self, config: Any) -> None:
         super().check(config)

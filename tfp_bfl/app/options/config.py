@@ -50,101 +50,106 @@ class RunConfig(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: str = option("variational", "See `tfp-bfl list`; or FILE.py:FUNCTION, whose code is run.")
+    algorithm: str = option("variational", "Algorithm (see `tfp-bfl list`), or FILE.py:FUNCTION, which is executed.")
     dataset: str = option(
         "digits",
-        "digits, breast_cancer, diabetes, an image-classification dataset of TFDS; or a path: .csv, .parquet, .npz, a "
-        "folder of images.",
+        "Dataset: digits, breast_cancer, diabetes, an image classification dataset of TFDS; or a path to"
+        " a table (.csv, .parquet), an archive (.npz) or a folder of images.",
     )
-    label: str = option("label", "Of one's own table: the column with the labels.")
+    label: str = option("label", "Column of a table with the labels.")
     client_column: Optional[str] = option(
-        None, "Of one's own table: the column that says whose a row is; of an archive the array."
+        None, "Column of a table, or array of an archive, that assigns rows to clients."
     )
     task: str = option(
         "classification",
-        "classification, or regression on labels that are numbers: of one's own data.",
+        "Task on user-supplied data: classification, or regression on numeric labels.",
         names=choices.TASKS,
     )
     test_data: Optional[str] = option(
-        None, "File or folder with the test set of one's own data; a fifth of them if not given."
+        None, "File or folder with the test set of user-supplied data; a fifth of the data by default."
     )
-    model: str = option(
-        "lenet", "lenet, resnet20, mlp or conv_net; or FILE.py:FUNCTION, whose code is run.", names=choices.MODELS
-    )
+    model: str = option("lenet", "Model, or FILE.py:FUNCTION, which is executed.", names=choices.MODELS)
     kind: str = option("flipout", "deterministic, mc_dropout, flipout or variational_dropout.", names=choices.KINDS)
     partition: str = option(
         "dirichlet:0.5",
-        "Who holds what: see `tfp-bfl list`; given where one's own data name clients.",
+        'Partition of the data over clients (see `tfp-bfl list`); "given" where user-supplied data name clients.',
         names=choices.PARTITIONS,
     )
     clients: Count = option(10, "Number of clients.")
-    cohort_size: Optional[Count] = option(None, "Clients drawn each round; all of them if not given.")
+    cohort_size: Optional[Count] = option(None, "Number of clients sampled each round; all clients by default.")
     popularity: Optional[Positive] = option(
-        None, "Some clients are drawn more often, by Dirichlet shares of this concentration; all alike if not given."
+        None,
+        "Concentration of the Dirichlet distribution of the clients' sampling probabilities; equal "
+        "probabilities by default.",
     )
-    dropout: ShareOrZero = option(0.0, "Probability that a client of a round does not answer.")
-    max_retries: CountOrZero = option(3, "New cohorts for a round in which no client was sound.")
+    dropout: ShareOrZero = option(0.0, "Probability that a sampled client does not answer in a round.")
+    max_retries: CountOrZero = option(3, "Number of new cohorts for a round without a valid client result.")
     rounds: Count = option(60, "Number of rounds.")
     average_rounds: Optional[Count] = option(
-        None, "Number of last rounds averaged into the final model; the last round alone if not given."
+        None, "Number of last rounds averaged into the final model; only the last round by default."
     )
     ensemble: Optional[int] = option(
         None,
-        "Number of models trained from other initial weights, whose predictions are averaged; one model if not given.",
+        "Number of models trained from different initial weights, whose predictions are averaged; one "
+        "model by default.",
         ge=2,
         le=INT32_MAX,
     )
     pretrain_share: Optional[Share] = option(
-        None, "Share of the data on which the server trains first, until its accuracy stands still."
+        None, "Fraction of the data on which the server trains first, until its accuracy stops improving."
     )
     hold_out: Optional[Share] = option(
-        None, "Share of the data that nobody trains on, spread over the clients, for `tfp-bfl calibrate`."
+        None, "Fraction of the data held out from training on each client, for `tfp-bfl calibrate`."
     )
-    examples_per_client: Optional[Count] = option(None, "A seeded subset of each client's examples.")
+    examples_per_client: Optional[Count] = option(
+        None, "Maximum number of examples of each client, chosen at random by the seed."
+    )
     initial_stddev: Optional[Positive] = option(
-        None, "Posterior standard deviation before training; if not given 0.003, for kind variational_dropout 0.0143."
+        None, "Initial posterior standard deviation; by default 0.003, for kind variational_dropout 0.0143."
     )
     min_stddev: Positive = option(1e-5, "Floor of the posterior standard deviations of kind flipout.")
-    dropout_rate: ShareOrZero = option(0.2, "For kind mc_dropout.")
-    output_dropout: bool = option(False, "Kind mc_dropout drops logits too, as published.")
+    dropout_rate: ShareOrZero = option(0.2, "Dropout rate of kind mc_dropout.")
+    output_dropout: bool = option(False, "Apply dropout to the logits of kind mc_dropout too, as published.")
     parametrization: str = option(
         "log_variance",
-        "log_variance or log_alpha: what layers of kind variational_dropout hold of the noise.",
+        "Noise parameter of layers of kind variational_dropout.",
         names=choices.PARAMETRIZATIONS,
     )
     variational_layers: Optional[str] = option(
         None,
-        "Layers with Gaussian weights, such as dense,dense_1, or all; if not given all, of conv_net dense_1 alone.",
+        "Layers with Gaussian weights, such as dense,dense_1, or all; by default all, of conv_net dense_1 alone.",
     )
-    width: Optional[Count] = option(None, "Filters of the model conv_net; 64 if not given.")
+    width: Optional[Count] = option(None, "Number of filters of the model conv_net; 64 by default.")
     normalization: Optional[str] = option(
-        None, "batch, group or none; the model's own if not given.", names=choices.NORMALIZATIONS
+        None, "Normalization layers; by default those of the model.", names=choices.NORMALIZATIONS
     )
     precision: str = option(
         "float32",
-        "float32, bfloat16_noise or bfloat16: the latter two for processors with it.",
+        "Precision of training; the bfloat16 ones require a processor that supports it.",
         names=choices.PRECISIONS,
     )
-    num_samples: Count = option(20, "Weight samples of a prediction.")
+    num_samples: Count = option(20, "Number of weight samples of a prediction.")
     evaluation_precision: str = option(
         "float32",
-        "float32 or bfloat16, in which predictions of the test set are computed.",
+        "Precision of predictions for the test set.",
         names=choices.EVALUATION_PRECISIONS,
     )
-    evaluate_every: Count = option(1, "Rounds between evaluations.")
-    evaluation_examples: Count = option(1000, "Test examples of those evaluations; the last one takes all.")
-    checkpoint_every: Count = option(1, "Rounds between checkpoints, from which --resume goes on.")
-    keep_checkpoints: Count = option(3, "Checkpoints that stay.")
-    seed: CountOrZero = option(0, "Of everything random.")
+    evaluate_every: Count = option(1, "Number of rounds between evaluations.")
+    evaluation_examples: Count = option(
+        1000, "Number of test examples of evaluations between rounds; the last evaluation uses all."
+    )
+    checkpoint_every: Count = option(1, "Number of rounds between checkpoints, from which --resume continues.")
+    keep_checkpoints: Count = option(3, "Number of checkpoints kept.")
+    seed: CountOrZero = option(0, "Random seed.")
     engine: Optional[str] = option(
         None,
-        "tff, local or ray: TensorFlow Federated's workers, this process, or the Ray cluster of RAY_ADDRESS, which "
-        "must see the run folder; tff where it is installed if not given.",
+        "Engine: TensorFlow Federated's workers, this process, or the Ray cluster of RAY_ADDRESS, which "
+        "must see the run folder; by default tff where it is installed.",
         names=choices.ENGINES,
     )
-    data_dir: Optional[str] = option(None, "Where TFDS keeps its datasets; TFDS' own place if not given.")
+    data_dir: Optional[str] = option(None, "Folder of TFDS' datasets; TFDS' default folder by default.")
     tensorboard: bool = option(False, "Write TensorBoard event files into the run folder.")
-    output: Optional[str] = option(None, "The run folder, a new one; runs/NAME-TIME if not given.")
+    output: Optional[str] = option(None, "New run folder; runs/NAME-TIME by default.")
 
     def __getattr__(self, name: str) -> Any:
         field = algorithms.fields().get(name)

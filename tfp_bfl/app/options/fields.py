@@ -66,7 +66,7 @@ class Options(pydantic.BaseModel):
     personal: ClassVar[bool] = False
     regression: ClassVar[bool] = True
 
-    batch_size: Count = option(32, "Examples in a training step.")
+    batch_size: Count = option(32, "Batch size of training.")
 
     def check(self, config: Any) -> None:
         """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
@@ -89,10 +89,8 @@ class Options(pydantic.BaseModel):
 class Training(Options):
     """Clients train the model."""
 
-    local_epochs: Count = option(5, "Passes of a client over its examples each round.")
-    learning_rate: Optional[Positive] = option(
-        None, "Of the clients' optimizer or natural gradients; as suits the inference if not given."
-    )
+    local_epochs: Count = option(5, "Number of epochs of a client in each round.")
+    learning_rate: Optional[Positive] = option(None, "Learning rate of the clients; by default that of the inference.")
 
     def rate(self) -> float:
         """The learning rate."""
@@ -103,7 +101,7 @@ class Training(Options):
 
 
 class SGD(Training):
-    momentum: ShareOrZero = option(0.0, "Of the clients' SGD.")
+    momentum: ShareOrZero = option(0.0, "SGD momentum of the clients (0 to 1).")
 
 
 class ManyRounds(Training):
@@ -111,17 +109,17 @@ class ManyRounds(Training):
 
     schedule: Optional[str] = option(
         None,
-        "Learning rate over the rounds: cosine, to a tenth of it; inverse; exponential; constant.",
+        "Schedule of the learning rate over the rounds: cosine (to a tenth), inverse, exponential or constant.",
         argument=None,
         names=choices.SCHEDULES,
     )
     learning_rate_decay: PositiveOrZero = option(
-        0.0, "Rate of the exponential schedule, per round, which is the schedule if this is above 0.", argument=None
+        0.0, "Decay rate of the exponential schedule, per round; above 0 it selects that schedule.", argument=None
     )
-    silent_rounds: CountOrZero = option(0, "Rounds before the exponential schedule begins.", argument=None)
+    silent_rounds: CountOrZero = option(0, "Number of rounds before the exponential schedule begins.", argument=None)
     augmentation: Optional[str] = option(
         None,
-        "Of images, anew at each step: crop_and_flip:PADDING; none if not given.",
+        "Augmentation of images at each step; none by default.",
         names=choices.AUGMENTATIONS,
     )
 
@@ -156,7 +154,7 @@ class Optimized(ManyRounds):
 
     optimizer: Optional[str] = option(
         None,
-        "Optimizer of the clients; momentum (SGD with momentum 0.9) if not given.",
+        "Optimizer of the clients; by default momentum, SGD with momentum 0.9.",
         argument="optimizer_fn",
         names=choices.OPTIMIZERS,
     )
@@ -169,7 +167,7 @@ class Optimized(ManyRounds):
 class Prior(Options):
     prior_stddev: Union[Positive, Literal["fan_in"]] = option(
         "fan_in",
-        "Standard deviation of the prior on each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
+        "Prior standard deviation of each weight of kind flipout; fan_in for sqrt(2 / inputs of a unit).",
         argument=None,
     )
 
@@ -182,7 +180,7 @@ class AnyKind(Prior):
 
 class BurnIn(Options):
     burn_in_rounds: Optional[CountOrZero] = option(
-        None, "Rounds before there are samples; half of the rounds if not given."
+        None, "Number of burn-in rounds before samples are collected; half of the rounds by default."
     )
 
     def check(self, config: Any) -> None:
@@ -201,8 +199,8 @@ class BurnIn(Options):
 class Draws(BurnIn):
     """Rounds are draws of the posterior."""
 
-    step_size: Positive = option(1e-6, "eta: each step's noise has variance 2 eta.")
-    max_samples: Count = option(20, "The last rounds that predict.", argument=None)
+    step_size: Positive = option(1e-6, "Step size eta; the noise of each step has variance 2 eta.")
+    max_samples: Count = option(20, "Maximum number of samples, from the last rounds, in predictions.", argument=None)
 
 
 def _server_rates() -> str:
@@ -212,15 +210,15 @@ def _server_rates() -> str:
 class ServerOptimized(Options):
     server_optimizer: Optional[str] = option(
         None,
-        "sgd, adam, yogi or adagrad: takes the clients' mean change as a gradient; the mean itself if not given.",
+        "Optimizer of the server, with the clients' mean change as its gradient; by default the mean itself.",
         names=choices.SERVER_OPTIMIZERS,
     )
     server_learning_rate: Optional[Positive] = option(
         None,
-        f"Of the server's optimizer; {_server_rates()} if not given.",
+        f"Learning rate of the server's optimizer; {_server_rates()} by default.",
         argument=None,
     )
-    server_momentum: ShareOrZero = option(0.0, "Of the server's sgd.", argument=None)
+    server_momentum: ShareOrZero = option(0.0, "SGD momentum of the server (0 to 1).", argument=None)
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -242,7 +240,7 @@ class ServerOptimized(Options):
 
 class Bounded(Options):
     max_change_norm: Optional[Positive] = option(
-        None, "A client whose weights move further than this is left out of its round."
+        None, "Maximum distance of a client's weights from the server's; clients beyond it are left out of the round."
     )
 
 
@@ -251,8 +249,8 @@ class Pooled(Options):
 
     rule: Optional[str] = option(
         None,
-        "Aggregation rule, or FILE.py:FUNCTION, whose code is run; if not given the one under which the clients' steps "
-        "converge to the posterior.",
+        "Aggregation rule, or FILE.py:FUNCTION, which is executed; by default the rule under which the "
+        "clients' steps converge to the posterior.",
         names=choices.RULES,
     )
 
@@ -266,7 +264,8 @@ class Pooled(Options):
 class Defended(Options):
     robust: Optional[str] = option(
         None,
-        "Defence against adversarial clients: clip:MAX_NORM, trimmed:SHARE, median or centered_clip; none by default.",
+        "Robust aggregation against adversarial clients: clip:MAX_NORM, trimmed:SHARE, median or "
+        "centered_clip; none by default.",
         names=choices.ROBUST,
     )
 
@@ -276,47 +275,10 @@ class Defended(Options):
             bfl.rules.parse_robust(self.robust)
 
 
-class Compressed(Options):
-    compressor: Optional[str] = option(
-        None,
-        "Of what clients send: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or none, which only counts the bits.",
-        names=choices.COMPRESSORS,
-    )
-    per_tensor: bool = option(False, "Each of the model's tensors is compressed for itself.")
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.compressor is not None:
-            self.check_bias(bfl.compression.parse_compressor(self.compressor))
-        elif self.per_tensor:
-            raise InvalidArgument("per_tensor is of the compressor, and there is none: give compressor.")
-
-    def check_bias(self, compressor: Any) -> None:
-        if not compressor.unbiased:
-            raise InvalidArgument(
-                f"compressor is {compressor.name!r}, which is biased, and so would the chain be: give one such as "
-                "quantiser:16."
-            )
-
-
-class WithErrorMemory(Compressed):
-    error_memory: bool = option(False, "Clients add to a message what the compressor left out of those before.")
-
-    def check(self, config: Any) -> None:
-        super().check(config)
-        if self.error_memory and self.compressor is None:
-            raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
-
-    def check_bias(self, compressor: Any) -> None:
-        if not compressor.unbiased and not self.error_memory:
-            raise InvalidArgument(
-                f"compressor is {compressor.name!r}, which leaves the same values out for good: give error_memory, or "
-                "one that is unbiased, such as sparsifier:0.1."
-            )
-
-
 class Weighted(Options):
-    weighting: str = option("train_size", "How much each client counts: see `tfp-bfl list`.", names=choices.WEIGHTINGS)
+    weighting: str = option(
+        "train_size", "Weight of each client in the aggregation (see `tfp-bfl list`).", names=choices.WEIGHTINGS
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -338,14 +300,16 @@ class Hidden(Weighted):
 
     privacy_clip_norm: Optional[Positive] = option(
         None,
-        "Differential privacy: the furthest that a client moves the sum of means, in standard deviations.",
+        "Client-level differential privacy: clipping norm of a client's sum of means, in standard deviations.",
         argument=None,
     )
     privacy_variance_clip_norm: Optional[Positive] = option(
-        None, "The same of variances; a twentieth of privacy_clip_norm if not given.", argument=None
+        None, "Clipping norm of the variances; by default a twentieth of privacy_clip_norm.", argument=None
     )
-    privacy_noise: PositiveOrZero = option(1.0, "The noise's standard deviation over privacy_clip_norm.", argument=None)
-    privacy_delta: Share = option(1e-5, "Delta, for which epsilon is told.", argument=None)
+    privacy_noise: PositiveOrZero = option(
+        1.0, "Noise multiplier: standard deviation of the noise divided by privacy_clip_norm.", argument=None
+    )
+    privacy_delta: Share = option(1e-5, "Delta of the reported epsilon.", argument=None)
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -382,9 +346,13 @@ class HiddenExamples(Options):
     """Clients whose examples can be hidden from those who see what they send."""
 
     example_clip_norm: Optional[Positive] = option(
-        None, "Differential privacy of examples: the longest gradient that one has; inference backprop.", argument=None
+        None,
+        "Example-level differential privacy: clipping norm of one example's gradient; requires inference backprop.",
+        argument=None,
     )
-    example_noise: PositiveOrZero = option(1.0, "The noise's standard deviation over example_clip_norm.", argument=None)
+    example_noise: PositiveOrZero = option(
+        1.0, "Noise multiplier: standard deviation of the noise divided by example_clip_norm.", argument=None
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)

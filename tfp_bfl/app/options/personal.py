@@ -21,31 +21,34 @@ from tfp_bfl.app.options.fields import (
     ServerOptimized,
     Share,
     Weighted,
-    WithErrorMemory,
     option,
 )
+from tfp_bfl.app.options.messages import WithErrorMemory
 from tfp_bfl.errors import InvalidArgument
 
 
 class _Personal(ManyRounds):
-    kl_weight: PositiveOrZero = option(1.0, "beta: a factor of the KL; kind flipout learns with less, such as 0.05.")
+    kl_weight: PositiveOrZero = option(1.0, "Factor beta of the KL term; kind flipout learns with less, such as 0.05.")
     evaluate_clients: bool = option(
         False,
-        "At the end score each client's own model on its share of the test set, before and after a step of adaptation.",
+        "Evaluate each client's personal model on its part of the test set at the end, before and after "
+        "a step of adaptation.",
         argument=None,
     )
     unseen_clients: CountOrZero = option(
-        0, "Besides `clients`, those who are never in training: `evaluate_clients` scores them apart.", argument=None
+        0, "Number of additional clients that never train; `evaluate_clients` scores them separately.", argument=None
     )
 
 
 class _MetaLearnt(_Personal, ServerOptimized):
-    learner: str = option("plain", "The gradient along which clients step: see `tfp-bfl list`.", names=choices.LEARNERS)
-    inner_rate: Positive = option(0.02, "Rate of the step of adaptation.")
-    clip_norm: Positive = option(5.0, "The largest norm of a gradient, over all weights together.")
-    difference: Positive = option(1e-4, "Of the weights between which hessian_free_maml takes second derivatives.")
+    learner: str = option("plain", "Gradient of the clients' steps (see `tfp-bfl list`).", names=choices.LEARNERS)
+    inner_rate: Positive = option(0.02, "Learning rate of adaptation.")
+    clip_norm: Positive = option(5.0, "Clipping norm of a gradient over all weights.")
+    difference: Positive = option(
+        1e-4, "Finite difference of the weights for the second derivatives of hessian_free_maml."
+    )
     kl_reduction: str = option(
-        "sum", "sum for the ELBO's KL, mean for its mean over the weights.", names=choices.KL_REDUCTIONS
+        "sum", "Reduction of the KL term over the weights: sum, as in the ELBO, or mean.", names=choices.KL_REDUCTIONS
     )
 
     def rate(self) -> float:
@@ -95,28 +98,30 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
     regression: ClassVar[bool] = False
 
     variances: str = option(
-        "hypernetwork", "What gives clients their variances: see `tfp-bfl list`.", names=choices.PERSONAL_VARIANCES
+        "hypernetwork", "Source of the clients' variances (see `tfp-bfl list`).", names=choices.PERSONAL_VARIANCES
     )
     embedding_size: Optional[Count] = option(
         None,
-        "Numbers that the hypernetwork knows a client by; 1 + clients / 4 if not given.",
+        "Size of the hypernetwork's embedding of a client; 1 + clients / 4 by default.",
         argument="variance_options.embedding_size",
     )
     variance_range: str = option(
         "smooth",
-        "smooth or clamped, as published: how logits keep to their range.",
+        "Restriction of logits to their range: smooth, or clamped as published.",
         argument="variance_options.ranged",
         names=choices.VARIANCE_RANGES,
     )
     uncapped: bool = option(
-        False, "Clients' change does not bound the rates of what gives the variances, as published.", argument=None
+        False,
+        "Do not bound the rates of the variances' parameters by the clients' change, as published.",
+        argument=None,
     )
     absent_decay: bool = option(
-        False, "Embeddings of clients who are not in a round decay too.", argument="server_options.absent_decay"
+        False, "Decay the embeddings of clients outside the round too.", argument="server_options.absent_decay"
     )
     pruning_threshold: Optional[Share] = option(
         None,
-        "A client neither gets nor sends weights whose dropout rate is above it; all are kept if not given.",
+        "Dropout rate above which weights are pruned from messages; no pruning by default.",
         argument="threshold",
     )
 

@@ -20,9 +20,9 @@ from tfp_bfl.app.options.fields import (
     ServerOptimized,
     Share,
     Weighted,
-    WithErrorMemory,
     option,
 )
+from tfp_bfl.app.options.messages import WithErrorMemory
 from tfp_bfl.errors import InvalidArgument
 
 
@@ -72,7 +72,7 @@ class FedProx(_Averaging, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "fed_prox"
     summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
 
-    proximal: PositiveOrZero = option(0.01, "mu of mu / 2 ||w - w_server||^2 in the clients' loss.")
+    proximal: PositiveOrZero = option(0.01, "Coefficient mu of the proximal term mu / 2 ||w - w_server||^2.")
 
 
 class Scaffold(_Averaging, AnyKind, Hidden, WithErrorMemory):
@@ -104,7 +104,7 @@ class FedBE(_Averaging):
         "an ensemble drawn from the clients' weights teaches the server's model on unlabelled examples"
     )
 
-    unlabelled_share: Share = option(0.1, "Share of the data that the server holds without labels.", argument=None)
+    unlabelled_share: Share = option(0.1, "Fraction of the data that the server holds without labels.", argument=None)
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -121,7 +121,9 @@ class FedBE(_Averaging):
 class _PosteriorAveraging(BurnIn):
     """Clients of FedPA."""
 
-    shrinkage: PositiveOrZero = option(0.1, "rho of the samples' covariance, which is the identity for rho = 0.")
+    shrinkage: PositiveOrZero = option(
+        0.1, "Shrinkage rho of the samples' covariance, which is the identity for rho = 0."
+    )
 
 
 class _Sampling(_Averaging):
@@ -151,18 +153,21 @@ class FedKP(_Averaging, AnyKind, Weighted):
     summary: ClassVar[str] = "each weight's mode of a kernel density over the clients, for their mean"
 
     kernel_start: str = option(
-        "clients", "What is shifted to its mode: clients (clustered), or mean.", argument="start", names=choices.STARTS
+        "clients",
+        "Starting points of mean shift: all clients (clustered), or their mean.",
+        argument="start",
+        names=choices.STARTS,
     )
     kernel: str = option(
-        "epanechnikov", "epanechnikov or gaussian.", argument="kernel_options.kernel", names=choices.KERNELS
+        "epanechnikov", "Kernel of the density.", argument="kernel_options.kernel", names=choices.KERNELS
     )
     bandwidth: str = option(
         "silverman",
-        "How it is found: see `tfp-bfl list`.",
+        "Selector of the bandwidth (see `tfp-bfl list`).",
         argument="kernel_options.bandwidth",
         names=choices.BANDWIDTHS,
     )
-    bandwidth_scale: Positive = option(1.0, "A factor of the bandwidth.", argument="kernel_options.scale")
+    bandwidth_scale: Positive = option(1.0, "Factor of the bandwidth.", argument="kernel_options.scale")
 
 
 class FedKPPA(_Sampling, FedKP, _PosteriorAveraging):

@@ -1,0 +1,52 @@
+"""Options of the compression of clients' messages."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import tfp_bfl as bfl
+from tfp_bfl.app.options import choices
+from tfp_bfl.app.options.fields import Options, option
+from tfp_bfl.errors import InvalidArgument
+
+
+class Compressed(Options):
+    compressor: Optional[str] = option(
+        None,
+        "Compression of the clients' messages: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or "
+        "none, which only counts bits.",
+        names=choices.COMPRESSORS,
+    )
+    per_tensor: bool = option(False, "Compress each tensor of the model separately.")
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.compressor is not None:
+            self.check_bias(bfl.compression.parse_compressor(self.compressor))
+        elif self.per_tensor:
+            raise InvalidArgument("per_tensor is of the compressor, and there is none: give compressor.")
+
+    def check_bias(self, compressor: Any) -> None:
+        if not compressor.unbiased:
+            raise InvalidArgument(
+                f"compressor is {compressor.name!r}, which is biased, and so would the chain be: give one such as "
+                "quantiser:16."
+            )
+
+
+class WithErrorMemory(Compressed):
+    error_memory: bool = option(
+        False, "Add the compression error of earlier messages to the next message (error feedback)."
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if self.error_memory and self.compressor is None:
+            raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
+
+    def check_bias(self, compressor: Any) -> None:
+        if not compressor.unbiased and not self.error_memory:
+            raise InvalidArgument(
+                f"compressor is {compressor.name!r}, which leaves the same values out for good: give error_memory, or "
+                "one that is unbiased, such as sparsifier:0.1."
+            )
