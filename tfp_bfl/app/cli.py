@@ -87,8 +87,8 @@ Examples:
   tfp-bfl report my_run another_run a_third --output comparison.html
   tfp-bfl report fashion_run --ood mnist --output fashion.html
   tfp-bfl report my_sweep --output scores.tex
-  tfp-bfl report my_sweep --output paper.tex --columns accuracy,nll --percent \\
-      --row "rule=conflation as Conflation"
+  tfp-bfl report my_sweep --output paper.tex --columns accuracy,nll \\
+      --percent --row "rule=conflation as Conflation"
 """
 
 

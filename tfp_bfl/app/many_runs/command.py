@@ -18,8 +18,9 @@ SWEEP_EXAMPLES = """
 \b
 Examples:
   tfp-bfl sweep --vary rule=linear_pool,conflation --seeds 0..4 --output rules
-  tfp-bfl sweep --output both --seeds 0..4 --vary "rule=linear_pool,conflation \\
-      or algorithm=fed_opt,fed_prox or algorithm=my.py:mine batch-size=16"
+  tfp-bfl sweep --output both --seeds 0..4 \\
+      --vary "rule=linear_pool,conflation or algorithm=fed_opt,fed_prox \\
+      or algorithm=my.py:mine batch-size=16"
   tfp-bfl sweep --vary learning-rate=1e-3,1e-2 --vary local-epochs=1,5 \\
       --rounds 20 --jobs 2 --output rates
   tfp-bfl sweep ... --list           only list the runs, and which are done
