@@ -96,6 +96,7 @@ class ClientWork(NamedTuple):
       keeps_sent: its memory must be what it sent, which a compressor would change.
       check: raises InvalidArgument for clients (`data.ClientData`) whose examples are not those that it is of; None
         for work that is of no examples in particular.
+      is_private: its noise hides examples (differential privacy), so that its seed must be secret.
     """
 
     build: Callable[[], Work]
@@ -108,6 +109,7 @@ class ClientWork(NamedTuple):
     extra_pool: str = MEAN
     keeps_sent: bool = True
     check: Optional[Callable[[Any], None]] = None
+    is_private: bool = False
 
     def __call__(self) -> Work:
         return self.build()

@@ -1,7 +1,11 @@
 """A party that bounds what all runs together tell of one of its examples."""
 
+import concurrent.futures
+import functools
 import json
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,9 +14,11 @@ import tfp_bfl as bfl
 from tests.parties.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
 from tfp_bfl.files.arrays import arrays_of
+from tfp_bfl.parties.arrays import to_arrays
 from tfp_bfl.parties.deployment.channel import BEGIN, ROUND
 from tfp_bfl.parties.deployment.ledger import Ledger
 from tfp_bfl.parties.deployment.site import FILE, Site
+from tfp_bfl.parties.party import Party
 from tfp_bfl.privacy import Steps, composed_epsilon, example_steps
 
 pytest.importorskip("dp_accounting")
@@ -23,8 +29,11 @@ TOLD = Steps(2.0, 0.25, 8)
 MESSAGE = {"round": np.int32(0), "x": np.ones(3, np.float32)}
 
 
-def ledger(folder, run="first", told=TOLD, rounds=2, limit=9.0):
-    return Ledger(folder, run, told, rounds, limit, 1e-5)
+JOB = "ab" * 32
+
+
+def ledger(folder, run="first", told=TOLD, rounds=2, limit=9.0, job=JOB):
+    return Ledger(folder, run, job, told, rounds, limit, 1e-5)
 
 
 def test_runs_add_up_until_the_limit(tmp_path):
@@ -32,7 +41,7 @@ def test_runs_add_up_until_the_limit(tmp_path):
     ledger(tmp_path, limit=1.2 * one)
     with pytest.raises(InvalidArgument, match=rf"allows epsilon .* over all runs, which would be .* after {one:.3g}"):
         ledger(tmp_path, "second", limit=1.2 * one)
-    assert [path.name for path in tmp_path.iterdir()] == ["first.json"]
+    assert [path.name for path in tmp_path.glob("*.json")] == ["first.json"]
     # The same run, begun again, tells nothing more.
     ledger(tmp_path, limit=1.2 * one)
     ledger(tmp_path, "second", limit=2 * one)
@@ -42,6 +51,52 @@ def test_a_run_of_the_same_name_is_the_same_run(tmp_path):
     ledger(tmp_path)
     with pytest.raises(InvalidArgument, match="It has taken part in another run of the name first"):
         ledger(tmp_path, rounds=1)
+    with pytest.raises(InvalidArgument, match="It has taken part in another run of the name first"):
+        ledger(tmp_path, job="cd" * 32)
+
+
+def test_an_entry_without_a_job_counts_and_is_no_run_that_can_begin_again(tmp_path):
+    ledger(tmp_path)
+    path = tmp_path / "first.json"
+    entry = json.loads(path.read_text())
+    del entry["job"]
+    path.write_text(json.dumps(entry))
+    with pytest.raises(InvalidArgument, match="It has taken part in another run of the name first"):
+        ledger(tmp_path)
+    with pytest.raises(InvalidArgument, match="Its file allows epsilon"):
+        ledger(tmp_path, "second", limit=1.2 * composed_epsilon([TOLD._replace(number=16)]))
+
+
+def at_once(number, call):
+    """What each of as many threads got or was refused by; each opens the lock for itself, as processes do."""
+    gate = threading.Barrier(number)
+
+    def one(i):
+        gate.wait()
+        try:
+            return call(i)
+        except InvalidArgument as error:
+            return error
+
+    with concurrent.futures.ThreadPoolExecutor(number) as pool:
+        return list(pool.map(one, range(number)))
+
+
+def test_of_concurrent_runs_only_those_pass_that_the_limit_holds(tmp_path, monkeypatch):
+    """Between reading what is spent and writing the charge the others have time to come."""
+    one = composed_epsilon([TOLD._replace(number=16)])
+    patient = lambda told, delta: time.sleep(0.02) or composed_epsilon(told, delta)
+    monkeypatch.setattr(bfl.privacy, "composed_epsilon", patient)
+    found = at_once(6, lambda i: ledger(tmp_path, f"run{i}", limit=1.2 * one))
+    assert sum(isinstance(x, Ledger) for x in found) == 1
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_two_processes_of_one_run_answer_a_round_to_one_message(tmp_path):
+    ledgers = [ledger(tmp_path) for _ in range(6)]
+    found = at_once(6, lambda i: ledgers[i].charge({**MESSAGE, "x": np.full(3, i, np.float32)}))
+    assert sum(x is None for x in found) == 1
+    assert "another message of round 1" in str(next(x for x in found if x is not None))
 
 
 def test_a_round_has_one_message(tmp_path):
@@ -67,6 +122,22 @@ def test_a_ledger_that_cant_be_read_ends_it(tmp_path, text):
         ledger(tmp_path)
 
 
+def test_noise_that_hides_examples_is_of_the_job_and_of_the_message():
+    """Two answers with one noise: their difference has none."""
+    build = functools.partial(bfl.models.mlp, "deterministic", (3,), 2, hidden=(2,), seed=0)
+    source = bfl.data.Source("rows", "train", np.zeros([4, 3], np.float32), np.zeros(4, np.int32))
+    hidden = {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    for options, differ in ((hidden, True), ({}, False)):
+        process = bfl.algorithms.variational(build, element_spec=source.element_spec, **options)
+        message = to_arrays(process.round.broadcast(process.round.initialize()).message)
+        moved = {name: x + np.asarray(x.dtype.kind == "f", x.dtype) for name, x in message.items()}
+        secret = lambda job, process=process: Party(process, source, 0, b"secret", "first", job=job)
+        one, other = secret(bytes(32)), secret(bytes([1] * 32))
+        keys = [tuple(one._key(0, message)), tuple(one._key(0, moved)), tuple(other._key(0, message))]
+        assert len(set(keys)) == (3 if differ else 1)
+        assert tuple(secret(bytes(32))._key(0, message)) == keys[0]
+
+
 def bound(folder, epsilon):
     file = folder / "west" / "local" / FILE
     file.write_text(file.read_text() + f"max_example_epsilon: {epsilon}\n")
@@ -80,9 +151,9 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
     done = run(hospitals, channel, "first", OPTIONS, quorum=3)
     summary = json.loads((done / "summary.json").read_text())
     assert summary["num_clients"] == 3
-    fewest = min(told["num_examples"] for told in json.loads((done / "parties.json").read_text()).values())
-    steps = example_steps(2.0, fewest, batch_size=32, epochs=4)
-    assert summary["example_epsilon"] == composed_epsilon([steps]) and summary["delta"] == 1e-5
+    sizes = [told["num_examples"] for told in json.loads((done / "parties.json").read_text()).values()]
+    worst = max(composed_epsilon([example_steps(2.0, size, batch_size=32, epochs=4)]) for size in sizes)
+    assert summary["example_epsilon"] == worst and summary["delta"] == 1e-5
     assert bfl.export.read_info(done / "saved_model").metrics["example_epsilon"] == summary["example_epsilon"]
     ledger_file = hospitals / "west" / "local" / "ledger" / "first.json"
     assert len(json.loads(ledger_file.read_text())["messages"]) == 2
@@ -95,6 +166,13 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
     other = {name: np.asarray(x + 1, x.dtype) if x.dtype == np.float32 else x for name, x in message.items()}
     with pytest.raises(InvalidArgument, match="It has answered another message of round 2"):
         site.answer(other)
+    # Other columns or options with the same noise: the answers' difference would have none.
+    for part, name, value in (("schema", "columns", None), ("options", "learning_rate", 0.5), ("options", "seed", 7)):
+        job = json.loads(told[BEGIN].decode())
+        value = [[c[0], c[1], 2 * c[2]] for c in job[part][name]] if value is None else value
+        job[part] = {**job[part], name: value}
+        with pytest.raises(InvalidArgument, match="It has taken part in another run of the name first"):
+            Site(hospitals / "west" / "local").begin(json.dumps(job))
     with pytest.raises(Error, match=r"west: Its file allows epsilon 3 for an example over all runs"):
         run(hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
 

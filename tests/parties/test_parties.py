@@ -54,7 +54,7 @@ LATER = (pytest.mark.long, pytest.mark.deep(after="tests/parties/test_parties.py
 class Known(Party):
     """Whose noise is that of a simulation, so that the two can be compared."""
 
-    def _key(self, done):
+    def _key(self, done, message):
         return np.asarray(fold(SEED, done, self.number))
 
 

@@ -141,4 +141,4 @@ def variational(
 
         return work
 
-    return ClientWork(build)
+    return ClientWork(build, is_private=example_privacy is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +38,16 @@ def from_arrays(arrays: Any, spec: Any) -> Any:
                 f"The structure {what} {shown(min(names, key=str))}: send what the model's parts are."
             )
     return tree.map_structure_with_path(lambda path, leaf: _checked(_name(path), arrays[_name(path)], leaf), spec)
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 sum of named arrays, with their types and shapes."""
+    sha = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        sha.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        sha.update(np.ascontiguousarray(array).tobytes())
+    return sha.hexdigest()
 
 
 def _checked(name: str, array: Any, spec: tf.TensorSpec) -> np.ndarray:

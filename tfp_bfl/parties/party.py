@@ -28,7 +28,7 @@ from tfp_bfl.federated.memory import find_row, no_rows
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, summed_spec, types_of
 from tfp_bfl.federated.simulation import SimulationResult, simulate
-from tfp_bfl.parties.arrays import from_arrays, to_arrays
+from tfp_bfl.parties.arrays import digest_of, from_arrays, to_arrays
 
 Arrays = Mapping[str, np.ndarray]
 # What a party answers: arrays, or why it has none.
@@ -86,6 +86,8 @@ class Party:
       memory: where what it keeps is put; None for a dictionary.
       charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
       max_examples: as how many it counts at most, by which the server weighs it; None for as many as it has.
+      job: a digest of the run's options and data schema. Noise that hides examples is a function of it and of the
+        message, so that no two answers have the same noise.
     """
 
     def __init__(
@@ -98,10 +100,12 @@ class Party:
         memory: Optional[Versions] = None,
         charge: Optional[Callable[[Arrays], None]] = None,
         max_examples: Optional[int] = None,
+        job: bytes = bytes(32),
     ):
         self.number = number
         self._size = min(source.num_examples, max_examples or source.num_examples)
-        self._secret, self._run, self._charge = secret, run, charge
+        self._secret, self._run, self._charge, self._job = secret, run, charge, job
+        self._is_private = process.client_work.is_private
         self._versions: Versions = {} if memory is None else memory
         self._first, self._coding = process.client_work.memory, process.client_work.coding
         self._examples = ClientExamples(
@@ -133,7 +137,7 @@ class Party:
         done = int(received.round)
         row = self._memory(received)
         given = tf.nest.map_structure(tf.constant, received._replace(memory=row))
-        result = self._work(given, self._examples, self._key(done))
+        result = self._work(given, self._examples, self._key(done, message))
         result = result._replace(num_examples=tf.constant(min(int(result.num_examples), self._size)))
         if self._first is not None:
             self._versions[done + 1] = to_arrays(result.memory)
@@ -153,8 +157,11 @@ class Party:
             raise InvalidArgument(f"What this party kept of round {version} is gone: begin the run anew.")
         return from_arrays(self._versions[version], self._row)
 
-    def _key(self, done: int) -> np.ndarray:
-        digest = hmac.new(self._secret, f"{self._run}/{done}".encode(), hashlib.sha256).digest()
+    def _key(self, done: int, message: Arrays) -> np.ndarray:
+        what = f"{self._run}/{done}".encode()
+        if self._is_private:
+            what += b"/" + self._job + digest_of(message).encode()
+        digest = hmac.new(self._secret, what, hashlib.sha256).digest()
         return np.frombuffer(digest[:8], np.int32)
 
 

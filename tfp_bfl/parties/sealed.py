@@ -106,9 +106,9 @@ class SealedParty(Party):
         rounds: Optional[int] = None,
         **kept: Any,
     ):
-        super().__init__(process, *own, **kept)
+        super().__init__(process, *own, job=job, **kept)
         self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
-        self._job, self._rounds = job, rounds
+        self._rounds = rounds
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
             raise InvalidArgument(f"A key that parties share has not {KEY_BYTES} bytes: agree on them anew.")
         if len(self._keys) + 1 < min_parties:

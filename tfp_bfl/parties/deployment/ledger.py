@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import fcntl
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,21 @@ import numpy as np
 import tfp_bfl as bfl
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
+from tfp_bfl.parties.arrays import digest_of
 from tfp_bfl.privacy import Steps
 
 
 class Ledger:
     """Charges a run's rounds before they are answered, and keeps that in a file for each run.
 
-    A run is charged for all its rounds when it begins, and once, whoever is killed meanwhile. A round has one message:
-    another one of the same number would be answered with the same noise, which the two answers' difference lacks.
+    A run is charged for all its rounds when it begins, and once, whoever is killed meanwhile. Its name stands for one
+    job, and a round for one message: another answer would reveal more than was charged. A lock on the folder lets
+    one process at a time read and charge.
 
     Args:
       folder: of the files.
       run: its name.
+      job: a digest of all that the party is sent of the run.
       told: in a round.
       rounds: of the run.
       limit: of epsilon, over all runs.
@@ -34,14 +38,24 @@ class Ledger:
       InvalidArgument: with this run the limit would be passed, the run was another before, or a file can't be read.
     """
 
-    def __init__(self, folder: pathlib.Path, run: str, told: Steps, rounds: int, limit: float, delta: float):
-        self._folder, self._run = folder, run
+    def __init__(self, folder: pathlib.Path, run: str, job: str, told: Steps, rounds: int, limit: float, delta: float):
+        self._folder, self._run, self._job = folder, run, job
         self._told = told._replace(number=told.number * rounds)
         self._rounds = rounds
-        others = {path.stem: self._read(path) for path in sorted(folder.glob("*.json"))}
-        own = others.pop(run, None)
-        if own is not None and (Steps(*own["told"]), own["rounds"]) != (self._told, rounds):
-            raise InvalidArgument(f"It has taken part in another run of the name {run}: give this one another name.")
+        with self._locked():
+            self._begin(limit, delta)
+
+    def _begin(self, limit: float, delta: float) -> None:
+        others = {path.stem: self._read(path) for path in sorted(self._folder.glob("*.json"))}
+        own = others.pop(self._run, None)
+        if own is not None and (Steps(*own["told"]), own["rounds"], own.get("job")) != (
+            self._told,
+            self._rounds,
+            self._job,
+        ):
+            raise InvalidArgument(
+                f"It has taken part in another run of the name {self._run}: give this one another name."
+            )
         spent = [Steps(*entry["told"]) for entry in others.values()]
         before = bfl.privacy.composed_epsilon(spent, delta) or 0.0
         after = bfl.privacy.composed_epsilon([*spent, self._told], delta)
@@ -51,8 +65,7 @@ class Ledger:
                 f"Its file allows epsilon {limit:g} for an example over all runs, which would be {reached} with this "
                 f"one, after {before:.3g}: ask for more noise, fewer rounds, or a smaller batch."
             )
-        self._messages: dict[str, str] = own["messages"] if own else {}
-        self._write()
+        self._write(own["messages"] if own else {})
 
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
         """Notes that a round is answered.
@@ -65,18 +78,31 @@ class Ledger:
             raise InvalidArgument(
                 f"It has agreed to {self._rounds} rounds, and round {int(number) + 1} is none of them."
             )
-        digest = _digest(message)
-        if self._messages.setdefault(number, digest) != digest:
-            raise InvalidArgument(
-                f"It has answered another message of round {int(number) + 1}: a second answer would tell more of its "
-                "examples than was agreed to."
-            )
-        self._write()
+        digest = digest_of(message)
+        with self._locked():
+            # Another process may have answered a round of this run meanwhile.
+            messages: dict[str, str] = self._read(self._path)["messages"]
+            if messages.setdefault(number, digest) != digest:
+                raise InvalidArgument(
+                    f"It has answered another message of round {int(number) + 1}: a second answer would tell more of "
+                    "its examples than was agreed to."
+                )
+            self._write(messages)
 
-    def _write(self) -> None:
+    @property
+    def _path(self) -> pathlib.Path:
+        return self._folder / f"{self._run}.json"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        entry = {"told": list(self._told), "rounds": self._rounds, "messages": self._messages}
-        write_whole(self._folder / f"{self._run}.json", json.dumps(entry))
+        with open(self._folder / ".lock", "a", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, messages: Mapping[str, str]) -> None:
+        entry = {"job": self._job, "told": list(self._told), "rounds": self._rounds, "messages": messages}
+        write_whole(self._path, json.dumps(entry))
 
     @staticmethod
     def _read(path: pathlib.Path) -> dict[str, Any]:
@@ -89,12 +115,3 @@ class Ledger:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         raise InvalidArgument(f"{path.name} of its ledger can't be read, so that what it has told is not known.")
-
-
-def _digest(message: Mapping[str, np.ndarray]) -> str:
-    sha = hashlib.sha256()
-    for name in sorted(message):
-        array = np.asarray(message[name])
-        sha.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        sha.update(np.ascontiguousarray(array).tobytes())
-    return sha.hexdigest()

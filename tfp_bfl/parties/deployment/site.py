@@ -169,7 +169,8 @@ class Site:
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties, sums)
-        self._ledger = self._begin_ledger(config, run)
+        digest = _digest_of(job)
+        self._ledger = self._begin_ledger(config, run, digest)
         schema = from_json(job["schema"])
         self._config = config
         self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
@@ -177,25 +178,23 @@ class Site:
         self.seen = self._check_rule(sums)
         here, secret = self._folder / "memory" / run, secret_of(self._folder)
         own = self._process, self._source, number, secret, run
-        kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most}
+        kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most, "job": bytes.fromhex(digest)}
         kept["charge"] = self._ledger and self._ledger.charge
         if sums is None:
             if (here / JOB).exists():
                 raise InvalidArgument(_OTHER_JOB.format(run))
             return bfl.federated.Party(*own, **kept)
-        kept |= {"keys": self._shared(number, parties, secret, offers), "job": self._bound(here, job)}
+        self._bind(here, digest)
+        kept["keys"] = self._shared(number, parties, secret, offers)
         kept |= {"promises": _Promises(here / "promises"), "rounds": config.rounds}
         return bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
 
-    def _bound(self, folder: pathlib.Path, job: Mapping[str, Any]) -> bytes:
-        """A digest of a run with masks, which stays the one that it is: who takes part, and all that they are told.
+    def _bind(self, folder: pathlib.Path, digest: str) -> None:
+        """Bind a run with masks to the digest of its job.
 
         Raises:
           InvalidArgument: it has masked what it sent in another run of this name, or does in another process.
         """
-        told = {name: x for name, x in job.items() if name not in ("number", "offers")}
-        told["halves"] = {party: offer["public"] for party, offer in sorted(dict(job["offers"]).items())}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         folder.mkdir(parents=True, exist_ok=True)
         self._open.close()
         with contextlib.ExitStack() as opened:
@@ -213,7 +212,6 @@ class Site:
                 file.flush()
                 os.fsync(file.fileno())
             self._open = opened.pop_all()
-        return bytes.fromhex(digest)
 
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
@@ -256,7 +254,7 @@ class Site:
             raise InvalidArgument(self._why_not)
         return self._party
 
-    def _begin_ledger(self, config: RunConfig, run: str) -> Optional[Ledger]:
+    def _begin_ledger(self, config: RunConfig, run: str, job: str) -> Optional[Ledger]:
         limit = self._file.max_example_epsilon
         if limit is None:
             return None
@@ -267,7 +265,7 @@ class Site:
         told = bfl.privacy.example_steps(
             config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
         )
-        return Ledger(self._folder / "ledger", run, told, config.rounds, limit, self._file.delta)
+        return Ledger(self._folder / "ledger", run, job, told, config.rounds, limit, self._file.delta)
 
     def _check_rule(self, sums: Any) -> str:
         name = str(self._process.description["rule"])
@@ -299,6 +297,20 @@ class Site:
             raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
         if parties < self._file.min_parties:
             raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} parties.")
+
+
+def _digest_of(job: Mapping[str, Any]) -> str:
+    """Return a digest of who takes part in a run and of all that they are sent of it, the same at all parties.
+
+    Raises:
+      InvalidArgument: the offers of keys are not of the form that they must have.
+    """
+    told = {name: x for name, x in job.items() if name not in ("number", "offers")}
+    try:
+        told["halves"] = {party: offer["public"] for party, offer in sorted(dict(job.get("offers", {})).items())}
+    except (KeyError, TypeError, ValueError):
+        raise InvalidArgument("The keys that the server passes on are not of the form that they must have.") from None
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 class _Versions:
