@@ -10,16 +10,18 @@ from tfp_bfl.faces import exported_later
 from tfp_bfl.federated.averaging import Averaged, check_average_rounds
 from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
+from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
 from tfp_bfl.federated.newcomers import fit_newcomers
 from tfp_bfl.federated.notices import chance_warning, collapse_warning
+from tfp_bfl.federated.options import Backend, Checkpointing, Cohorts, Monitor, Prediction
 from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
-from tfp_bfl.federated.simulation import SimulationResult, check_clients, simulate
+from tfp_bfl.federated.simulation import SimulationResult, simulate
 from tfp_bfl.federated.threads import share_cores
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
@@ -60,14 +62,19 @@ __all__ = [
     "KEY_BYTES",
     "SERVER_OPTIMIZERS",
     "Averaged",
+    "Backend",
     "BayesianProcess",
     "Chains",
+    "Checkpointing",
     "Checkpoints",
     "ClientScores",
+    "Cohorts",
     "Ensemble",
     "Members",
+    "Monitor",
     "Party",
     "PartyEngine",
+    "Prediction",
     "Pretrained",
     "RayRuntime",
     "Round",

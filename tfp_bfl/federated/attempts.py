@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, W
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import FAULTS, within
 from tfp_bfl.federated.notices import loss_warning
+from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
 
 logger = logging.getLogger(__name__)
@@ -30,28 +30,6 @@ _FAR = {
     "extra": f"its statistics beside the weights are more than {_MANY_TIMES:g} times the median client's",
 }
 _SPOILT = "with it the server's weights are not finite, or beyond max_magnitude"
-
-
-class Sampling(NamedTuple):
-    """How a round's clients are drawn, and how often a round is tried.
-
-    Fields:
-      cohort_size: clients a round; None for all.
-      dropout: the probability that a client does not answer.
-      seed: of both.
-      max_retries: new cohorts for a round in which nobody was sound.
-      max_restarts: of dead workers, within a round.
-      popularity: of `data.cohort`.
-      each_for_itself: cohort_size is what a round has in expectation, as differential privacy wants it.
-    """
-
-    cohort_size: Optional[int]
-    dropout: float
-    seed: int
-    max_retries: int
-    max_restarts: int
-    popularity: Optional[float] = None
-    each_for_itself: bool = False
 
 
 class Outcome(NamedTuple):
@@ -102,12 +80,21 @@ class _Spoilt(ComputationError):
 class Attempts:
     """Runs rounds of an engine over clients, again where that can help.
 
+    A trial is a round of some clients. A round is a trial of its cohort and, where clients are to blame for what is
+    wrong with it, another one without them; where no client of a cohort was sound, the next cohort is tried.
+
     Attributes:
       warnings: sentences on clients who look wrong and are not left out.
     """
 
     def __init__(
-        self, process: BayesianProcess, engine: Engine, clients: Union[ClientData, Parties], sampling: Sampling
+        self,
+        process: BayesianProcess,
+        engine: Engine,
+        clients: Union[ClientData, Parties],
+        cohorts: Cohorts,
+        seed: int,
+        max_restarts: int,
     ):
         self._by_reference = getattr(engine, "by_reference", False)
         if self._by_reference and not isinstance(clients, ClientFiles):
@@ -118,58 +105,53 @@ class Attempts:
         self._process = process
         self._engine = engine
         self._clients = clients
-        self._sampling = sampling
+        self._cohorts = cohorts
+        self._seed = seed
+        self._max_restarts = max_restarts
         self.warnings: dict[int, str] = {}
         self._shards: tuple[Any, Sequence[Any]] = (None, [])
         self._restarts = 0
 
     def run(self, state: ServerState) -> Outcome:
-        """One round: that after the state's.
+        """Run the round after the state's.
 
         Raises:
           Diverged: the server's weights are not finite after its step, or beyond all bounds, whoever takes part.
           Error: nobody was sound in any attempt.
           WorkerError: workers died more than `max_restarts` times.
         """
-        number, sampling = int(state.round) + 1, self._sampling
         self._restarts = 0
-        if sampling.each_for_itself:
+        number, cohorts, num_clients = int(state.round) + 1, self._cohorts, self._clients.num_clients
+        if self._process.privacy is not None:
             return self._run_hiding(state, number)
         # Without a draw there is nobody else to try.
-        drawn = sampling.dropout > 0 or (sampling.cohort_size or self._clients.num_clients) < self._clients.num_clients
+        drawn = cohorts.dropout > 0 or (cohorts.size or num_clients) < num_clients
         reasons = "no client answered"
-        for attempt in range(1 + sampling.max_retries if drawn else 1):
-            chosen = cohort(
-                self._clients.num_clients, sampling.cohort_size, number, sampling.seed, attempt, sampling.popularity
-            )
-            present = answering(chosen, sampling.dropout, number, sampling.seed, attempt)
-            if len(present):
-                outcome = self._run_with(state, present.tolist())._replace(
-                    num_dropped=len(chosen) - len(present), retries=attempt, restarts=self._restarts
-                )
+        for attempt in range(1 + cohorts.max_retries if drawn else 1):
+            chosen = cohort(num_clients, cohorts.size, number, self._seed, attempt, cohorts.popularity)
+            present = answering(chosen, cohorts.dropout, number, self._seed, attempt).tolist()
+            if present:
+                outcome = self._without_culprits(state, present)
                 faulty = outcome.faulty
                 if faulty:
                     logger.warning("Round %d goes on without faulty clients: %s.", number, _listed(faulty))
                 if len(faulty) < len(present):
                     self._warn(outcome)
-                    return outcome
+                    num_dropped = len(chosen) - len(present)
+                    return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
                 reasons = f"every client was faulty: {_listed(faulty)}"
             logger.warning("Attempt %d at round %d came to nothing: %s.", attempt + 1, number, reasons)
         raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:
         """A round that does not tell who was in it: it is not tried again, and nobody is left out for the others."""
-        chosen = each_drawn(
-            self._clients.num_clients,
-            self._sampling.cohort_size or self._clients.num_clients,
-            number,
-            self._sampling.seed,
-        )
-        present = answering(chosen, self._sampling.dropout, number, self._sampling.seed).tolist()
+        size, num_clients = self._cohorts.size, self._clients.num_clients
+        chosen = each_drawn(num_clients, size or num_clients, number, self._seed)
+        present = answering(chosen, self._cohorts.dropout, number, self._seed).tolist()
         if not present:  # The noise alone is added: to what one client sends who counts nothing.
             state = state._replace(federation=state.federation._replace(most_weight=np.float32(0)))
         try:
-            outcome = self._next(state, present or [0])
+            outcome = self._trial(state, present or [0])
         except _Spoilt as spoilt:
             raise Diverged(str(spoilt), state) from None
         if outcome.faulty:
@@ -184,43 +166,81 @@ class Attempts:
         advice = f": training diverges at too large a rate, try {max(rates) / 10:g}" if rates and max(rates) > 0 else ""
         return f"; where all fail at once, look at {' and '.join(named)} first{advice}" if named else ""
 
-    def _run_with(self, state: ServerState, present: Sequence[int]) -> Outcome:
+    def _without_culprits(self, state: ServerState, present: Sequence[int]) -> Outcome:
+        """Run the round of these clients and, if some of them are to blame for what is wrong with it, without them."""
+        left_out: dict[int, str] = {}
+        for is_last in (False, True):
+            try:
+                outcome = self._trial(state, present)
+                left_out = {**outcome.left_out, **left_out}
+                culprits = {} if is_last else outcome.far
+                if not culprits:
+                    return outcome._replace(left_out=left_out)
+            except ComputationError as error:
+                culprits = {} if is_last else self._culprits(state, present, error)
+                if isinstance(error, _Spoilt) and not culprits:
+                    raise Diverged(str(error), state) from None
+                if is_last:
+                    raise
+            left_out = {**left_out, **culprits}
+            present = [k for k in present if k not in left_out]
+            if not present:
+                break
+        return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, left_out)
+
+    def _culprits(self, state: ServerState, present: Sequence[int], error: ComputationError) -> dict[int, str]:
+        """Return the clients with whom a trial fails, with the reason; empty where the server's step is to blame.
+
+        They are found by halves: in a few trials for one among many.
+        """
+        is_spoilt = isinstance(error, _Spoilt)
+        # Where it is the server's step, no quarter of the clients does any better.
+        if is_spoilt and all(self._failure(state, present[i::4]) for i in range(min(4, len(present)))):
+            return {}
+        found: dict[int, str] = {}
+        suspects: list[tuple[Sequence[int], ComputationError]] = [(present, error)]
+        while suspects:
+            group, error = suspects.pop()
+            if len(group) == 1:
+                found[int(group[0])] = _SPOILT if isinstance(error, _Spoilt) else str(error)
+                continue
+            middle = len(group) // 2
+            for half in (group[:middle], group[middle:]):
+                failure = self._failure(state, half)
+                if failure is not None:
+                    suspects.append((half, failure))
+        return {} if is_spoilt and 2 * len(found) > len(present) else found
+
+    def _failure(self, state: ServerState, present: Sequence[int]) -> Optional[ComputationError]:
+        """Return why a trial of these clients fails; None if it does not."""
         try:
-            outcome = self._next(state, present)
-            left_out = outcome.far
-            if not left_out:
-                return outcome
-            left_out = {**outcome.left_out, **left_out}
+            self._trial(state, present)
         except ComputationError as error:
-            if isinstance(error, _Spoilt) and not self._some_do_not_spoil(state, present):
-                raise Diverged(str(error), state) from None
-            left_out = self._find_raising(state, list(present), _reason(error))
-            if isinstance(error, _Spoilt) and 2 * len(left_out) > len(present):
-                raise Diverged(str(error), state) from None
-        left = [k for k in present if k not in left_out]
-        if not left:
-            return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, left_out)
-        try:
-            outcome = self._next(state, left)
-            return outcome._replace(left_out={**outcome.left_out, **left_out})
-        except _Spoilt as spoilt:
-            raise Diverged(str(spoilt), state) from None
+            return error
+        return None
 
-    def _some_do_not_spoil(self, state: ServerState, present: Sequence[int]) -> bool:
-        """Whether it is some of the clients: where it is the server's step, no quarter of them does any better."""
-        for part in (present[i::4] for i in range(min(4, len(present)))):
-            with contextlib.suppress(_Spoilt):
-                self._next(state, part)
-                return True
-        return False
+    def _trial(self, state: ServerState, present: Sequence[int]) -> Outcome:
+        """Run a round whose clients' weights are within `max_weight_ratio` of each other, with a state that is sound.
 
-    def _next(self, state: ServerState, present: Sequence[int]) -> Outcome:
-        """A round whose clients' weights are within `max_weight_ratio` of each other, with a state that is sound."""
-        outcome = self._once(state, present)
-        most, above = self._most_weight(outcome)
-        if above:
-            capped = state._replace(federation=state.federation._replace(most_weight=np.float32(most)))
-            outcome = self._once(capped, present)
+        Workers that died are started again.
+        """
+        is_capped = False
+        while True:
+            try:
+                output = self._engine.next(state, self._datasets(present))
+            except WorkerError as error:
+                started = self._engine.replace_dead_workers() if self._restarts < self._max_restarts else 0
+                if not started:
+                    raise
+                self._restarts += started
+                logger.warning("A worker died and was started anew; the round is run again: %s", error)
+                continue
+            outcome = Outcome(output.state, output.metrics, getattr(output, "left_out", {}))
+            most, above = self._most_weight(outcome)
+            if is_capped or not above:
+                break
+            is_capped = True
+            state = state._replace(federation=state.federation._replace(most_weight=np.float32(most)))
             logger.warning(
                 "Round %d weighs no client more than %g times the median one: %s weighed more.",
                 int(state.round) + 1,
@@ -254,31 +274,6 @@ class Attempts:
                 self.warnings[client] = sentence
                 logger.warning(sentence)
 
-    def _once(self, state: ServerState, present: Sequence[int]) -> Outcome:
-        while True:
-            try:
-                output = self._engine.next(state, self._datasets(present))
-                return Outcome(output.state, output.metrics, getattr(output, "left_out", {}))
-            except WorkerError as error:
-                started = self._engine.replace_dead_workers() if self._restarts < self._sampling.max_restarts else 0
-                if not started:
-                    raise
-                self._restarts += started
-                logger.warning("A worker died and was started anew; the round is run again: %s", error)
-
-    def _find_raising(self, state: ServerState, suspects: list[int], reason: str) -> dict[int, str]:
-        """The clients of those whose computation raises, by halves: a few rounds for one among many."""
-        if len(suspects) == 1:
-            return {int(suspects[0]): reason}
-        found = {}
-        middle = len(suspects) // 2
-        for half in (suspects[:middle], suspects[middle:]):
-            try:
-                self._next(state, half)
-            except ComputationError as error:
-                found.update(self._find_raising(state, half, _reason(error)))
-        return found
-
     def _datasets(self, present: Sequence[int]) -> Sequence[Any]:
         """The clients' data; those of the last call stay, so that workers know them."""
         key = tuple(int(k) for k in present)
@@ -287,10 +282,6 @@ class Attempts:
             give = clients.references if self._by_reference else clients.shards
             self._shards = key, give(key, self._engine.concurrent_calls)
         return self._shards[1]
-
-
-def _reason(error: ComputationError) -> str:
-    return _SPOILT if isinstance(error, _Spoilt) else str(error)
 
 
 def _listed(faulty: dict[int, str], most: int = 5) -> str:

@@ -6,7 +6,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -14,14 +14,20 @@ import tensorflow as tf
 from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState, traced_for_xla
 from tfp_bfl.data import ClientExamples, Clients, cohort
 from tfp_bfl.errors import Diverged, InvalidArgument, check_count
+from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
+from tfp_bfl.federated.options import Cohorts, settings_of
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
-from tfp_bfl.federated.simulation import check_clients
 from tfp_bfl.files.arrays import write_arrays
 from tfp_bfl.posterior import Samples
 from tfp_bfl.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tfp_bfl.federated.options import CohortKeywords
 
 # Rounds in one call of the graph: so often a run can be interrupted, and draws leave it.
 ROUNDS_AT_ONCE = 1000
@@ -60,14 +66,14 @@ def simulate_chains(
     rounds: int,
     *,
     num_chains: int = 1,
-    cohort_size: Optional[int] = None,
-    popularity: Optional[float] = None,
+    cohorts: Union[Cohorts, int, None] = None,
     seed: Optional[int] = None,
     start: Optional[ModelWeights] = None,
     thinning: Optional[Thinning] = None,
     metrics: Sequence[str] = (),
     draws_dir: Union[str, os.PathLike, None] = None,
     xla: bool = False,
+    **options: Unpack[CohortKeywords],
 ) -> Chains:
     """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
 
@@ -78,7 +84,8 @@ def simulate_chains(
     checkpoints, retries or evaluations here. A second call for the same process and clients does not trace again.
 
     Args:
-      process, clients, rounds, cohort_size, popularity: as of `simulate`.
+      process, clients, rounds: as of `simulate`.
+      cohorts: as of `simulate`, without dropout.
       num_chains: M.
       seed: of the first chain; None for the process's.
       start: the first weights, leaves [...] for all chains or [M, ...]; None for the process's own.
@@ -90,15 +97,22 @@ def simulate_chains(
       xla: compiles the loop by XLA, which makes rounds of small models many times faster and those of convolutions
         slower. It needs client work and rules whose shapes are known beforehand, and clients of one size unless the
         work lets them be padded.
+      **options: cohort_size and popularity, fields of `Cohorts` as keywords.
 
     Raises:
-      InvalidArgument: as of `simulate`; a metric that the round has not; for `xla`, clients of several sizes.
+      InvalidArgument: as of `simulate`; cohorts with dropout; a metric that the round has not; for `xla`, clients of
+        several sizes.
       Diverged: the weights of a chain are not finite after the server's step, or a client is faulty
         (`federated.faults`), whom `simulate` would leave out; the error has the `state` before.
     """
     check_count(rounds, "rounds")
     check_count(num_chains, "num_chains")
-    check_clients(process, clients, cohort_size)
+    drawn = settings_of(simulate_chains, {"cohorts": cohorts, **options}, ["cohorts"]).cohorts
+    if drawn.dropout or drawn.max_retries != Cohorts().max_retries:
+        raise InvalidArgument(
+            "Rounds in one graph have neither dropout nor retries: leave dropout and max_retries out, or use simulate."
+        )
+    check_clients(process, clients, drawn.size)
     if any(None in x.shape for x in tf.nest.flatten(types_of(process.round.initialize).step)):
         raise InvalidArgument(
             f"The server step {process.server_step.name} keeps what grows from round to round, which a compiled loop "
@@ -122,11 +136,10 @@ def simulate_chains(
     for done in range(0, rounds, at_once):
         numbers = range(done + 1, min(done + at_once, rounds) + 1)
         seeds = range(first, first + num_chains)
-        drawn = [
-            [cohort(clients.num_clients, cohort_size, n, s, popularity=popularity) for n in numbers] for s in seeds
-        ]
-        cohorts = np.pad(np.array(drawn, np.int32), [(0, 0), (0, at_once - len(numbers)), (0, 0)])
-        state, rows, verdict = some_rounds(state, tf.constant(cohorts), tf.constant(len(numbers)))
+        draw = lambda n, s: cohort(clients.num_clients, drawn.size, n, s, popularity=drawn.popularity)
+        chosen = np.array([[draw(n, s) for n in numbers] for s in seeds], np.int32)
+        chosen = np.pad(chosen, [(0, 0), (0, at_once - len(numbers)), (0, 0)])
+        state, rows, verdict = some_rounds(state, tf.constant(chosen), tf.constant(len(numbers)))
         _check(verdict.numpy(), state, process)
         due = sum(thinning.is_due(n) for n in numbers)
         kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))

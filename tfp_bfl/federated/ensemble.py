@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data import Parties
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.federated.options import Settings
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.weights import ModelWeights, ensemble_model
 
 if TYPE_CHECKING:
     from tfp_bfl.federated.simulation import SimulationResult
-
-_Simulate = TypeVar("_Simulate", bound=Callable[..., Any])
 
 
 class Ensemble(NamedTuple):
@@ -75,57 +72,48 @@ def make_ensemble(make_process: Callable[[int], BayesianProcess], members: int, 
     return Ensemble(processes)
 
 
-def over_members(simulate: _Simulate) -> _Simulate:
-    """Let `simulate` run an `Ensemble` as well: its members one after another."""
-    signature = inspect.signature(simulate)
-
-    @functools.wraps(simulate)
-    def run(process: Union[BayesianProcess, Ensemble], *args: Any, **options: Any) -> SimulationResult:
-        # Not by isinstance, which asks a process for TensorFlow Federated's class.
-        if type(process) is not Ensemble:
-            return simulate(process, *args, **options)
-        given = signature.bind(process, *args, **options).arguments
-        return _simulate_members(simulate, **given)
-
-    return cast(_Simulate, run)
-
-
-def _simulate_members(
-    simulate: Callable[..., SimulationResult],
-    process: Ensemble,
+def simulate_members(
+    simulate: Callable[[BayesianProcess, Any, int, Settings], SimulationResult],
+    ensemble: Ensemble,
     clients: Any,
     rounds: int,
-    *,
-    seed: Optional[int] = None,
-    checkpoint_dir: Union[str, os.PathLike, None] = None,
-    evaluate: Optional[Callable[[tf.keras.Model], dict[str, float]]] = None,
-    on_round: Optional[Callable[[dict[str, Any]], None]] = None,
-    **options: Any,
+    settings: Settings,
 ) -> SimulationResult:
+    """Simulate the members of an ensemble one after another, and return their result.
+
+    Args:
+      simulate: Function that simulates one process.
+      ensemble: of the members.
+      clients, rounds: as of `simulate`.
+      settings: of each member; with the seed of the run, and a folder of checkpoints in which each member has its own.
+
+    Raises:
+      InvalidArgument: clients that are parties, or options that no member may share.
+    """
     if isinstance(clients, Parties):
         raise InvalidArgument("An ensemble is simulated, and parties train one model: run one federation a member.")
-    for name in ("start", "batch_norm_examples"):
-        if options.get(name) is not None:
+    for name, value in {
+        "start": settings.start,
+        "batch_norm_examples": settings.prediction.batch_norm_examples,
+    }.items():
+        if value is not None:
             raise InvalidArgument(f"{name} is the same for all members of an ensemble: leave it out.")
-    seed = int(process.processes[0].round.seed if seed is None else seed)
+    processes, checkpoints, monitor = ensemble.processes, settings.checkpoints, settings.monitor
+    seed = int(processes[0].round.seed if settings.seed is None else settings.seed)
     results: list[SimulationResult] = []
-    for m, member in enumerate(process.processes):
-        results.append(
-            simulate(
-                member,
-                clients,
-                rounds,
-                seed=member_seed(seed, m),
-                checkpoint_dir=checkpoint_dir and pathlib.Path(checkpoint_dir) / f"member_{m}",
-                evaluate=evaluate,
-                on_round=on_round and functools.partial(_of_member, on_round, m),
-                **options,
-            )
+    for m, process in enumerate(processes):
+        folder = checkpoints.folder and pathlib.Path(checkpoints.folder) / f"member_{m}"
+        on_round = monitor.on_round and functools.partial(_of_member, monitor.on_round, m)
+        own = settings._replace(
+            seed=member_seed(seed, m),
+            checkpoints=checkpoints._replace(folder=folder),
+            monitor=monitor._replace(on_round=on_round),
         )
-    weights = [_weights(*pair) for pair in zip(process.processes, results)]
+        results.append(simulate(process, clients, rounds, own))
+    weights = [_weights(*pair) for pair in zip(processes, results)]
     regression = getattr(clients.source, "target", None) is not None
-    model = ensemble_model(process.processes[0].model_fn(), weights, regression)
-    metrics = {name: np.asarray(x).tolist() for name, x in (evaluate(model) if evaluate else {}).items()}
+    model = ensemble_model(processes[0].model_fn(), weights, regression)
+    scores = monitor.evaluate(model) if monitor.evaluate else {}
     return results[-1]._replace(
         model=model,
         rounds=[{"member": m, **row} for m, result in enumerate(results) for row in result.rounds],
@@ -133,7 +121,7 @@ def _simulate_members(
         draws=None,
         warnings=list(dict.fromkeys(words for result in results for words in result.warnings)),
         averaged=None,
-        ensemble=Members(results, metrics),
+        ensemble=Members(results, {name: np.asarray(x).tolist() for name, x in scores.items()}),
     )
 
 

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol, Union
 
 import numpy as np
 import tensorflow as tf
@@ -25,10 +25,16 @@ from tfp_bfl.data import ClientExamples, Parties, Source
 from tfp_bfl.errors import Error, InvalidArgument, check_count
 from tfp_bfl.federated.local import Output, as_arrays
 from tfp_bfl.federated.memory import find_row, no_rows
+from tfp_bfl.federated.options import PASSED_ON, settings_of
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, summed_spec, types_of
 from tfp_bfl.federated.simulation import SimulationResult, simulate
 from tfp_bfl.parties.arrays import digest_of, from_arrays, to_arrays
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tfp_bfl.federated.options import Options
 
 Arrays = Mapping[str, np.ndarray]
 # What a party answers: arrays, or why it has none.
@@ -290,9 +296,9 @@ def simulate_parties(
     rounds: int,
     quorum: int = 1,
     make_engine: Callable[..., PartyEngine] = PartyEngine,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> SimulationResult:
-    """Runs a process over parties, as `simulate` runs it over clients whose data are here.
+    """Run a process over parties, as `simulate` runs it over clients whose data are here.
 
     Args:
       process: of `tfp_bfl.algorithms`.
@@ -301,13 +307,14 @@ def simulate_parties(
       rounds: how many in all.
       quorum: the fewest sound answers of a round with which the run goes on.
       make_engine: `PartyEngine`, or `SealedEngine` for parties that mask what they send.
-      **options: of `simulate`.
+      **options: of `simulate`, but for its engine.
 
     Raises:
+      InvalidArgument: an unknown option, or one that is given twice; a quorum above the number of parties in a round.
       Error: a round had fewer sound answers than the quorum; all else that `simulate` raises.
     """
     check_count(quorum, "quorum")
-    asked = options.get("cohort_size") or parties.num_clients
+    asked = settings_of(simulate_parties, options, PASSED_ON).cohorts.size or parties.num_clients
     if quorum > asked:
         raise InvalidArgument(f"The quorum is {quorum}, but there are {asked} parties in a round.")
     result = result_spec(process)

@@ -1,0 +1,134 @@
+"""Checks of a simulation before any work: its options, and whether its clients fit its process."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import numpy as np
+
+from tfp_bfl.data import ClientData, Parties, answering, cohort
+from tfp_bfl.errors import InvalidArgument, check_count, shown
+from tfp_bfl.federated.averaging import check_average_rounds
+from tfp_bfl.federated.engines import check_engine
+from tfp_bfl.federated.options import Cohorts, Settings
+from tfp_bfl.federated.process import BayesianProcess
+from tfp_bfl.privacy import Privacy
+
+
+def check_settings(
+    process: BayesianProcess, clients: Union[ClientData, Parties], rounds: int, settings: Settings
+) -> Settings:
+    """Return the settings with the seed, the cohort size, the engine and the number of rounds to average filled in.
+
+    Raises:
+      InvalidArgument: an option that is out of range, or that does not fit the process, the clients or another option.
+      MissingDependency: the engine's package is not installed.
+    """
+    cohorts, monitor, checkpoints, prediction, backend = (
+        settings.cohorts,
+        settings.monitor,
+        settings.checkpoints,
+        settings.prediction,
+        settings.engine,
+    )
+    for name, count in {
+        "rounds": rounds,
+        "evaluate_every": monitor.every,
+        "checkpoint_every": checkpoints.every,
+    }.items():
+        check_count(count, name)
+    for name, count in {"max_retries": cohorts.max_retries, "max_restarts": backend.max_restarts}.items():
+        check_count(count, name, least=0)
+    num_averaged = check_average_rounds(process, prediction.average_rounds, rounds)
+    if num_averaged > 1 and (monitor.stop or prediction.draws):
+        raise InvalidArgument("average_rounds averages the last of all rounds: leave stop and draws out.")
+    seed = int(process.round.seed if settings.seed is None else settings.seed)
+    if process.privacy:
+        cohorts = cohorts._replace(size=_private_size(process.privacy, clients, cohorts))
+    check_clients(process, clients, cohorts.size)
+    if monitor.evaluate_cohort and isinstance(clients, Parties):
+        raise InvalidArgument(
+            "evaluate_cohort is of clients whose data are here, and parties keep theirs: leave it out."
+        )
+    first = cohort(clients.num_clients, cohorts.size, 0, seed, popularity=cohorts.popularity)
+    answering(first, cohorts.dropout, 0, seed)
+    if not 0 <= seed < 2**31:
+        raise InvalidArgument(f"seed must be at least 0 and below 2^31, but is {seed}.")
+    if process.burn_in_rounds >= rounds:
+        raise InvalidArgument(
+            f"burn_in_rounds is {process.burn_in_rounds}, but the run has {rounds} rounds: ask for more rounds, or for "
+            "fewer of burn-in."
+        )
+    if backend.engine is None or isinstance(backend.engine, str):
+        name = backend.engine or (None if backend.runtime is None else "tff")
+        backend = backend._replace(engine=check_engine(name))
+    if process.privacy:
+        process.privacy.epsilon(clients.num_clients, rounds)  # That it can be told, before work starts.
+    prediction = prediction._replace(average_rounds=num_averaged, draws=prediction.draws or process.thinning)
+    return settings._replace(cohorts=cohorts, seed=seed, prediction=prediction, engine=backend)
+
+
+def _private_size(privacy: Privacy, clients: Union[ClientData, Parties], cohorts: Cohorts) -> int:
+    expected = privacy.cohort_size
+    if isinstance(clients, Parties):
+        raise InvalidArgument(
+            "Differential privacy by client is of simulations: its noise follows from the run's seed, and parties know "
+            "that."
+        )
+    if cohorts.popularity is not None:
+        raise InvalidArgument("popularity draws clients unevenly, and privacy must draw them evenly: leave it out.")
+    if cohorts.size not in (None, expected):
+        raise InvalidArgument(
+            f"cohort_size is {shown(cohorts.size)}, but the process's privacy is of cohorts of {expected}: give that."
+        )
+    return expected
+
+
+def check_clients(
+    process: BayesianProcess, clients: Union[ClientData, Parties], cohort_size: Optional[int] = None
+) -> None:
+    """Raises InvalidArgument for clients that `simulate` would refuse: too few, too many, or with data unfit."""
+    if not isinstance(clients, (ClientData, Parties)):
+        raise InvalidArgument(
+            f"clients must be Clients, such as Source.partition(...) gives, not {type(clients).__name__}: a process's "
+            "own next takes datasets."
+        )
+    size = cohort_size or clients.num_clients
+    if size < process.min_clients:
+        raise InvalidArgument(
+            f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
+            f"{process.min_clients}: take larger cohorts, or another rule."
+        )
+    most = process.server_step.most_clients
+    if most is not None and clients.num_clients > most:
+        raise InvalidArgument(
+            f"There are {clients.num_clients} clients, but the server step {process.server_step.name} has a place for "
+            f"{most}: build it for so many, or leave the others out of training."
+        )
+    most = process.server_step.most_in_round
+    if most is not None and size > most:
+        raise InvalidArgument(
+            f"A round has {size} clients, but the server step {process.server_step.name} is of {most} a round: give "
+            f"cohort_size={most}."
+        )
+    few = np.flatnonzero(clients.sizes < process.min_examples)
+    if few.size:
+        raise InvalidArgument(
+            f"Client {few[0]} has {clients.sizes[few[0]]} examples, but each must have at least "
+            f"{process.min_examples} here (too few have {few.size} of {clients.num_clients}): give it more, or "
+            "leave it out."
+        )
+    if clients.source.num_outputs > process.num_outputs:
+        raise InvalidArgument(
+            f"The model has {process.num_outputs} outputs, but {clients.source.name} wants "
+            f"{clients.source.num_outputs}: build it with num_classes of the data, 2 for numbers to regress on."
+        )
+    want, have = process.element_spec.features, clients.element_spec.features
+    if want != have:
+        raise InvalidArgument(
+            f"The model takes examples of shape {list(want.shape[1:])} and type {want.dtype.name}, but the clients' "
+            f"have shape {list(have.shape[1:])} and type {have.dtype.name}: build the process with "
+            "element_spec=clients.element_spec, and the model with input_shape of the data."
+        )
+    if process.client_work.check is not None and isinstance(clients, ClientData):
+        process.client_work.check(clients)
