@@ -133,7 +133,7 @@ def test_an_option_of_another_driver(function, option):
 
 @pytest.mark.parametrize("cohorts", [Cohorts(2, dropout=0.5), Cohorts(2, max_retries=0)], ids=["dropout", "retries"])
 def test_chains_have_neither_dropout_nor_retries(cohorts):
-    with pytest.raises(InvalidArgument, match="^Rounds in one graph have neither dropout nor retries: leave"):
+    with pytest.raises(InvalidArgument, match=r"^Rounds in one graph have neither dropout nor retries: leave"):
         given(federated.simulate_chains, cohorts=cohorts)
 
 

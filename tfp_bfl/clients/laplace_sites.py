@@ -20,7 +20,7 @@ from tfp_bfl.training.schedules import inverse_decay
 from tfp_bfl.training.target import Target
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import ByOptimizer, Schedule
-from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.weights.flat import Prior
 
 _CURVATURE_SEED = 2**29 + 2
@@ -124,7 +124,7 @@ def laplace_sites(
             ratio = prior_precision / own
             kl = 0.5 * tf.reduce_sum(ratio - 1 - tf.math.log(ratio) + prior_precision * tf.square(local))
             of_all = tf.maximum(tf.cast(message.federation.num_examples, tf.float32), tf.cast(number, tf.float32))
-            metrics = TrainingMetrics(metrics.nll, kl, -(metrics.nll + kl * temperature / of_all))
+            metrics = metrics._replace(kl=kl, tempered_elbo=-(metrics.nll + kl * temperature / of_all))
             return ClientResult(gain, number, metrics, memory=kept)
 
         return work

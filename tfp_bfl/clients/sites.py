@@ -18,7 +18,7 @@ from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
 from tfp_bfl.training.target import Target, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
-from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout, prior
+from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, layout, prior
 
 NATURAL = ("natural", "ivon")
 # Damping of natural gradients, by which they are stable in networks, and the least precision of a client's posterior as
@@ -179,7 +179,7 @@ def sites(
             of_all = target_of(
                 "total", "train_size", temperature, weights.prior, message.federation, tf.cast(number, tf.float32)
             )
-            metrics = TrainingMetrics(metrics.nll, kl, -(metrics.nll + kl / of_all.size))
+            metrics = metrics._replace(kl=kl, tempered_elbo=-(metrics.nll + kl / of_all.size))
             weights.set_posterior(mean + moved / found, found)
             if keep_momentum:
                 momentum = cast(ByCurvature, trainer.update).momentum_after(steps)

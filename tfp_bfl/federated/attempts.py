@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional, Union
@@ -16,7 +15,7 @@ from tfp_bfl.data import ClientData, ClientFiles, Parties, answering, cohort, ea
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
 from tfp_bfl.federated.faults import FAULTS, within
-from tfp_bfl.federated.notices import loss_warning
+from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
 from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
 
@@ -29,7 +28,11 @@ _FAR = {
     "change": f"its weights moved more than {_MANY_TIMES:g} times as far as the median client's",
     "extra": f"its statistics beside the weights are more than {_MANY_TIMES:g} times the median client's",
 }
+_MOST_SHOWN = 5
 _SPOILT = "with it the server's weights are not finite, or beyond max_magnitude"
+
+
+NO_CLIENTS = dict.fromkeys(("client", "fault", "diverged_at"), np.zeros(0, np.int32))
 
 
 class Outcome(NamedTuple):
@@ -58,6 +61,15 @@ class Outcome(NamedTuple):
         report = self.metrics["clients"]
         found = zip(report["client"].tolist(), report["fault"].tolist())
         return dict(sorted({**{client: FAULTS[fault] for client, fault in found if fault}, **self.left_out}.items()))
+
+    @property
+    def described(self) -> str:
+        """Faulty clients in words, the first ones with their reasons, and where training diverged."""
+        report, faulty = self.metrics["clients"], self.faulty
+        shown = "; ".join(f"client {client}: {reason}" for client, reason in [*faulty.items()][:_MOST_SHOWN])
+        more = f"; and {len(faulty) - _MOST_SHOWN} more" if len(faulty) > _MOST_SHOWN else ""
+        steps = zip(report["client"].tolist(), report["diverged_at"].tolist())
+        return shown + more + divergence_clause({client: step for client, step in steps if client in faulty})
 
     @property
     def far(self) -> dict[int, str]:
@@ -134,12 +146,12 @@ class Attempts:
                 outcome = self._without_culprits(state, present)
                 faulty = outcome.faulty
                 if faulty:
-                    logger.warning("Round %d goes on without faulty clients: %s.", number, _listed(faulty))
+                    logger.warning("Round %d goes on without faulty clients: %s.", number, outcome.described)
                 if len(faulty) < len(present):
                     self._warn(outcome)
                     num_dropped = len(chosen) - len(present)
                     return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
-                reasons = f"every client was faulty: {_listed(faulty)}"
+                reasons = f"every client was faulty: {outcome.described}"
             logger.warning("Attempt %d at round %d came to nothing: %s.", attempt + 1, number, reasons)
         raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
 
@@ -155,15 +167,15 @@ class Attempts:
         except _Spoilt as spoilt:
             raise Diverged(str(spoilt), state) from None
         if outcome.faulty:
-            logger.warning("In round %d faulty clients count nothing: %s.", number, _listed(outcome.faulty))
+            logger.warning("In round %d faulty clients count nothing: %s.", number, outcome.described)
         return outcome._replace(num_dropped=len(chosen) - len(present), restarts=self._restarts)
 
     def _rather(self) -> str:
         """Return which options may be the cause where all clients fail at once, and the learning rate to try."""
         settings = self._process.description
         named = [f"{name} ({settings[name]})" for name in ("learning_rate", "step_size") if name in settings]
-        rates = [float(x) for x in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", str(settings.get("learning_rate", "")))]
-        advice = f": training diverges at too large a rate, try {max(rates) / 10:g}" if rates and max(rates) > 0 else ""
+        rate = smaller_rate(settings)
+        advice = f": training diverges at too large a rate, {rate}" if rate else ""
         return f"; where all fail at once, look at {' and '.join(named)} first{advice}" if named else ""
 
     def _without_culprits(self, state: ServerState, present: Sequence[int]) -> Outcome:
@@ -186,7 +198,7 @@ class Attempts:
             present = [k for k in present if k not in left_out]
             if not present:
                 break
-        return Outcome(state, {"clients": {"client": np.zeros(0), "fault": np.zeros(0)}}, left_out)
+        return Outcome(state, {"clients": NO_CLIENTS}, left_out)
 
     def _culprits(self, state: ServerState, present: Sequence[int], error: ComputationError) -> dict[int, str]:
         """Return the clients with whom a trial fails, with the reason; empty where the server's step is to blame.
@@ -250,10 +262,11 @@ class Attempts:
         bound, done = self._process.limits.max_magnitude, int(state.round)
         finite = all(np.all(np.isfinite(x)) for x in tf.nest.flatten((outcome.state.weights, outcome.state.step)))
         if not (finite and within(outcome.state.weights, bound)):
+            rate = smaller_rate(self._process.description)
             raise _Spoilt(
                 f"The server's weights are not finite, or beyond {bound:g}, after round {done + 1}, by its step "
-                f"{self._process.server_step.name}: take a smaller step, at the server or the clients; the state of "
-                f"round {done} is kept."
+                f"{self._process.server_step.name}: take a smaller step, at the server or the clients"
+                f"{f' ({rate})' if rate else ''}; the state of round {done} is kept."
             )
         return outcome
 
@@ -282,8 +295,3 @@ class Attempts:
             give = clients.references if self._by_reference else clients.shards
             self._shards = key, give(key, self._engine.concurrent_calls)
         return self._shards[1]
-
-
-def _listed(faulty: dict[int, str], most: int = 5) -> str:
-    shown = "; ".join(f"client {client}: {reason}" for client, reason in [*faulty.items()][:most])
-    return shown + (f"; and {len(faulty) - most} more" if len(faulty) > most else "")

@@ -17,6 +17,7 @@ from tfp_bfl.errors import Diverged, InvalidArgument, check_count
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
+from tfp_bfl.federated.notices import divergence_clause, smaller_rate
 from tfp_bfl.federated.options import Cohorts, settings_of
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, Round, summed_spec, types_of
@@ -181,8 +182,8 @@ def _first_states(
 def _compiled(
     process: BayesianProcess, clients: Clients, thinning: Thinning, at_once: int, metrics: tuple[str, ...], xla: bool
 ) -> Callable[..., Any]:
-    """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M, 3]): what has
-    happened, and of a fault the first client and its code."""
+    """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M, 4]): what has
+    happened, and of a fault the first client, its code and the local step at which its training diverged."""
     round = process.round
     next_state = _round_over(round, _rows_of(clients, pad=xla))
 
@@ -199,7 +200,8 @@ def _compiled(
         # The state before what went wrong stays.
         kept = tf.nest.map_structure(lambda x, y: tf.where(tf.equal(verdict, _GOES_ON), x, y), new, state)
         told = {name: told[name] for name in metrics}
-        return kept, (new.weights, told), tf.stack([verdict, reports["client"][first], reports["fault"][first]])
+        of_first = (reports[name][first] for name in ("client", "fault", "diverged_at"))
+        return kept, (new.weights, told), tf.stack([verdict, *of_first])
 
     def chain(state: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         size = at_once // thinning.every + 2
@@ -215,7 +217,7 @@ def _compiled(
             write = lambda x, y: tf.tensor_scatter_nd_update(x, [[place]], y[tf.newaxis])
             return i + 1, new, tf.nest.map_structure(write, rows, values), verdict
 
-        start = tf.constant(0), state, rows, tf.constant([_GOES_ON, 0, 0])
+        start = tf.constant(0), state, rows, tf.constant([_GOES_ON, 0, 0, 0])
         going = lambda i, state, rows, verdict: (i < number) & tf.equal(verdict[0], _GOES_ON)
         return tf.while_loop(going, body, start, parallel_iterations=1)[1:]
 
@@ -295,21 +297,23 @@ def _index(done: Any, thinning: Thinning) -> Any:
 
 
 def _check(verdict: np.ndarray, states: ServerState, process: BayesianProcess) -> None:
-    bound = process.limits.max_magnitude
+    bound, rate = process.limits.max_magnitude, smaller_rate(process.description)
+    rate = f" ({rate})" if rate else ""
     for m in np.flatnonzero(verdict[:, 0]):
         state = tf.nest.map_structure(lambda x, m=m: x[m].numpy(), states)
         number = state.round + 1
-        what, client, fault = verdict[m]
+        what, client, fault, step = verdict[m]
         if what == _FAULTY:
             raise Diverged(
-                f"What client {client} sends in round {number} of chain {m} is faulty ({FAULTS[fault]}), and a chain "
-                f"without it would be of another posterior: look at its examples, or take a smaller step than the "
-                f"server's {process.server_step.name}; the state of round {number - 1} is kept.",
+                f"What client {client} sends in round {number} of chain {m} is faulty ({FAULTS[fault]}"
+                f"{divergence_clause({client: step})}), and a chain without it would be of another posterior: look at "
+                f"its examples, or take a smaller step than the server's {process.server_step.name}{rate}; the state "
+                f"of round {number - 1} is kept.",
                 state,
             )
         raise Diverged(
             f"The weights of chain {m} are not finite, or beyond {bound:g}, after round {number}, by "
-            f"the server's step {process.server_step.name}: take a smaller step, at the server or the clients; the "
-            f"state of round {number - 1} is kept.",
+            f"the server's step {process.server_step.name}: take a smaller step, at the server or the clients{rate}; "
+            f"the state of round {number - 1} is kept.",
             state,
         )

@@ -60,8 +60,8 @@ def check_settings(
             "fewer of burn-in."
         )
     if backend.engine is None or isinstance(backend.engine, str):
-        name = backend.engine or (None if backend.runtime is None else "tff")
-        backend = backend._replace(engine=check_engine(name))
+        default = None if backend.runtime is None else "tff"
+        backend = backend._replace(engine=check_engine(backend.engine or default))
     if process.privacy:
         process.privacy.epsilon(clients.num_clients, rounds)  # That it can be told, before work starts.
     prediction = prediction._replace(average_rounds=num_averaged, draws=prediction.draws or process.thinning)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
@@ -16,6 +17,7 @@ SAME_LOG_RATIO = 0.05
 ABOVE_CHANCE = 0.02
 # A client's loss is told of beyond this many times the median of its round, which counts as 0.1 nats at least.
 MANY_TIMES = 100.0
+_NUMBER = re.compile(r"\d+\.?\d*(?:e[-+]?\d+)?")
 
 
 def collapse_warning(number: int) -> str:
@@ -68,6 +70,32 @@ def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, st
                 f"The training loss of client {clients[k]} is {nll[k]:.3g} nats per example, where the median client's "
                 f"is {median:.3g}: look whether its features are in the others' units and its labels in their order.",
             )
+
+
+def smaller_rate(settings: Mapping[str, str]) -> str:
+    """Return which rate to try after a training that diverged: half of the present one; empty if none is known.
+
+    Args:
+      settings: of the process (`BayesianProcess.description`).
+    """
+    for name in ("learning_rate", "step_size"):
+        rate = max((float(x) for x in _NUMBER.findall(str(settings.get(name, "")))), default=0.0)
+        if rate > 0:
+            return f"try {name} {rate / 2:g}, half of {rate:g}"
+    return ""
+
+
+def divergence_clause(steps: Mapping[int, int]) -> str:
+    """Return where the training of clients diverged first; empty if it is not known.
+
+    Args:
+      steps: client -> local step (`models.TrainingMetrics.diverged_at`).
+    """
+    known = [(step, client) for client, step in steps.items() if step > 0]
+    if not known:
+        return ""
+    step, client = min(known)
+    return f"; training diverged first at client {client}, in local step {step}"
 
 
 def chance_warning(accuracy: float, largest_share: float, learning_rate: Optional[float]) -> Optional[str]:

@@ -43,6 +43,7 @@ class Report(NamedTuple):
     Fields:
       change: of its weights, `models.root_mean_square_change`.
       extra: of its extra statistics, their root mean square.
+      diverged_at: the local step of `models.TrainingMetrics`.
     """
 
     client: Any
@@ -54,6 +55,7 @@ class Report(NamedTuple):
     nll: Any
     kl: Any
     tempered_elbo: Any
+    diverged_at: Any
     counts: Mapping[str, Any]
 
 
@@ -163,7 +165,7 @@ def make_round(
         change = root_mean_square_change(result.weights, anchor)
         size = root_mean_square(result.extra)
         report = Report(client, fault, result.num_examples, importance, change, size, *result.metrics, counts)
-        alone = lambda structure: tf.nest.map_structure(lambda x: x[tf.newaxis], structure)
+        alone = lambda structure: tf.nest.map_structure(lambda x: tf.expand_dims(x, 0), structure)
         return Contribution(statistics, alone(result.memory), alone(report))
 
     def build_client() -> Contribute:

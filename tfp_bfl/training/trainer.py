@@ -15,10 +15,14 @@ from tfp_bfl.training.updates import Batch, Update
 from tfp_bfl.weights import FlatWeights, LinearTerm, ServerMessage, TrainingMetrics
 from tfp_bfl.weights.flat import Draw
 
+# Nats an example: a loss beyond it is that of a training that diverges.
+_MAX_LOSS = 1e6
+
 
 class _Sums(NamedTuple):
     nll: tf.Tensor
     steps: tf.Tensor
+    diverged_at: tf.Tensor
 
 
 class Trainer:
@@ -96,15 +100,25 @@ class Trainer:
         def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
             sums, own = carried
             nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size, linear)
-            sums = _Sums(sums.nll + nll, sums.steps + 1)
+            steps = sums.steps + 1
+            diverged_at = tf.where(self._is_sound(nll, labels) | (sums.diverged_at > 0), sums.diverged_at, steps)
+            sums = _Sums(sums.nll + nll, steps, diverged_at)
             return sums, after_step(own, sums.steps)
 
-        start = _Sums(tf.constant(0.0), tf.constant(0))
+        start = _Sums(tf.constant(0.0), tf.constant(0), tf.constant(0))
         over = over_drawn if self._privacy else over_batches
         sums, state = over(examples, seed, num_epochs, batch_size, step, (start, state))
         nll = sums.nll / (count * num_epochs)
         kl, _, _ = self.weights.kl_divergence(tf.exp(self.weights.log_stddev), target.prior)
-        return TrainingMetrics(nll, kl, -(nll + kl / target.size)), state
+        return TrainingMetrics(nll, kl, -(nll + kl / target.size), sums.diverged_at), state
+
+    def _is_sound(self, nll: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Whether the loss of a step, and the weights after it, are finite."""
+        if self._privacy:  # The step would say something of the examples.
+            return tf.constant(True)
+        # By the sums, in one pass; NaN is below nothing. Weights may be NaN and the loss finite: ReLU gives 0 for NaN.
+        total = tf.reduce_sum(self.weights.values) + tf.reduce_sum(self.weights.log_stddev)
+        return (nll <= _MAX_LOSS * tf.cast(tf.shape(labels)[0], tf.float32)) & tf.math.is_finite(total)
 
     def _step(
         self,

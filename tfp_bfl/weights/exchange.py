@@ -86,11 +86,14 @@ class TrainingMetrics(NamedTuple):
       kl: KL[q || prior] after the last step, nats.
       tempered_elbo: -(nll + kl T / n), nats per example: the negative of the training objective, with the temperature T
         and the number of examples n of the training; at T = 1 the evidence lower bound per example.
+      diverged_at: the first local step, counted from 1, with a loss that is not finite or above 1e6 nats per example,
+        or after which the weights are not finite; 0 if there is none or it is not known. int32.
     """
 
     nll: tf.Tensor
     kl: tf.Tensor
     tempered_elbo: tf.Tensor
+    diverged_at: Any = 0
 
 
 class ClientPosterior(NamedTuple):
