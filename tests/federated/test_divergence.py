@@ -59,7 +59,7 @@ def test_natural_steps_that_diverge(algorithm):
         Error,
         match=r"^Nothing was learnt in round [12], in 1 attempts: every client was faulty: client 0: .*; "
         r"training diverged first at client 0, in local step [13]; where all fail at once, look at learning_rate "
-        r"\(100000.0\).* first: training diverges at too large a rate, try learning_rate 50000, half of 100000\.$",
+        r"\(100000.0\).* first: training diverges at too large a rate, try a tenth of learning_rate 100000, 10000\.$",
     ):
         federated.simulate(unstable, CLIENTS, 3, engine="local")
 
@@ -78,16 +78,16 @@ def test_the_log_names_the_client_and_its_local_step(caplog):
 def test_a_server_step_that_diverges_names_the_rate_to_try(driver):
     chain = algorithms.qlsd(model(), step_size=1e4, batch_size=4)
     options = {"engine": "local"} if driver is federated.simulate else {}
-    with pytest.raises(Diverged, match=r"after round \d+, .* clients \(try step_size 5000, half of 10000\); the"):
+    with pytest.raises(Diverged, match=r"after round \d+, .* clients \(try a tenth of step_size 10000, 1000\); the"):
         driver(chain, CLIENTS, 50, **options)
 
 
 @pytest.mark.parametrize(
     ("settings", "clause"),
     [
-        ({"learning_rate": "0.03"}, "try learning_rate 0.015, half of 0.03"),
-        ({"learning_rate": "1e-05, 0.002", "step_size": "9.0"}, "try learning_rate 0.001, half of 0.002"),
-        ({"learning_rate": "None", "step_size": "0.5"}, "try step_size 0.25, half of 0.5"),
+        ({"learning_rate": "0.03"}, "try a tenth of learning_rate 0.03, 0.003"),
+        ({"learning_rate": "1e-05, 0.002", "step_size": "9.0"}, "try a tenth of learning_rate 0.002, 0.0002"),
+        ({"learning_rate": "None", "step_size": "0.5"}, "try a tenth of step_size 0.5, 0.05"),
         ({"learning_rate": "None"}, ""),
         ({"rule": "replace"}, ""),
     ],

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl import federated, rules, servers
-from tfp_bfl.data import Clients
+from tfp_bfl.data import Clients, cohort
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument
 from tfp_bfl.federated import simulate
 from tfp_bfl.federated.round import fold
@@ -90,7 +90,7 @@ def test_clients_keep_their_rows_over_rounds_and_absent_ones_as_they_were():
     came = np.zeros(NUM_CLIENTS)
     process = counting()
     for number in range(1, 7):
-        came[federated.simulation.cohort(NUM_CLIENTS, 2, number, 1)] += 1
+        came[cohort(NUM_CLIENTS, 2, number, 1)] += 1
     assert counts(result.state) == dict(enumerate(came.tolist())) and len(set(came)) > 1
     # With one client a round the bias is the sum of 1, 2, ... by client.
     alone = run(process, rounds=5, cohort_size=1, seed=2).state

@@ -73,7 +73,7 @@ def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, st
 
 
 def smaller_rate(settings: Mapping[str, str]) -> str:
-    """Return which rate to try after a training that diverged: half of the present one; empty if none is known.
+    """Return which rate to try after a training that diverged: a tenth of the present one; empty if none is known.
 
     Args:
       settings: of the process (`BayesianProcess.description`).
@@ -81,7 +81,7 @@ def smaller_rate(settings: Mapping[str, str]) -> str:
     for name in ("learning_rate", "step_size"):
         rate = max((float(x) for x in _NUMBER.findall(str(settings.get(name, "")))), default=0.0)
         if rate > 0:
-            return f"try {name} {rate / 2:g}, half of {rate:g}"
+            return f"try a tenth of {name} {rate:g}, {rate / 10:g}"
     return ""
 
 
