@@ -143,7 +143,7 @@ def found(name, seed):
     ],
 )
 def test_predictions_are_those_of_hmc(name, distance, rank):
-    """On the problem that tells the rows apart best. Measured there, and over problems 0 to 4 (docs/uncertainty.md):
+    """On the problem that tells the rows apart best. Measured there, and over problems 0 to 4 (docs/validation.md):
 
                                              agreement   distance               rank   ratio
     the default                              .991        .028                   .93    2.3
