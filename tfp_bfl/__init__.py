@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         servers,
         weighting,
     )
+    from tfp_bfl.app.many_runs.program import report
     from tfp_bfl.app.one_run.program import run
     from tfp_bfl.federated import simulate
 
@@ -76,6 +77,7 @@ __all__ = [
     "plots",
     "posterior",
     "privacy",
+    "report",
     "rules",
     "run",
     "servers",
@@ -87,6 +89,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "simulate":
         return importlib.import_module("tfp_bfl.federated").simulate
+    if name == "report":
+        return importlib.import_module("tfp_bfl.app.many_runs.program").report
     if name == "run":
         return importlib.import_module("tfp_bfl.app.one_run.program").run
     if name == "__version__":

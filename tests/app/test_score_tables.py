@@ -63,6 +63,12 @@ def lines(text):
         ),
         ([{"rule": "/a/rule.py:wide"}, {"rule": "conflation"}], ["rule=rule.py:wide", "rule=conflation"]),
         ([{}], ["lenet on digits"]),
+        # An option that is not given names a row only where nothing else does.
+        (
+            [{"algorithm": "/a/b.py:f"}, {"rule": "conflation"}],
+            ["algorithm=b.py:f", "algorithm=variational, rule=conflation"],
+        ),
+        ([{"max_change_norm": 2}, {}], ["max_change_norm=2", "max_change_norm=\u2013"]),
     ],
 )
 def test_rows_are_named_by_what_was_varied(options, wanted):

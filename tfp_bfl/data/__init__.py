@@ -15,7 +15,8 @@ from tfp_bfl.data.clients import ClientData, ClientExamples, Clients
 from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
-from tfp_bfl.data.own import TABLES, OwnData, is_own, names_clients, read_own, read_rows
+from tfp_bfl.data.in_memory import kind_of
+from tfp_bfl.data.own import TABLES, OwnData, digest, is_own, names_clients, read_own, read_rows
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
@@ -51,11 +52,13 @@ __all__ = [
     "cohort",
     "crop_and_flip",
     "describe",
+    "digest",
     "dirichlet",
     "each_drawn",
     "fitted",
     "iid",
     "is_own",
+    "kind_of",
     "label_skew",
     "lda",
     "like",

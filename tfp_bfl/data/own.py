@@ -1,7 +1,9 @@
-"""Data of one's own: tables (.csv, .parquet), arrays (.npz) and folders of images, with the clients that they name."""
+"""Your own data: tables, arrays and folders of images, from files or from memory, with the clients that they name."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import pathlib
 import re
@@ -16,7 +18,9 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_targets
 from tfp_bfl.data.clients import Clients
 from tfp_bfl.data.images import CHANNELS, FORMATS, read_images
+from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, part_of, split_clients
 from tfp_bfl.data.sources import TEST_SHARE, Column, Source, standardised_target
+from tfp_bfl.data.tables import Examples, examples_of, numbers, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.arrays import read_arrays
 
@@ -25,6 +29,8 @@ SUFFIXES = (*TABLES, ".npz")
 MOST_BYTES = 2**34
 TASKS = {"classification": "labels are classes", "regression": "labels are numbers, regressed on"}
 _SPLITS = ("train", "test")
+# Of tables and arrays in memory, which have no name of their own.
+NAME = "data"
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -42,14 +48,6 @@ class OwnData(NamedTuple):
     test: Source
     clients: Optional[Clients] = None
     client_names: tuple[str, ...] = ()
-
-
-class _Examples(NamedTuple):
-    features: np.ndarray
-    labels: np.ndarray
-    owners: Optional[np.ndarray] = None
-    columns: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
 
 
 def is_own(name: str) -> bool:
@@ -73,39 +71,49 @@ def names_clients(path: Path) -> bool:
 
 
 def read_own(
-    path: Path,
+    path: Union[Path, Any],
     label: str = "label",
     client: Optional[str] = None,
-    test: Optional[Path] = None,
+    test: Union[Path, Any, None] = None,
     task: str = "classification",
 ) -> OwnData:
-    """Reads a dataset of one's own.
+    """Read your own dataset, from files or from memory.
 
     - A table, .csv or .parquet: a row an example, the columns numbers, besides that of the labels and that of the
       clients. Each column is taken less its mean and over its standard deviation, both of the training rows
       (`Source.columns`); an exported model does the same to the rows that it is asked about.
     - An archive, .npz: arrays features and labels; also clients, class_names, test_features and test_labels.
     - A folder: images of one size in CLASS/ or CLIENT/CLASS/, and the same in train/ and test/ where these exist.
+    - A table in memory, such as a pandas DataFrame: as a table in a file.
+    - Arrays in memory, (features, labels) or (features, labels, clients): features [N, columns] are standardised as
+      those of a table, images [N, height, width, channels] stay as they are.
+    - A `Source`, or `Clients` over one, whose numbers stay as they are.
 
     Where no test set is given, `TEST_SHARE` of each client's and each class's examples are it, always the same.
 
     Args:
-      path: of the file or folder.
+      path: of the file or folder; or data in memory.
       label: the column with the labels.
       client: the column, or the array of an archive, that says whose an example is; None where there is none, and
         "clients" of an archive that has such an array.
-      test: a file or folder of the same form with the test set.
+      test: a file, folder or data in memory of the same form with the test set.
       task: "classification", or "regression" on labels that are numbers, which are taken less their mean and over
         their standard deviation (`Source.target`).
 
     Raises:
-      InvalidArgument: there is no such file, column or array, a cell is empty or no number, or images differ in size.
+      InvalidArgument: there is no such file, column or array, a cell is empty or no number, images differ in size, or
+        training and test data have two forms.
     """
     lookup(TASKS, task, "task")
-    train, given = _read(pathlib.Path(path), label, client)
+    if isinstance(path, (Source, Clients)):
+        return _of_source(path, client, test, task)
+    kind = kind_of(path)
+    if test is not None and (kind is None) != (kind_of(test) is None):
+        raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
+    train, given = _read(path, label, client)
     if test is not None:
-        given, _ = _read(pathlib.Path(test), label, None, ignored=client)
-    name, has_names = pathlib.Path(path).stem, bool(train.class_names)
+        given, _ = _read(test, label, None, ignored=client, where="test_data")
+    name, has_names = NAME if kind else pathlib.Path(path).stem, bool(train.class_names)
     regresses = task == "regression"
     if regresses:
         train = train._replace(labels=checked_targets(train.labels, len(train.features)))
@@ -141,19 +149,50 @@ def read_rows(path: Path, columns: Sequence[str]) -> np.ndarray:
       InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
     """
     path = pathlib.Path(path)
-    table = _table(path)
-    return _numbers(table, list(columns), path)
+    return numbers(read_table(path), list(columns), files.name(path))
+
+
+def digest(data: OwnData) -> str:
+    """Return the SHA-256 sum of training and test data, their classes and scales, and of who holds what."""
+    scales = [[c.mean, c.stddev] for c in (*data.train.columns, *([data.train.target] if data.train.target else []))]
+    owners = [part.tolist() for part in data.clients.indices] if data.clients else None
+    parts = [data.train.sha256(), data.test.sha256(), data.train.class_names, scales, owners]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, task: str) -> OwnData:
+    """Return the parts of a source or of clients in memory."""
+    source, clients = (given, None) if isinstance(given, Source) else (given.source, given)
+    if client is not None:
+        raise InvalidArgument(f"client_column is of tables, and dataset is a {type(given).__name__}: leave it out.")
+    if (source.target is None) != (task == "classification"):
+        labels = "classes" if source.target is None else "numbers"
+        raise InvalidArgument(f"task is {task}, but the labels of dataset are {labels}: give the other task.")
+    names = tuple(map(str, range(clients.num_clients))) if clients else ()
+    if test is not None:
+        check_alike(source, test)
+        return OwnData(source, test, clients, names)
+    train, owners = split_clients(clients) if clients else (source, None)
+    held = _held_out(train.labels if train.target is None else np.zeros(train.num_examples), owners)
+    rest, test = part_of(train, ~held, "train"), part_of(train, held, "test")
+    if owners is None or clients is None:
+        return OwnData(rest, test)
+    places = [np.flatnonzero(owners[~held] == k) for k in range(clients.num_clients)]
+    return OwnData(rest, test, Clients(rest, places), names)
 
 
 def _read(
-    path: pathlib.Path, label: str, client: Optional[str], ignored: Optional[str] = None
-) -> tuple[_Examples, Optional[_Examples]]:
-    """The examples of a path, and its own test set, if it has one."""
+    data: Any, label: str, client: Optional[str], ignored: Optional[str] = None, where: str = "dataset"
+) -> tuple[Examples, Optional[Examples]]:
+    """The examples of a path or in memory, and the test set that lies beside them, if there is one."""
+    if not isinstance(data, (str, os.PathLike)):
+        return examples_in(data, where, label, client, ignored), None
+    path = pathlib.Path(data)
     suffix = path.suffix.lower()
     if os.path.isdir(path):
         return _read_folder(path)
     if suffix in TABLES:
-        return _read_table(path, label, client, ignored), None
+        return examples_of(read_table(path), files.name(path), label, client, ignored), None
     if suffix == ".npz":
         return _read_archive(path, client)
     raise InvalidArgument(
@@ -161,89 +200,7 @@ def _read(
     )
 
 
-def _table(path: pathlib.Path) -> Any:
-    import pyarrow
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    reader = pyarrow.csv.read_csv if path.suffix.lower() == ".csv" else pyarrow.parquet.read_table
-    with files.open_regular(path, "table") as file:
-        try:
-            table = reader(file)
-            # Its text too, which nobody has looked at so far.
-            table.validate(full=True)
-            names = [name for name in table.column_names if not name.isprintable()]
-        except (pyarrow.ArrowException, OSError, ValueError) as error:
-            reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
-            reason = " ".join(reason.split()).rstrip(".")
-            raise InvalidArgument(f"The table {files.name(path)} can't be read: {reason}.") from None
-    if names:
-        raise InvalidArgument(f"The table {files.name(path)} has a column {shown(names[0])}: rename it.")
-    if not table.num_rows:
-        raise InvalidArgument(f"The table {files.name(path)} has no rows.")
-    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
-    if twice:
-        raise InvalidArgument(f"The table {files.name(path)} has two columns {shown(twice[0])}: rename one.")
-    return table
-
-
-def _read_table(path: pathlib.Path, label: str, client: Optional[str], ignored: Optional[str]) -> _Examples:
-    table = _table(path)
-    for what, name in (("label", label), ("client", client)):
-        if name is not None and name not in table.column_names:
-            lookup(table.column_names, name, f"column for --{what} in {files.name(path)}")
-    columns = [name for name in table.column_names if name not in (label, client, ignored)]
-    if not columns:
-        raise InvalidArgument(
-            f"The table {files.name(path)} has no columns besides {label!r}: there is nothing to learn."
-        )
-    labels = _full(table, label, path).to_pylist()
-    owners = None if client is None else np.array([str(x) for x in _full(table, client, path).to_pylist()])
-    return _Examples(_numbers(table, columns, path), np.array(labels), owners, tuple(columns))
-
-
-def _full(table: Any, name: str, path: pathlib.Path) -> Any:
-    """A column without an empty cell."""
-    column = table[name]
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
-        raise InvalidArgument(
-            f"The column {shown(name)} of {files.name(path)} has {column.null_count} empty cells, the first in row "
-            f"{row + 1}: fill them in, or leave those rows out."
-        )
-    return column
-
-
-def _numbers(table: Any, columns: list[str], path: pathlib.Path) -> np.ndarray:
-    import pyarrow.types as types
-
-    found = []
-    for name in columns:
-        if name not in table.column_names:
-            raise InvalidArgument(
-                f"The table {files.name(path)} has no column {shown(name)}, which the model asks for."
-            )
-        kind = table.schema.field(name).type
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
-            first = _full(table, name, path)[0].as_py()
-            raise InvalidArgument(
-                f"The column {shown(name)} of {files.name(path)} holds {shown(first)}, but must hold numbers: encode "
-                "it, or leave it out."
-            )
-        found.append(_full(table, name, path).to_numpy().astype(np.float64))
-    with np.errstate(over="ignore"):
-        rows = np.stack(found, -1).astype(np.float32)
-    bad = np.argwhere(~np.isfinite(rows))
-    if len(bad):
-        row, column = bad[0]
-        raise InvalidArgument(
-            f"The column {shown(columns[column])} of {files.name(path)} holds a number that is not finite, or too "
-            f"large, in row {row + 1}: fill it in, or leave that row out."
-        )
-    return rows
-
-
-def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples, Optional[_Examples]]:
+def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, Optional[Examples]]:
     arrays = read_arrays(path, "archive", MOST_BYTES, compressed=True)
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
@@ -258,17 +215,17 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[_Examples,
         owners = np.array([str(x) for x in owners.tolist()])
     names = tuple(map(str, arrays["class_names"].tolist())) if "class_names" in arrays else ()
     columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
-    train = _Examples(arrays["features"], arrays["labels"], owners, columns, names)
+    train = Examples(arrays["features"], arrays["labels"], owners, columns, names)
     if ("test_features" in arrays) != ("test_labels" in arrays):
         raise InvalidArgument(
             f"{files.name(path)} has one of test_features and test_labels, but must have both or none."
         )
     if "test_features" not in arrays:
         return train, None
-    return train, _Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
+    return train, Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
 
 
-def _read_folder(path: pathlib.Path) -> tuple[_Examples, Optional[_Examples]]:
+def _read_folder(path: pathlib.Path) -> tuple[Examples, Optional[Examples]]:
     inside = {p.name for p in path.iterdir() if p.is_dir()}
     if not set(_SPLITS) <= inside:
         return _read_images(path), None
@@ -276,7 +233,7 @@ def _read_folder(path: pathlib.Path) -> tuple[_Examples, Optional[_Examples]]:
     return train, test._replace(owners=None)
 
 
-def _read_images(path: pathlib.Path) -> _Examples:
+def _read_images(path: pathlib.Path) -> Examples:
     found = sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS)
     depths = {len(p.relative_to(path).parts) for p in found}
     if depths not in ({2}, {3}):
@@ -289,7 +246,7 @@ def _read_images(path: pathlib.Path) -> _Examples:
         name, reason = images.failures[0]
         raise InvalidArgument(f"The image {name} {reason}: all must be readable and of the size of the first.")
     owners = np.array([p.parent.parent.name for p in found]) if depths == {3} else None
-    return _Examples(images.pixels, np.array([p.parent.name for p in found]), owners)
+    return Examples(images.pixels, np.array([p.parent.name for p in found]), owners)
 
 
 def _size_of(path: pathlib.Path) -> tuple[int, int, int]:
@@ -326,12 +283,12 @@ def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
     return held
 
 
-def _part(examples: _Examples, keep: np.ndarray) -> _Examples:
+def _part(examples: Examples, keep: np.ndarray) -> Examples:
     owners = None if examples.owners is None else examples.owners[keep]
     return examples._replace(features=examples.features[keep], labels=examples.labels[keep], owners=owners)
 
 
-def _standardised(name: str, *parts: _Examples, target: Optional[Column]) -> list[Source]:
+def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list[Source]:
     """The sources of both; tables by the columns' means and standard deviations in the first."""
     columns: tuple[Column, ...] = ()
     train = parts[0]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tfp_bfl.app.one_run.records import weights_in
 from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.given_data import recorded
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import resolved
 from tfp_bfl.data import is_own
@@ -49,7 +50,8 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grou
     for name, runs, own in zip(names, by_key.values(), firsts):
         config = records[runs[0]][0]
         scores = {records[i][0].seed: numbers_in(records[i][1]) for i in runs}
-        found.append(Grouped(Repeated(name, scores, config.data_name), runs, own))
+        data = config.dataset if recorded(config.dataset) else config.data_name
+        found.append(Grouped(Repeated(name, scores, data), runs, own))
     return found
 
 
@@ -61,14 +63,19 @@ def _names(records: Sequence[tuple[RunConfig, Mapping[str, Any]]], options: Sequ
     every = list(dict.fromkeys(name for own in options for name in own))
     differing = [name for name in every if len({text(own.get(name)) for own in options}) > 1]
     chosen = [name for name in differing if not all(map(functools.partial(_is_default, name), records))]
-    names = [", ".join(f"{name}={_shown(name, own[name])}" for name in chosen if name in own) for own in options]
+    join = lambda own, keep: ", ".join(f"{x}={_shown(x, own[x])}" for x in chosen if x in own and keep(own[x]))
+    given = [join(own, lambda value: value is not None) for own in options]
+    names = [x if x and given.count(x) == 1 else join(own, lambda value: True) for x, own in zip(given, options)]
     alone = [f"{config.model_name} on {config.data_name}" for config, _ in records]
     names = [name or other for name, other in zip(names, alone)]
     return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return an option's value as a row says it: of a file its name."""
+    """Return an option's value as a row says it: of a file its name, of data in memory their name and digest."""
+    given = recorded(value) if name == "dataset" else None
+    if given:
+        return f"{given.name} {given.digest[:8]}"
     is_file = names_code(value) or (name == "dataset" and is_own(value))
     return pathlib.PurePath(value).name if is_file else text(value)
 

@@ -26,6 +26,7 @@ from tfp_bfl.app.one_run.records import (
     weights_in,
 )
 from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.resolve import title
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files.tables import FORMATS
@@ -40,6 +41,7 @@ def write(
     output: Union[str, pathlib.Path],
     ood: Optional[str] = None,
     style: Style = DEFAULT,
+    given: Sequence[Optional[GivenData]] = (),
 ) -> pathlib.Path:
     """Writes one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
     and their scores as mean and standard deviation.
@@ -50,6 +52,7 @@ def write(
       ood: a dataset whose images the runs' models were not made for, such as "mnist" for one of Fashion-MNIST; of its
         test split as many, drawn by the run's seed, as the run's own test set has at most.
       style: of a table.
+      given: the data of each run whose data a program gave, None of the others; () where none did.
 
     Raises:
       InvalidArgument: `output` exists or can't be made, a folder is not that of a complete run or named twice, a run's
@@ -77,8 +80,10 @@ def write(
     if repeated:  # One run stands for each.
         firsts = [group.runs[0] for group in groups]
         paths, records = [paths[i] for i in firsts], [records[i] for i in firsts]
+        given = [given[i] for i in firsts if given]
     names = [group.repeated.name for group in groups] if repeated else _names(paths)
-    sources = {build.data_key(config): build.load(config) for config, _ in records}
+    own = given or [None] * len(records)
+    sources = {build.data_key(config): build.load(config, data) for (config, _), data in zip(records, own)}
     other = _other(ood, records, sources) if ood else None
     runs = [_read_results(path, name, *record, sources) for path, name, record in zip(paths, names, records)]
     if other:

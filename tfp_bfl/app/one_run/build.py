@@ -13,6 +13,7 @@ from tfp_bfl.app.options import own_model
 from tfp_bfl.app.options.algorithms import OwnAlgorithm, Variational, serves
 from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.app.options.fields import LIKELIHOOD, Options, argument_names
+from tfp_bfl.app.options.given_data import GivenData, read_given, recorded
 from tfp_bfl.app.options.own_model import NO_CODE, Code
 from tfp_bfl.app.options.resolve import resolved, stated, weights_of
 from tfp_bfl.data.cohorts import check_cohort_size
@@ -51,12 +52,25 @@ def model_fn(
     )
 
 
-def load(config: RunConfig) -> bfl.data.OwnData:
-    """The training and the test data of a configuration, and the clients that they name themselves.
+def is_own(config: RunConfig) -> bool:
+    """Return whether a configuration is of data in a file or folder, or of data that a program gives."""
+    return bfl.data.is_own(config.dataset) or recorded(config.dataset) is not None
+
+
+def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnData:
+    """Return the training and the test data of a configuration, and the clients that they name themselves.
+
+    Args:
+      config: of a run.
+      given: data that a program gives; None for data that the configuration names.
 
     Raises:
       InvalidArgument: they can't be read, or are not what the options say of them.
     """
+    if given is not None and not recorded(config.dataset):
+        raise InvalidArgument(f"The data of this run are {config.dataset}, which it reads: leave dataset out.")
+    if recorded(config.dataset):
+        return read_given(given, config.dataset, config.label, config.client_column, config.task)
     if bfl.data.is_own(config.dataset):
         return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
@@ -69,7 +83,7 @@ def regresses(config: RunConfig) -> bool:
     Raises:
       InvalidArgument: there is no such dataset.
     """
-    if bfl.data.is_own(config.dataset):
+    if is_own(config):
         return config.task == "regression"
     return _regresses(config.dataset, config.data_dir)
 
@@ -91,7 +105,7 @@ def check_data(configs: Iterable[RunConfig]) -> None:
       InvalidArgument: as `load`.
     """
     for config in {data_key(config): config for config in configs}.values():
-        if bfl.data.is_own(config.dataset):
+        if is_own(config):
             load(config)
         else:
             bfl.data.peek(config.dataset, data_dir=config.data_dir)
@@ -105,7 +119,7 @@ def check_code(configs: Iterable[RunConfig]) -> None:
     """
     coded = [x for x in configs if any(own_model.names_code(getattr(x, name)) for name in own_model.OPTIONS)]
     for config in {str({**config.told(), "seed": 0}): config for config in coded}.values():
-        own = load(config) if bfl.data.is_own(config.dataset) else None
+        own = load(config) if is_own(config) else None
         sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
         config, _ = settle(with_clients(config, own) if own else config, sample)
         process(config, sample, functools.partial(_unlabelled, config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import Any, NamedTuple, Optional, Union
 
@@ -10,21 +11,29 @@ from rich.console import Console
 
 from tfp_bfl.app.one_run.run import OnRound, execute
 from tfp_bfl.app.one_run.run import resume as go_on
-from tfp_bfl.app.options.config import make_config
+from tfp_bfl.app.options.config import make_config, read_yaml
+from tfp_bfl.app.options.given_data import GivenData
 from tfp_bfl.app.options.own_model import GIVEN, Code
 from tfp_bfl.errors import InvalidArgument
 
 
-class Run(NamedTuple):
+class _Run(NamedTuple):
+    folder: pathlib.Path
+    summary: dict[str, Any]
+
+
+class Run(_Run):
     """A complete run.
 
     Fields:
       folder: with what `tfp-bfl run` writes: report.html, saved_model/, metrics.jsonl, config.yaml, ...
       summary: the scores of its last model, and times.
+
+    Attributes:
+      data: the data that the program gave, for `report`; None for data that were named.
     """
 
-    folder: pathlib.Path
-    summary: dict[str, Any]
+    data: Optional[GivenData] = None
 
 
 def run(
@@ -33,6 +42,8 @@ def run(
     model: Any = None,
     rule: Any = None,
     algorithm: Any = None,
+    dataset: Any = None,
+    test_data: Any = None,
     config: Union[str, pathlib.Path, None] = None,
     resume: Union[str, pathlib.Path, None] = None,
     progress: Optional[str] = "none",
@@ -52,9 +63,13 @@ def run(
       rule: a name, "FILE.py:FUNCTION", a `rules.Rule`, or a function without arguments that returns one.
       algorithm: a name, "FILE.py:FUNCTION", or a function of a model function and options that returns a process, as
         those of `tfp_bfl.algorithms`.
+      dataset: a name or a path; or data in memory (`data.read_own`): a `data.Source`, `data.Clients`, arrays
+        (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame, with the options
+        label and client_column as of a file.
+      test_data: a path, or a test set in memory in the form of the training data; a fifth of each class if None.
       config: a YAML file with options, such as the config.yaml of another run; those given here win.
-      resume: the folder of a run that broke off, to go on with; takes nothing else but its model, rule and algorithm,
-        if they were not names.
+      resume: the folder of a run that broke off, to go on with; takes nothing else but its model, rule, algorithm and
+        data, if they were not names.
       progress: "lines", "bar", "phases", "json" or "none", on the standard error.
       on_round: called after each round with its metrics by name, as for a tracker: docs/many_runs.md.
       **options: of `tfp-bfl run`, with "_" for "-": docs/command_line.md.
@@ -63,18 +78,47 @@ def run(
       InvalidArgument: as the command line answers with status 2; nothing has been written then.
     """
     both = (("model", model), ("rule", rule), ("algorithm", algorithm))
-    code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))
+    given = _given_data(dataset, test_data)
+    code = Code(*(None if isinstance(x, str) else x for x in (model, rule, algorithm)))._replace(data=given)
     console = Console(stderr=True, quiet=progress == "none")
     shown: dict[str, Any] = {"console": console, "progress": progress, "code": code, "on_round": on_round}
     if resume is not None:
-        if options or config or output:
+        if options or config or output or (given is None and (dataset or test_data)):
             raise InvalidArgument(
-                "resume goes on with a run as it was begun: leave all else out but its model, rule and algorithm."
+                "resume goes on with a run as it was begun: leave all else out but its model, rule, algorithm and data "
+                "in memory."
             )
         names: dict[str, Any] = {name: x for name, x in both if isinstance(x, str)}
         folder = go_on(resume, **names, **shown)
     else:
         named = {name: x if isinstance(x, str) else GIVEN for name, x in both if x is not None}
-        given = {name: x for name, x in {**options, **named}.items() if x is not None}
-        folder = execute(make_config(config, given), output, **shown)
-    return Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+        own = _options_of(given, config, options) if given else _as_text(dataset=dataset, test_data=test_data)
+        every = {name: x for name, x in {**options, **named, **own}.items() if x is not None}
+        folder = execute(make_config(config, every), output, **shown)
+    found = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    found.data = given
+    return found
+
+
+def _given_data(dataset: Any, test_data: Any) -> Optional[GivenData]:
+    """Return data in memory; None for a name or a path.
+
+    Raises:
+      InvalidArgument: one of both is in memory, and the other a path.
+    """
+    is_path = lambda x: isinstance(x, (str, os.PathLike))
+    if test_data is not None and is_path(test_data) != (dataset is None or is_path(dataset)):
+        raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
+    return None if dataset is None or is_path(dataset) else GivenData(dataset, test_data)
+
+
+def _as_text(**paths: Any) -> dict[str, Any]:
+    return {name: x if x is None else os.fspath(x) for name, x in paths.items()}
+
+
+def _options_of(given: GivenData, config: Union[str, pathlib.Path, None], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a run that say what data in memory are: the record of the data, and their task."""
+    told = {**(read_yaml(config) if config is not None else {}), **options}
+    label, client = told.get("label") or "label", told.get("client_column")
+    task = told.get("task") or given.task or "classification"
+    return {"dataset": given.record(label, None if client == "none" else client, task), "task": task}

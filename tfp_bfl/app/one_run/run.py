@@ -64,7 +64,7 @@ def execute(
       output: the folder; None for the configuration's, and if that has none, a new one under runs/.
       console: where progress is shown; None for nowhere.
       progress: of `progress.FORMS`; None for a bar in a terminal and lines elsewhere.
-      code: a model and a rule in the place of those that the configuration names.
+      code: a model, a rule and data in the place of those that the configuration names.
       on_round: called after each round with its metrics, by name.
 
     Raises:
@@ -98,7 +98,7 @@ def resume(
       progress: as in `execute`.
       model, rule, algorithm: FILE.py:FUNCTION of the run, named again, as its code is run; None for names of the
         library.
-      code: of a run whose model or rule was given in Python.
+      code: of a run whose model, rule or data were given in Python.
       on_round: as in `execute`.
 
     Raises:
@@ -122,7 +122,7 @@ def _run(
 ) -> pathlib.Path:
     started = time.perf_counter()
     tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
-    own = build.load(config) if bfl.data.is_own(config.dataset) else None
+    own = build.load(config, code.data) if code.data or build.is_own(config) else None
     config = build.with_clients(config, own) if own else config
     folder = folder or free_folder(config, None)  # After the data, as what follows imports TensorFlow.
     engine = bfl.federated.check_engine(config.engine)

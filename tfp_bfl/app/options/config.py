@@ -193,7 +193,7 @@ class RunConfig(pydantic.BaseModel):
         from tfp_bfl.data.partitions import check_alpha
 
         data.parse_partition(self.partition, self.clients)
-        if not data.is_own(self.dataset):
+        if not data.is_own(self.dataset) and _recorded(self.dataset) is None:
             for name in ("label", "client_column", "task", "test_data"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise InvalidArgument(
@@ -221,6 +221,9 @@ class RunConfig(pydantic.BaseModel):
         """What the dataset is called: of a path the name of the file without its suffix."""
         from tfp_bfl import data
 
+        given = _recorded(self.dataset)
+        if given:
+            return given.name
         return pathlib.Path(self.dataset).stem if data.is_own(self.dataset) else self.dataset
 
     @property
@@ -289,9 +292,19 @@ def _names_clients(dataset: Any, client_column: Any) -> bool:
     """Whether data of one's own say who holds what."""
     from tfp_bfl import data
 
+    given = _recorded(dataset)
+    if given:
+        return given.names_clients
     return client_column is not None or (
         isinstance(dataset, str) and data.is_own(dataset) and data.names_clients(dataset)
     )
+
+
+def _recorded(dataset: Any) -> Any:
+    """Return `given_data.recorded` of a dataset, whose module needs NumPy."""
+    from tfp_bfl.app.options.given_data import recorded
+
+    return recorded(dataset)
 
 
 # Of pydantic's types of errors: what a value of that option must be.

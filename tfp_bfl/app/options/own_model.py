@@ -25,11 +25,13 @@ class Code(NamedTuple):
       model: a function that builds a Keras model.
       rule: a `Rule` or `GatherRule`, or a function that returns one.
       algorithm: a function that builds a process, as those of `tfp_bfl.algorithms` do.
+      data: the training and the test data, a `given_data.GivenData`.
     """
 
     model: Any = None
     rule: Any = None
     algorithm: Any = None
+    data: Any = None
 
 
 NO_CODE = Code()

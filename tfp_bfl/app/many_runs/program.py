@@ -1,0 +1,66 @@
+"""A report from Python: the page or the table that the command line gives."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+from tfp_bfl.app.many_runs.report import write
+from tfp_bfl.app.many_runs.score_tables import Style
+from tfp_bfl.app.many_runs.sweep import expand
+from tfp_bfl.app.one_run.program import Run
+from tfp_bfl.app.options.given_data import GivenData
+from tfp_bfl.errors import InvalidArgument, shown
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+def report(
+    runs: Union[Run, Path, Sequence[Union[Run, Path]]],
+    output: Path,
+    *,
+    dataset: Any = None,
+    test_data: Any = None,
+    ood: Optional[str] = None,
+    columns: Optional[Sequence[str]] = None,
+    digits: Optional[int] = None,
+    percent: bool = False,
+    rows: Optional[Mapping[str, str]] = None,
+) -> pathlib.Path:
+    """Write a page or a table about runs, as `tfp-bfl report` does, and return its path.
+
+        found = bfl.run("my_run", dataset="digits")
+        bfl.report(found, "page.html")
+        bfl.report(["rules", "another_run"], "scores.tex", columns=["accuracy", "nll"], percent=True)
+
+    Args:
+      runs: a result of `run`, the folder of a run or of many runs, or a sequence of these.
+      output: a new file: .html for a page; .md, .tex or .csv for a table of scores.
+      dataset: data in memory of runs that are named by their folders, as `run` got them; a result of `run` has them.
+      test_data: the test set in memory of these runs.
+      ood: a dataset whose images the models were not made for, on a page.
+      columns: of a table, such as ["accuracy", "nll"]; None for every score.
+      digits: decimals of a table; None for 4, of percentages 2.
+      percent: accuracies and other shares of a table are percentages.
+      rows: row -> label of a table, in this order, such as {"rule=conflation": "Conflation"}; other rows follow.
+
+    Raises:
+      InvalidArgument: as the command line answers with status 2, or the data are not those of the runs. Nothing has
+        been written then.
+    """
+    every = [runs] if isinstance(runs, (Run, str, os.PathLike)) else list(runs)
+    if not every:
+        raise InvalidArgument("runs is empty, but must be a result of bfl.run, a folder, or several of these.")
+    named = None if dataset is None else GivenData(dataset, test_data)
+    folders: list[pathlib.Path] = []
+    given: list[Optional[GivenData]] = []
+    for one in every:
+        if not isinstance(one, (Run, str, os.PathLike)):
+            raise InvalidArgument(f"runs holds {shown(one)}, but must hold results of bfl.run or folders of runs.")
+        found = [one.folder] if isinstance(one, Run) else expand([pathlib.Path(one)])
+        folders += found
+        given += [one.data if isinstance(one, Run) else named] * len(found)
+    style = Style(columns, digits, percent, rows or {})
+    return write(folders, pathlib.Path(output), ood, style, given)

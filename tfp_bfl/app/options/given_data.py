@@ -1,0 +1,109 @@
+"""Data that a program gives to a run in the place of a name or a path, and what the run's record says of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, Optional
+
+from tfp_bfl import data
+from tfp_bfl.data.own import NAME
+from tfp_bfl.errors import InvalidArgument
+
+_GIVEN = "given: "
+_RECORD = re.compile(
+    _GIVEN
+    + r"(?P<kind>[^ ]+)( (?P<name>.*))? \[[0-9, ]+\](, (?P<clients>\d+) clients)?, sha256 (?P<digest>[0-9a-f]{64})"
+)
+
+
+class Recorded(NamedTuple):
+    """Hold what a record says of data that a program gave.
+
+    Fields:
+      name: of the data.
+      names_clients: the data say who holds what.
+      digest: the SHA-256 sum of `data.digest`.
+    """
+
+    name: str
+    names_clients: bool
+    digest: str
+
+
+def recorded(dataset: Any) -> Optional[Recorded]:
+    """Return what a configuration's dataset says of data that a program gave; None for a name or a path."""
+    found = _RECORD.fullmatch(dataset) if isinstance(dataset, str) else None
+    return found and Recorded(found["name"] or NAME, found["clients"] is not None, found["digest"])
+
+
+class GivenData:
+    """Data that a program gives, read once for each reading of its columns.
+
+    Args:
+      train: a `data.Source`, `data.Clients`, arrays or a table.
+      test: the test set in the same form; None to hold one out.
+
+    Raises:
+      InvalidArgument: `train` is none of these.
+    """
+
+    def __init__(self, train: Any, test: Any = None):
+        self._parts, self._read = (train, test), dict[Any, data.OwnData]()
+
+    def read(self, label: str, client: Optional[str], task: str) -> data.OwnData:
+        """Return the training and the test data, and the clients that they name (`data.read_own`)."""
+        train, test = self._parts
+        key = label, client, task
+        if key not in self._read:
+            self._read[key] = data.read_own(train, label, client, test, task)
+        return self._read[key]
+
+    @property
+    def task(self) -> Optional[str]:
+        """The task that a source's labels say; None for data whose task an option says."""
+        train, _ = self._parts
+        source = getattr(train, "source", train)
+        if not isinstance(source, data.Source):
+            return None
+        return "regression" if source.target else "classification"
+
+    def record(self, label: str, client: Optional[str], task: str) -> str:
+        """Return what a run records of the data: kind, shape and digest."""
+        found = self.read(label, client, task)
+        kind = data.kind_of(self._parts[0])
+        name = "" if found.train.name == NAME else f" {found.train.name}"
+        number = found.train.num_examples + found.test.num_examples
+        clients = f", {found.clients.num_clients} clients" if found.clients else ""
+        shape = [number, *found.train.element_shape]
+        return f"{_GIVEN}{kind}{name} {shape}{clients}, sha256 {data.digest(found)}"
+
+
+def read_given(given: Optional[GivenData], dataset: str, label: str, client: Optional[str], task: str) -> data.OwnData:
+    """Return the data of a run whose record says that a program gave them.
+
+    Args:
+      given: the data, given again.
+      dataset: of the record.
+      label, client, task: as `data.read_own` has them.
+
+    Raises:
+      InvalidArgument: no data are given, or others than the record's.
+    """
+    if given is None:
+        raise InvalidArgument(
+            f"The data of this run, {_in_words(dataset)}, were given in Python: give them again, by "
+            "bfl.run(resume=..., dataset=...) or bfl.report(..., dataset=...); other commands need data in a file."
+        )
+    there, found = recorded(dataset), given.read(label, client, task)
+    if there is None or data.digest(found) != there.digest:
+        now = given.record(label, client, task)
+        raise InvalidArgument(
+            f"The data, {_in_words(now)}, have another SHA-256 sum than those of the run, {_in_words(dataset)}: give "
+            "the data of the run."
+        )
+    return found
+
+
+def _in_words(dataset: str) -> str:
+    """Return kind and shape of a record."""
+    return dataset.removeprefix(_GIVEN).partition(", sha256")[0]

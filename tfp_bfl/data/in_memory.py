@@ -1,0 +1,103 @@
+"""Data that a program has already: tables, arrays, sources and clients, as a training set, a test set and clients."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+
+from tfp_bfl.data.checks import checked_features
+from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.sources import Source
+from tfp_bfl.data.tables import Examples, as_table, examples_of, is_table
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+
+ARRAYS = "arrays"
+_FORMS = (
+    "a Source, Clients, arrays (features, labels) or (features, labels, clients), or a table such as a pandas DataFrame"
+)
+_PARTS = ("features", "labels", "clients")
+
+
+def kind_of(value: Any) -> Optional[str]:
+    """Return what data in memory are: "Source", "Clients", "arrays", or the type of a table, such as "DataFrame".
+
+    Returns None for anything else, such as a path.
+    """
+    if isinstance(value, (Source, Clients)):
+        return type(value).__name__
+    if is_table(value):
+        return type(value).__name__
+    return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None
+
+
+def examples_in(value: Any, where: str, label: str, client: Optional[str], ignored: Optional[str] = None) -> Examples:
+    """Return the examples of a table or of arrays in memory.
+
+    Args:
+      value: a table, a sequence (features, labels) or (features, labels, clients), or a mapping of these names.
+      where: what errors call the data.
+      label: of a table the column with the labels.
+      client: of a table the column with the names of the clients; None for none.
+      ignored: of a table a column that is not read.
+
+    Raises:
+      InvalidArgument: it is none of these forms, or a part does not fit.
+    """
+    if is_table(value):
+        return examples_of(as_table(value, where), where, label, client, ignored)
+    if not isinstance(value, (tuple, list, Mapping)):
+        raise InvalidArgument(f"{where} has the type {type(value).__name__}, but must be {_FORMS}.")
+    arrays = dict(value) if isinstance(value, Mapping) else dict(zip(_PARTS, value))
+    for name in arrays:
+        lookup(dict.fromkeys(_PARTS), name, f"array of {where}")
+    if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
+        raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
+    features, owners = checked_features(arrays["features"]), arrays.get("clients")
+    if owners is not None:
+        owners = np.asarray(owners)
+        if owners.shape != (len(features),):
+            raise InvalidArgument(
+                f"The clients of {where} have the shape {list(owners.shape)}, but must name the client of each of the "
+                f"{len(features)} examples."
+            )
+        owners = np.array([str(x) for x in owners.tolist()])
+    columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
+    return Examples(features, np.asarray(arrays["labels"]), owners, columns)
+
+
+def split_clients(clients: Clients) -> tuple[Source, np.ndarray]:
+    """Return the examples that clients hold, in the order of the source, and the number of each example's client [N].
+
+    Raises:
+      InvalidArgument: two clients hold the same example.
+    """
+    rows = np.concatenate(clients.indices)
+    if len(np.unique(rows)) < len(rows):
+        raise InvalidArgument(
+            "The clients of dataset share examples, of which no test set can be held out: give test_data, a Source."
+        )
+    owners = np.repeat(np.arange(clients.num_clients), clients.sizes)
+    order = np.argsort(rows)
+    return part_of(clients.source, rows[order], clients.source.split), owners[order]
+
+
+def part_of(source: Source, rows: np.ndarray, split: str) -> Source:
+    """Return examples of a source, by their places or a mask, under the name of another split."""
+    return dataclasses.replace(source, split=split, features=source.features[rows], labels=source.labels[rows])
+
+
+def check_alike(train: Source, test: Any) -> None:
+    """Raise InvalidArgument unless a test set is a source of the same form and the same classes as the training set."""
+    if not isinstance(test, Source):
+        raise InvalidArgument(
+            f"test_data has the type {type(test).__name__}, but must be a Source, as the training data are."
+        )
+    for name in ("element_shape", "class_names", "target", "columns"):
+        ours, theirs = getattr(train, name), getattr(test, name)
+        if ours != theirs:
+            raise InvalidArgument(
+                f"The {name} of test_data is {shown(theirs)}, but of the training data {shown(ours)}: both must agree."
+            )
