@@ -272,6 +272,21 @@ def test_an_algorithm_gets_the_options_that_it_takes(run_of_algorithm, file, tmp
         bfl.run(tmp_path / "new", algorithm=narrow, proximal=0.3, **options)
 
 
+def test_commands_on_a_run_that_names_code_take_it_again(run_of_algorithm, file, tmp_path, capsys):
+    """One round of Laplace's approximation, and a client that leaves it."""
+    code = ["--algorithm", f"{file}:prox"]
+    posterior, fewer = str(tmp_path / "posterior"), str(tmp_path / "fewer")
+    for command in (["laplace", str(run_of_algorithm)], ["clients", "remove", posterior, "1"]):
+        output = ["--output", posterior if command[0] == "laplace" else fewer]
+        assert run_command_line([*command, *output]) == 2
+        error = capsys.readouterr().err
+        assert f"add --algorithm {file}:prox." in error and error.count("\n") == 1
+        assert run_command_line([*command, *output, "--rule", f"{file}:precise", *code]) == 2
+        assert "is None, and no code: leave --rule out." in capsys.readouterr().err
+        assert run_command_line([*command, *output, *code]) == 0
+    assert json.loads((tmp_path / "fewer" / "summary.json").read_text())["clients"] == ["0", "2"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -16,7 +16,7 @@ from tfp_bfl import __version__
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
 from tfp_bfl.app.one_run.command import calibrate_model, export_model, laplace_model, predict_images
 from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.command import Grouped, config_options
+from tfp_bfl.app.options.command import Grouped, code_options, config_options
 from tfp_bfl.errors import Error, InvalidArgument, lookup, missing_package
 from tfp_bfl.files import name as path_name
 from tfp_bfl.parties.deployment.cli import deploy
@@ -256,22 +256,26 @@ _output = click.option("--output", required=True, metavar="FOLDER", help="The ne
 @click.argument("names", metavar="[CLIENT]...", nargs=-1)
 @click.option("--replace", is_flag=True, help="Clients of the same name get the new posterior for their old one.")
 @_output
-def add_clients(run_folder: str, other_folder: str, names: tuple[str, ...], replace: bool, output: str) -> None:
+@code_options
+def add_clients(
+    run_folder: str, other_folder: str, names: tuple[str, ...], replace: bool, output: str, code: dict[str, str]
+) -> None:
     """Add clients of another run, all of them or those named; with --replace those that are there are updated."""
     from tfp_bfl.app.one_run.revise import add, revise
 
-    _show_revised(revise(run_folder, add(run_folder, other_folder, names, replace), output), output)
+    _show_revised(revise(run_folder, add(run_folder, other_folder, names, replace), output, code), output)
 
 
 @clients.command("remove")
 @click.argument("run_folder", metavar="RUN")
 @click.argument("names", metavar="CLIENT...", nargs=-1, required=True)
 @_output
-def remove_clients(run_folder: str, names: tuple[str, ...], output: str) -> None:
+@code_options
+def remove_clients(run_folder: str, names: tuple[str, ...], output: str, code: dict[str, str]) -> None:
     """Remove clients, as if they had never taken part (unlearning)."""
     from tfp_bfl.app.one_run.revise import remove, revise
 
-    _show_revised(revise(run_folder, remove(run_folder, names), output), output)
+    _show_revised(revise(run_folder, remove(run_folder, names), output, code), output)
 
 
 def _show_revised(summary: dict[str, Any], output: str) -> None:

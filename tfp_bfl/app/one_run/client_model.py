@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.options.algorithms import ALGORITHMS, in_words
-from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import name
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Model, bfl.export.Info]:
+def client_model(
+    run: Union[str, os.PathLike], client: int, code: Mapping[str, str] = {}
+) -> tuple[tf.keras.Model, bfl.export.Info]:
     """The model that predicts for a client after a run's last round, and its scores on the whole test set.
 
     A client whose number is not below the run's clients was never in training, and gets what the algorithm has for
@@ -28,6 +32,7 @@ def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Mo
     Args:
       run: the folder of a complete run.
       client: its number, from 0.
+      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Raises:
       InvalidArgument: it is not the folder of a complete run whose clients have models of their own, or has no whole
@@ -37,7 +42,7 @@ def client_model(run: Union[str, os.PathLike], client: int) -> tuple[tf.keras.Mo
     info = bfl.export.read_info(bfl.export.find(run))
     if not (folder / "config.yaml").is_file():
         raise InvalidArgument(f"{name(run)} is a model, not the folder of a run, which holds those of the clients.")
-    config = make_config(folder / "config.yaml", {})
+    config = config_with_code(folder, code)
     if not config.own_options().personal:
         personal = in_words(algorithm for algorithm, options in ALGORITHMS.items() if options.personal)
         raise InvalidArgument(

@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 import click
 
+from tfp_bfl.app.options.command import code_options
 from tfp_bfl.errors import InvalidArgument
 
 EXPORT_EXAMPLES = """
@@ -70,7 +71,8 @@ _seed = click.option(
 )
 @_num_samples("20")
 @_seed
-def export_model(run: str, path: str, tflite: bool, client: Optional[int], **drawn: Any) -> None:
+@code_options
+def export_model(run: str, path: str, tflite: bool, client: Optional[int], code: dict[str, str], **drawn: Any) -> None:
     """Write the SavedModel of a run to PATH; or with --tflite a file for devices without TensorFlow."""
     import tfp_bfl as bfl
     from tfp_bfl.export.paths import new_file, new_folder
@@ -87,7 +89,7 @@ def export_model(run: str, path: str, tflite: bool, client: Optional[int], **dra
     if client is not None:
         from tfp_bfl.app.one_run.client_model import client_model
 
-        source, info = client_model(run, client)
+        source, info = client_model(run, client, code)
     if tflite:
         bfl.export.save_tflite(source, path, **options)
         click.echo(f"{path} predicts with TensorFlow Lite's own operations.")
@@ -186,6 +188,7 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
     "--temperature", type=float, default=1.0, show_default=True, metavar="NUMBER", help="Posterior temperature."
 )
 @click.option("--output", required=True, metavar="FOLDER", help="The new folder; RUN itself stays as it is.")
+@code_options
 def laplace_model(run: str, output: str, **options: Any) -> None:
     """Write a run with a posterior at its weights to a new folder: Laplace's approximation by one more round.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.one_run.client_model import last_state
+from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.one_run.revise import CURVATURES, new_folder, write
-from tfp_bfl.app.options.config import make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files import name
@@ -30,6 +31,7 @@ def laplace(
     prior_stddev: Optional[float] = None,
     prior_by_layer: bool = False,
     temperature: float = 1.0,
+    code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Write a run with Laplace's posterior at its last weights to a new folder, and return its summary.
 
@@ -40,6 +42,7 @@ def laplace(
       run: the folder of a complete run of federated averaging, or of another algorithm that trains point weights.
       output: a new folder.
       structure, prior_stddev, prior_by_layer, temperature: of `algorithms.laplace`.
+      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Returns:
       The scores on the test set (for the structure "diagonal" also linearised_*), prior_stddev (one a layer),
@@ -52,7 +55,7 @@ def laplace(
     folder, source = new_folder(output), pathlib.Path(run)
     if not (source / "config.yaml").is_file() or not (source / "summary.json").is_file():
         raise InvalidArgument(f"{name(run)} is not the folder of a complete run: give one that `tfp-bfl run` wrote.")
-    config = make_config(source / "config.yaml", {})
+    config = config_with_code(source, code)
     if (source / CURVATURES).is_file():
         raise InvalidArgument(f"{name(run)} has Laplace's posterior already: give the run that it was made of.")
     if config.kind != "deterministic":

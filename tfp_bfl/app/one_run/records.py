@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
@@ -13,8 +14,9 @@ import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl import files
 from tfp_bfl.app.one_run import ensembles
 from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import read_arrays
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
@@ -46,6 +48,27 @@ _NUMBERS = (
     *("seconds", "train_seconds", "ms_per_step", "worker_mb", "process_mb"),
     *("upload_mb", "download_mb", "pruned_weights"),
 )
+
+
+def config_with_code(run: Union[str, os.PathLike], code: Mapping[str, str]) -> RunConfig:
+    """Return the configuration of a run whose code may be run.
+
+    Args:
+      run: the folder.
+      code: option -> FILE.py:FUNCTION of the run's code, which the command names again.
+
+    Raises:
+      InvalidArgument: the configuration names code that `code` does not, or the other way round.
+    """
+    path = pathlib.Path(run) / "config.yaml"
+    there = make_config(path, {}, runs_code=False)
+    for option in code:
+        value = getattr(there, option)
+        if not names_code(value):
+            raise InvalidArgument(
+                f"The {option} of {files.name(run)} is {shown(value)}, and no code: leave --{option} out."
+            )
+    return make_config(path, dict(code))
 
 
 def weights_in(summary: Mapping[str, Any]) -> Optional[str]:

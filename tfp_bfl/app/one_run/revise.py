@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
+from tfp_bfl.app.one_run.records import config_with_code
 from tfp_bfl.app.options import resolve
-from tfp_bfl.app.options.config import RunConfig, make_config
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 from tfp_bfl.files.writing import begun
@@ -100,6 +101,7 @@ def revise(
     run: Union[str, pathlib.Path],
     change: Change,
     output: Union[str, pathlib.Path],
+    code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Writes a run with other clients to a new folder, and returns its summary; the old one stays as it is.
 
@@ -109,6 +111,7 @@ def revise(
       run: the folder of a run of fl_swag or partitioned_vi, or of `tfp-bfl laplace`, or of one that was revised.
       change: the state -> that with other clients, as `add` and `remove` give it.
       output: a new folder.
+      code: FILE.py:FUNCTION of a run that names code, by option, named again as the code is run.
 
     Raises:
       InvalidArgument: `run` is no such folder, `output` exists or can't be made, or the change is refused. Then nothing
@@ -117,7 +120,7 @@ def revise(
     folder = new_folder(output)
     file = clients_file(run).name
     state = change(read_state(run))
-    config = make_config(pathlib.Path(run) / "config.yaml", {})
+    config = config_with_code(run, code)
     data = build.load(config)
     if file == STATE:
         pooled = online.pool(state, config.diagonal_only, config.between_clients)

@@ -9,6 +9,8 @@ from typing import Any, Optional
 
 import click
 
+from tfp_bfl.app.options.own_model import OPTIONS as CODE
+
 # A list of choices that is longer than this follows the help text.
 _LONGEST_CHOICES = 32
 _ALGORITHM = "--algorithm"
@@ -95,6 +97,20 @@ def config_options(command: Any, without: Sequence[str] = ()) -> Any:
             )
         command = option(command)
     return command
+
+
+def code_options(command: Any) -> Any:
+    """Add the options that name the code of a run again, which the command gets as a mapping, `code`."""
+
+    @functools.wraps(command)
+    def with_code(*args: Any, **given: Any) -> Any:
+        named = {name: value for name in CODE if (value := given.pop(name)) is not None}
+        return command(*args, code=named, **given)
+
+    for name in reversed(CODE):
+        words = f"The {name} of RUN where it is code, which is run."
+        with_code = click.option(f"--{name}", metavar="FILE.py:FUNCTION", help=words)(with_code)
+    return with_code
 
 
 def _completions(choices: Sequence[str], ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -53,7 +53,10 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
       InvalidArgument: there is no such file or function, or its code fails.
     """
     if value == GIVEN:
-        raise InvalidArgument(f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...).")
+        raise InvalidArgument(
+            f"The {option} of this run was given in Python: use bfl.run(resume=..., {option}=...), or, where "
+            f"a command takes --{option} FILE.py:FUNCTION, name a file with it."
+        )
     path, _, name = value.rpartition(":")
     file = pathlib.Path(path)
     if not file.is_file():
