@@ -137,6 +137,9 @@ class ServerState(NamedTuple):
       step: the server step's own state.
       memory: a `Memory`, or () where clients keep nothing.
       federation: its size.
+      noise: the seed [2] of noise that hides clients or examples (differential privacy), int32; () without any.
+        `simulate` takes it from the operating system, and checkpoints alone hold it: whoever has it can remove the
+        noise. Zeros in the first state.
     """
 
     round: Any
@@ -145,6 +148,7 @@ class ServerState(NamedTuple):
     step: Any
     memory: Any = ()
     federation: Federation = Federation()
+    noise: Any = ()
 
 
 class Pooled(NamedTuple):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from tfp_bfl.data import each_drawn
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated import simulation
 from tfp_bfl.privacy import Privacy, epsilon
 
 pytest.importorskip("dp_accounting")
@@ -27,7 +29,10 @@ def process_of(privacy=HIDDEN, rule="log_linear_pool", kind="flipout", **options
 
 
 def simulate(process, clients=CLIENTS, rounds=3, **options):
-    return bfl.simulate(process, clients, rounds, engine="local", **options)
+    """A run that can be repeated: its secret seed is zero, so that who is drawn is known."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulation, "secret_seed", lambda: np.zeros(2, np.int32))
+        return bfl.simulate(process, clients, rounds, engine="local", **options)
 
 
 @pytest.mark.statistical
@@ -59,6 +64,32 @@ def test_a_round_for_which_nobody_was_drawn_adds_noise_alone():
         states = [simulate(process, rounds=rounds, seed=0).state.weights for rounds in (empty - 1, empty)]
         before, after = (np.concatenate([np.ravel(x) for x in tf.nest.flatten(s)]) for s in states)
         assert (np.abs(after - before).max() > 1e-6) == moves
+
+
+def numbers_of(state):
+    return [np.asarray(x) for x in tf.nest.flatten(state)]
+
+
+@pytest.mark.parametrize("hides", ["clients", "examples"])
+def test_noise_is_secret_and_a_run_goes_on_with_its_own(hides, tmp_path):
+    """Whoever has the seed of a run has its noise no more, nor who was drawn; a checkpoint has both."""
+    of_examples = {"privacy": None, "example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    process = process_of() if hides == "clients" else process_of(**of_examples)
+    run = lambda rounds, folder: bfl.simulate(
+        process, CLIENTS, rounds, engine="local", seed=0, checkpoint_dir=tmp_path / folder
+    )
+    first, other = run(1, "first"), run(1, "other")
+    assert not np.array_equal(first.state.noise, other.state.noise)
+    assert not np.array_equal(first.state.weights.posterior.mean[0], other.state.weights.posterior.mean[0])
+    shutil.copytree(tmp_path / "first", tmp_path / "again")
+    whole, again = run(2, "first"), run(2, "again")
+    for a, b in zip(numbers_of(whole.state), numbers_of(again.state)):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(whole.state.noise, first.state.noise)
+
+
+def test_without_privacy_there_is_no_secret_seed():
+    assert process_of(None).local.initialize().noise == ()
 
 
 def test_clipping_to_nothing_learns_nothing_and_noise_is_of_the_seed():
@@ -126,10 +157,10 @@ def test_rounds_in_one_graph_draw_clients_otherwise():
         bfl.federated.simulate_chains(process_of(), CLIENTS, 1)
 
 
-def test_parties_know_the_seed_of_the_noise():
+def test_sites_know_who_takes_part():
     schema = bfl.data.Schema(TRAIN.name, TRAIN.element_shape, False, TRAIN.class_names)
     parties = bfl.data.Parties(schema, tuple("abcdef"), np.full(6, 10))
-    with pytest.raises(InvalidArgument, match="its noise follows from the run's seed, and parties know that"):
+    with pytest.raises(InvalidArgument, match="sites know in which rounds they take part"):
         simulate(process_of(), clients=parties)
 
 

@@ -76,7 +76,8 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
 
         return run
 
-    return ClientWork(build, memory=lambda weights, share: tf.zeros_like(flat_values(weights)), keeps_sent=False)
+    zeros = lambda weights, share: tf.zeros_like(flat_values(weights))
+    return ClientWork(build, memory=zeros, keeps_sent=False, is_private=local.is_private)
 
 
 def _server(alpha: float) -> ServerStep:

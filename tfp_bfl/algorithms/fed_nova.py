@@ -64,7 +64,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
 
         return run
 
-    return ClientWork(build, extra=lambda weights: tf.constant(0.0))
+    return ClientWork(build, extra=lambda weights: tf.constant(0.0), is_private=local.is_private)
 
 
 def _step(

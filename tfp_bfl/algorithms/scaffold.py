@@ -81,7 +81,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
         return run
 
     zeros = lambda weights, *_: tf.zeros_like(flat_values(weights))
-    return ClientWork(build, memory=zeros, extra=zeros, keeps_sent=False)
+    return ClientWork(build, memory=zeros, extra=zeros, keeps_sent=False, is_private=local.is_private)
 
 
 def _server(inner: ServerStep) -> ServerStep:

@@ -96,7 +96,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
         shared, rows = tf.nest.map_structure(np.zeros_like, variances.initialize(number, 0))
         return LogitGradient(shared, rows, np.zeros(variances.num_clients, np.float32), np.float32(0))
 
-    return ClientWork(build, extra=extra)
+    return ClientWork(build, extra=extra, is_private=work.is_private)
 
 
 def _bits(weights: Any, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:

@@ -123,6 +123,8 @@ def simulate_chains(
         _check_shapes(process.client_work.shapes, clients.sizes)
     if process.privacy is not None:
         raise InvalidArgument("Rounds in one graph draw cohorts of one size, and privacy must not: use simulate.")
+    if process.client_work.is_private:
+        raise InvalidArgument("Rounds in one graph have noise of the seed, which would hide no example: use simulate.")
     thinning = thinning or process.thinning or Thinning()
     first = process.round.seed if seed is None else seed
     state = _first_states(process, clients, first, num_chains, start)

@@ -72,8 +72,8 @@ def _private_size(privacy: Privacy, clients: Union[ClientData, Parties], cohorts
     expected = privacy.cohort_size
     if isinstance(clients, Parties):
         raise InvalidArgument(
-            "Differential privacy by client is of simulations: its noise follows from the run's seed, and parties know "
-            "that."
+            "Differential privacy by client is for simulations: sites know in which rounds they take part, and epsilon "
+            "rests on nobody knowing that."
         )
     if cohorts.popularity is not None:
         raise InvalidArgument("popularity draws clients unevenly, and privacy must draw them evenly: leave it out.")

@@ -57,7 +57,7 @@ def make_ensemble(make_process: Callable[[int], BayesianProcess], members: int, 
             "An ensemble predicts with one model of all members, and this algorithm trains a model for each client: "
             "choose another algorithm."
         )
-    if first.privacy:
+    if first.privacy or first.client_work.is_private:
         raise InvalidArgument(
             "The epsilon of differential privacy is that of one run, and an ensemble trains several on the same "
             "clients: leave privacy or the ensemble out."

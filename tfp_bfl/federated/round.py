@@ -31,10 +31,12 @@ class Broadcast(NamedTuple):
     Fields:
       seed: of the run.
       message: what each client gets, but with the memory of all of them.
+      noise: as of `ServerState`.
     """
 
     seed: Any
     message: ServerMessage
+    noise: Any = ()
 
 
 class Report(NamedTuple):
@@ -147,11 +149,13 @@ def make_round(
             server_step.initialize(weights),
             Federation(tf.constant(0), tf.constant(0), tf.constant(Federation().most_weight)),
         )
-        return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody)
+        noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.is_private else ()
+        return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody, noise)
 
     def broadcast(state: ServerState) -> Broadcast:
         told = server_step.tell(state.step, state.weights)
-        return Broadcast(state.seed, ServerMessage(state.weights, state.round, told, state.memory, state.federation))
+        message = ServerMessage(state.weights, state.round, told, state.memory, state.federation)
+        return Broadcast(state.seed, message, state.noise)
 
     def take(message: ServerMessage, result: ClientResult, client: Any, given: Any, known: Any = True) -> Contribution:
         anchor = message.weights
@@ -175,7 +179,8 @@ def make_round(
             message = sent.message
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has neither examples nor number.
             row, known = find_row(message.memory, client)
-            result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client))
+            secret = tf.unstack(sent.noise) if client_work.is_private else ()
+            result = work(message._replace(memory=row), examples, fold(sent.seed, message.round, client, *secret))
             return take(message, result, client, tf.shape(examples.labels)[0], known)
 
         return contribute
@@ -188,7 +193,7 @@ def make_round(
         sound = is_sound(total.report.fault)
         statistics = total.statistics
         if rule.randomise is not None:
-            statistics = rule.randomise(statistics, fold(state.seed, state.round, -3))
+            statistics = rule.randomise(statistics, fold(state.seed, state.round, -3, *tf.unstack(state.noise)))
         pooled, reported = rule.pool(statistics, anchored(client_work, state.weights))
         pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
         metrics = _round_metrics(total.report)
@@ -207,7 +212,7 @@ def make_round(
         metrics.update(reported)
         if server_step.extra:
             metrics.update(server_step.metrics(extra))
-        return ServerState(state.round + 1, state.seed, weights, step, memory, federation), metrics
+        return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
     return Round(
         initialize, broadcast, client_work.build, take, build_client, rule.merge, add, conclude, element_spec, seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -90,8 +91,9 @@ def simulate(
     """Run a process for a number of rounds.
 
     All random numbers are functions of the seed, the round, the client and the step: they depend neither on the number
-    of workers nor on where a run was interrupted. Faulty clients are left out of their round, and named in its metrics
-    and the log.
+    of workers nor on where a run was interrupted. With differential privacy, noise and cohorts follow from a secret
+    seed besides, which the operating system gives and checkpoints alone hold. Faulty clients are left out of their
+    round, and named in its metrics and the log.
 
     Args:
       process: of `tfp_bfl.algorithms`; of an `Ensemble` each member in turn (`algorithms.ensemble`).
@@ -134,6 +136,11 @@ def simulate(
     if type(process) is Ensemble:
         return simulate_members(_simulate, process, clients, rounds, settings)
     return _simulate(process, clients, rounds, settings)  # type: ignore[arg-type]
+
+
+def secret_seed() -> np.ndarray:
+    """Return a seed [2] from the operating system, for noise that hides clients or examples."""
+    return np.frombuffer(os.urandom(8), np.int32)
 
 
 def _simulate(
@@ -180,6 +187,8 @@ class _Run:
         """Make the state before the first round of this call: of a checkpoint, where there is one."""
         process, clients, settings = self._process, self._clients, self._settings
         state = engine.initialize()._replace(seed=np.int32(self._seed))
+        if not isinstance(state.noise, tuple):
+            state = state._replace(noise=secret_seed())
         if settings.start is not None:
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, settings.start))
         first_stddev = float(spread(state.weights.posterior).stddev_median)
@@ -195,7 +204,8 @@ class _Run:
         self._state, self._record = process.with_clients(state, range(clients.num_clients), clients.sizes), record
         if self._draws:
             self._draws.restore(record.draws, state.weights)
-        self._attempts = Attempts(process, engine, clients, settings.cohorts, self._seed, settings.engine.max_restarts)
+        drawn_by = int.from_bytes(np.asarray(state.noise).tobytes(), "little") if process.privacy else self._seed
+        self._attempts = Attempts(process, engine, clients, settings.cohorts, drawn_by, settings.engine.max_restarts)
         self._average: Optional[RoundAverage] = None
         if self._num_averaged > 1:
             self._average = RoundAverage(self._num_averaged, self._rounds, self._predictive(state))

@@ -92,8 +92,8 @@ class Party:
       memory: where what it keeps is put; None for a dictionary.
       charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
       max_examples: as how many it counts at most, by which the server weighs it; None for as many as it has.
-      job: a digest of the run's options and data schema. Noise that hides examples is a function of it and of the
-        message, so that no two answers have the same noise.
+      job: a digest of who takes part and in what, 32 bytes; the same at all parties. Noise that hides examples is a
+        function of it and of the message, so that no two answers have the same noise.
     """
 
     def __init__(

@@ -88,7 +88,6 @@ class SealedParty(Party):
       keys: of each other party's number, `KEY_BYTES` that only the two have.
       min_parties: it lets no sum of fewer be known.
       promises: where it puts what it has promised of rounds; None for a dictionary.
-      job: a digest of who takes part and in what, 32 bytes; the same at all parties.
       rounds: how many it answers; None for any number.
 
     Raises:
@@ -102,11 +101,10 @@ class SealedParty(Party):
         keys: Mapping[int, bytes],
         min_parties: int = 2,
         promises: Optional[Kept] = None,
-        job: bytes = bytes(32),
         rounds: Optional[int] = None,
         **kept: Any,
     ):
-        super().__init__(process, *own, job=job, **kept)
+        super().__init__(process, *own, **kept)
         self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
         self._rounds = rounds
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
