@@ -20,6 +20,7 @@ extensions = [
     "sphinx_click",
     "mathml",
     "docstrings",
+    "reference",
     "tables",
 ]
 root_doc = "docs/index"
@@ -33,7 +34,6 @@ include_patterns = [
 ]
 exclude_patterns = ["docs/_*", ".venv", ".venvs", "build", "runs", "demo", "benchmarks/.peers"]
 source_suffix = dict.fromkeys((".md", ".ipynb"), "myst-nb") | {".rst": "restructuredtext"}
-templates_path = [str(ROOT / "docs" / "_templates")]  # of pages and of stubs, which take other folders as its root
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 4
@@ -42,10 +42,11 @@ nb_merge_streams = True
 
 # What stands between single backticks in docstrings is a name that may have a page here, or code.
 default_role = "py:obj"
-autosummary_ignore_module_all = False
-autosummary_imported_members = True
+autosummary_generate = False  # docs/_extensions/reference.py writes the pages
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
+autodoc_typehints = "both"
+autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_inherit_docstrings = False

@@ -34,5 +34,11 @@ def ensemble(
         differential privacy.
 
     Source: Lakshminarayanan et al. 2017 (arXiv:1612.01474), algorithm 1, without adversarial training.
+
+    Example:
+      >>> def make_process(seed):
+      ...     return bfl.algorithms.fed_opt(lambda: bfl.models.lenet("deterministic", (8, 8, 1), seed=seed))
+      ...
+      >>> process = bfl.algorithms.ensemble(make_process, members=3)
     """
     return federated.make_ensemble(make_process, members, seed)

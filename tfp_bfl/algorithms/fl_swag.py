@@ -52,6 +52,10 @@ def fl_swag(
     Raises:
       InvalidArgument: options as of `tfp_bfl.clients.swag`, a prior over other weights, or a model that has variational
         layers or, for `last_layer`, no dense layer at its end.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fl_swag(model_fn, last_layer=True)
     """
     client_options, process = split_options(fl_swag, clients.swag, options, ("element_spec", "seed"))
     model_fn = models.as_model_fn(model_fn)

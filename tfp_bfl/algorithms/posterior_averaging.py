@@ -34,6 +34,10 @@ def fed_opt(model_fn: Model, *, server_optimizer: Optional[Any] = None, **option
         `clients.variational` (local_epochs, batch_size, learning_rate, optimizer_fn, proximal).
 
     Source: Reddi et al. 2021 (arXiv:2003.00295), algorithm 1; McMahan et al. 2017.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_opt(model_fn, learning_rate=0.1)
     """
     work, process = _options(fed_opt, options)
     return compose(model_fn, clients.variational(model_fn, **work), MEAN, _step(server_optimizer), **process)
@@ -49,6 +53,10 @@ def fed_prox(
       proximal: mu.
 
     Source: Li et al. 2020 (arXiv:1812.06127), eq. 2.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.fed_prox(model_fn, proximal=0.1)
     """
     work, process = _options(fed_prox, options)
     local = clients.variational(model_fn, proximal=proximal, **work)

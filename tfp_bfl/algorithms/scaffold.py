@@ -43,7 +43,8 @@ def scaffold(
     c <- c + |S| / K sum_k b_k (c_k' - c_k),   w <- optimizer(w, sum_k b_k (w - w_k))
 
     c_k is the memory of client k and c_k' - c_k its extra statistic. Of a model with Gaussian weights it corrects the
-    means. Where a round has part of the clients, the share |S| / K takes them as of one weight.
+    means. If a round has part of the clients, the fraction `|S| / K` gives them equal
+    weights.
 
     Args:
       model_fn: builds a Keras model that returns logits; or such a model.
@@ -56,6 +57,10 @@ def scaffold(
 
     Source: Karimireddy et al. 2020 (arXiv:1910.06378), algorithm 1 with option II; momentum as in Wang et al. 2020
     (arXiv:2007.07481).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("deterministic", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.scaffold(model_fn, optimizer="sgd")
     """
     work, process = split_options(scaffold, clients.variational, options, **LOCAL_TRAINING)
     notices = notices_of(model_fn, rule, work.get("optimizer_fn"), work.get("inference"))

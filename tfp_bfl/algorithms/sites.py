@@ -31,6 +31,10 @@ def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **option
       InvalidArgument: as `clients.sites` and `compose`. (A defence would change sites behind their clients' back.)
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1, synchronous; Bui et al. 2018 (arXiv:1811.11206).
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.partitioned_vi(model_fn, local_epochs=5)
     """
     work, process = split_options(partitioned_vi, clients.sites, options, SHARED)
     local = clients.sites(model_fn, damping=damping, **work)

@@ -37,6 +37,10 @@ def variational(
 
     Raises:
       InvalidArgument: as `compose`.
+
+    Example:
+      >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
+      >>> process = bfl.algorithms.variational(model_fn, "log_linear_pool", local_epochs=5)
     """
     work, process = split_options(variational, clients.variational, options)
     settings = settings_for(

@@ -51,7 +51,6 @@ class ClientFiles(ClientData):
     Attributes:
       folder: its absolute path.
       source: what the examples look like, a `Schema`.
-      sizes: examples of each client, int64 [K].
       digest: of the clients and their labels.
 
     Raises:

@@ -39,6 +39,10 @@ def cohort(
     Raises:
       InvalidArgument: `cohort_size` is below 1 or above `num_clients`, `popularity` is not above 0, or another argument
         is negative.
+
+    Example:
+      >>> bfl.data.cohort(num_clients=100, cohort_size=5, round_number=0, seed=0)
+      array([ 2,  5, 37, 61, 71])
     """
     cohort_size = check_cohort_size(num_clients, cohort_size)
     if popularity is not None:
@@ -70,6 +74,10 @@ def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) ->
 
     Raises:
       InvalidArgument: as `cohort`.
+
+    Example:
+      >>> bfl.data.each_drawn(num_clients=100, expected=5, round_number=0, seed=0)
+      array([19, 62, 85])
     """
     share = check_cohort_size(num_clients, expected) / num_clients
     return np.flatnonzero(generator(seed, "each", round_number).random(num_clients) < share)
@@ -107,6 +115,10 @@ def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, 
 
     Raises:
       InvalidArgument: `dropout` is below 0, or 1 and above.
+
+    Example:
+      >>> bfl.data.answering(np.arange(10), dropout=0.3, round_number=0, seed=0)
+      array([2, 7, 8])
     """
     if not 0 <= dropout < 1:
         raise InvalidArgument(f"dropout is {dropout}, but must be a probability of at least 0 and below 1.")

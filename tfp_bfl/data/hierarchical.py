@@ -47,6 +47,12 @@ def pachinko(
       InvalidArgument: an argument outside its range; on call: groups that are not one a class, or too few examples.
 
     Source: Reddi et al. 2021 (arXiv:2003.00295), appendix C.1; Li & McCallum 2006.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> clients = train.partition(bfl.data.pachinko(num_clients=3, alpha=0.1), seed=0)
+      >>> clients.sizes
+      array([479, 479, 479])
     """
     num_clients = check_count(num_clients, "num_clients")
     alpha, beta = check_alpha(alpha), check_alpha(beta, "beta")

@@ -28,6 +28,11 @@ def parse(text: str, num_clients: int) -> Partition:
 
     Raises:
       InvalidArgument: there is no such partition, or its argument is missing, superfluous or not a number.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> train.partition(bfl.data.parse_partition("dirichlet:0.5", num_clients=3), seed=0).sizes
+      array([439, 386, 613])
     """
     return named.parse(PARTITIONS, text, "partition")(num_clients)
 

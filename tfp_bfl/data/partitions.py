@@ -78,6 +78,12 @@ def iid(num_clients: int) -> Partition:
 
     Raises:
       InvalidArgument: `num_clients` is below 1.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> clients = train.partition(bfl.data.iid(num_clients=3), seed=0)
+      >>> clients.sizes
+      array([480, 479, 479])
     """
 
     def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
@@ -103,6 +109,12 @@ def label_skew(num_clients: int, classes_per_client: int) -> Partition:
     Raises:
       InvalidArgument: an argument is below 1; on call: c is above the number of classes, or a class has fewer
         examples than holders.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> clients = train.partition(bfl.data.label_skew(num_clients=10, classes_per_client=2), seed=0)
+      >>> clients.sizes
+      array([145, 142, 145, 142, 145, 143, 144, 141, 146, 145])
     """
     num_clients = check_count(num_clients, "num_clients")
     per_client = check_count(classes_per_client, "classes_per_client")
@@ -156,6 +168,12 @@ def dirichlet(num_clients: int, alpha: float, min_examples: int = 1) -> Partitio
     Raises:
       InvalidArgument: `num_clients` or `min_examples` is below 1, or `alpha` is not positive and finite; on
         call: the clients can't all have `min_examples`.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> clients = train.partition(bfl.data.dirichlet(num_clients=3, alpha=0.5), seed=0)
+      >>> clients.sizes
+      array([439, 386, 613])
     """
     num_clients = check_count(num_clients, "num_clients")
     min_examples = check_count(min_examples, "min_examples")
@@ -185,6 +203,12 @@ def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples
     Raises:
       InvalidArgument: `num_clients` or `min_examples` is below 1, or `other_interest` is not in [0, 1]; on call:
         the clients can't all have `min_examples`, or a class interests nobody (p = 0 and K < C).
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> clients = train.partition(bfl.data.noniid_datasets(num_clients=3), seed=0)
+      >>> clients.sizes
+      array([374, 515, 549])
     """
     num_clients = check_count(num_clients, "num_clients")
     min_examples = check_count(min_examples, "min_examples")
@@ -222,6 +246,13 @@ def like(clients: Clients) -> Partition:
 
     Raises:
       InvalidArgument: of the partition: a class that no client or no example has, or too few examples for all.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> test = bfl.data.load("digits", split="test")
+      >>> clients = train.partition(bfl.data.dirichlet(num_clients=3, alpha=0.5), seed=0)
+      >>> test.partition(bfl.data.like(clients), seed=0).sizes
+      array([111,  96, 152])
     """
     held = clients.label_counts().T.astype(np.float64)
 
@@ -307,6 +338,12 @@ def lda(num_clients: int, alpha: float) -> Partition:
 
     Raises:
       InvalidArgument: `num_clients` is below 1, or `alpha` is not positive and finite.
+
+    Example:
+      >>> train = bfl.data.load("digits")
+      >>> clients = train.partition(bfl.data.lda(num_clients=3, alpha=0.5), seed=0)
+      >>> clients.sizes
+      array([479, 479, 479])
     """
     num_clients = check_count(num_clients, "num_clients")
     alpha = check_alpha(alpha)

@@ -150,6 +150,12 @@ class Source(Learnt):
 
         Raises:
           InvalidArgument: the labels do not allow this partition, or it leaves a client with no examples.
+
+        Example:
+          >>> train = bfl.data.load("digits")
+          >>> clients = train.partition(bfl.data.dirichlet(num_clients=3, alpha=0.5), seed=0)
+          >>> clients.num_clients, clients.sizes
+          (3, array([439, 386, 613]))
         """
         return Clients(self, partition(self.strata, seed))
 
@@ -158,6 +164,11 @@ class Source(Learnt):
 
         Raises:
           InvalidArgument: `num_examples` is below 1 or above the number of examples.
+
+        Example:
+          >>> train = bfl.data.load("digits")
+          >>> train.subset(100, seed=0)
+          <Source digits/train: 100 examples [8, 8, 1], 10 classes>
         """
         num_examples = check_count(num_examples, "num_examples")
         if num_examples > self.num_examples:
@@ -272,6 +283,10 @@ def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | No
     Raises:
       InvalidArgument: there is no such name or split, it is not image classification with images of one
         size, or it is neither prepared nor can be downloaded.
+
+    Example:
+      >>> bfl.data.load("digits")
+      <Source digits/train: 1438 examples [8, 8, 1], 10 classes>
     """
     if not isinstance(name, str) or not isinstance(split, str):
         raise InvalidArgument(f"name and split are {name!r} and {split!r}, but both must be strings.")
@@ -292,5 +307,10 @@ def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
 
 
 def list_sources() -> tuple[str, ...]:
-    """Returns the embedded names and the TFDS names in common use; `load` takes others of TFDS as well."""
+    """Returns the embedded names and the TFDS names in common use; `load` takes others of TFDS as well.
+
+    Example:
+      >>> bfl.data.list_sources()[:3]
+      ('breast_cancer', 'diabetes', 'digits')
+    """
     return (*sorted(EMBEDDED), *COMMON_TFDS)

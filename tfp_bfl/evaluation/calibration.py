@@ -55,6 +55,13 @@ def reliability(probabilities: Any, labels: Any, num_bins: int = 15, over: str =
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
         is no positive integer, or there is no such `over`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> bins = bfl.evaluation.reliability(probabilities, labels, num_bins=5)
+      >>> print(np.array(bins.count), np.round(bins.accuracy, 2))
+      [0 0 1 2 1] [nan nan  0.  1.  1.]
     """
     num_bins = check_count(num_bins, "num_bins")
     lookup(_OVER, over, "calibration over")
@@ -114,6 +121,12 @@ def expected_calibration_error(
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
         is no positive integer, or there is no such `over`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.expected_calibration_error(probabilities, labels)), 3))
+      0.3
     """
     bins = reliability(probabilities, labels, num_bins, over)
     share = tf.cast(bins.count / tf.reduce_sum(bins.count), bins.accuracy.dtype)
@@ -142,5 +155,11 @@ def maximum_calibration_error(
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, B is zero, `num_bins`
         is no positive integer, or there is no such `over`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.maximum_calibration_error(probabilities, labels)), 3))
+      0.6
     """
     return tf.reduce_max(_gaps(reliability(probabilities, labels, num_bins, over)))

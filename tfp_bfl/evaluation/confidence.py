@@ -42,6 +42,13 @@ def confidence_curve(probabilities: Any, labels: Any, num_points: int = 20) -> C
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_points` is no
         positive integer.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> curve = bfl.evaluation.confidence_curve(probabilities, labels, num_points=3)
+      >>> print(np.round(curve.accuracy, 2))
+      [0.75 0.75 1.  ]
     """
     num_points = check_count(num_points, "num_points")
     probabilities = check_probabilities(probabilities)

@@ -69,6 +69,16 @@ def decompose(probabilities: Any) -> Uncertainty:
     Raises:
       InvalidArgument: the probabilities don't fit the description above, C < 2 or S < 1. In a graph only what
         is known of the shape is checked.
+
+    Example:
+      >>> samples = np.array([[[0.9, 0.1]], [[0.1, 0.9]]], np.float32)  # two samples that disagree
+      >>> parts = bfl.evaluation.decompose(samples)
+      >>> print(np.round(parts.aleatoric[0], 2))
+      [[ 0.09 -0.09]
+       [-0.09  0.09]]
+      >>> print(np.round(parts.epistemic[0], 2))
+      [[ 0.16 -0.16]
+       [-0.16  0.16]]
     """
     probabilities = check_probabilities(probabilities, "[S, B, C]")
     num_samples = tf.cast(tf.shape(probabilities)[0], probabilities.dtype)

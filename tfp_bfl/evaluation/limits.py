@@ -60,6 +60,13 @@ def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCove
 
     Raises:
       InvalidArgument: the arguments don't fit the description above, or B is zero.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> curve = bfl.evaluation.risk_coverage(probabilities, labels, 1 - probabilities.max(axis=1))
+      >>> print(curve.coverage, curve.risk)
+      [0.25 0.5  0.75 1.  ] [0.   0.   0.   0.25]
     """
     wrong, uncertainty = _mistakes(probabilities, labels, uncertainty)
     order = np.argsort(uncertainty, kind="stable")
@@ -74,6 +81,13 @@ def area_under_risk_coverage(curve: RiskCoverage) -> float:
         sum_j risk_j (coverage_j - coverage_j-1)
 
     Source: Geifman, Uziel & El-Yaniv 2019 (arXiv:1805.08206). What shares an uncertainty counts together.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> curve = bfl.evaluation.risk_coverage(probabilities, labels, 1 - probabilities.max(axis=1))
+      >>> print(round(bfl.evaluation.area_under_risk_coverage(curve), 3))
+      0.062
     """
     return float(np.sum(curve.risk * np.diff(curve.coverage, prepend=0.0)))
 
@@ -108,6 +122,15 @@ def abstention_limit(
 
     Raises:
       InvalidArgument: not one of accuracy and coverage is given, a number is outside its range, or no limit is safe.
+
+    Example:
+      >>> rng = np.random.default_rng(0)
+      >>> sure = rng.uniform(0.5, 1, 200)
+      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
+      >>> labels = (rng.uniform(size=200) > sure).astype(int)
+      >>> threshold, coverage, _ = bfl.evaluation.abstention_limit(probabilities, labels, 1 - sure, accuracy=0.8)
+      >>> print(round(threshold, 3), round(coverage, 3))
+      0.197 0.45
     """
     if (accuracy is None) == (coverage is None):
         raise InvalidArgument("Give either the accuracy that what is kept must have, or the coverage, and not both.")
@@ -143,6 +166,15 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
 
     Raises:
       InvalidArgument: the arguments don't fit the description above.
+
+    Example:
+      >>> rng = np.random.default_rng(0)
+      >>> sure = rng.uniform(0.5, 1, 200)
+      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
+      >>> labels = (rng.uniform(size=200) > sure).astype(int)
+      >>> sharp = bfl.evaluation.at_temperature(probabilities, 0.5)
+      >>> print(round(bfl.evaluation.fit_temperature(sharp, labels), 1))
+      2.2
     """
     probabilities = check_probabilities(probabilities).numpy()
     nll = lambda log_t: float(negative_log_likelihood(at_temperature(probabilities, math.exp(log_t)), labels))
@@ -150,7 +182,12 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
 
 
 def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
-    """softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer."""
+    """softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
+
+    Example:
+      >>> print(np.round(bfl.evaluation.at_temperature(np.array([0.9, 0.1]), 2.0), 2))
+      [0.75 0.25]
+    """
     logits = np.log(np.maximum(np.asarray(probabilities, np.float64), _TINY)) / temperature
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     found: np.ndarray = (powers / powers.sum(-1, keepdims=True)).astype(np.float32)
@@ -175,6 +212,14 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
 
     Raises:
       InvalidArgument: the arguments don't fit the description above, or B is too small for that coverage.
+
+    Example:
+      >>> rng = np.random.default_rng(0)
+      >>> sure = rng.uniform(0.5, 1, 200)
+      >>> probabilities = np.stack([sure, 1 - sure], axis=1)
+      >>> labels = (rng.uniform(size=200) > sure).astype(int)
+      >>> print(round(bfl.evaluation.conformal_limit(probabilities, labels, coverage=0.9), 3))
+      0.289
     """
     _check_share(coverage, "coverage")
     tensor = check_probabilities(probabilities)
@@ -190,7 +235,13 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
 
 
 def prediction_sets(probabilities: Any, limit: float) -> np.ndarray:
-    """Which classes are in each example's set, bool [B, C]: those of at least that probability, and the likeliest."""
+    """Which classes are in each example's set, bool [B, C]: those of at least that probability, and the likeliest.
+
+    Example:
+      >>> bfl.evaluation.prediction_sets(np.array([[0.9, 0.1], [0.6, 0.4]]), 0.3)
+      array([[ True, False],
+             [ True,  True]])
+    """
     array = check_probabilities(probabilities).numpy()
     found: np.ndarray = array >= limit
     found[np.arange(len(array)), array.argmax(-1)] = True

@@ -135,6 +135,12 @@ def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
 
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.accuracy(probabilities, labels)), 3))
+      0.75
     """
     probabilities = check_probabilities(probabilities)
     labels = check_labels(labels, probabilities)
@@ -149,6 +155,12 @@ def macro_recall(probabilities: Any, labels: Any) -> tf.Tensor:
     over the classes that have examples: those without have no recall.
 
     Args, returns, raises: as `accuracy`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.macro_recall(probabilities, labels)), 3))
+      0.75
     """
     return _macro(*_confusion(probabilities, labels), axis=1)
 
@@ -161,6 +173,12 @@ def macro_precision(probabilities: Any, labels: Any) -> tf.Tensor:
     over the classes that have examples; one that is never predicted has a precision of 0 (as in scikit-learn).
 
     Args, returns, raises: as `accuracy`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.macro_precision(probabilities, labels)), 3))
+      0.833
     """
     return _macro(*_confusion(probabilities, labels), axis=0)
 
@@ -197,6 +215,12 @@ def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
 
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.negative_log_likelihood(probabilities, labels)), 3))
+      0.4
     """
     probabilities = check_probabilities(probabilities)
     labels = check_labels(labels, probabilities)
@@ -222,6 +246,12 @@ def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
 
     Raises:
       InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(float(bfl.evaluation.brier_score(probabilities, labels)), 3))
+      0.25
     """
     probabilities = check_probabilities(probabilities)
     labels = check_labels(labels, probabilities)
@@ -239,6 +269,12 @@ def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
       InvalidArgument: they do not fit that, or are not of one shape.
 
     Source: Izmailov et al. 2021 (arXiv:2104.14421).
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> reference = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4]], np.float32)
+      >>> print(round(float(bfl.evaluation.agreement(probabilities, reference)), 3))
+      0.75
     """
     probabilities, reference = _pair(probabilities, reference)
     same = tf.equal(tf.argmax(probabilities, -1), tf.argmax(reference, -1))
@@ -249,6 +285,12 @@ def total_variation(probabilities: Any, reference: Any) -> tf.Tensor:
     """mean_b sum_c abs(p_bc - r_bc) / 2: a scalar in [0, 1], 0 where two predictions are the same.
 
     Args, errors and source: as of `agreement`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> reference = np.array([[0.8, 0.2], [0.3, 0.7], [0.1, 0.9], [0.6, 0.4]], np.float32)
+      >>> print(round(float(bfl.evaluation.total_variation(probabilities, reference)), 3))
+      0.15
     """
     probabilities, reference = _pair(probabilities, reference)
     return tf.reduce_mean(tf.reduce_sum(tf.abs(probabilities - reference), -1)) / 2

@@ -50,6 +50,11 @@ def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
 
     Raises:
       InvalidArgument: either is empty, not of rank 1, not real numbers, or holds NaN or infinity.
+
+    Example:
+      >>> areas = bfl.evaluation.out_of_distribution(np.array([0.1, 0.2, 0.6]), np.array([0.5, 0.8]))
+      >>> print(round(float(areas.auroc), 3))
+      0.833
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 

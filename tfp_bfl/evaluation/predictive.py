@@ -151,6 +151,12 @@ def predict(
     Raises:
       InvalidArgument: num_samples or batch_size below 1, more samples than memory holds, no such precision, no
         examples, or examples of another shape; linearised without a posterior over point weights.
+
+    Example:
+      >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2, seed=0)
+      >>> test = bfl.data.load("breast_cancer", split="test")
+      >>> bfl.evaluation.predict(model, test.features, num_samples=5).shape
+      (5, 113, 2)
     """
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
@@ -178,6 +184,15 @@ def evaluate(
 
     Raises:
       InvalidArgument: as `predict`, or labels that do not fit.
+
+    Example:
+      >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2, seed=0)
+      >>> test = bfl.data.load("breast_cancer", split="test")
+      >>> scores = bfl.evaluation.evaluate(model, test.features, test.labels, num_samples=5)
+      >>> sorted(scores.metrics)[:4]
+      ['accuracy', 'aleatoric', 'brier', 'ece']
+      >>> scores.epistemic.shape
+      (113,)
     """
     parts = []
     draw = _drawing(model, linearised)

@@ -94,6 +94,11 @@ def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = C
     Args:
       means, variances: [S, B].
       coverage: in (0, 1).
+
+    Example:
+      >>> low, high = bfl.evaluation.central_interval(np.zeros((1, 1), np.float32), np.ones((1, 1), np.float32))
+      >>> print(np.round(low, 2), np.round(high, 2))
+      [-1.64] [1.64]
     """
     stddevs = tf.sqrt(variances)
     reach = stddevs * -_quantile((1 - coverage) / 2)
@@ -126,7 +131,13 @@ def _quantile(probability: float) -> float:
 
 
 def mixture_nll(means: Any, variances: Any, labels: Any) -> tf.Tensor:
-    """-log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B]."""
+    """-log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B].
+
+    Example:
+      >>> means, variances = np.array([[0.0], [2.0]], np.float32), np.ones((2, 1), np.float32)
+      >>> print(np.round(bfl.evaluation.mixture_nll(means, variances, np.array([1.0], np.float32)), 3))
+      [1.419]
+    """
     square = tf.square(labels - means) / variances
     logs = -0.5 * (square + tf.math.log(2 * math.pi * variances))
     return math.log(means.shape[0]) - tf.reduce_logsumexp(logs, 0)

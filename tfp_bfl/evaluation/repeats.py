@@ -52,6 +52,11 @@ def over_seeds(scores: Sequence[float]) -> Repeats:
 
     Raises:
       InvalidArgument: there is none, or one is not finite.
+
+    Example:
+      >>> scores = bfl.evaluation.over_seeds([0.91, 0.93, 0.92])
+      >>> print(f"{scores.mean:.2f} +- {scores.stddev:.2f}, n = {scores.number}")
+      0.92 +- 0.01, n = 3
     """
     values = _finite(scores)
     return Repeats(len(values), float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan)
@@ -74,6 +79,11 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
 
     Raises:
       InvalidArgument: they are not of the same number, fewer than two, or one is not finite.
+
+    Example:
+      >>> difference = bfl.evaluation.paired_difference([0.93, 0.95, 0.94], [0.91, 0.92, 0.92])
+      >>> print(f"{difference.mean:.3f} [{difference.low:.3f}, {difference.high:.3f}]")
+      0.023 [0.009, 0.038]
     """
     a, b = _finite(first), _finite(second)
     if len(a) != len(b) or len(a) < 2:

@@ -52,6 +52,15 @@ def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_point
     Raises:
       InvalidArgument: the arguments don't fit the description above, B is zero, the uncertainty isn't finite,
         or `num_points` is no positive integer.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> uncertainty = 1 - probabilities.max(axis=1)
+      >>> curve = bfl.evaluation.retention_curve(probabilities, labels, uncertainty)
+      >>> print(np.round(curve.accuracy, 2))
+      [1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.   1.
+       1.   0.94 0.88 0.83 0.79 0.75]
     """
     num_points = check_count(num_points, "num_points")
     probabilities = check_probabilities(probabilities)
@@ -105,6 +114,13 @@ def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
 
     Raises:
       InvalidArgument: the two parts of the curve differ in shape, or are empty or not of rank 1.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> curve = bfl.evaluation.retention_curve(probabilities, labels, 1 - probabilities.max(axis=1))
+      >>> print(round(float(bfl.evaluation.area_under_retention_curve(curve)), 3))
+      0.96
     """
     retained = to_tensor(curve.retained, "curve's shares")
     accuracy = to_tensor(curve.accuracy, "curve's accuracies")

@@ -17,6 +17,11 @@ def rounds_to(rows: Sequence[Mapping[str, Any]], threshold: float, metric: str =
 
     Raises:
       InvalidArgument: no round has the metric.
+
+    Example:
+      >>> rows = [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.7}, {"round": 3, "accuracy": 0.9}]
+      >>> bfl.evaluation.rounds_to(rows, threshold=0.7)
+      2
     """
     return next((row["round"] for row in _with(rows, metric) if row[metric] >= threshold), None)
 
@@ -28,6 +33,11 @@ def running_mean(rows: Sequence[Mapping[str, Any]], metric: str = "accuracy", wi
 
     Raises:
       InvalidArgument: no round has the metric, or a window below 1.
+
+    Example:
+      >>> rows = [{"round": 1, "accuracy": 0.5}, {"round": 2, "accuracy": 0.7}, {"round": 3, "accuracy": 0.9}]
+      >>> print(np.round(bfl.evaluation.running_mean(rows, window=2), 2))
+      [0.5 0.6 0.8]
     """
     values = np.array([row[metric] for row in _with(rows, metric)], np.float64)
     window = check_count(window, "window")

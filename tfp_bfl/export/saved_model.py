@@ -69,6 +69,12 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
     Raises:
       InvalidArgument: there is something at `path`, or `model_or_run` or `info` is not what is described above.
       OSError: the disk is full; nothing is left at `path` then.
+
+    Example:
+      >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2, seed=0)
+      >>> folder = bfl.export.save(model, "saved")
+      >>> bfl.export.load("saved").predict(np.zeros((1, 30), np.float32))["label"].numpy()
+      array([0], dtype=int32)
     """
     if info is not None:
         information.check(info)

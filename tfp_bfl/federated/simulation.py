@@ -129,6 +129,17 @@ def simulate(
       Diverged: the server's weights are not finite after its step. The rounds before are kept.
       Error: every client of a round was faulty, in every attempt.
       WorkerError: a worker died, and could not be replaced.
+
+    Example:
+      >>> train = bfl.data.load("breast_cancer")
+      >>> clients = train.partition(bfl.data.iid(num_clients=4), seed=0)
+      >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=train.element_shape, num_classes=2)
+      >>> process = bfl.algorithms.variational(model_fn)
+      >>> result = bfl.simulate(process, clients, rounds=2, seed=0, engine="local")
+      >>> [row["round"] for row in result.rounds]
+      [1, 2]
+      >>> result.model.output_shape
+      (None, 2)
     """
     objects = {"cohorts": cohorts, "checkpoints": checkpoints, "monitor": monitor, "prediction": prediction}
     settings = settings_of(simulate, {**objects, "seed": seed, "start": start, "engine": engine, **options})

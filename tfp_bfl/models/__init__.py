@@ -115,4 +115,5 @@ __all__ = [
     "seeded",
     "split_head",
     "weight_sampling",
+    *MODELS,
 ]

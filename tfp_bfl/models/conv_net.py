@@ -34,6 +34,11 @@ def conv_net(
     Returns and raises as `tfp_bfl.models.lenet`; InvalidArgument also for a width below 1.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), their public code.
+
+    Example:
+      >>> model = bfl.models.conv_net("mc_dropout", input_shape=(28, 28, 1))
+      >>> model.output_shape, model.count_params()
+      ((None, 10), 256394)
     """
     shape = check_image_shape("conv_net", input_shape, num_classes, smallest=8)
     check_count(width, "width")

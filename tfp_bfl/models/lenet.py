@@ -41,6 +41,11 @@ def lenet(
 
     Raises:
       InvalidArgument: no such kind, normalization or layer, or a shape that it can't take.
+
+    Example:
+      >>> model = bfl.models.lenet("flipout", input_shape=(8, 8, 1))
+      >>> model.output_shape, model.count_params()
+      ((None, 10), 42536)
     """
     shape = check_image_shape("lenet", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)

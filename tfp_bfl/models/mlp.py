@@ -34,6 +34,11 @@ def mlp(
 
     Raises:
       InvalidArgument: no such kind or normalization, or fewer than two classes.
+
+    Example:
+      >>> model = bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
+      >>> model.output_shape, model.count_params()
+      ((None, 2), 8162)
     """
     check_classes(num_classes)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)

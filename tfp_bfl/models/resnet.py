@@ -29,6 +29,11 @@ def resnet20(
       others: as `tfp_bfl.models.lenet`.
 
     Returns and raises as `tfp_bfl.models.lenet`.
+
+    Example:
+      >>> model = bfl.models.resnet20("deterministic", input_shape=(32, 32, 3))
+      >>> model.output_shape, model.count_params()
+      ((None, 10), 271098)
     """
     shape = check_image_shape("resnet20", input_shape, num_classes, smallest=8)
     blocks = Blocks(kind, prior_stddev=prior_stddev, dropout_rate=dropout_rate, normalization=normalization, **options)

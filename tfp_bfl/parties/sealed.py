@@ -84,7 +84,8 @@ class SealedParty(Party):
 
     Args:
       process: of the run, whose rule sums whole numbers (`compose(secure_sums=...)`).
-      *own, **kept: the others of `Party`.
+      *own: positional arguments of `Party`.
+      **kept: keyword arguments of `Party`.
       keys: of each other party's number, `KEY_BYTES` that only the two have.
       min_parties: it lets no sum of fewer be known.
       promises: where it puts what it has promised of rounds; None for a dictionary.

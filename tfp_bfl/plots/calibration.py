@@ -24,6 +24,12 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, ove
 
     Raises:
       InvalidArgument: as `tfp_bfl.evaluation.calibration.reliability`.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> figure = bfl.plots.reliability_diagram(probabilities, labels)
+      >>> figure.savefig("reliability.png")
     """
     return reliability_bars(reliability(probabilities, labels, num_bins, over), over)
 

@@ -31,6 +31,11 @@ def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
     Raises:
       InvalidArgument: the counts are not of shape [K, C] with K, C > 0, are negative or not finite, or the
         names are not C.
+
+    Example:
+      >>> clients = bfl.data.load("digits").partition(bfl.data.dirichlet(num_clients=10, alpha=0.5), seed=0)
+      >>> figure = bfl.plots.client_labels(clients.label_counts(), clients.source.class_names)
+      >>> figure.savefig("clients.png")
     """
     counts = np.asarray(label_counts)
     if counts.ndim != 2 or not counts.size or counts.dtype.kind not in "iuf":

@@ -37,6 +37,15 @@ def uncertain_examples(
 
     Raises:
       InvalidArgument: the arguments don't fit each other or the description above.
+
+    Example:
+      >>> test = bfl.data.load("digits", split="test")
+      >>> model = bfl.models.lenet("flipout", input_shape=test.element_shape)
+      >>> scores = bfl.evaluation.evaluate(model, test.features[:100], test.labels[:100], num_samples=2)
+      >>> figure = bfl.plots.uncertain_examples(
+      ...     test.features[:100], test.labels[:100], scores.probabilities, scores.entropy, test.class_names
+      ... )
+      >>> figure.savefig("uncertain.png")
     """
     images = np.asarray(features)
     if not are_images(images):

@@ -28,6 +28,11 @@ def to_tfp(q: LowRank | MeanField | Samples) -> Any:
 
     Raises:
       InvalidArgument: it is none of them, or has no leaves.
+
+    Example:
+      >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
+      >>> print(np.array(bfl.posterior.to_tfp(q).stddev()[0]))
+      [1. 2.]
     """
     if not isinstance(q, (LowRank, MeanField, Samples)):
         raise InvalidArgument(f"q must be a LowRank, a MeanField or Samples, not {type(q).__name__}.")

@@ -84,5 +84,10 @@ def sample(q: LowRank | MeanField | Samples, seed: Any, num_samples: int | None 
       InvalidArgument: num_samples below 1, or q as in `as_low_rank`.
 
     Source: Maddox et al. 2019 (arXiv:1902.02476), eq. 1.
+
+    Example:
+      >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
+      >>> bfl.posterior.sample(q, seed=(0, 1), num_samples=5).shape
+      TensorShape([5, 2])
     """
     return _family(q).sample(q, seed, num_samples)

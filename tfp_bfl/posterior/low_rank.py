@@ -127,6 +127,11 @@ def log_prob(q: LowRank | MeanField, weights: Any) -> tf.Tensor:
     Raises:
       InvalidArgument: weights of another structure, shape or type, a diagonal too small beside the deviations for
         float64, or q as in `as_low_rank`.
+
+    Example:
+      >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
+      >>> print(round(float(bfl.posterior.log_prob(q, np.zeros(2, np.float32))), 3))
+      -2.656
     """
     q = as_low_rank(q)
     weights, many = _as_rows(weights, q)

@@ -60,6 +60,12 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
 
     Raises:
       InvalidArgument: the structures or shapes differ.
+
+    Example:
+      >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
+      >>> p = bfl.posterior.MeanField(np.zeros(2, np.float32), np.ones(2, np.float32))
+      >>> print(round(float(bfl.posterior.kl_divergence(q, p)), 3))
+      1.307
     """
     try:
         for structure in (q.variance, p.mean, p.variance):
@@ -105,6 +111,11 @@ def stack(posteriors: Sequence[MeanField]) -> MeanField:
 
     Raises:
       InvalidArgument: there are none, or their structures differ.
+
+    Example:
+      >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
+      >>> bfl.posterior.stack([q, q]).mean.shape
+      TensorShape([2, 2])
     """
     if not posteriors:
         raise InvalidArgument("stack needs at least one posterior.")

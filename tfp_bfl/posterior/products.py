@@ -76,6 +76,12 @@ def gaussian_product(
         no `MeanField`; a precision that is not positive definite. (In a graph values are not checked.)
 
     Source: Makni 2022, FL-SWAG.
+
+    Example:
+      >>> q = bfl.posterior.MeanField(np.array([0.0, 1.0], np.float32), np.array([1.0, 4.0], np.float32))
+      >>> product = bfl.posterior.gaussian_product([q, q])
+      >>> print(np.array(product.mean), np.array(product.diagonal))
+      [0. 1.] [0.5 2. ]
     """
     if not posteriors:
         raise InvalidArgument("gaussian_product needs at least one posterior.")

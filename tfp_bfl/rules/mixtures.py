@@ -42,6 +42,12 @@ def naive_weighted_average() -> Rule:
     mean = sum_k b_k m_k,   variance = sum_k b_k s_k^2
 
     The variance is that of an average client, whether or not the clients agree.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.naive_weighted_average(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.5] [1.5]
     """
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
@@ -67,6 +73,12 @@ def mean_precision_average() -> Rule:
     displacement must be a natural gradient.
 
     Source: ours; the variance is that of the log-linear pool (Genest & Zidek 1986).
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.mean_precision_average(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.5] [1.333]
     """
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
@@ -91,6 +103,12 @@ def weighted_sum() -> Rule:
     mean = sum_k b_k m_k,   variance = sum_k b_k^2 s_k^2
 
     With equal weights the variance is 1 / K of an average client's: K rounds of agreement shrink it geometrically.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.weighted_sum(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.5] [0.75]
     """
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
@@ -112,6 +130,12 @@ def linear_pool() -> Rule:
 
     Disagreement between the clients' means widens the result. Where all clients move alike, by more than their standard
     deviations, the subtraction cancels: the sums are float64, twice the bytes of the other rules.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.linear_pool(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.5] [3.75]
     """
 
     def units(anchor: MeanField) -> mixtures.MixtureSums:

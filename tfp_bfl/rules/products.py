@@ -53,6 +53,12 @@ def conflation() -> Rule:
     variance = 1 / sum_k 1 / s_k^2,   mean = variance sum_k m_k / s_k^2
 
     K like-minded clients give 1 / K of their variance each round.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.conflation(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.] [0.667]
     """
 
     def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Precisions:
@@ -82,6 +88,12 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule:
 
     Raises:
       InvalidArgument: largest_weight is not a finite number above zero.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.weighted_conflation(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.] [0.667]
     """
     if largest_weight is not None:
         most = check_number(largest_weight, "largest_weight")
@@ -99,6 +111,12 @@ def log_linear_pool() -> Rule:
 
     It is weighted conflation with numerator 1 for normalised weights: like-minded clients keep their variance, so the
     posterior does not shrink by 1 / K each round.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> pooled = bfl.rules.aggregate(bfl.rules.log_linear_pool(), clients)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.] [1.333]
     """
     pool = _product(lambda total: total.weight)
     return Rule(_weighted_precisions, add, pool, "log_linear_pool", linear=True, units=_units)
@@ -121,6 +139,13 @@ def distributed_weight_consolidation() -> Rule:
     Weights play no part. The precision can come out zero or negative (clients less sure than the anchor): those weights
     keep the anchor's mean and variance, and their number is the metric `kept_weights`. The subtraction cancels, so the
     statistics are float64: twice the bytes of the other rules.
+
+    Example:
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> anchor = bfl.posterior.MeanField(np.zeros(1), np.full(1, 4.0))
+      >>> pooled = bfl.rules.aggregate(bfl.rules.distributed_weight_consolidation(), clients, anchor=anchor)
+      >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
+      [1.2] [0.8]
     """
     double = lambda x: tf.cast(x, tf.float64)
 

@@ -113,14 +113,16 @@ class Potential:
 def potentials_of(
     potential: Potential, draws: Any, features: Any, labels: Any, *, prior_stddev: Optional[float] = 1.0
 ) -> np.ndarray:
-    """U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) of each draw, over all examples.
+    """Compute the potential of each sample of the weights over all examples.
 
-    R-hat, effective draws and the HPD level of a chain are asked of this: the NLL of a round is of its batches, whose
-    noise hides a chain that hardly moves.
+    U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2)
+
+    R-hat, effective sample size and the HPD level of a chain are computed from it. The NLL of a round comes from
+    batches, and its noise would hide that a chain hardly moves.
 
     Args:
       potential: of a model.
-      draws: leaves [..., *shape] like the model's point weights, such as `federated.Chains.draws.point`.
+      draws: leaves [..., shape of the weight] like the model's point weights, such as `federated.Chains.draws.point`.
       features, labels: of all examples [N, ...], [N].
       prior_stddev: t; None for a flat prior.
 

@@ -1,0 +1,70 @@
+"""The documentation site as it is built: signatures, links, formulas."""
+
+import html.parser
+import pathlib
+import re
+import subprocess
+import sys
+import urllib.parse
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SITE = ROOT / "build" / "docs"
+FEWEST_SIGNATURES = 500
+RAW = re.compile(r"\.\. (?:auto\w+|currentmodule|py:\w+|toctree|code-block|note|rubric|math)::")
+COMMAND = ["-m", "sphinx", "-c", "docs", "-b", "html", "-j", "2", "-q", "-W", "--keep-going", ".", str(SITE)]
+
+pytestmark = [pytest.mark.long, pytest.mark.deep(after="tests/docs/test_reference.py")]
+
+
+class Page(html.parser.HTMLParser):
+    """The targets of a page's links, and the places that links can lead to."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.places = set(), {""}
+        self.text = path.read_text()
+        self.feed(self.text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.links |= {found[name] for name in ("href", "src") if found.get(name)}
+        self.places |= {found[name] for name in ("id", "name") if found.get(name)}
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """The built pages. Sphinx builds only those that are older than their sources."""
+    subprocess.run([sys.executable, *COMMAND], cwd=ROOT, check=True, timeout=1700)
+    return {path: Page(path) for path in sorted(SITE.glob("**/*.html"))}
+
+
+def test_the_reference_shows_signatures(pages):
+    reference = [page.text for path, page in pages.items() if path.parent.name == "generated"]
+    assert sum(text.count('<dt class="sig sig-object') for text in reference) >= FEWEST_SIGNATURES
+
+
+def test_no_page_shows_a_directive(pages):
+    written = {path: RAW.search(page.text) for path, page in pages.items() if "_modules" not in path.parts}
+    assert not {path: match[0] for path, match in written.items() if match}
+
+
+def test_no_link_is_dead(pages):
+    dead = []
+    for path, page in pages.items():
+        for link in page.links:
+            target = urllib.parse.urlsplit(link)
+            if target.scheme or target.netloc:
+                continue
+            to = (path.parent / urllib.parse.unquote(target.path)).resolve() if target.path else path
+            place = urllib.parse.unquote(target.fragment)
+            if not to.exists() or (to in pages and place not in pages[to].places):
+                dead.append(f"{path.relative_to(SITE)}: {link}")
+    assert not dead, "\n".join(dead)
+
+
+def test_guides_and_reference_link_each_other(pages):
+    guide, reference = (SITE / "docs" / name for name in ("concepts.html", "generated/tfp_bfl.rules.linear_pool.html"))
+    assert any("generated/tfp_bfl.rules.linear_pool.html" in link for link in pages[guide].links)
+    assert any("concepts.html" in link for link in pages[reference].links)
