@@ -1,4 +1,4 @@
-"""Writes the pages of the API reference, a page for each public name, and links the guides with them in both directions."""
+"""Write the pages of the API reference, a page for each public name, and links between them and the guides."""
 
 import functools
 import importlib
@@ -47,7 +47,7 @@ def functions_and_classes(package: str) -> tuple[list[str], list[str]]:
     return [name for name in functions if name not in classes], classes
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def homes() -> dict[str, str]:
     """Return, for the full name of each function and class, the name under which it has its page.
 
