@@ -106,6 +106,7 @@ class Party:
         memory: Optional[Versions] = None,
         charge: Optional[Callable[[Arrays], None]] = None,
         max_examples: Optional[int] = None,
+        *,
         job: bytes = bytes(32),
     ):
         self.number = number
