@@ -7,6 +7,7 @@ import pytest
 from experiments.default_posterior import cell, run, tables
 from experiments.default_posterior.config import COMMON, DEFAULT, METHODS, SIZES, TEMPERATURES
 from tfp_bfl import algorithms, clients
+from tfp_bfl.training import inference, optimizers
 
 SMALL = {
     **{"dataset": "digits", "model": "mlp", "rounds": 2, "average": 2, "num_samples": 3, "server_share": 0.3},
@@ -26,9 +27,9 @@ def test_every_cell_has_a_name_of_its_own_and_baselines_have_as_many_trials():
 
 
 def test_the_default_is_the_librarys():
-    assert DEFAULT["inference"] == clients.inference.DEFAULT_INFERENCE
+    assert DEFAULT["inference"] == inference.DEFAULT_INFERENCE
     assert DEFAULT["temperature"] == clients.TEMPERATURES["categorical"]
-    assert DEFAULT["optimizer"] == clients.optimizers.DEFAULT_OPTIMIZER
+    assert DEFAULT["optimizer"] == optimizers.DEFAULT_OPTIMIZER
     assert clients.inverse_decay(1.0)(10) == clients.inverse_decay(1.0, cell.HALF_ROUNDS)(10)
     assert DEFAULT["schedule"] == "inverse" and DEFAULT["rate"] == clients.default_rate(DEFAULT["inference"])
     assert DEFAULT["rule"] == algorithms.fixed_points.default_rule(None)
