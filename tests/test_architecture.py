@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "rules": {"contracts", "weights", "layers", "posterior"},
     "weighting": {"weights", "layers", "posterior"},
     "servers": {"contracts", "weights", "models", "layers", "posterior"},
-    "evaluation": {"weights", "models", "posterior", "layers"},
+    "evaluation": {"data", "weights", "models", "posterior", "layers"},
     "export": {"weights", "models", "posterior", "layers", "evaluation"},
     "plots": {"evaluation", "posterior"},
     "models": {"weights", "layers", "posterior"},

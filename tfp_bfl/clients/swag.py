@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
-from tfp_bfl.layers import sampling, without_autograph
+from tfp_bfl.layers import as_floats, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import LowRank, MeanField, swag_moments
 from tfp_bfl.training.batches import steps_per_epoch, without_initial_values
@@ -133,7 +133,7 @@ def swag(
         def statistics(q: LowRank, features: tf.Tensor, seed: tf.Tensor) -> MeanField:
             if not has_statistics:
                 return MeanField((), ())
-            images = tf.image.convert_image_dtype(features[:NORMALIZED_AT_ONCE], tf.float32)
+            images = as_floats(features[:NORMALIZED_AT_ONCE])
             with sampling("mean", seed):
                 return batch_moments(network, q.mean, images)
 
@@ -210,7 +210,7 @@ def _features(network: tf.keras.Model, inputs: tf.Tensor) -> tf.Tensor:
     size = FEATURES_AT_ONCE
 
     def some(i: tf.Tensor) -> tf.Tensor:
-        part = tf.image.convert_image_dtype(inputs[i * size : (i + 1) * size], tf.float32)
+        part = as_floats(inputs[i * size : (i + 1) * size])
         with sampling("mean"):
             features = tf.cast(network(part, training=False), tf.float32)
         return tf.pad(features, [[0, size - tf.shape(features)[0]], [0, 0]])

@@ -7,23 +7,32 @@ from typing import Any
 
 import numpy as np
 
+from tfp_bfl.data.names import as_text, ordered
 from tfp_bfl.errors import InvalidArgument, shown
 
 _IMAGE_DIMENSIONS = 4
 
 
 def checked_features(features: Any) -> np.ndarray:
-    """Features as a `Source` holds them: [N, ...].
+    """Return features as a `Source` holds them, [N, ...]; their values decide, not their type.
 
-    float16, float64 and bool become float32; bytes without a channel axis [N, height, width] get one; floating-point
-    images that hold whole numbers from 0 to 255 become bytes. What is read on demand, such as a `np.memmap`, stays as
-    it is.
+    Tables and sequences become float32, of whichever type. Images [N, height, width, channels] become bytes if they
+    hold whole numbers from 0 to 255, and float32 if all are from 0 to 1. Arrays of bytes [N, height, width] get a
+    channel axis. Features that are read on demand, such as a `np.memmap`, stay as they are.
+
+    Args:
+      features: array, or an object that reads slices of one.
 
     Raises:
-      InvalidArgument: they are no numbers, not finite, of one dimension, or images of floats outside 0 to 1.
+      InvalidArgument: they are no numbers, not finite, of one dimension, or images of other values.
     """
     on_demand = not hasattr(features, "numpy") and all(hasattr(features, x) for x in ("shape", "dtype", "__getitem__"))
     if isinstance(features, np.memmap) or (on_demand and not isinstance(features, np.ndarray)):
+        if len(features.shape) == _IMAGE_DIMENSIONS and features.dtype.kind in "biu" and features.dtype != np.uint8:
+            raise InvalidArgument(
+                f"features are images of type {features.dtype}, read on demand, but must be uint8, or floats from 0 to "
+                "1: save them as uint8."
+            )
         return features
     array = np.asarray(features)
     if array.dtype.kind not in "biuf":
@@ -35,14 +44,13 @@ def checked_features(features: Any) -> np.ndarray:
             f"features have the shape {list(array.shape)}, but must be [examples, columns] or [examples, height, "
             "width, channels]."
         )
-    if array.dtype == np.uint8:
+    if array.dtype == np.uint8 and array.ndim > 2:
         return array[..., np.newaxis] if array.ndim == _IMAGE_DIMENSIONS - 1 else array
-    if array.dtype.kind == "b" or (array.dtype.kind == "f" and array.dtype != np.float32):
-        array = array.astype(np.float32)
-    if array.dtype.kind == "f":
-        _check_finite(array)
-        return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
-    return array.astype(np.int32) if array.dtype == np.int64 and _fits_int32(array) else array
+    if array.dtype != np.float32:
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
+    _check_finite(array)
+    return _pixels(array) if array.ndim == _IMAGE_DIMENSIONS and array.size else array
 
 
 def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -130,21 +138,15 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     if lowest >= 0 and highest <= 255 and np.array_equal(images, np.rint(images)):
         return images.astype(np.uint8)
     raise InvalidArgument(
-        f"features are images of floats from {lowest:g} to {highest:g}, but must be bytes, or floats from 0 to 1: "
+        f"features are images of numbers from {lowest:g} to {highest:g}, but must be bytes, or floats from 0 to 1: "
         "rescale them."
     )
 
 
-def _fits_int32(array: np.ndarray) -> bool:
-    limits = np.iinfo(np.int32)
-    return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
-
-
 def _named(array: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Of labels that are text."""
-    texts = np.array([x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x) for x in array.tolist()], object)
-    if not names:
-        names = tuple(sorted(set(texts)))
+    texts = as_text(array.tolist())
+    names = names or ordered(texts)
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({x for x in texts if x not in numbers})
     if unknown:

@@ -258,8 +258,10 @@ class Clients(ClientData):
           InvalidArgument: there is no client k.
         """
         part = self.indices[self._checked(k)]
-        client = np.full(len(part), k, np.int32)
-        return ClientExamples(client, self.source.features[part], self.source.labels[part])
+        client, features = np.full(len(part), k, np.int32), self.source.features[part]
+        if not self.source.is_image:  # Read on demand, they have the type of their file.
+            features = np.asarray(features, np.float32)
+        return ClientExamples(client, features, self.source.labels[part])
 
     def describe(self) -> str:
         """Returns a table of the examples of each class that each client holds: the first 20, and all."""

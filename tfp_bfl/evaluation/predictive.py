@@ -9,6 +9,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import summarise
@@ -20,7 +21,7 @@ from tfp_bfl.evaluation.metrics import (
     macro_recall,
     negative_log_likelihood,
 )
-from tfp_bfl.layers import MCDropout, sampling
+from tfp_bfl.layers import MCDropout, as_floats, sampling
 from tfp_bfl.models import in_bfloat16
 from tfp_bfl.weights import MemberSampling, WeightSampling, num_members, weight_sampling
 
@@ -112,7 +113,7 @@ def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.T
 
 
 def _samples(draw: Callable[..., tf.Tensor], model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    features = tf.image.convert_image_dtype(features, tf.float32)
+    features = as_floats(features)
     return tf.map_fn(lambda seed: draw(model, features, seed), seeds, fn_output_signature=tf.float32)
 
 
@@ -252,6 +253,8 @@ def _batches(
     wanted, given = list(model.input_shape[1:]), list(np.shape(features)[1:])
     if wanted != given:
         raise InvalidArgument(f"The model takes examples of shape {wanted}, but these have shape {given}.")
+    if len(given) != 2:  # Bytes [height, width] are no image without a channel, which the model does not take.
+        features = checked_features(features)
     if is_stochastic(model):
         check_num_samples(num_samples, min(batch_size, len(features)), model.output_shape[-1])
     members = num_members(model)

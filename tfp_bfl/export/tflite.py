@@ -22,6 +22,7 @@ from tfp_bfl.export.paths import find, new_file
 from tfp_bfl.export.saved_model import Source, model_of
 from tfp_bfl.export.signatures import image_types, make_functions
 from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.layers import as_floats
 from tfp_bfl.weights import num_members
 
 MOST_BYTES = 2**31 - 2**20
@@ -97,13 +98,13 @@ class _Fixed(tf.Module):
         samples = [drawn(each) for each in sample_seeds(seed, num_samples)]
 
         def predict(images: tf.Tensor) -> dict[str, tf.Tensor]:
-            images = tf.image.convert_image_dtype(images, tf.float32)
+            images = as_floats(images)
             # Made once in the graph: the samples share them in the file.
             shared = [tf.constant(value.numpy()) for value in fixed]
             draws = [rest(images, *shared, *(tf.constant(value.numpy()) for value in sample)) for sample in samples]
             return answers.summary(tf.stack([draw[0] for draw in draws]))
 
-        self.mean = tf.function(lambda images: module.mean(tf.image.convert_image_dtype(images, tf.float32)))
+        self.mean = tf.function(lambda images: module.mean(as_floats(images)))
         self.predict = tf.function(predict)
 
 

@@ -5,6 +5,7 @@ They are ordinary Keras layers: KL through `add_loss`, `fit`, `save`, `summary`.
 
 from tfp_bfl.layers.dropout import MCDropout
 from tfp_bfl.layers.flipout import Conv2DFlipout, DenseFlipout
+from tfp_bfl.layers.inputs import as_floats
 from tfp_bfl.layers.noise import sampling, without_autograph
 from tfp_bfl.layers.variational_dropout import Conv2DVariationalDropout, DenseVariationalDropout
 
@@ -14,6 +15,7 @@ __all__ = [
     "DenseFlipout",
     "DenseVariationalDropout",
     "MCDropout",
+    "as_floats",
     "sampling",
     "without_autograph",
 ]

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ServerStep, stack_of
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
-from tfp_bfl.layers import sampling
+from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
@@ -86,7 +86,7 @@ def distil(
         point = tuple(map(mean, stacked.point))
         draws = _draws(stacked.point, seeds[0], distribution, num_models, concentration)
         members = tuple(tf.concat([x, m[tf.newaxis], d], 0) for x, m, d in zip(stacked.point, point, draws))
-        inputs = tf.image.convert_image_dtype(tf.constant(features), tf.float32)
+        inputs = as_floats(features)
         logits = lambda own, x: _logits(model, own, x, moments)
         teacher = _teach(logits, members, inputs) ** (1 / temperature)
         teacher /= tf.reduce_sum(teacher, 1, keepdims=True)

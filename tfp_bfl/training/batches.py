@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional
 import tensorflow as tf
 
 from tfp_bfl.data.augmentation import Augmentation
+from tfp_bfl.layers import as_floats
 
 # No step draws from a seed folded by this.
 _AUGMENTED = 2**29
@@ -79,7 +80,7 @@ def over_batches(
 
 
 def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    features, scope = tf.image.convert_image_dtype(features, tf.float32), _augmenting.get()
+    features, scope = as_floats(features), _augmenting.get()
     if scope is None:
         return features
     scope.used = True

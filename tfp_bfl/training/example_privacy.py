@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_noise, check_number, shown
+from tfp_bfl.layers import as_floats
 from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.weights import layout
 
@@ -82,7 +83,7 @@ def over_drawn(
         step_seed = tf.random.experimental.stateless_fold_in(seed, i)
         batch_seed = tf.random.experimental.stateless_fold_in(step_seed, _OF_BATCH)
         rows = tf.where(tf.random.stateless_uniform([number], batch_seed) < share)[:, 0]
-        features = tf.image.convert_image_dtype(tf.gather(examples.features, rows), tf.float32)
+        features = as_floats(tf.gather(examples.features, rows))
         return i + 1, step(state, features, tf.gather(examples.labels, rows), step_seed)
 
     steps = num_epochs * steps_per_epoch(number, batch_size)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_number
-from tfp_bfl.layers import MCDropout, without_autograph
+from tfp_bfl.layers import MCDropout, as_floats, without_autograph
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.weights import batch_normalized_call, functional_call, layout
@@ -63,7 +63,7 @@ class Potential:
     def outputs(self, vector: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
         """The model's outputs [B, C] at weights [D]; integer features are scaled to [0, 1]."""
         call = batch_normalized_call if self._by_batch else functional_call
-        found = call(self.model, self.shaped(vector), tf.image.convert_image_dtype(features, tf.float32))
+        found = call(self.model, self.shaped(vector), as_floats(features))
         return found[0] if self._by_batch else found
 
     def each(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl import posterior
-from tfp_bfl.layers import noise
+from tfp_bfl.layers import as_floats, noise
 from tfp_bfl.posterior import LowRank, MeanField, Samples
 from tfp_bfl.weights.functional_call import batch_moments, functional_call
 from tfp_bfl.weights.model_weights import ModelWeights, assign_weights, get_weights, layout
@@ -35,7 +35,7 @@ class WeightSampling(tf.keras.layers.Layer):
         self._pack = lambda leaves: tf.nest.pack_sequence_as(q, leaves)
         self._examples = None
         if batch_norm_examples is not None and layout(model).moving_mean:
-            examples = tf.image.convert_image_dtype(batch_norm_examples, tf.float32)
+            examples = as_floats(batch_norm_examples)
             self._examples = tf.Variable(examples, trainable=False)
 
     @property
