@@ -60,8 +60,8 @@ def test_its_model_answers_about_rows_as_they_are(run, folder, capsys):
 @pytest.mark.parametrize(
     ("rows", "names", "message"),
     [
-        ([[1]], ["age"], "has no column 'dose', which the model asks for"),
-        ([[1, "much"]], ["age", "dose"], "column 'dose' of .* holds 'much', but must hold numbers"),
+        ([[1]], ["age"], "has no column 'dose', which the model requires"),
+        ([[1, "much"]], ["age", "dose"], "column 'dose' holds 'much' in row 1, which is no number"),
     ],
 )
 def test_rows_that_it_can_not_take(run, tmp_path, capsys, rows, names, message):
@@ -86,11 +86,11 @@ def test_it_is_reported_and_repeated_from_its_folder(run, folder, monkeypatch):
     [
         (["--dataset", "gone.csv"], "The table gone.csv can't be read: No such file"),
         (["--dataset", "patients.csv", "--label", "sik"], "no column for --label in patients.csv 'sik': did you mean"),
-        (["--dataset", "patients.csv", "--label", "sick"], "The column 'site' of patients.csv holds 'site 0'"),
+        (["--dataset", "patients.csv", "--label", "sick"], "column 'site' holds 'site 0' in row 1"),
         (["--dataset", "patients.csv", *OWN, "--clients", "9"], "clients is 9, but patients names 3"),
         (["--dataset", "patients.csv", *OWN, "--cohort-size", "4"], "cohort_size is 4"),
         (["--dataset", "patients.csv", *OWN, "--model", "lenet"], "for tables use the model mlp"),
-        (["--dataset", "digits", "--label", "x"], "label is of data of one's own, and 'digits' is none"),
+        (["--dataset", "digits", "--label", "x"], "label belongs to user-supplied data, and 'digits' is no file"),
         (["--dataset", "digits", "--partition", "given"], "The data say nothing of clients"),
     ],
 )
@@ -117,3 +117,28 @@ def test_a_folder_of_images(tmp_path):
     assert (config["partition"], config["clients"]) == ("given", 2)
     assert bfl.export.read_info(out / "saved_model").class_names == ["bright", "dark"]
     assert run_command_line(["predict", str(out), str(tmp_path / "scans" / "hospital 0" / "dark")]) == 0
+
+
+def test_columns_are_dropped_and_separated_as_asked(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [["P 1", *(str(x).replace(".", ",") for x in row[:2]), *row[2:], "a, b"] for row in ROWS]
+    lines = [["id", "age", "dose", "sick", "site", "notes, more"], *rows]
+    (tmp_path / "german.csv").write_text("\n".join(";".join(line) for line in lines), encoding="utf-8")
+    options = ["--dataset", "german.csv", *OWN, *TRAINING, "--rounds", "1", "--output"]
+    assert run_command_line(["run", *options, "run"]) == 2
+    assert "column 'id' holds 'P 1' in row 1" in capsys.readouterr().err
+    assert run_command_line(["run", *options, "run", "--drop", 'id,"notes, more"', "--separator", ";"]) == 0
+    columns = [name for name, *_ in bfl.export.read_info(tmp_path / "run" / "saved_model").data["columns"]]
+    assert columns == ["age", "dose"]
+    again = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (again["drop"], again["separator"]) == ('id,"notes, more"', ";")
+    assert run_command_line(["predict", "run", "german.csv", "--separator", ";"]) == 0
+    from_lists = bfl.app.config.make_config(None, {"dataset": "german.csv", "drop": ["id", "notes, more"]})
+    assert from_lists.dropped == ("id", "notes, more")
+
+
+@pytest.mark.parametrize("name", ["table.xlsx", "table.csv.gz", "table.txt"])
+def test_files_of_other_types_are_named(tmp_path, capsys, name):
+    (tmp_path / name).write_bytes(b"PK")
+    assert run_command_line(["run", "--dataset", str(tmp_path / name), "--label", "sick"]) == 2
+    assert "is of a type that can't be read: give a .csv, .tsv, .parquet or .npz file" in capsys.readouterr().err

@@ -130,7 +130,7 @@ def test_numbers_without_the_task_say_which_option_is_missing(table, tmp_path, c
     assert run_command_line(["run", *SMALL, *options]) == 2
     assert "--task regression" in capsys.readouterr().err
     assert run_command_line(["run", "--task", "regression", "--output", str(tmp_path / "x")]) == 2
-    assert "task is of data of one's own" in capsys.readouterr().err
+    assert "task belongs to user-supplied data" in capsys.readouterr().err
 
 
 @pytest.mark.deep(after="tests/app/test_regression.py")

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tfp_bfl.data import is_own, read_own, read_rows
+from tfp_bfl.data import is_own, names_clients, read_images, read_own, read_rows
 from tfp_bfl.errors import InvalidArgument
 
 ROWS = 60
@@ -68,14 +68,13 @@ def test_a_share_of_each_client_and_class_is_held_out(tmp_path):
 def test_a_test_set_of_its_own(tmp_path):
     path = written(tmp_path)
     test = written(tmp_path, table=TABLE.slice(0, 10).select(["smokes", "dose", "age", "sick", "centre"]), name="later")
-    with pytest.raises(InvalidArgument, match="other columns"):
-        read_own(path, "sick", "centre", test)
-    test = written(tmp_path, table=TABLE.slice(0, 10), name="later")
-    data = read_own(path, "sick", "centre", test)
+    data = read_own(path, "sick", "centre", test)  # columns are found by name
     assert (data.train.num_examples, data.test.num_examples) == (ROWS, 10)
     np.testing.assert_allclose(raw(data.test)[:, 0], AGE[:10], rtol=1e-5)
     assert [data.test.class_names[label] for label in data.test.labels] == SICK[:10].tolist()
     assert data.test.columns == data.train.columns
+    with pytest.raises(InvalidArgument, match="has no column 'dose', which the model requires: its columns are 'age'"):
+        read_own(path, "sick", "centre", written(tmp_path, table=TABLE.drop(["dose"]), name="short"))
 
 
 def test_without_clients(tmp_path):
@@ -86,7 +85,7 @@ def test_without_clients(tmp_path):
 def test_rows_to_ask_a_model_about(tmp_path):
     rows = read_rows(written(tmp_path), ["dose", "age"])
     np.testing.assert_allclose(rows, np.stack([DOSE, AGE], -1), rtol=1e-6)
-    with pytest.raises(InvalidArgument, match="has no column 'height', which the model asks for"):
+    with pytest.raises(InvalidArgument, match="has no column 'height', which the model requires"):
         read_rows(written(tmp_path), ["age", "height"])
 
 
@@ -94,21 +93,26 @@ def test_rows_to_ask_a_model_about(tmp_path):
     ("change", "options", "message"),
     [
         (TABLE, {"label": "sic"}, "There is no column for --label in .*patients.csv 'sic': did you mean 'sick'"),
-        (TABLE, {"label": "sick", "client": "center"}, "for --client in .* 'center': did you mean 'centre'"),
-        (TABLE, {"label": "sick"}, "'centre' of .* holds 'centre [0-9]+', but must hold numbers"),
+        (TABLE, {"label": "sick", "client": "center"}, "for --client-column in .* 'center': did you mean 'centre'"),
+        (
+            TABLE,
+            {"label": "sick"},
+            "'centre' holds 'centre [0-9]+' in row 1, which is no .*'centre' with --client-column",
+        ),
         (
             replaced("age", [None, *AGE[1:]]),
             {"label": "sick", "client": "centre"},
-            "The column 'age' of .* has 1 empty cells, the first in row 1",
+            "In .*patients.csv the column 'age' has 1 empty cell, the first in row 1: .* --drop",
         ),
         (
             replaced("age", [*AGE[:7], np.inf, *AGE[8:]]),
             {"label": "sick", "client": "centre"},
-            "'age' of .* not finite, or too large, in row 8",
+            "'age' holds inf in row 8, which is not finite, or too large",
         ),
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),
-        (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "too few examples, 1, to hold a test set out"),
+        (TABLE.slice(0, 1), {"label": "sick", "client": "centre", "is_part": True}, "too few examples, 1, to hold"),
+        (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "labels in the column 'sick' of .* are all '"),
     ],
 )
 def test_what_is_wrong_with_a_table(tmp_path, change, options, message):
@@ -124,7 +128,7 @@ def test_files_that_are_none(tmp_path):
         with pytest.raises(InvalidArgument):
             read_own(tmp_path / name)
     (tmp_path / "a.csv").write_text("x,y\n1,2,3\n")
-    with pytest.raises(InvalidArgument, match="can't be read: CSV parse error: Expected 2 columns, got 3"):
+    with pytest.raises(InvalidArgument, match=r"Row 1 of .*a.csv has 3 cells, but the header has 2, separated by ','"):
         read_own(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_text("x,x,label\n1,2,3\n")
     with pytest.raises(InvalidArgument, match="two columns 'x'"):
@@ -185,6 +189,86 @@ def test_folders_of_images(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArgument, match="and has none"):
         read_own(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "valid"), ("train", "val"), ("Train", "Test"), ("training", "Validation")]
+)
+@pytest.mark.parametrize("middle", ["", "site a"])
+def test_names_of_training_and_test_folders(tmp_path, train, test, middle):
+    for k in range(8):
+        draw(tmp_path / train / middle / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    draw(tmp_path / test / middle / "dog" / "9.png", 9)
+    data = read_own(tmp_path)
+    assert (data.train.num_examples, data.test.num_examples) == (8, 1)
+    assert data.client_names == ((middle,) if middle else ()) and names_clients(tmp_path) == bool(middle)
+
+
+def test_training_and_test_folders_that_are_not_clear(tmp_path):
+    for name in ("train", "test", "valid"):
+        draw(tmp_path / name / "dog" / "0.png", 0)
+        draw(tmp_path / name / "cat" / "1.png", 1)
+    assert read_own(tmp_path).test.num_examples == 2  # the test set is "test"
+    draw(tmp_path / "Training" / "dog" / "0.png", 0)
+    with pytest.raises(InvalidArgument, match="has both train/ and Training/: leave one out"):
+        read_own(tmp_path)
+    (tmp_path / "Training").rename(tmp_path / "more")
+    with pytest.raises(InvalidArgument, match="has 'more' beside train/ and test/: move it"):
+        read_own(tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    for k in range(12):
+        draw(tmp_path / ("train", "car", "test")[k % 3] / f"{k}.png", k)
+    assert read_own(tmp_path).train.class_names == ("car", "test", "train")
+
+
+@pytest.mark.parametrize("hidden", [".ipynb_checkpoints/0.png", "__MACOSX/cat/0.png", "cat/._0.png", "cat/.0.png"])
+def test_hidden_files_are_no_examples(tmp_path, hidden):
+    for k in range(10):
+        draw(tmp_path / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    before = read_own(tmp_path)
+    draw(tmp_path / hidden, 0, (3, 3))
+    (tmp_path / hidden).write_bytes(b"\0\5\x16\7" * 20)
+    after = read_own(tmp_path)
+    assert after.train.class_names == ("cat", "dog") and after.client_names == ()
+    np.testing.assert_array_equal(before.train.features, after.train.features)
+    assert len(read_images(tmp_path / "cat", (5, 4, 3)).names) == 5
+
+
+def test_images_that_are_not_read_are_named(tmp_path):
+    for k in range(10):
+        draw(tmp_path / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    (tmp_path / "readme.txt").write_text("Not an image.")
+    read_own(tmp_path)
+    for name in ("a.tiff", "b.TIFF", "c.webp"):
+        (tmp_path / "cat" / name).write_bytes(b"II*")
+    with pytest.raises(
+        InvalidArgument, match=r"has images that can't be read, 2 \.tiff, 1 \.webp: convert them to PNG"
+    ):
+        read_own(tmp_path)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_images_are_turned_as_exif_states(tmp_path, orientation, suffix):
+    """All look alike in a viewer: white above, black below."""
+    upright = np.zeros((6, 4, 3), np.uint8)
+    upright[:3] = 255
+    inverse = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # of Pillow's transpositions
+    for k in range(10):
+        image = Image.fromarray(upright)
+        for method in inverse.get(orientation, []) if k % 2 else []:
+            image = image.transpose(Image.Transpose(method))
+        exif = Image.Exif()
+        exif[0x0112] = orientation if k % 2 else 1
+        path = tmp_path / ("cat" if k % 2 else "dog") / f"{k}.{suffix}"
+        path.parent.mkdir(exist_ok=True)
+        image.save(path, exif=exif, quality=100)
+    data = read_own(tmp_path)
+    assert data.train.element_shape == (6, 4, 3)
+    means = data.train.features.astype(float).mean((2, 3))
+    np.testing.assert_allclose(means, np.broadcast_to([255] * 3 + [0] * 3, means.shape), atol=3)
 
 
 def test_what_is_called_by_a_path(tmp_path, monkeypatch):

@@ -16,12 +16,13 @@ from tfp_bfl.data.cohorts import answering, cohort, each_drawn
 from tfp_bfl.data.hierarchical import pachinko
 from tfp_bfl.data.images import Images, read_images
 from tfp_bfl.data.in_memory import kind_of
-from tfp_bfl.data.own import TABLES, OwnData, digest, is_own, names_clients, read_own, read_rows
+from tfp_bfl.data.own import OwnData, digest, is_own, names_clients, read_own, read_rows
 from tfp_bfl.data.partition_names import parse as parse_partition
 from tfp_bfl.data.partition_names import partition_forms
 from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, like, noniid_datasets
 from tfp_bfl.data.schema import Parties, Schema
 from tfp_bfl.data.sources import Column, Source, list_sources, load, peek
+from tfp_bfl.data.tables import TABLES
 from tfp_bfl.faces import exported_later
 
 if TYPE_CHECKING:

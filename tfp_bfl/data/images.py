@@ -23,6 +23,10 @@ CHANNELS = {"1": 1, "L": 1, "LA": 2, "P": 3, "RGB": 3, "RGBA": 4}
 MOST_EXTRA_BYTES = 16 * 2**20
 MOST_ARRAY_BYTES = 2**29
 _BLOCK = 2**20
+# EXIF's numbers: as stored; turned by 90 or 270 degrees.
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = 1
+_TURNED = (5, 6, 7, 8)
 
 
 class Images(NamedTuple):
@@ -48,10 +52,11 @@ def read_images(
 ) -> Images:
     """Reads images of one shape; one that can't be read does not stop the others.
 
-    A path is an image file (.png, .jpg, .jpeg, .bmp, or .gif, of which the first frame counts), a folder (the image
-    files in it, sorted by name), or an .npz archive with one array or one called "images": uint8, or floating-point
-    numbers in [0, 1], [N, height, width, channels] or [N, height, width]. Nothing is unpickled. What a file says of
-    its size is checked before memory is taken for it: pixels must be as many as `shape` has, an array may have 512 MiB.
+    A path is an image file (.png, .jpg, .jpeg, .bmp, or .gif, of which the first frame counts), a folder (its image
+    files that are not hidden, sorted by name), or an .npz archive with one array or one called "images": uint8, or
+    floating-point numbers in [0, 1], [N, height, width, channels] or [N, height, width]. Images are turned as EXIF
+    states. Nothing is unpickled. Sizes are checked before memory is reserved: an image must have the shape `shape`, an
+    array at most 512 MiB.
 
     Args:
       paths: one path or several.
@@ -106,7 +111,8 @@ def _expand(paths: Any) -> list[pathlib.Path]:
             path = pathlib.Path(path)
             is_folder = path.is_dir()
             # Sorted by name, so that the order does not depend on the file system.
-            inside = sorted(p for p in path.iterdir() if p.suffix.lower() in FORMATS) if is_folder else [path]
+            images = (p for p in path.iterdir() if p.suffix.lower() in FORMATS and not p.name.startswith("."))
+            inside = sorted(images) if is_folder else [path]
             path.stat()
         except OSError as error:
             raise InvalidArgument(f"The images {files.name(path)} can't be read: {error.strerror}.") from None
@@ -124,7 +130,7 @@ def _kinds() -> str:
 
 def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.ndarray:
     """Pixels, uint8 [height, width, channels]."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if suffix not in FORMATS:
         raise _Unreadable(f"is not an image file: {_kinds()}, or in .npz")
@@ -136,7 +142,8 @@ def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.
         warnings.simplefilter("ignore")
         with Image.open(io.BytesIO(content), formats=[FORMATS[suffix]]) as image:
             gray = shape[2] == 1 and _has_gray_palette(image)
-            found = (image.height, image.width, 1 if gray else CHANNELS.get(image.mode))
+            orientation = _orientation(image)
+            found = (*_upright(image, orientation), 1 if gray else CHANNELS.get(image.mode))
             if found[2] is None:
                 raise _Unreadable(
                     f"has pixels of the kind {image.mode}, but must be gray, RGB, RGBA or palette of 8 bits"
@@ -145,7 +152,55 @@ def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.
                 raise _Unreadable(f"is {_size(*found)}, but must be {_size(*shape)}")
             image.load()
             direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
-            return np.array(image.convert(direct), np.uint8).reshape(shape)
+            upright = image if orientation == _UPRIGHT else ImageOps.exif_transpose(image)
+            return np.array(upright.convert(direct), np.uint8).reshape(shape)
+
+
+def shape_of(path: pathlib.Path) -> tuple[int, int, int]:
+    """Return height, width and channels of an image file as it is shown, from its header.
+
+    Args:
+      path: of a file with a suffix of `FORMATS`.
+
+    Raises:
+      InvalidArgument: it can't be read.
+    """
+    from PIL import Image
+
+    try:
+        with (
+            files.open_regular(path, "image") as file,
+            Image.open(file, formats=[FORMATS[path.suffix.lower()]]) as image,
+        ):
+            return (*_upright(image, _orientation(image)), CHANNELS.get(image.mode, 3))
+    except InvalidArgument:
+        raise
+    except Exception:  # Decoders raise errors of many types.
+        raise InvalidArgument(f"The image {files.name(path)} can't be read.") from None
+
+
+def is_hidden(path: pathlib.Path) -> bool:
+    """Return whether a relative path has a part that programs hide: ".name", or macOS' copies in archives.
+
+    Args:
+      path: relative to the folder that is read.
+    """
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+
+
+def _orientation(image: Any) -> int:
+    """As EXIF numbers it; without decoding pixels, which other sources of it would take."""
+    if not {"exif", "xmp", "Raw profile type exif"} & image.info.keys():
+        return _UPRIGHT
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT))
+    except Exception:  # Of a damaged record, which leaves pixels as they are.
+        return _UPRIGHT
+
+
+def _upright(image: Any, orientation: int) -> tuple[int, int]:
+    """Height and width as the image is shown."""
+    return (image.width, image.height) if orientation in _TURNED else (image.height, image.width)
 
 
 def _has_gray_palette(image: Any) -> bool:

@@ -10,8 +10,9 @@ import numpy as np
 
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.data.clients import Clients
+from tfp_bfl.data.columns import Examples, Reading, check_no_table, examples_of, names_of
 from tfp_bfl.data.sources import Source
-from tfp_bfl.data.tables import Examples, as_table, examples_of, is_table
+from tfp_bfl.data.tables import as_table, is_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
 ARRAYS = "arrays"
@@ -33,21 +34,21 @@ def kind_of(value: Any) -> Optional[str]:
     return ARRAYS if isinstance(value, (tuple, list, Mapping)) else None
 
 
-def examples_in(value: Any, where: str, label: str, client: Optional[str], ignored: Optional[str] = None) -> Examples:
+def examples_in(value: Any, where: str, reading: Reading) -> Examples:
     """Return the examples of a table or of arrays in memory.
 
     Args:
       value: a table, a sequence (features, labels) or (features, labels, clients), or a mapping of these names.
       where: what errors call the data.
-      label: of a table the column with the labels.
-      client: of a table the column with the names of the clients; None for none.
-      ignored: of a table a column that is not read.
+      reading: of a table, names its columns.
 
     Raises:
       InvalidArgument: it is none of these forms, or a part does not fit.
     """
     if is_table(value):
-        return examples_of(as_table(value, where), where, label, client, ignored)
+        kept = (*reading.text, reading.label, *reading.columns)
+        return examples_of(as_table(value, where, reading.drop, kept), where, reading)
+    check_no_table(reading, where)
     if not isinstance(value, (tuple, list, Mapping)):
         raise InvalidArgument(f"{where} has the type {type(value).__name__}, but must be {_FORMS}.")
     arrays = dict(value) if isinstance(value, Mapping) else dict(zip(_PARTS, value))
@@ -63,7 +64,7 @@ def examples_in(value: Any, where: str, label: str, client: Optional[str], ignor
                 f"The clients of {where} have the shape {list(owners.shape)}, but must name the client of each of the "
                 f"{len(features)} examples."
             )
-        owners = np.array([str(x) for x in owners.tolist()])
+        owners = names_of(owners, "clients", where)
     columns = tuple(f"column_{i}" for i in range(features.shape[-1])) if features.ndim == 2 else ()
     return Examples(features, np.asarray(arrays["labels"]), owners, columns)
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 import zipfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional, Union
@@ -17,18 +16,29 @@ from tfp_bfl import files
 from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_targets
 from tfp_bfl.data.clients import Clients
-from tfp_bfl.data.images import CHANNELS, FORMATS, read_images
+from tfp_bfl.data.columns import (
+    Examples,
+    Reading,
+    Troubles,
+    check_columns,
+    check_no_table,
+    examples_of,
+    names_of,
+    numbers,
+)
+from tfp_bfl.data.folders import image_files, read_folder, splits
 from tfp_bfl.data.in_memory import check_alike, examples_in, kind_of, part_of, split_clients
-from tfp_bfl.data.sources import TEST_SHARE, Column, Source, standardised_target
-from tfp_bfl.data.tables import Examples, examples_of, numbers, read_table
+from tfp_bfl.data.names import as_text, check_spelling, natural, value
+from tfp_bfl.data.sources import TEST_SHARE, Column, Source, column_of, standardised_target
+from tfp_bfl.data.tables import TABLES, is_table, read_table
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.arrays import read_arrays
 
-TABLES = (".csv", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
 MOST_BYTES = 2**34
 TASKS = {"classification": "labels are classes", "regression": "labels are numbers, regressed on"}
-_SPLITS = ("train", "test")
+# Beyond so many classes, in more than half as many examples as there are, labels are no classes.
+_MOST_CLASSES = 20
 # Of tables and arrays in memory, which have no name of their own.
 NAME = "data"
 
@@ -56,16 +66,21 @@ def is_own(name: str) -> bool:
 
 
 def names_clients(path: Path) -> bool:
-    """Whether data that are no table say whose each example is, as far as names of folders and arrays tell."""
+    """Return whether data other than tables name the client of each example, by their folders or arrays.
+
+    Args:
+      path: of an archive or a folder.
+    """
     try:
         if os.path.isdir(path):
-            first = next((p for p in pathlib.Path(path).rglob("*") if p.suffix.lower() in FORMATS), None)
-            parts = first.relative_to(path).parts if first else ()
-            return len(parts) - (parts[0] in _SPLITS if parts else 0) == 3
+            root = pathlib.Path(path)
+            root = next(iter(splits(root).values()), root)
+            first = next(image_files(root), None)
+            return first is not None and len(first.relative_to(root).parts) == 3
         if pathlib.Path(path).suffix.lower() == ".npz":
             with zipfile.ZipFile(path) as archive:
                 return "clients.npy" in archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError):
+    except (InvalidArgument, OSError, zipfile.BadZipFile, ValueError):
         pass  # Reading it will say what is wrong.
     return False
 
@@ -76,33 +91,41 @@ def read_own(
     client: Optional[str] = None,
     test: Union[Path, Any, None] = None,
     task: str = "classification",
+    drop: Sequence[str] = (),
+    separator: Optional[str] = None,
+    is_part: bool = False,
 ) -> OwnData:
     """Read your own dataset, from files or from memory.
 
-    - A table, .csv or .parquet: a row an example, the columns numbers, besides that of the labels and that of the
-      clients. Each column is taken less its mean and over its standard deviation, both of the training rows
-      (`Source.columns`); an exported model does the same to the rows that it is asked about.
-    - An archive, .npz: arrays features and labels; also clients, class_names, test_features and test_labels.
-    - A folder: images of one size in CLASS/ or CLIENT/CLASS/, and the same in train/ and test/ where these exist.
+    - A table, .csv, .tsv or .parquet: one row per example, columns of numbers, and the columns of labels and clients,
+      which are text. Each column is standardised by the training rows (`Source.columns`); an exported model
+      does the same to the rows that it predicts. Row indices are left out: a first column without a name, and the
+      index that pandas wrote.
+    - An archive, .npz: arrays features and labels; optionally clients, class_names, test_features and test_labels.
+    - A folder: images of one size in CLASS/ or CLIENT/CLASS/, in all of the folder, or in train/ and test/ (or
+      validation/). Names that begin with a dot are ignored.
     - A table in memory, such as a pandas DataFrame: as a table in a file.
     - Arrays in memory, (features, labels) or (features, labels, clients): features [N, columns] are standardised as
       those of a table, images [N, height, width, channels] stay as they are.
     - A `Source`, or `Clients` over one, whose numbers stay as they are.
 
-    Where no test set is given, `TEST_SHARE` of each client's and each class's examples are it, always the same.
+    Without a test set, `TEST_SHARE` of each client's and each class's examples are held out, always the same.
 
     Args:
       path: of the file or folder; or data in memory.
       label: the column with the labels.
-      client: the column, or the array of an archive, that says whose an example is; None where there is none, and
-        "clients" of an archive that has such an array.
-      test: a file, folder or data in memory of the same form with the test set.
-      task: "classification", or "regression" on labels that are numbers, which are taken less their mean and over
-        their standard deviation (`Source.target`).
+      client: the column, or the array of an archive, that names the client of each example; None for no clients, and
+        for "clients" of an archive that has such an array.
+      test: a file, folder or data in memory of the same form with the test set; the columns of a table are found by
+        name.
+      task: "classification", or "regression" on labels that are numbers, which are standardised (`Source.target`).
+      drop: columns of a table that are left out.
+      separator: between the columns of a .csv or .tsv file, such as ";" or "tab"; None for that of the header.
+      is_part: the data are one site's: other sites have the classes and the values that are missing here.
 
     Raises:
-      InvalidArgument: there is no such file, column or array, a cell is empty or no number, images differ in size, or
-        training and test data have two forms.
+      InvalidArgument: there is no such file, column or array, a cell is empty or no number, images differ in size,
+        training and test data have two forms, or all labels are the same and `is_part` is False.
     """
     lookup(TASKS, task, "task")
     if isinstance(path, (Source, Clients)):
@@ -110,29 +133,32 @@ def read_own(
     kind = kind_of(path)
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
-    train, given = _read(path, label, client)
+    reading = Reading(label, client, task == "regression", tuple(drop), separator)
+    train, given = _read(path, reading)
     if test is not None:
-        given, _ = _read(test, label, None, ignored=client, where="test_data")
+        given, _ = _read(test, reading._replace(client=None, drop=(), columns=train.columns), "test_data")
     name, has_names = NAME if kind else pathlib.Path(path).stem, bool(train.class_names)
-    regresses = task == "regression"
+    regresses, labels_are = reading.regresses, f"The labels of {_name_of(path, label)}"
     if regresses:
         train = train._replace(labels=checked_targets(train.labels, len(train.features)))
     else:
         whole = Source(name, "train", train.features, train.labels, train.class_names)
         train = train._replace(features=whole.features, labels=whole.labels, class_names=whole.class_names)
+        _check_classes(train, labels_are, is_part)
     if given is None:
         held = _held_out(np.zeros(len(train.labels)) if regresses else train.labels, train.owners)
         parts = [_part(train, ~held), _part(train, held)]
     else:
-        if given.columns != train.columns:
-            other = next(iter(set(given.columns) ^ set(train.columns)), "their order")
-            raise InvalidArgument(f"The test set has other columns than the training set: {shown(other)} differs.")
-        labels = given.labels if has_names or regresses else _as_text(given.labels)
+        labels = given.labels if has_names or regresses else as_text(np.asarray(given.labels).tolist())
         parts = [train, given._replace(labels=labels, class_names=train.class_names)]
     target = None
     if regresses:
         checked = [checked_targets(part.labels, len(part.features)) for part in parts]
         target, _ = standardised_target(label, checked[0], checked[0])
+        if not target.stddev and not is_part:
+            raise InvalidArgument(
+                f"{labels_are} are {checked[0][0]:g} in all training rows: there is nothing to predict."
+            )
         parts = [p._replace(labels=standardised_target(label, checked[0], y)[1]) for p, y in zip(parts, checked)]
     first, second = _standardised(name, *parts, target=target)
     owners = parts[0].owners
@@ -142,14 +168,28 @@ def read_own(
     return OwnData(first, second, Clients(first, [np.flatnonzero(owners == x) for x in names]), tuple(names))
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> np.ndarray:
-    """The columns of a table that a model asks for, by name, in its order: float32 [N, D]; others are not looked at.
+def read_rows(path: Path, columns: Sequence[str], separator: Optional[str] = None) -> np.ndarray:
+    """Read the columns that a model requires from a table, by name; other columns are ignored.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file.
+      columns: D names.
+      separator: as of `read_own`.
+
+    Returns:
+      float32 [N, D].
 
     Raises:
       InvalidArgument: it can't be read, lacks a column, or a cell is empty or no number.
     """
     path = pathlib.Path(path)
-    return numbers(read_table(path), list(columns), files.name(path))
+    where = files.name(path)
+    troubles = Troubles(where, "give numbers, as in the training data")
+    table = read_table(path, separator, keep=columns)
+    check_columns(table, columns, where)
+    rows = numbers(table, columns, troubles)
+    troubles.check()
+    return rows.astype(np.float32)
 
 
 def digest(data: OwnData) -> str:
@@ -181,23 +221,51 @@ def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, 
     return OwnData(rest, test, Clients(rest, places), names)
 
 
-def _read(
-    data: Any, label: str, client: Optional[str], ignored: Optional[str] = None, where: str = "dataset"
-) -> tuple[Examples, Optional[Examples]]:
+def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples, Optional[Examples]]:
     """The examples of a path or in memory, and the test set that lies beside them, if there is one."""
     if not isinstance(data, (str, os.PathLike)):
-        return examples_in(data, where, label, client, ignored), None
+        return examples_in(data, where, reading), None
     path = pathlib.Path(data)
-    suffix = path.suffix.lower()
+    suffix, where = path.suffix.lower(), files.name(path)
+    if suffix in TABLES and not os.path.isdir(path):
+        table = read_table(path, reading.separator, reading.text, reading.drop, [reading.label, *reading.columns])
+        return examples_of(table, where, reading), None
+    check_no_table(reading, where)
     if os.path.isdir(path):
-        return _read_folder(path)
-    if suffix in TABLES:
-        return examples_of(read_table(path), files.name(path), label, client, ignored), None
+        train, test = read_folder(path)
+        return Examples(*train), None if test is None else Examples(*test._replace(owners=None))
     if suffix == ".npz":
-        return _read_archive(path, client)
-    raise InvalidArgument(
-        f"The dataset {files.name(path)} must be a folder of images, or end in {', '.join(SUFFIXES)}."
-    )
+        return _read_archive(path, reading.client)
+    raise InvalidArgument(f"The dataset {where} must be a folder of images, or end in {', '.join(SUFFIXES)}.")
+
+
+def _name_of(data: Any, label: str) -> str:
+    """A dataset as errors name it, with the column of its labels."""
+    if not isinstance(data, (str, os.PathLike)):
+        return f"the column {shown(label)} of dataset" if is_table(data) else "dataset"
+    path = pathlib.Path(data)
+    return (f"the column {shown(label)} of " if path.suffix.lower() in TABLES else "") + files.name(path)
+
+
+def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
+    """That labels are classes, of which a model can tell two or more apart."""
+    names, number = examples.class_names, len(examples.labels)
+    if len(names) == 1 and not is_part:
+        raise InvalidArgument(f"{what} are all {shown(names[0])}: a model requires two classes or more.")
+    values = [x for x in map(value, names) if x is not None]
+    are_numbers = len(values) == len(names)
+    broken = next((n for n, x in zip(names, values) if x != x.to_integral_value()), None)
+    if are_numbers and broken is not None:
+        raise InvalidArgument(
+            f"{what} are numbers with fractions, such as {broken}, but must be classes: to regress on them give --task "
+            "regression."
+        )
+    if len(names) > max(_MOST_CLASSES, number / 2):
+        advice = "to regress on them give --task regression" if are_numbers else "choose a column that names classes"
+        raise InvalidArgument(f"{what} have {len(names)} distinct values in {number} examples: {advice}.")
+    if examples.owners is not None:
+        labels = {x: np.unique(examples.labels[examples.owners == x]) for x in sorted(set(examples.owners))}
+        check_spelling({client: [names[i] for i in found] for client, found in labels.items()})
 
 
 def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, Optional[Examples]]:
@@ -210,10 +278,13 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
         if owners.shape != (len(arrays["features"]),):
             raise InvalidArgument(
                 f"The array {client or 'clients'} of {files.name(path)} has the shape {list(owners.shape)}, but must "
-                f"say of each of the {len(arrays['features'])} examples whose it is."
+                f"name the client of each of the {len(arrays['features'])} examples."
             )
-        owners = np.array([str(x) for x in owners.tolist()])
-    names = tuple(map(str, arrays["class_names"].tolist())) if "class_names" in arrays else ()
+        owners = names_of(owners, client or "clients", files.name(path))
+    names = tuple(as_text(arrays["class_names"].tolist())) if "class_names" in arrays else ()
+    for name in ("labels", "test_labels"):
+        if name in arrays and arrays[name].dtype.kind in "US":
+            arrays[name] = names_of(arrays[name], name, files.name(path))
     columns = tuple(f"column_{i}" for i in range(arrays["features"].shape[-1])) if arrays["features"].ndim == 2 else ()
     train = Examples(arrays["features"], arrays["labels"], owners, columns, names)
     if ("test_features" in arrays) != ("test_labels" in arrays):
@@ -223,45 +294,6 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
     if "test_features" not in arrays:
         return train, None
     return train, Examples(arrays["test_features"], arrays["test_labels"], None, columns, names)
-
-
-def _read_folder(path: pathlib.Path) -> tuple[Examples, Optional[Examples]]:
-    inside = {p.name for p in path.iterdir() if p.is_dir()}
-    if not set(_SPLITS) <= inside:
-        return _read_images(path), None
-    train, test = (_read_images(path / split) for split in _SPLITS)
-    return train, test._replace(owners=None)
-
-
-def _read_images(path: pathlib.Path) -> Examples:
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in FORMATS)
-    depths = {len(p.relative_to(path).parts) for p in found}
-    if depths not in ({2}, {3}):
-        raise InvalidArgument(
-            f"The folder {files.name(path)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
-            + (f", and has {len(found)} elsewhere or in both." if found else ", and has none.")
-        )
-    images = read_images(found, _size_of(found[0]))
-    if images.failures:
-        name, reason = images.failures[0]
-        raise InvalidArgument(f"The image {name} {reason}: all must be readable and of the size of the first.")
-    owners = np.array([p.parent.parent.name for p in found]) if depths == {3} else None
-    return Examples(images.pixels, np.array([p.parent.name for p in found]), owners)
-
-
-def _size_of(path: pathlib.Path) -> tuple[int, int, int]:
-    from PIL import Image
-
-    try:
-        with (
-            files.open_regular(path, "image") as file,
-            Image.open(file, formats=[FORMATS[path.suffix.lower()]]) as image,
-        ):
-            return image.height, image.width, CHANNELS.get(image.mode, 3)
-    except InvalidArgument:
-        raise
-    except Exception:  # Decoders raise errors of many types.
-        raise InvalidArgument(f"The image {files.name(path)} can't be read.") from None
 
 
 def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
@@ -295,23 +327,10 @@ def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list
     features = [np.asarray(part.features) for part in parts]
     if train.columns and features[0].dtype.kind in "biuf":
         exact = features[0].astype(np.float64)
-        means, stddevs = exact.mean(0), exact.std(0)
-        stddevs = np.where(stddevs > 0, stddevs, 1.0)
-        columns = tuple(Column(c, float(m), float(s)) for c, m, s in zip(train.columns, means, stddevs))
-        features = [((x - means) / stddevs).astype(np.float32) for x in features]
+        columns = tuple(column_of(name, exact[:, i]) for i, name in enumerate(train.columns))
+        means, scales = (np.array([getattr(c, part) for c in columns]) for part in ("mean", "scale"))
+        features = [((x - means) / scales).astype(np.float32) for x in features]
     return [
         Source(name, split, x, part.labels, () if target else part.class_names, columns, target)
-        for split, x, part in zip(_SPLITS, features, parts)
+        for split, x, part in zip(("train", "test"), features, parts)
     ]
-
-
-def _as_text(labels: np.ndarray) -> np.ndarray:
-    """As `checked_labels` names them, so that they are found among names that are given."""
-    array = np.asarray(labels)
-    whole = array.dtype.kind == "f" and np.isfinite(array).all() and np.array_equal(array, np.rint(array))
-    return np.array([str(x) for x in (array.astype(np.int64) if whole else array).tolist()])
-
-
-def natural(text: str) -> tuple[Any, ...]:
-    """Numbers in names by size."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)

@@ -33,11 +33,35 @@ STRATA = 10
 
 
 class Column(NamedTuple):
-    """A column of a table: a `Source` holds it less its mean and over its standard deviation."""
+    """Statistics of a column of a table, by which a `Source` standardises it: (x - mean) / scale.
+
+    Fields:
+      name: of the column.
+      mean, stddev: of the training rows; the standard deviation of a constant column is 0.
+    """
 
     name: str
     mean: float
     stddev: float
+
+    @property
+    def scale(self) -> float:
+        """The divisor: the standard deviation, and 1 for a constant column."""
+        return self.stddev if self.stddev > 0 else 1.0
+
+
+def column_of(name: str, numbers: np.ndarray) -> Column:
+    """Compute the statistics of a column, in float64.
+
+    Args:
+      name: of the column.
+      numbers: [N].
+    """
+    exact = np.asarray(numbers, np.float64)
+    # The mean of equal numbers is off by a rounding error.
+    if exact.min() == exact.max():
+        return Column(name, float(exact[0]), 0.0)
+    return Column(name, float(exact.mean()), float(exact.std()))
 
 
 class Learnt:
@@ -88,7 +112,8 @@ class Source(Learnt):
     Attributes:
       name: such as "cifar10".
       split: such as "train".
-      features: [N, ...]; uint8 [N, height, width, channels] for images, float32 [N, columns] for tables.
+      features: [N, ...]; uint8 [N, height, width, channels] for images, float32 for images of floats from 0 to 1, for
+        tables [N, columns] and for sequences.
       labels: int32 [N], from 0 to C - 1.
       class_names: C names; if not given, the labels' own, in order.
       columns: how a table was standardised, if it was; () otherwise.
@@ -143,7 +168,7 @@ class Source(Learnt):
     @property
     def is_image(self) -> bool:
         """Whether the features are bytes."""
-        return self.features.dtype == np.uint8
+        return self.features.dtype == np.uint8 and len(self.features.shape) > 2
 
     def partition(self, partition: Partition, seed: int) -> Clients:
         """Splits the examples over clients.
@@ -258,10 +283,15 @@ def _load_embedded(name: str, split: str) -> Source:
 
 
 def standardised_target(name: str, train: np.ndarray, numbers: np.ndarray) -> tuple[Column, np.ndarray]:
-    """How numbers are standardised by those of the training set, and the numbers so."""
-    mean, stddev = float(np.mean(train, dtype=np.float64)), float(np.std(train, dtype=np.float64))
-    target = Column(name, mean, stddev if stddev > 0 else 1.0)
-    return target, (np.asarray(numbers, np.float64) - target.mean) / target.stddev
+    """Return the statistics of the training set's numbers, and numbers standardised by them.
+
+    Args:
+      name: of the target.
+      train: numbers of the training set, [N].
+      numbers: that are standardised, [M].
+    """
+    target = column_of(name, train)
+    return target, (np.asarray(numbers, np.float64) - target.mean) / target.scale
 
 
 def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:

@@ -1,32 +1,57 @@
-"""Tables of numbers with labels and clients, from a file or from memory, and what is wrong with one in a sentence."""
+"""Tables from files (.csv, .tsv, .parquet) and from memory, as pyarrow Tables without their row index."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
+import json
 import pathlib
-from typing import Any, NamedTuple, Optional
-
-import numpy as np
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, BinaryIO, Optional
 
 from tfp_bfl import files
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
+TABLES = (".csv", ".tsv", ".parquet")
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "space": " ", "pipe": "|"}
+_HEAD_BYTES = 2**20
+_BLOCK = 2**20
+_INDEX = re.compile(r"|Unnamed: 0|__index_level_\d+__")
 
-class Examples(NamedTuple):
-    """Hold examples as they were read.
 
-    Fields:
-      features: [N, ...].
-      labels: [N].
-      owners: the name of each example's client [N]; None where the data name none.
-      columns: names of a table's columns; () otherwise.
-      class_names: C names; () for the names of the labels.
+def read_table(
+    path: pathlib.Path,
+    separator: Optional[str] = None,
+    text: Collection[str] = (),
+    drop: Collection[str] = (),
+    keep: Collection[str] = (),
+) -> Any:
+    """Read a table, without the columns that are a row index.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file.
+      separator: between the columns of a .csv or .tsv file; None for the one of comma, semicolon, tab and pipe that
+        splits the header into most columns.
+      text: columns that are read as text, as they are written.
+      drop: columns that are left out.
+      keep: columns that are read although they are a row index, as those of `text` are.
+
+    Returns:
+      A `pyarrow.Table`.
+
+    Raises:
+      InvalidArgument: the file can't be read, is not UTF-8 or UTF-16, has no rows, lacks a column of `drop`, or has
+        columns without a name or of the same name.
     """
 
-    features: np.ndarray
-    labels: np.ndarray
-    owners: Optional[np.ndarray] = None
-    columns: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
+    is_parquet = path.suffix.lower() == ".parquet"
+    if is_parquet and separator is not None:
+        raise InvalidArgument(f"{files.name(path)} has no separator, but one is given: leave it out.")
+    with files.open_regular(path, "table") as file:
+        read = (lambda: _read_parquet(file)) if is_parquet else (lambda: _read_csv(file, path, separator, text))
+        return _checked(read, files.name(path), drop, {*text, *drop, *keep})
 
 
 def is_table(value: Any) -> bool:
@@ -35,26 +60,13 @@ def is_table(value: Any) -> bool:
     return is_frame or (hasattr(value, "__arrow_c_stream__") and hasattr(value, "columns"))
 
 
-def read_table(path: pathlib.Path) -> Any:
-    """Return the pyarrow Table in a .csv or .parquet file.
-
-    Raises:
-      InvalidArgument: the file cannot be read, or is no table of named columns.
-    """
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    reader = pyarrow.csv.read_csv if path.suffix.lower() == ".csv" else pyarrow.parquet.read_table
-    with files.open_regular(path, "table") as file:
-        return _checked(lambda: reader(file), files.name(path))
-
-
-def as_table(value: Any, where: str) -> Any:
+def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collection[str] = ()) -> Any:
     """Return a table in memory as a pyarrow Table; the index of a DataFrame is left out.
 
     Args:
       value: for which `is_table` holds.
       where: the table's name in errors.
+      drop, keep: as of `read_table`.
 
     Raises:
       InvalidArgument: a column holds values of several types, or the columns have no names of their own.
@@ -62,95 +74,140 @@ def as_table(value: Any, where: str) -> Any:
     import pyarrow
 
     if hasattr(value, "dtypes") and hasattr(value, "to_numpy"):
-        return _checked(lambda: pyarrow.Table.from_pandas(value, preserve_index=False), where)
-    return _checked(lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value), where)
+        read = lambda: pyarrow.Table.from_pandas(value, preserve_index=False)
+    else:
+        read = lambda: value if isinstance(value, pyarrow.Table) else pyarrow.table(value)
+    return _checked(read, where, drop, {*drop, *keep})
 
 
-def _checked(read: Any, where: str) -> Any:
+def _checked(read: Callable[[], Any], where: str, drop: Collection[str], named: Collection[str]) -> Any:
+    """What `read` returns, without the columns of `drop` and those that are a row index and not in `named`."""
     import pyarrow
 
     try:
         table = read()
         # Its text too, which nobody has looked at so far.
         table.validate(full=True)
-        names = [name for name in table.column_names if not name.isprintable()]
+    except InvalidArgument:
+        raise
     except (pyarrow.ArrowException, OSError, ValueError, TypeError) as error:
         reason = "".join(x if x.isprintable() else " " for x in str(error)[:200])
         reason = " ".join(reason.split()).rstrip(".")
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
-    if names:
-        raise InvalidArgument(f"The table {where} has a column {shown(names[0])}: rename it.")
+    table = _without_index(table, named)
+    for name in drop:
+        lookup(dict.fromkeys(table.column_names), name, f"column for --drop in {where}")
+    table = table.select([i for i, name in enumerate(table.column_names) if name not in drop])
+    _check_names(table.column_names, where)
     if not table.num_rows:
         raise InvalidArgument(f"The table {where} has no rows.")
-    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
-    if twice:
-        raise InvalidArgument(f"The table {where} has two columns {shown(twice[0])}: rename one.")
     return table
 
 
-def examples_of(table: Any, where: str, label: str, client: Optional[str], ignored: Optional[str] = None) -> Examples:
-    """Return the examples of a table: a row each, all columns numbers but the labels and the clients.
+def _read_parquet(file: BinaryIO) -> Any:
+    import pyarrow.parquet
 
-    Args:
-      table: of pyarrow.
-      where: the table's name in errors.
-      label: the column with the labels.
-      client: the column with the names of the clients; None for none.
-      ignored: a column that is not read.
-
-    Raises:
-      InvalidArgument: there is no such column, a cell is empty or no number.
-    """
-    for what, name in (("label", label), ("client", client)):
-        if name is not None and name not in table.column_names:
-            lookup(table.column_names, name, f"column for --{what} in {where}")
-    columns = [name for name in table.column_names if name not in (label, client, ignored)]
-    if not columns:
-        raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
-    labels = _full(table, label, where).to_pylist()
-    owners = None if client is None else np.array([str(x) for x in _full(table, client, where).to_pylist()])
-    return Examples(numbers(table, columns, where), np.array(labels), owners, tuple(columns))
+    return pyarrow.parquet.read_table(file)
 
 
-def _full(table: Any, name: str, where: str) -> Any:
-    """Return a column without an empty cell."""
-    column = table[name]
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0])
+def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text: Collection[str]) -> Any:
+    import pyarrow
+    import pyarrow.csv
+
+    start = file.read(2)
+    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
+    file.seek(0)
+    _check_encoding(file, encoding, path)
+    head = file.read(_HEAD_BYTES).decode(encoding, "ignore")
+    file.seek(0)
+    between = _separator(head, path) if separator is None else SEPARATORS.get(separator, separator)
+    if len(between) != 1 or between in '"\n\r':
         raise InvalidArgument(
-            f"The column {shown(name)} of {where} has {column.null_count} empty cells, the first in row "
-            f"{row + 1}: fill them in, or leave those rows out."
+            f"The separator is {shown(separator)}, but must be one character, or one of {', '.join(SEPARATORS)}."
         )
-    return column
+    rows: list[Any] = []
 
+    def keep(row: Any) -> str:
+        rows.append(row)
+        return "error"
 
-def numbers(table: Any, columns: list[str], where: str) -> np.ndarray:
-    """Return columns of a table as float32 [N, D].
+    def read(use_threads: bool) -> Any:
+        file.seek(0)
+        return pyarrow.csv.read_csv(
+            file,
+            pyarrow.csv.ReadOptions(encoding=encoding, use_threads=use_threads),
+            pyarrow.csv.ParseOptions(delimiter=between, invalid_row_handler=None if use_threads else keep),
+            pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(text, pyarrow.string())),
+        )
 
-    Raises:
-      InvalidArgument: there is no such column, or a cell is empty or no number.
-    """
-    import pyarrow.types as types
-
-    found = []
-    for name in columns:
-        if name not in table.column_names:
-            raise InvalidArgument(f"The table {where} has no column {shown(name)}, which the model asks for.")
-        kind = table.schema.field(name).type
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_null(kind)):
-            first = _full(table, name, where)[0].as_py()
+    try:
+        return read(use_threads=True)
+    except pyarrow.ArrowInvalid:
+        # With one thread it says which row. What this raises is the error.
+        try:
+            return read(use_threads=False)
+        except pyarrow.ArrowInvalid:
+            if not rows:
+                raise
+            row = rows[0]
             raise InvalidArgument(
-                f"The column {shown(name)} of {where} holds {shown(first)}, but must hold numbers: encode it, or leave "
-                "it out."
-            )
-        found.append(_full(table, name, where).to_numpy().astype(np.float64))
-    with np.errstate(over="ignore"):
-        rows = np.stack(found, -1).astype(np.float32)
-    bad = np.argwhere(~np.isfinite(rows))
-    if len(bad):
-        row, column = bad[0]
-        raise InvalidArgument(
-            f"The column {shown(columns[column])} of {where} holds a number that is not finite, or too large, in row "
-            f"{row + 1}: fill it in, or leave that row out."
-        )
-    return rows
+                f"Row {row.number - 1} of {files.name(path)} has {row.actual_columns} cells, but the header has "
+                f"{row.expected_columns}, separated by {shown(between)}: correct the row, or give --separator."
+            ) from None
+
+
+def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> None:
+    decoder, line = codecs.getincrementaldecoder(encoding)(), 1
+    while True:
+        block = file.read(_BLOCK)
+        try:
+            line += decoder.decode(block, final=not block).count("\n")
+        except UnicodeDecodeError as error:
+            line += error.object[: error.start].count(b"\n")
+            raise InvalidArgument(
+                f"The table {files.name(path)} is not {encoding.upper()} text, first in line {line}: save it as UTF-8."
+            ) from None
+        if not block:
+            break
+    file.seek(0)
+
+
+def _separator(head: str, path: pathlib.Path) -> str:
+    """The one that splits the header into most columns."""
+    lines = head.lstrip("\ufeff\r\n")
+
+    def count(separator: str) -> int:
+        try:
+            return len(next(csv.reader(io.StringIO(lines, newline=""), delimiter=separator), []))
+        except csv.Error:
+            return 0
+
+    first = "\t" if path.suffix.lower() == ".tsv" else ","
+    return max((first, *",;\t|"), key=count)
+
+
+def _without_index(table: Any, named: Collection[str]) -> Any:
+    """Without the columns that are a row index by pandas' record or by their name, and unnamed ones without a value."""
+    try:
+        index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
+        index = {name for name in index if isinstance(name, str)}
+    except (ValueError, KeyError, TypeError):
+        index = set()
+
+    def is_index(i: int, name: str) -> bool:
+        unnamed = name == "" and table.column(i).null_count == table.num_rows
+        return name in index or unnamed or (_INDEX.fullmatch(name) is not None and (i == 0 or name.startswith("__")))
+
+    names = table.column_names
+    return table.select([i for i, name in enumerate(names) if name in named or not is_index(i, name)])
+
+
+def _check_names(names: Sequence[str], where: str) -> None:
+    for i, name in enumerate(names):
+        if not name:
+            raise InvalidArgument(f"The table {where} has a column without a name, number {i + 1}: name it.")
+        if not name.isprintable():
+            raise InvalidArgument(f"The table {where} has a column {shown(name)}: rename it.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgument(f"The table {where} has two columns {shown(twice[0])}: rename one.")

@@ -79,7 +79,9 @@ def describe(model: tf.keras.Model, target: Any = None) -> dict[str, Any]:
 
 
 def columns_of(info: Info) -> list[tuple[str, float, float]]:
-    """(name, mean, standard deviation) of each column of the table that a model takes, in order; [] of other models.
+    """Return (name, mean, divisor) of each column of the table that a model takes, in order; [] of other models.
+
+    The divisor is the standard deviation, and 1 for a column that was constant in training.
 
     Raises:
       InvalidArgument: `info.data` has columns of another form.
@@ -87,16 +89,16 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
     columns = (info.data or {}).get("columns", [])
     number = lambda x: _is_number(x) and math.isfinite(x)
     well = isinstance(columns, list) and all(
-        isinstance(c, (list, tuple)) and len(c) == 3 and _named(c[0]) and number(c[1]) and number(c[2]) and c[2] > 0
+        isinstance(c, (list, tuple)) and len(c) == 3 and _named(c[0]) and number(c[1]) and number(c[2]) and c[2] >= 0
         for c in columns
     )
     shape = (info.model or {}).get("input_shape")
     if not well or (columns and shape is not None and list(shape) != [len(columns)]):
         raise InvalidArgument(
-            f"columns of info's data is {shown(columns)}, but must give a name, a mean and a standard deviation above "
-            "zero of each column that the model takes."
+            f"columns of info's data is {shown(columns)}, but must give a name, a mean and a standard deviation of at "
+            "least zero of each column that the model takes."
         )
-    return [(name, float(mean), float(stddev)) for name, mean, stddev in columns]
+    return [(name, float(mean), float(stddev) or 1.0) for name, mean, stddev in columns]
 
 
 def target_of(info: Info) -> Optional[tuple[str, float, float]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files import Path, name, read_regular
 from tfp_bfl.files.writing import write_bytes
 
@@ -63,7 +64,7 @@ def arrays_of(content: bytes, what: str, most: int, compressed: bool = False) ->
             if sum(entry.file_size for entry in archive.infolist()) > most:
                 raise InvalidArgument(f"The {what} is too large: unpacked it may have at most {most} bytes.")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            found = {key: arrays[key] for key in arrays.files}
+            found = {key: _member(arrays, key, what) for key in arrays.files}
         if not all(isinstance(x, np.ndarray) for x in found.values()):
             raise ValueError
         return found
@@ -72,3 +73,14 @@ def arrays_of(content: bytes, what: str, most: int, compressed: bool = False) ->
     # NumPy and zipfile raise errors of many types for broken files.
     except Exception:
         raise InvalidArgument(f"The {what} is not a file of arrays, or is damaged.") from None
+
+
+def _member(arrays: Any, key: str, what: str) -> Any:
+    try:
+        return arrays[key]
+    except ValueError as error:
+        if "Object arrays" in str(error):
+            raise InvalidArgument(
+                f"The array {shown(key)} of the {what} holds Python objects: save it as text or numbers."
+            ) from None
+        raise

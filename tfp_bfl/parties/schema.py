@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_bfl.data.own import natural
+from tfp_bfl.data.names import check_spelling, natural
 from tfp_bfl.data.schema import Schema
 from tfp_bfl.data.sources import Column, Source
 from tfp_bfl.errors import InvalidArgument, shown
@@ -62,6 +62,11 @@ def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
     sizes = [own["num_examples"] for own in told.values()]
     columns = zip(*(own["columns"] for own in told.values()))
     target = None if one["target"] is None else _pooled(sizes, [own["target"] for own in told.values()])
+    check_spelling({party: own["class_names"] for party, own in told.items()})
+    if target is not None and not target.stddev:
+        raise InvalidArgument(
+            f"The labels of all parties together are {target.mean:g}, each of them: there is nothing to predict."
+        )
     classes = sorted({c for own in told.values() for c in own["class_names"]}, key=natural)
     if target is None and len(classes) < 2:
         raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
@@ -89,7 +94,7 @@ def fitted(source: Source, schema: Schema) -> Source:
         features = _moved(features, source.columns, schema.columns)
     if (source.target is None) != (schema.target is None):
         raise InvalidArgument("The data have classes where the federation learns a number, or a number for classes.")
-    if source.target is None:
+    if source.target is None or schema.target is None:
         labels = np.array([schema.class_names.index(name) for name in source.class_names], np.int32)[labels]
     else:
         labels = _moved(labels[:, np.newaxis], [source.target], [schema.target])[:, 0]
@@ -109,7 +114,7 @@ def check_description(party: str, own: Any) -> None:
         and len(c) == 3
         and text(c[0])
         and all(isinstance(x, (int, float)) and np.isfinite(x) for x in c[1:])
-        and c[2] > 0
+        and c[2] >= 0
     )
     well = (
         isinstance(own, Mapping)
@@ -133,11 +138,11 @@ def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
     means, stddevs = (np.array([column[i] for column in columns], np.float64) for i in (1, 2))
     mean = float(weights @ means)
     variance = float(weights @ (stddevs**2 + (means - mean) ** 2))
-    return Column(str(columns[0][0]), mean, variance**0.5 if variance > 0 else 1.0)
+    return Column(str(columns[0][0]), mean, variance**0.5)
 
 
-def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Any]) -> np.ndarray:
+def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Column]) -> np.ndarray:
     """Standardised numbers [N, D] by other means and standard deviations."""
-    scale = np.array([a.stddev / b.stddev for a, b in zip(old, new)])
-    shift = np.array([(a.mean - b.mean) / b.stddev for a, b in zip(old, new)])
+    scale = np.array([a.scale / b.scale for a, b in zip(old, new)])
+    shift = np.array([(a.mean - b.mean) / b.scale for a, b in zip(old, new)])
     return (values * scale + shift).astype(np.float32)

@@ -72,7 +72,15 @@ def load(config: RunConfig, given: Optional[GivenData] = None) -> bfl.data.OwnDa
     if recorded(config.dataset):
         return read_given(given, config.dataset, config.label, config.client_column, config.task)
     if bfl.data.is_own(config.dataset):
-        return bfl.data.read_own(config.dataset, config.label, config.client_column, config.test_data, config.task)
+        return bfl.data.read_own(
+            config.dataset,
+            config.label,
+            config.client_column,
+            config.test_data,
+            config.task,
+            config.dropped,
+            config.separator,
+        )
     train, test = (bfl.data.load(config.dataset, split=s, data_dir=config.data_dir) for s in ("train", "test"))
     return bfl.data.OwnData(train, test)
 
@@ -95,7 +103,8 @@ def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
 
 def data_key(config: RunConfig) -> tuple[Any, ...]:
     """All that says which data a run is of."""
-    return config.dataset, config.data_dir, config.label, config.client_column, config.test_data, config.task
+    where = config.dataset, config.data_dir
+    return (*where, config.label, config.client_column, config.test_data, config.task, config.dropped, config.separator)
 
 
 def check_data(configs: Iterable[RunConfig]) -> None:
@@ -225,7 +234,7 @@ def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
     }
     if source.target is None:
         return functools.partial(bfl.evaluation.evaluate, **options)
-    units: dict[str, Any] = {"scale": source.target.stddev, "shift": source.target.mean}
+    units: dict[str, Any] = {"scale": source.target.scale, "shift": source.target.mean}
     return functools.partial(bfl.evaluation.evaluate_regression, **options, **units)
 
 

@@ -109,6 +109,7 @@ def export_model(run: str, path: str, tflite: bool, client: Optional[int], code:
     metavar="LIMIT",
     help="Abstain where the entropy, from 0 to 1, or of a number the sd, is above it.",
 )
+@click.option("--separator", metavar="TEXT", help="Of the columns of .csv files; that of the header if not given.")
 @click.option(
     "--format",
     "form",

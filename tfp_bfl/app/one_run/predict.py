@@ -88,6 +88,7 @@ def predict(
     num_samples: Optional[int] = None,
     seed: int = 0,
     max_uncertainty: Optional[float] = None,
+    separator: Optional[str] = None,
 ) -> tuple[list[AnyRow], tuple[tuple[str, str], ...]]:
     """Predicts images, or rows of a table, with a SavedModel of this library.
 
@@ -99,6 +100,7 @@ def predict(
       seed: of the samples.
       max_uncertainty: an image with a larger entropy gets abstain = True; None for the limit of a calibrated model, and
         none for another. Of a model of numbers a standard deviation, of any size.
+      separator: of the columns of .csv files (`tfp_bfl.data.read_own`); None for that of the header.
 
     Returns:
       The rows, `NumberRow` of a model of numbers, and (name, reason) of each image that could not be read.
@@ -121,7 +123,7 @@ def predict(
     shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
     number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
-    found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info)
+    found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info, separator)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(found.names), BATCH_SIZE):
@@ -190,7 +192,7 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optio
     ]
 
 
-def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
+def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.data.Images:
     """The rows of tables, as if they were images."""
     columns = [name for name, _, _ in bfl.export.columns_of(info)]
     if not columns:
@@ -200,7 +202,7 @@ def _rows(paths: Any, info: bfl.export.Info) -> bfl.data.Images:
     for path in paths:
         if not str(path).lower().endswith(bfl.data.TABLES):
             raise InvalidArgument(f"{shown(str(path))} is no table, but the model takes rows of one: give a .csv file.")
-    tables = [bfl.data.read_rows(path, columns) for path in paths]
+    tables = [bfl.data.read_rows(path, columns, separator) for path in paths]
     names = [f"{name_of(path)}[{i}]" for path, table in zip(paths, tables) for i in range(len(table))]
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 

@@ -115,7 +115,7 @@ def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) ->
 
 def truth(test: bfl.data.Source) -> np.ndarray:
     """The labels as predictions are of them: numbers in their own units."""
-    return test.labels if test.target is None else test.target.mean + test.target.stddev * test.labels
+    return test.labels if test.target is None else test.target.mean + test.target.scale * test.labels
 
 
 def results(

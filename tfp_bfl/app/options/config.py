@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import pathlib
 from typing import Any, Optional, Union
@@ -29,13 +30,25 @@ from tfp_bfl.app.options.own_model import check_trust, names_code
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
+from tfp_bfl.files.tables import to_csv
 
 # A full record of a run has 1.5 kB.
 MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
 # Options of a run whose data are in one place: of a federation of real parties each party's own file says what it has.
 OF_ONE_PLACE = (
-    *("dataset", "data_dir", "label", "client_column", "test_data", "task", "partition", "clients"),
+    *(
+        "dataset",
+        "data_dir",
+        "label",
+        "client_column",
+        "test_data",
+        "task",
+        "drop",
+        "separator",
+        "partition",
+        "clients",
+    ),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
     *("engine", "tensorboard", "output", "average_rounds", "ensemble"),
 )
@@ -58,7 +71,11 @@ class RunConfig(pydantic.BaseModel):
     )
     label: str = option("label", "Column of a table with the labels.")
     client_column: Optional[str] = option(
-        None, "Column of a table, or array of an archive, that assigns rows to clients."
+        None, "Column of a table, or array of an archive, that names the client of each example."
+    )
+    drop: Optional[str] = option(None, "Columns of a table that are left out, separated by commas.")
+    separator: Optional[str] = option(
+        None, "Separator of a .csv file's columns, such as ';' or tab; that of its header if not given."
     )
     task: str = option(
         "classification",
@@ -162,6 +179,11 @@ class RunConfig(pydantic.BaseModel):
             values = {**values, "partition": "given"}
         return values
 
+    @pydantic.field_validator("drop", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return to_csv([value]).rstrip("\n") if isinstance(value, (list, tuple)) else value
+
     @pydantic.model_validator(mode="after")
     def _parts_fit(self) -> RunConfig:
         for name, value in self:
@@ -194,10 +216,15 @@ class RunConfig(pydantic.BaseModel):
 
         data.parse_partition(self.partition, self.clients)
         if not data.is_own(self.dataset) and _recorded(self.dataset) is None:
-            for name in ("label", "client_column", "task", "test_data"):
+            if pathlib.Path(self.dataset).is_file():
+                raise InvalidArgument(
+                    f"The file {path_name(self.dataset)} is of a type that can't be read: give a .csv, .tsv, .parquet "
+                    "or .npz file, or a folder of images."
+                )
+            for name in ("label", "client_column", "task", "test_data", "drop", "separator"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise InvalidArgument(
-                        f"{name} is of data of one's own, and {shown(self.dataset)} is none: give a file or a folder."
+                        f"{name} belongs to user-supplied data, and {shown(self.dataset)} is no file or folder."
                     )
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
@@ -215,6 +242,11 @@ class RunConfig(pydantic.BaseModel):
             raise InvalidArgument(
                 f"num_samples is {self.num_samples}, but the ensemble has {members} members: give at least as many."
             )
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The columns of `drop`."""
+        return tuple(next(csv.reader([self.drop]), [])) if self.drop else ()
 
     @property
     def data_name(self) -> str:

@@ -30,6 +30,8 @@ CLASSES = "tfp_bfl.parties.deployment.flare."
 _TEMPLATE = """# What this party has, and what it takes part in. Nobody else reads it; docs/deployment.md says more.
 data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, from here
 label: label             # the column of the labels
+# drop: [patient_id]      # columns that are left out
+# separator: ";"         # of a .csv file; that of its header if not given
 # test_data: test.csv    # to score models on; a fifth of the data if not given
 # algorithms: [variational, partitioned_vi]    # all, if not given
 # models: [mlp, lenet]

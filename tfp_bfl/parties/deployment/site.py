@@ -44,6 +44,8 @@ class PartyFile(pydantic.BaseModel):
       label: the column of the labels.
       test_data: to score models on; a fifth of the data if not given.
       task: classification or regression.
+      drop: columns of a table that are left out.
+      separator: of a .csv file's columns (`data.read_own`).
       algorithms: those that it takes part in; none means all.
       models: those that it trains; none means all.
       rules: those by which its posterior may be pooled with others', as `tfp-bfl list` has them; none means all.
@@ -64,6 +66,8 @@ class PartyFile(pydantic.BaseModel):
     label: str = "label"
     test_data: Optional[str] = None
     task: str = "classification"
+    drop: list[str] = []
+    separator: Optional[str] = None
     algorithms: list[str] = []
     models: list[str] = []
     rules: list[str] = []
@@ -129,7 +133,9 @@ class Site:
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
             bfl.privacy.composed_epsilon([], self._file.delta)  # which needs the package
-        own = bfl.data.read_own(self._file.data, self._file.label, None, self._file.test_data, self._file.task)
+        file = self._file
+        columns: dict[str, Any] = {"drop": file.drop, "separator": file.separator}
+        own = bfl.data.read_own(file.data, file.label, None, file.test_data, file.task, is_part=True, **columns)
         self._train, self._test = own.train, own.test
         self._party: Optional[bfl.federated.Party] = None
         self._why_not = NO_RUN
@@ -245,7 +251,7 @@ class Site:
         samples, seed = self._config.num_samples, self._config.seed
         given = model, self._held.features, self._held.labels, samples, seed
         if (target := self._held.target) is not None:
-            found = bfl.evaluation.evaluate_regression(*given, scale=target.stddev, shift=target.mean)
+            found = bfl.evaluation.evaluate_regression(*given, scale=target.scale, shift=target.mean)
             return bfl.evaluation.number_sums(found)
         return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*given), self._held.labels)
 

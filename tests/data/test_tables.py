@@ -1,0 +1,256 @@
+"""Tables as programs write them: names that look like numbers, encodings, separators, row indices, gaps."""
+
+import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+from tfp_bfl.data import read_own, read_rows
+from tfp_bfl.data.names import check_spelling, natural, ordered
+from tfp_bfl.errors import InvalidArgument
+
+RNG = np.random.default_rng(1)
+ROWS = 60
+X = RNG.normal(size=ROWS).round(3)
+LABELS = np.where(np.arange(ROWS) % 2, "yes", "no")
+
+
+def write(path, header, *columns, separator=",", encoding="utf-8", end="\n"):
+    lines = [separator.join(header), *(separator.join(map(str, row)) for row in zip(*columns))]
+    path.write_bytes((end.join(lines) + end).encode(encoding))
+    return path
+
+
+def repeated(*names):
+    return np.resize(np.array(names, object), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (("007", "7", "8"), ("007", "7", "8")),
+        (("1e2", "100", "8"), ("8", "100", "1e2")),
+        (("12345678901234567890", "12345678901234567891"), ("12345678901234567890", "12345678901234567891")),
+        (("2020-01-01T00:00:00+02:00", "2019-12-31T22:00:00Z"), None),
+        (("true", "TRUE", "1"), ("1", "TRUE", "true")),
+        (("NA", "null", "nan"), ("NA", "nan", "null")),
+        (("10", "9", "-1", "2.5"), ("-1", "2.5", "9", "10")),
+        (("²", "①", "٣", "c10", "c9"), ("c9", "c10", "²", "٣", "①")),
+        (("inst 3.0", "3.0", "3"), ("3", "3.0", "inst 3.0")),
+    ],
+)
+def test_clients_and_classes_are_the_names_in_the_file(tmp_path, names, wanted):
+    path = write(tmp_path / "d.csv", ["x", "who", "label"], X, repeated(*names), LABELS)
+    data = read_own(path, client="who")
+    assert sorted(data.client_names) == sorted(names) and data.clients.num_clients == len(names)
+    if wanted:
+        assert data.client_names == tuple(sorted(wanted, key=natural)) and set(wanted) == set(names)
+    with_classes = read_own(write(tmp_path / "c.csv", ["x", "label"], X, repeated(*[n for n in names if n != "2.5"])))
+    assert sorted(with_classes.train.class_names) == sorted(n for n in names if n != "2.5")
+
+
+def test_classes_that_are_numbers_are_in_the_order_of_their_values(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("10", "9", "1", "-1", "02"))
+    assert read_own(path).train.class_names == ("-1", "1", "02", "9", "10")
+    assert ordered(["1E5", "100000", "2E1"]) == ("2E1", "100000", "1E5") and ordered(["b10", "b9"]) == ("b10", "b9")
+    assert sorted(["9" * 5000, "1", "1e99999"], key=natural) == ["1", "9" * 5000, "1e99999"]
+
+
+def test_whole_numbers_of_parquet_are_named_without_a_fraction(tmp_path):
+    who = [float(k) for k in np.resize([3, 20], ROWS)]
+    pyarrow.parquet.write_table(pyarrow.table({"x": X, "who": who, "label": LABELS}), tmp_path / "d.parquet")
+    assert read_own(tmp_path / "d.parquet", client="who").client_names == ("3", "20")
+    who[5] = None
+    pyarrow.parquet.write_table(pyarrow.table({"x": X, "who": who, "label": LABELS}), tmp_path / "d.parquet")
+    with pytest.raises(InvalidArgument, match="'who' has 1 empty cell, the first in row 6"):
+        read_own(tmp_path / "d.parquet", client="who")
+
+
+@pytest.mark.parametrize("empty", ["", " ", '""'])
+@pytest.mark.parametrize("column", ["who", "label", "x"])
+def test_an_empty_cell_is_refused_in_each_column(tmp_path, column, empty):
+    columns = {"x": X.astype(object), "who": repeated("a", "b"), "label": LABELS.astype(object)}
+    columns[column][7] = empty
+    path = write(tmp_path / "d.csv", list(columns), *columns.values())
+    with pytest.raises(InvalidArgument, match=f"'{column}' has 1 empty cell, the first in row 8"):
+        read_own(path, client="who")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_encodings_separators_and_ends_of_lines(tmp_path, encoding, separator, end):
+    path = tmp_path / "d.csv"
+    write(path, ["größe", "who", "label"], X, repeated("Köln", "Bonn"), LABELS, separator=separator, end=end)
+    mark = b"\xfe\xff" if encoding == "utf-16-be" else b""  # which the other two write themselves
+    path.write_bytes(mark + path.read_bytes().decode().encode(encoding))
+    data = read_own(path, client="who")
+    assert [c.name for c in data.train.columns] == ["größe"] and data.client_names == ("Bonn", "Köln")
+
+
+def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "who", "label"], X, repeated("Bonn", "Köln"), LABELS, encoding="latin-1")
+    with pytest.raises(InvalidArgument, match="is not UTF-8 text, first in line 3: save it as UTF-8"):
+        read_own(path, client="who")
+    path = write(tmp_path / "h.csv", ["größe", "label"], X, LABELS, encoding="latin-1")
+    with pytest.raises(InvalidArgument, match="not UTF-8 text, first in line 1"):
+        read_own(path)
+    for name in ("clients", "labels"):
+        arrays = {"features": np.zeros((8, 2)), "labels": np.resize(["a", "b"], 8), name: np.array([b"K\xf6ln"] * 8)}
+        np.savez(tmp_path / "d.npz", **arrays)
+        with pytest.raises(InvalidArgument, match="is not UTF-8 text: save names as text"):
+            read_own(tmp_path / "d.npz")
+
+
+def test_clients_of_an_archive_that_are_bytes_are_text(tmp_path):
+    arrays = {"features": RNG.normal(size=(20, 2)), "labels": np.arange(20) % 2}
+    np.savez(tmp_path / "d.npz", **arrays, clients=np.resize(np.array([b"A", "Ö".encode()]), 20))
+    assert read_own(tmp_path / "d.npz").client_names == ("A", "Ö")
+    np.savez(tmp_path / "d.npz", **arrays, clients=np.resize([1.0, 20.0], 20))
+    assert read_own(tmp_path / "d.npz").client_names == ("1", "20")
+    np.savez(tmp_path / "d.npz", **arrays, clients=np.resize(["a", ""], 20))
+    with pytest.raises(InvalidArgument, match=r"array clients of .* has 10 empty names, the first in example 1"):
+        read_own(tmp_path / "d.npz")
+    np.savez(tmp_path / "d.npz", features=arrays["features"], labels=np.array(["a", "b"] * 10, object))
+    with pytest.raises(InvalidArgument, match=r"array 'labels'.* holds Python objects: save .* as text or numbers"):
+        read_own(tmp_path / "d.npz")
+
+
+def test_a_separator_that_is_given(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "label"], X, LABELS, separator=" ")
+    assert read_own(path, separator="space").train.class_names == ("no", "yes")
+    path = write(tmp_path / "d.csv", ["x,1", "b,2", "label"], X, X, LABELS, separator=";")
+    assert [c.name for c in read_own(path, separator=";").train.columns] == ["x,1", "b,2"]
+    np.testing.assert_allclose(read_rows(path, ["b,2"], ";")[:, 0], X, rtol=1e-6)
+    with pytest.raises(InvalidArgument, match="separator is 'tabs', but must be one character, or one of comma"):
+        read_own(path, separator="tabs")
+    np.savez(tmp_path / "d.npz", features=np.zeros((8, 2)), labels=np.arange(8) % 2)
+    with pytest.raises(InvalidArgument, match=r"separator belongs to tables, and .*d.npz is none"):
+        read_own(tmp_path / "d.npz", separator=";")
+    with pytest.raises(InvalidArgument, match="drop belongs to tables"):
+        read_own(tmp_path / "d.npz", drop=["a"])
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        (["0,5", "1", "-2,25e1"], [0.5, 1, -22.5]),
+        (["1234,5", "1,234"], [1234.5, 1.234]),
+        ([",5", "3"], [0.5, 3]),
+        (["1,234", "2,000"], "'x' holds '1,234' in row 1, where the comma may be decimal or group thousands"),
+        (["1.234,5", "2"], "'x' holds '1.234,5' in row 1, which is no number"),
+    ],
+)
+def test_decimal_commas(tmp_path, cells, wanted):
+    path = write(tmp_path / "d.csv", ["x", "label"], repeated(*cells), LABELS, separator=";")
+    if isinstance(wanted, str):
+        with pytest.raises(InvalidArgument, match=wanted):
+            read_rows(path, ["x"])
+    else:
+        np.testing.assert_allclose(read_rows(path, ["x"])[:, 0], np.resize(wanted, ROWS))
+
+
+def test_row_indices_are_no_features(tmp_path):
+    values = [np.arange(ROWS), *RNG.normal(size=(4, ROWS)).round(3), LABELS]
+    wanted = ["a", "b", "c", "d"]
+    paths = [
+        write(tmp_path / f"{i}.csv", [name, *wanted, "label"], *values) for i, name in enumerate(("", "Unnamed: 0"))
+    ]
+    table = pyarrow.table(dict(zip([*wanted, "label", "__index_level_0__"], [*values[1:], values[0]])))
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    named = table.rename_columns([*wanted, "label", "row"]).replace_schema_metadata(
+        {"pandas": '{"index_columns": ["row"]}'}
+    )
+    pyarrow.parquet.write_table(named, tmp_path / "n.parquet")
+    trailing = tmp_path / "t.csv"
+    trailing.write_text("".join(f"{line},\n" for line in paths[0].read_text().splitlines()))
+    for path in [*paths, trailing, tmp_path / "p.parquet", tmp_path / "n.parquet"]:
+        assert [c.name for c in read_own(path).train.columns] == wanted, path
+    # An index that is asked for is a column.
+    assert read_own(tmp_path / "n.parquet", client="row", test=paths[0]).clients.num_clients == ROWS
+    with pytest.raises(InvalidArgument, match="has a column without a name, number 3: name it"):
+        read_own(write(tmp_path / "u.csv", ["a", "b", "", "label"], X, X, X, LABELS))
+
+
+def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
+    columns = {"bill": X.astype(object), "sex": repeated("m", "f"), "date": repeated("2024-04-11"), "label": LABELS}
+    columns["bill"][[3, 9]] = ""
+    path = write(tmp_path / "d.csv", list(columns), *columns.values())
+    with pytest.raises(InvalidArgument) as caught:
+        read_own(path)
+    message = str(caught.value)
+    for part in (
+        "'bill' has 2 empty cells, the first in row 4",
+        "'sex' holds 'm' in row 1, which is no number",
+        "'date' holds '2024-04-11' in row 1",
+        "--drop ('sex' with --client-column",
+    ):
+        assert part in message
+    assert message.count(". ") == 0 and len(message) < 600
+    many = write(
+        tmp_path / "m.csv", [*(f"column number {i}" for i in range(40)), "label"], *[repeated("a")] * 40, LABELS
+    )
+    with pytest.raises(InvalidArgument, match=r"; and 3\d more columns can't be used"):
+        read_own(many)
+    columns["bill"] = X
+    path = write(tmp_path / "d.csv", list(columns), *columns.values())
+    assert [c.name for c in read_own(path, client="sex", drop=["date"]).train.columns] == ["bill"]
+    with pytest.raises(InvalidArgument, match=r"no column for --drop in .* 'dat': did you mean 'date'"):
+        read_own(path, drop=["dat"])
+
+
+@pytest.mark.parametrize("cell", ["?", ".", "text"])
+@pytest.mark.parametrize("row", [0, 41, 59])
+def test_the_first_cell_that_is_no_number_is_named_with_its_row(tmp_path, cell, row):
+    x = X.astype(object)
+    x[row] = cell
+    path = write(tmp_path / "d.csv", ["x", "label"], x, LABELS)
+    with pytest.raises(InvalidArgument) as caught:
+        read_own(path)
+    assert f"the column 'x' holds '{cell}' in row {row + 1}, which is no number" in str(caught.value)
+
+
+def test_text_far_down_a_column_is_named(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("x,label\n" + "0,a\n0,b\n" * 150_000 + "none,a\n")
+    with pytest.raises(InvalidArgument, match="'x' holds 'none' in row 300001"):
+        read_own(path)
+
+
+def test_a_row_of_another_length_is_named(tmp_path):
+    path = tmp_path / "d.csv"
+    path.write_text("x,y,label\n1,2,a\n3,4,b\nA,1.0\n")
+    with pytest.raises(InvalidArgument, match=r"Row 3 of .* has 2 cells, but the header has 3, separated by ','"):
+        read_own(path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "message"),
+    [
+        (repeated("yes"), "classification", "labels in the column 'label' of .*d.csv are all 'yes': a model requires"),
+        (repeated("0.1"), "regression", "labels in the column 'label' of .* are 0.1 in all training rows"),
+        (X, "classification", "are numbers with fractions, such as .*--task regression"),
+        (np.arange(ROWS), "classification", "have 60 distinct values in 60 examples: .*--task regression"),
+        ([f"text {i}" for i in range(ROWS)], "classification", "60 distinct values .* choose a column that names"),
+    ],
+)
+def test_labels_of_which_nothing_is_learnt(tmp_path, labels, task, message):
+    path = write(tmp_path / "d.csv", ["x", "label"], X, labels)
+    with pytest.raises(InvalidArgument, match=message):
+        read_own(path, task=task)
+
+
+def test_one_site_may_have_one_class(tmp_path):
+    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("yes"))
+    assert read_own(path, is_part=True).train.class_names == ("yes",)
+    path = write(tmp_path / "d.csv", ["x", "label"], X, repeated("0.5"))
+    assert read_own(path, task="regression", is_part=True).train.target == ("label", 0.5, 0.0)
+
+
+def test_spellings_of_a_class_at_different_clients(tmp_path):
+    who, label = repeated("north", "south"), repeated("Dog", "dog", "cat", "cat")
+    with pytest.raises(InvalidArgument, match="class 'Dog' of 'north' and the class 'dog' of 'south' differ in case"):
+        read_own(write(tmp_path / "d.csv", ["x", "who", "label"], X, who, label), client="who")
+    check_spelling({"north": ["Dog", "dog"], "south": ["dog"]})
+    check_spelling({"north": ["A"], "south": ["a"]})

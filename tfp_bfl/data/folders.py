@@ -1,0 +1,117 @@
+"""Folders of labelled images: CLASS/ or CLIENT/CLASS/, in all of the folder or in its training and test set."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl import files
+from tfp_bfl.data.images import FORMATS, is_hidden, read_images, shape_of
+from tfp_bfl.errors import InvalidArgument, shown
+
+_TRAIN = ("train", "training")
+_TEST = ("test", "testing", "val", "valid", "validation")
+# Of images that this library does not read.
+_OTHER_FORMATS = (".avif", ".dcm", ".heic", ".jp2", ".nii", ".tif", ".tiff", ".webp")
+
+
+class LabelledImages(NamedTuple):
+    """Images with the names of their folders.
+
+    Fields:
+      pixels: uint8 [N, height, width, channels].
+      labels: object [N], names of classes.
+      owners: object [N], names of clients; None where the folder has none.
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    owners: Optional[np.ndarray] = None
+
+
+def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the image files of a folder and its subfolders, without hidden ones.
+
+    Args:
+      folder: to search.
+    """
+    for path in folder.rglob("*"):
+        if path.suffix.lower() in FORMATS and not is_hidden(path.relative_to(folder)):
+            yield path
+
+
+def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Return the subfolders "train" and "test" of a folder; {} where it has no such two.
+
+    "Train", "training" and the like are read as "train"; "test", or without it "val", "valid" and "validation", as
+    "test". A subfolder that holds images directly is a class.
+
+    Args:
+      folder: to search.
+
+    Raises:
+      InvalidArgument: there are several of one kind, or further subfolders with images.
+    """
+    inside = {p for p in folder.iterdir() if p.is_dir() and not is_hidden(pathlib.Path(p.name))}
+    named = lambda names: [p for name in names for p in sorted(inside) if p.name.casefold() == name]
+    train, test = named(_TRAIN), named(_TEST)
+    has_images = lambda p: any(x.suffix.lower() in FORMATS for x in p.iterdir())
+    if not train or not test or any(map(has_images, [*train, *test])):
+        return {}
+    if len(train) > 1 or (len(test) > 1 and test[0].name.casefold() == test[1].name.casefold()):
+        first, second = train[:2] if len(train) > 1 else test[:2]
+        raise InvalidArgument(f"{files.name(folder)} has both {first.name}/ and {second.name}/: leave one out.")
+    others = sorted(p.name for p in inside - {*train, *test} if next(image_files(p), None))
+    if others:
+        raise InvalidArgument(
+            f"{files.name(folder)} has {shown(others[0])} beside {train[0].name}/ and {test[0].name}/: move it into "
+            "one of them, or leave it out."
+        )
+    return {"train": train[0], "test": test[0]}
+
+
+def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, Optional[LabelledImages]]:
+    """Read the images of a folder, and its test set if it has one (`splits`).
+
+    Args:
+      folder: to read.
+
+    Raises:
+      InvalidArgument: images lie elsewhere than in CLASS/ or CLIENT/CLASS/, differ in size or can't be read.
+    """
+    found = splits(folder)
+    if not found:
+        return _read(folder), None
+    return _read(found["train"]), _read(found["test"])
+
+
+def _read(folder: pathlib.Path) -> LabelledImages:
+    found = sorted(image_files(folder))
+    depths = {len(p.relative_to(folder).parts) for p in found}
+    if depths not in ({2}, {3}):
+        raise InvalidArgument(
+            f"The folder {files.name(folder)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
+            + (f", and has {len(found)} elsewhere or in both." if found else ", and has none.")
+        )
+    others = collections.Counter(
+        p.suffix.lower()
+        for p in folder.rglob("*")
+        if p.suffix.lower() in _OTHER_FORMATS and not is_hidden(p.relative_to(folder))
+    )
+    if others:
+        counts = ", ".join(f"{number} {suffix}" for suffix, number in sorted(others.items()))
+        raise InvalidArgument(
+            f"The folder {files.name(folder)} has images that can't be read, {counts}: convert them to PNG, or leave "
+            "them out."
+        )
+    images = read_images(found, shape_of(found[0]))
+    if images.failures:
+        name, reason = images.failures[0]
+        more = f", and {len(images.failures) - 1} more are not either" if len(images.failures) > 1 else ""
+        raise InvalidArgument(f"The image {name} {reason}{more}: all must be readable and of the size of the first.")
+    names = lambda depth: np.array([p.parts[-depth] for p in found], object)
+    return LabelledImages(images.pixels, names(2), names(3) if depths == {3} else None)
