@@ -10,6 +10,7 @@ import yaml
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
+from tfp_bfl.app.options.config import make_config
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -133,7 +134,7 @@ def test_columns_are_dropped_and_separated_as_asked(folder, tmp_path, capsys, mo
     again = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (again["drop"], again["separator"]) == ('id,"notes, more"', ";")
     assert run_command_line(["predict", "run", "german.csv", "--separator", ";"]) == 0
-    from_lists = bfl.app.config.make_config(None, {"dataset": "german.csv", "drop": ["id", "notes, more"]})
+    from_lists = make_config(None, {"dataset": "german.csv", "drop": ["id", "notes, more"]})
     assert from_lists.dropped == ("id", "notes, more")
 
 

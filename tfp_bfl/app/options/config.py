@@ -27,6 +27,7 @@ from tfp_bfl.app.options.fields import (
 )
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
+from tfp_bfl.app.options.refusals import check_no_file, must_be
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
@@ -216,16 +217,7 @@ class RunConfig(pydantic.BaseModel):
 
         data.parse_partition(self.partition, self.clients)
         if not data.is_own(self.dataset) and _recorded(self.dataset) is None:
-            if pathlib.Path(self.dataset).is_file():
-                raise InvalidArgument(
-                    f"The file {path_name(self.dataset)} is of a type that can't be read: give a .csv, .tsv, .parquet "
-                    "or .npz file, or a folder of images."
-                )
-            for name in ("label", "client_column", "task", "test_data", "drop", "separator"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise InvalidArgument(
-                        f"{name} belongs to user-supplied data, and {shown(self.dataset)} is no file or folder."
-                    )
+            check_no_file(self)
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
         if self.popularity is not None:
@@ -339,26 +331,6 @@ def _recorded(dataset: Any) -> Any:
     return recorded(dataset)
 
 
-# Of pydantic's types of errors: what a value of that option must be.
-_MUST_BE = {
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "above {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "below {lt}",
-    "finite_number": "a finite number",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-}
-
-
-def _must_be(error: Any) -> str:
-    """In words, of an entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing"."""
-    form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
-    return form.format(**error.get("ctx", {}))
-
-
 def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
     """A configuration from a YAML file, if one is given, and options, which win.
 
@@ -386,7 +358,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
         if isinstance(cause, InvalidArgument):
             raise cause from None
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {_must_be(first)}.") from None
+        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {must_be(first)}.") from None
 
 
 def _is_a_name(option: str) -> bool:

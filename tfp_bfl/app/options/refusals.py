@@ -1,0 +1,50 @@
+"""What a value of an option must be, in words."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import name as name_of
+
+# Of pydantic's types of errors: what a value of that option must be.
+_MUST_BE = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "finite_number": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+}
+
+
+def must_be(error: Any) -> str:
+    """Return in words what a value must be.
+
+    Args:
+      error: entry of `pydantic.ValidationError.errors()`; its type is such as "int_parsing".
+    """
+    form = _MUST_BE.get(error["type"]) or _MUST_BE.get(error["type"].partition("_")[0], "of another form")
+    return form.format(**error.get("ctx", {}))
+
+
+def check_no_file(config: Any) -> None:
+    """Raise InvalidArgument where a dataset that has no options of files is given some, or is a file of another type.
+
+    Args:
+      config: of a run whose dataset is neither read from a file or folder nor given in Python.
+    """
+    if pathlib.Path(config.dataset).is_file():
+        raise InvalidArgument(
+            f"The file {name_of(config.dataset)} is of a type that can't be read: give a .csv, .tsv, .parquet or .npz "
+            "file, or a folder of images."
+        )
+    for name in ("label", "client_column", "task", "test_data", "drop", "separator"):
+        if getattr(config, name) != type(config).model_fields[name].default:
+            raise InvalidArgument(
+                f"{name} belongs to user-supplied data, and {shown(config.dataset)} is no file or folder."
+            )
