@@ -46,7 +46,7 @@ def test_subset_is_seeded_without_replacement_and_keeps_the_order():
     source = data.load("digits")
     numbered = data.Source("n", "train", np.arange(100)[:, None], source.labels[:100], source.class_names)
     few = numbered.subset(30, seed=1)
-    picked = few.features[:, 0]
+    picked = few.features[:, 0].astype(int)
     assert few.num_examples == 30 and (np.diff(picked) > 0).all()
     np.testing.assert_array_equal(few.labels, numbered.labels[picked])
     np.testing.assert_array_equal(picked, numbered.subset(30, seed=1).features[:, 0])
