@@ -77,6 +77,40 @@ def test_the_fitted_temperature_is_that_by_which_predictions_are_too_sure():
     np.testing.assert_allclose(evaluation.at_temperature(truth, 1.0), truth, atol=1e-6)
 
 
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0, 10.0])
+def test_temperatures_of_many_examples_are_recovered(temperature):
+    truth, labels = drawn(5_000, sharpness=1.0)
+    found = evaluation.fit_temperature(evaluation.at_temperature(truth, 1 / temperature), labels)
+    assert found == pytest.approx(temperature, rel=0.05)
+
+
+def sure(number, seed):
+    """Ten classes that a calibrated model predicts right in about 98 of 100 cases."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(number, 10))
+    logits[np.arange(number), rng.integers(0, 10, number)] += 7.2
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return p.astype(np.float32), (p.cumsum(-1) < rng.random((number, 1))).sum(-1).clip(max=9)
+
+
+@pytest.mark.parametrize("number", [5, 20, 45, 100])
+@pytest.mark.parametrize("only_right", [False, True])
+def test_temperatures_of_few_examples_do_no_harm(number, only_right):
+    """20 draws: the NLL of new examples is at most 1.1 times that at temperature 1."""
+    new, new_labels = sure(20_000, seed=99)
+    nll = lambda t: float(evaluation.negative_log_likelihood(evaluation.at_temperature(new, t), new_labels))
+    for seed in range(20):
+        p, labels = sure(number, seed)
+        labels = p.argmax(-1) if only_right else labels
+        assert nll(evaluation.fit_temperature(p, labels)) <= 1.1 * nll(1.0), seed
+
+
+def test_temperatures_that_the_likelihood_leaves_open_are_1():
+    assert evaluation.fit_temperature(np.full((50, 4), 0.25, np.float32), np.arange(50) % 4) == 1
+    right = np.eye(3, dtype=np.float32)[np.arange(30) % 3]
+    assert evaluation.fit_temperature(right, np.arange(30) % 3) == 1
+
+
 @pytest.mark.statistical
 @pytest.mark.parametrize("coverage", [0.8, 0.95])
 def test_sets_hold_the_label_as_often_as_they_say_however_wrong_the_model(coverage):

@@ -56,7 +56,8 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
         def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
             result = train(message, examples, seed)
             # Where the server does not know the federation, a client of one batch is the measure.
-            mean_size = message.federation.num_examples // tf.maximum(message.federation.num_clients, 1)
+            num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
+            mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
             usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
             own = reach(message.round, result.num_examples).steps
             weights = _scaled(message.weights, result.weights, usual / own)

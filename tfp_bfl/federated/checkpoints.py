@@ -190,11 +190,12 @@ class Checkpoints:
         of_sums = dict(zip(_sum_names(shapes), ((tf.float64, shape) for shape in shapes)))
         try:
             index = files.read_regular(_with(prefix, _INDEX), "index", _LONGEST[_INDEX])
-            spans = check_index(index, {**wanted, **of_sums})
+            spans = _spans(index, {**wanted, **of_sums}, _names(first)[_place_of_examples(first)])
             if _with(prefix, _VALUES).stat().st_size != max(span.offset + span.size for span in spans.values()):
                 raise InvalidArgument("its values are more or fewer than its index says")
             reader = tf.train.load_checkpoint(str(prefix))
-            state = tf.nest.pack_sequence_as(first, [reader.get_tensor(name) for name in wanted])
+            values = [reader.get_tensor(name).astype(dtype.as_numpy_dtype) for name, (dtype, _) in wanted.items()]
+            state = tf.nest.pack_sequence_as(first, values)
             sums = [reader.get_tensor(name) for name in of_sums]
         except InvalidArgument as error:
             raise _Damaged(str(error).rstrip(".")) from None
@@ -219,6 +220,20 @@ class Checkpoints:
                     f"The checkpoints in {self.directory} are of another {name}, {shown(other)}, and this run's is "
                     f"{words}: choose another folder, or run what they are of."
                 )
+
+
+def _place_of_examples(state: ServerState) -> int:
+    """Of the number of all clients' examples among the state's tensors."""
+    places = tf.nest.pack_sequence_as(state, list(range(len(tf.nest.flatten(state)))))
+    return int(places.federation.num_examples)
+
+
+def _spans(index: bytes, wanted: dict[str, Any], examples: str) -> dict[str, Any]:
+    """Where each tensor lies; `examples` is int32 in checkpoints of earlier versions."""
+    try:
+        return check_index(index, wanted)
+    except InvalidArgument:
+        return check_index(index, {**wanted, examples: (tf.int32, wanted[examples][1])})
 
 
 def _names(state: ServerState) -> list[str]:

@@ -143,7 +143,7 @@ class BayesianProcess:
         out clients without one, as faulty.
         """
         held = np.asarray(sizes if len(sizes) else np.zeros(len(clients)), np.int64)
-        federation = Federation(np.int32(len(clients)), np.int32(held.sum()), np.float32(Federation().most_weight))
+        federation = Federation(np.int32(len(clients)), np.int64(held.sum()), np.float32(Federation().most_weight))
         # Who joins a federation that runs begins with nothing.
         shares = held / max(held.sum(), 1) if int(state.round) == 0 else np.zeros(len(clients))
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)

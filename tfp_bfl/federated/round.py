@@ -147,7 +147,7 @@ def make_round(
         memory = no_rows(client_work.memory(weights, 0.0) if client_work.memory else ())
         step, nobody = (
             server_step.initialize(weights),
-            Federation(tf.constant(0), tf.constant(0), tf.constant(Federation().most_weight)),
+            Federation(tf.constant(0), tf.constant(0, tf.int64), tf.constant(Federation().most_weight)),
         )
         noise = tf.zeros([2], tf.int32) if rule.randomise is not None or client_work.is_private else ()
         return ServerState(tf.constant(0), tf.constant(seed, tf.int32), weights, step, memory, nobody, noise)
@@ -297,7 +297,13 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
         tempered_elbo=mean(report.tempered_elbo),
         num_clients=tf.size(report.client),
         num_faulty=tf.math.count_nonzero(~sound, dtype=tf.int32),
-        num_examples=tf.reduce_sum(tf.where(sound, report.num_examples, 0)),
-        **{name: tf.reduce_sum(tf.where(sound, x, tf.zeros_like(x))) for name, x in sorted(counts.items())},
+        num_examples=_total(report.num_examples, sound),
+        **{name: _total(x, sound) for name, x in sorted(counts.items())},
         clients=collections.OrderedDict(**told, **counts),
     )
+
+
+def _total(values: tf.Tensor, sound: tf.Tensor) -> tf.Tensor:
+    """The sum over sound clients; whole numbers as int64, which the counts of two clients do not exceed."""
+    values = tf.cast(values, tf.int64) if values.dtype.is_integer else values
+    return tf.reduce_sum(tf.where(sound, values, tf.zeros_like(values)))

@@ -13,13 +13,13 @@ from tfp_bfl.weights.model_weights import ModelWeights
 
 
 class Federation(NamedTuple):
-    """How large a federation is, its clients that are not in the round included: int32 scalars.
+    """How large a federation is, its clients that are not in the round included: scalars.
 
     `simulate` knows it. Where nobody has said, it is what the largest round so far has held: 0 before the first.
 
     Fields:
-      num_clients: K.
-      num_examples: N, of all of them together.
+      num_clients: K, int32.
+      num_examples: N, of all of them together, int64.
       most_weight: the largest weight with which a client of the next round is pooled, float32.
     """
 
