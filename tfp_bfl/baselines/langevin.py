@@ -14,7 +14,7 @@ from tfp_bfl.posterior import MeanField, Samples
 from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.potential import Potential
-from tfp_bfl.weights import check_layers
+from tfp_bfl.weights import check_form, check_layers
 
 Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 DECAY, STABILIZER = 0.99, 1e-5
@@ -159,6 +159,7 @@ def langevin_chain(
     _check_numbers(step_size, prior_stddev, decay, stabilizer)
     features, labels = _examples(features, labels, likelihood == "categorical")
     model = as_model_fn(model_fn)()
+    check_form(model)
     check_layers(model)
     potential = Potential(model, likelihood)
     precision = 0.0 if prior_stddev is None else 1 / prior_stddev**2

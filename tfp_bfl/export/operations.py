@@ -22,10 +22,10 @@ EXPORTED = _words(
 # What other layers and activations of Keras add: arithmetic on tensors, all of it.
 ARITHMETIC = _words(
     """
-    Add AddN BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
+    Add AddN Any BatchMatMulV2 BatchToSpaceND BroadcastTo DepthwiseConv2dNative Einsum Elu Equal Erf Expm1 Fill
     Floor FloorMod Greater Log1p LogSoftmax LogicalNot MatrixDiagPartV3 MatrixSetDiagV3 Max Min
-    PartitionedCall Pow Prod Rank Reciprocal Relu6 Round Selu Sigmoid Sign Size Slice Softplus Softsign
-    SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
+    PartitionedCall Pow Prod Rank Reciprocal Relu6 ResourceGather ReverseV2 Round Selu Sigmoid Sign Size Slice
+    Softplus Softsign SpaceToBatchND Split SplitV Tanh Transpose Unpack Xlogy
     """
 )
 

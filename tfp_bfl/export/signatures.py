@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 
 from tfp_bfl.evaluation import draw_outputs, is_stochastic, sample_seeds
 from tfp_bfl.export.heads import head
-from tfp_bfl.layers import sampling
+from tfp_bfl.layers import as_floats, sampling
 
 NUM_SAMPLES = 20
 # By which resizing may leave the range of pixels.
@@ -73,13 +74,14 @@ def make_functions(
 
     @functools.partial(tf.function, input_signature=[scaled, pair], autograph=False)
     def draw(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        return answers.of_sample(draw_outputs(model, standardised(images), seed))
+        with _portable(model):
+            return answers.of_sample(draw_outputs(model, standardised(images), seed))
 
     at_sample = draw.get_concrete_function()
 
     @traced()
     def at_mean(images: tf.Tensor) -> dict[str, tf.Tensor]:
-        with sampling("mean"):
+        with _portable(model), sampling("mean"):
             return answers.at_mean(answers.of_sample(model(standardised(images), training=False)))
 
     @traced(number["num_samples"], number["seed"])
@@ -118,14 +120,33 @@ def make_functions(
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
-    """Examples as the model takes them; pixels that are neither bytes nor shares of 1 are refused."""
-    if not images.dtype.is_floating or images.shape.rank != 4:
-        return tf.image.convert_image_dtype(images, tf.float32)
-    # What is not a number may be there: its answer is not a number either.
-    inside = tf.reduce_all((tf.abs(images - 0.5) <= 0.5 + _ROUNDING) | tf.not_equal(images, images))
-    message = "images are floats outside 0 to 1, but must be uint8, or floats in [0, 1]: divide pixels by 255."
-    with tf.control_dependencies([tf.debugging.Assert(inside, [message])]):
-        return tf.image.convert_image_dtype(images, tf.float32)
+    """Examples as the model takes them; numbers that are not finite, and images of another scale, are refused."""
+    if not images.dtype.is_floating:
+        return as_floats(images)
+    # Not by `is_finite`, an operation that TensorFlow Lite lacks.
+    checks = {
+        "examples hold numbers that are not finite: fill them in, or leave those examples out.": (
+            tf.abs(images) <= images.dtype.max
+        )
+    }
+    if images.shape.rank == 4:
+        message = "images are floats outside 0 to 1, but must be uint8, or floats in [0, 1]: divide pixels by 255."
+        checks[message] = tf.abs(images - 0.5) <= 0.5 + _ROUNDING
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(x), [m]) for m, x in checks.items()]):
+        return as_floats(images)
+
+
+@contextlib.contextmanager
+def _portable(model: tf.keras.Model) -> Iterator[None]:
+    """Recurrent layers as plain loops: a kernel of GPUs would be chosen by whoever reads the graph."""
+    chosen = {x: x._could_use_gpu_kernel for x in model._flatten_layers() if hasattr(x, "_could_use_gpu_kernel")}
+    try:
+        for layer in chosen:
+            layer._could_use_gpu_kernel = False
+        yield
+    finally:
+        for layer, choice in chosen.items():
+            layer._could_use_gpu_kernel = choice
 
 
 def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]:

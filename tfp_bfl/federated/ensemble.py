@@ -14,7 +14,7 @@ from tfp_bfl.data import Parties
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.federated.options import Settings
 from tfp_bfl.federated.process import BayesianProcess
-from tfp_bfl.weights import ModelWeights, ensemble_model
+from tfp_bfl.weights import ModelWeights, ensemble_model, scaling_bytes
 
 if TYPE_CHECKING:
     from tfp_bfl.federated.simulation import SimulationResult
@@ -112,7 +112,7 @@ def simulate_members(
         results.append(simulate(process, clients, rounds, own))
     weights = [_weights(*pair) for pair in zip(processes, results)]
     regression = getattr(clients.source, "target", None) is not None
-    model = ensemble_model(processes[0].model_fn(), weights, regression)
+    model = scaling_bytes(ensemble_model(processes[0].model_fn(), weights, regression))
     scores = monitor.evaluate(model) if monitor.evaluate else {}
     return results[-1]._replace(
         model=model,

@@ -21,7 +21,16 @@ from tfp_bfl.federated.memory import find_row, with_clients
 from tfp_bfl.federated.round import Round, Weigh, make_round, types_of
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.privacy import Privacy
-from tfp_bfl.weights import Federation, ModelWeights, check_layers, check_logits, get_weights, min_stddev, seeded
+from tfp_bfl.weights import (
+    Federation,
+    ModelWeights,
+    check_form,
+    check_layers,
+    check_logits,
+    get_weights,
+    min_stddev,
+    seeded,
+)
 
 
 class BayesianProcess:
@@ -236,8 +245,9 @@ def build_process(
     check_count(burn_in_rounds, "burn_in_rounds", 0)
     with seeded(seed):
         model = model_fn()
+    check_form(model)
     check_layers(model)
-    check_logits(model)
+    check_logits(model, element_spec is None or element_spec.labels.dtype.is_integer)
     limits = Limits(max_magnitude, max_change_norm, min_examples, min_stddev(model), max_weight_ratio)
     round = make_round(
         tf.nest.map_structure(lambda x: x.numpy(), get_weights(model)),

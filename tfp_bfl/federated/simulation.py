@@ -40,7 +40,7 @@ from tfp_bfl.federated.options import (
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.posterior import Samples, Spread, marginals, spread
 from tfp_bfl.privacy import everyone_clipped_warning, taking_part_warning
-from tfp_bfl.weights import ModelWeights, predictive_model
+from tfp_bfl.weights import ModelWeights, predictive_model, scaling_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -306,7 +306,8 @@ class _Run:
 
     def _built(self, weights: ModelWeights) -> tf.keras.Model:
         self._model = self._model or self._process.model_fn()
-        return predictive_model(self._model, weights, self._settings.prediction.batch_norm_examples)
+        examples = self._settings.prediction.batch_norm_examples
+        return scaling_bytes(predictive_model(self._model, weights, examples))
 
     def _warn(self, warning: Optional[str]) -> None:
         if warning:

@@ -23,11 +23,10 @@ from tfp_bfl.weights.exchange import (
 from tfp_bfl.weights.flat import FlatWeights
 from tfp_bfl.weights.functional_call import batch_moments, batch_normalized_call, functional_call
 from tfp_bfl.weights.head import split_head
+from tfp_bfl.weights.model_checks import check_form, check_layers, check_logits
 from tfp_bfl.weights.model_weights import (
     ModelWeights,
     assign_weights,
-    check_layers,
-    check_logits,
     get_weights,
     layout,
     min_stddev,
@@ -46,6 +45,7 @@ from tfp_bfl.weights.posterior_model import (
     predictive_model,
     predictive_spec,
     predictive_weights,
+    scaling_bytes,
     weight_sampling,
 )
 from tfp_bfl.weights.seeded import seeded
@@ -74,6 +74,7 @@ __all__ = [
     "batch_normalized_call",
     "by_part",
     "change_norm",
+    "check_form",
     "check_layers",
     "check_logits",
     "coordinates",
@@ -91,6 +92,7 @@ __all__ = [
     "predictive_weights",
     "prior",
     "root_mean_square_change",
+    "scaling_bytes",
     "seeded",
     "split_head",
     "weight_sampling",

@@ -59,47 +59,6 @@ def layout(model: tf.keras.Model) -> Layout:
     return Layout(variational, point, means, variances)
 
 
-def check_layers(model: tf.keras.Model) -> None:
-    """Makes sure that local training takes account of all that the model's layers do.
-
-    Raises:
-      InvalidArgument: a layer adds losses that are not the KL of this library's layers, or draws noise that no seed
-        reaches.
-    """
-    for layer in model._flatten_layers(include_self=False):
-        kind = type(layer)
-        if any(base.__name__ == "BaseRandomLayer" for base in kind.__mro__):
-            raise InvalidArgument(
-                f"The layer {layer.name!r} ({kind.__name__}) draws noise that the run's seed does not reach: "
-                "use tfp_bfl.layers.MCDropout."
-            )
-        if "tensorflow_probability" in kind.__module__ or (layer.losses and not _holds_variational(layer)):
-            raise InvalidArgument(
-                f"The layer {layer.name!r} ({kind.__name__}) has losses of its own, which local training would leave "
-                "out: use the layers of tfp_bfl.layers, without regularizers."
-            )
-
-
-def check_logits(model: tf.keras.Model) -> None:
-    """Makes sure that a model gives logits, of which losses and predictions take the softmax themselves.
-
-    Raises:
-      InvalidArgument: its last layer is a softmax, or has one as its activation.
-    """
-    last: Any = model.layers[-1] if model.layers else None
-    while isinstance(last, tf.keras.Model) and last.layers:
-        last = last.layers[-1]
-    softmax = tf.keras.activations.softmax
-    if isinstance(last, tf.keras.layers.Softmax) or getattr(last, "activation", None) is softmax:
-        raise InvalidArgument(
-            f"The last layer, {last.name!r}, gives probabilities, but must give logits: leave its softmax out."
-        )
-
-
-def _holds_variational(layer: tf.keras.layers.Layer) -> bool:
-    return any(getattr(part, "variational_weights", []) for part in layer._flatten_layers())
-
-
 def get_weights(model: tf.keras.Model) -> ModelWeights:
     """The model's weights; variances are exp(2 log_stddev)."""
     variables = layout(model)

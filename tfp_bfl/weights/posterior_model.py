@@ -13,6 +13,8 @@ from tfp_bfl.posterior import LowRank, MeanField, Samples
 from tfp_bfl.weights.functional_call import batch_moments, functional_call
 from tfp_bfl.weights.model_weights import ModelWeights, assign_weights, get_weights, layout
 
+_IMAGES = 4
+
 Posterior = Union[MeanField, LowRank, Samples]
 
 
@@ -98,6 +100,21 @@ def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_ex
     inputs = tf.keras.Input(model.input_shape[1:], dtype=model.inputs[0].dtype)
     sampled = WeightSampling(model, weights.posterior, batch_norm_examples)(inputs)
     return tf.keras.Model(inputs, sampled, name=model.name)
+
+
+def scaling_bytes(model: tf.keras.Model) -> tf.keras.Model:
+    """Let a model of images scale bytes, in its calls and in Keras' `predict`, as predictions of this library do.
+
+    Args:
+      model: of one input; models of tables are left as they are. Floats are not scaled, other whole numbers refused.
+
+    Returns:
+      The same model.
+    """
+    if len(model.input_shape) == _IMAGES and "call" not in vars(model):  # Else it does so already.
+        call = model.call
+        model.call = lambda inputs, training=None, mask=None: call(as_floats(inputs), training=training, mask=mask)
+    return model
 
 
 def weight_sampling(model: tf.keras.Model) -> Optional[WeightSampling]:

@@ -102,6 +102,7 @@ def model_fn(
         raise InvalidArgument(f"{what} fails: {_line(error)}.") from error
     if not isinstance(model, tf.keras.Model):
         raise InvalidArgument(f"{what} returns {shown(model)}, but must return a Keras model that gives logits.")
+    models.check_form(model)
     shapes = tuple(model.input_shape[1:]), model.output_shape[-1]
     if shapes != (source.element_shape, source.num_outputs):
         raise InvalidArgument(

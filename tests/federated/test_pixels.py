@@ -1,0 +1,45 @@
+"""The model of a result in Keras' own calls: bytes are pixels there too."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl.errors import InvalidArgument
+
+RNG = np.random.default_rng(2)
+PIXELS = RNG.integers(0, 256, (12, 8, 8, 1), np.uint8)
+CLIENTS = bfl.data.Source("made", "train", PIXELS, np.arange(12) % 2).partition(bfl.data.iid(2), seed=0)
+ALGORITHMS = {"fed_opt": "deterministic", "variational": "flipout", "ensemble": "deterministic"}
+
+
+@pytest.fixture(scope="module", params=ALGORITHMS)
+def model(request):
+    build = lambda seed: lambda: bfl.models.mlp(ALGORITHMS[request.param], (8, 8, 1), 2, hidden=(4,), seed=seed)
+    averaged = lambda seed: bfl.algorithms.fed_opt(build(seed), local_epochs=1)
+    if request.param == "ensemble":
+        process = bfl.algorithms.ensemble(averaged, members=2)
+    else:
+        process = getattr(bfl.algorithms, request.param)(build(0), local_epochs=1)
+    return bfl.simulate(process, CLIENTS, rounds=1, engine="local").model
+
+
+def test_bytes_are_scaled(model):
+    floats = (PIXELS / 255).astype(np.float32)
+    with bfl.layers.sampling("mean"):
+        np.testing.assert_allclose(model(PIXELS), model(floats), atol=1e-6)
+    model.compile(run_eagerly=False)
+    np.testing.assert_allclose(model.predict(PIXELS, verbose=0), model.predict(floats, verbose=0), atol=1e-6)
+    wanted = bfl.evaluation.predict(model, PIXELS, num_samples=4)
+    np.testing.assert_allclose(bfl.evaluation.predict(model, floats, num_samples=4), wanted, atol=1e-6)
+    if not bfl.evaluation.is_stochastic(model):
+        np.testing.assert_allclose(tf.nn.softmax(model.predict(PIXELS, verbose=0)), wanted[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16])
+def test_other_whole_numbers_are_refused(model, dtype):
+    message = r"images have the type u?int.., but must be bytes"
+    with pytest.raises(InvalidArgument, match=message), bfl.layers.sampling("mean"):
+        model(PIXELS.astype(dtype))
+    with pytest.raises(Exception, match=message):  # Keras wraps errors in one of its own.
+        model.predict(PIXELS.astype(dtype), verbose=0)

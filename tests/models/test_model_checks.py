@@ -1,0 +1,147 @@
+"""User-supplied Keras models: what is refused in one sentence, and what trains, predicts and exports."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl.errors import InvalidArgument
+
+keras = tf.keras
+layers = tf.keras.layers
+SHAPE = (5, 3)
+
+
+def sequence(*inner, shape=SHAPE, classes=3):
+    return keras.Sequential([keras.Input(shape), *inner, layers.Dense(classes)])
+
+
+def attention(dropout=0.0):
+    inputs = keras.Input(SHAPE)
+    x = layers.MultiHeadAttention(2, 4, dropout=dropout)(inputs, inputs)
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(3)(x))
+
+
+DETERMINISTIC = {
+    "lstm": lambda: sequence(layers.LSTM(4)),
+    "gru after masking": lambda: sequence(layers.Masking(), layers.GRU(4)),
+    "bidirectional": lambda: sequence(layers.Bidirectional(layers.LSTM(3))),
+    "two lstms": lambda: sequence(layers.LSTM(4, return_sequences=True), layers.LSTM(3)),
+    "attention": attention,
+    "dropout of rate 0": lambda: sequence(layers.Flatten(), layers.Dropout(0.0), layers.GaussianNoise(0.0)),
+    "embedding": lambda: sequence(layers.Embedding(9, 4), layers.Flatten(), shape=(5,)),
+}
+
+
+def clients(model):
+    rng = np.random.default_rng(1)
+    features = rng.integers(0, 9, (24, *model.input_shape[1:])) / (1 if len(model.input_shape) == 2 else 9)
+    source = bfl.data.Source("made", "train", features, np.arange(24) % 3)
+    return source, source.partition(bfl.data.iid(2), seed=0)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_layers_that_draw_no_noise_train_and_export(name, tmp_path):
+    model = DETERMINISTIC[name]()
+    source, data = clients(model)
+    process = bfl.algorithms.fed_opt(DETERMINISTIC[name], local_epochs=2, batch_size=4)
+    result = bfl.simulate(process, data, rounds=2, engine="local", seed=0)
+    assert result.rounds[-1]["num_faulty"] == 0
+    assert all(np.isfinite(row["nll"]) for row in result.rounds)
+    moved = [np.abs(a - b).max() for a, b in zip(result.model.get_weights(), process.model_fn().get_weights())]
+    assert max(moved) > 0
+    found = bfl.evaluation.predict(result.model, source.features)[0]
+    bfl.export.save(result.model, tmp_path / "saved")
+    exported = bfl.export.load(tmp_path / "saved").mean(tf.constant(source.features))["probabilities"]
+    np.testing.assert_allclose(exported, found, atol=1e-6)
+
+
+def test_a_recurrent_layer_below_a_variational_one():
+    build = lambda: keras.Sequential([keras.Input(SHAPE), layers.GRU(4), bfl.layers.DenseFlipout(3)])
+    _, data = clients(build())
+    result = bfl.simulate(bfl.algorithms.variational(build, local_epochs=1), data, rounds=1, engine="local")
+    assert np.isfinite(result.rounds[-1]["nll"]) and result.rounds[-1]["num_faulty"] == 0
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: sequence(layers.LSTM(4, dropout=0.1)),
+        lambda: sequence(layers.GRU(4, recurrent_dropout=0.1)),
+        lambda: attention(0.2),
+        lambda: sequence(layers.Flatten(), layers.Dropout(0.3)),
+        lambda: sequence(layers.Flatten(), layers.GaussianNoise(0.3)),
+        lambda: sequence(layers.Reshape((5, 3, 1)), layers.RandomFlip(), layers.Flatten()),
+    ],
+)
+def test_layers_that_draw_noise_are_refused(build):
+    with pytest.raises(InvalidArgument, match="draws noise that the run's seed does not reach: set its dropout to 0"):
+        bfl.algorithms.fed_opt(build)
+
+
+def ending(*ends):
+    return lambda: keras.Sequential([keras.Input((4,)), layers.Dense(8, "relu"), *ends])
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def two_inputs():
+    inputs = [keras.Input((2,)), keras.Input((3,))]
+    return keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (ending(layers.Dense(3), layers.Lambda(tf.nn.softmax)), "sum to 1: they are probabilities"),
+        (ending(layers.Dense(3), layers.Activation(lambda x: tf.nn.softmax(x))), "sum to 1: they are probabilities"),
+        (ending(layers.Dense(3, "sigmoid")), "all lie between 0 and 1, as those of a sigmoid do"),
+        (ending(layers.Dense(3), layers.Lambda(tf.sigmoid)), "all lie between 0 and 1, as those of a sigmoid do"),
+        (ending(layers.Dense(3, "softmax")), "gives probabilities, but must give logits"),
+        (two_inputs, "has 2 inputs, but must have one: concatenate them"),
+        (Subclassed, r"\(Subclassed\) is subclassed, or has no input shape: build it as a functional model"),
+        (lambda: keras.Sequential([layers.Dense(3)]), "is subclassed, or has no input shape"),
+        (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float64")]), "of type float64, but must"),
+    ],
+)
+def test_models_of_another_form_are_refused(build, message):
+    with pytest.raises(InvalidArgument, match=message) as caught:
+        bfl.algorithms.fed_opt(build)
+    assert str(caught.value).count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        layers.Dense(3, kernel_initializer="zeros"),
+        layers.Dense(3, "relu"),
+        layers.Dense(3, "tanh"),
+        layers.Dense(3, kernel_initializer="ones", kernel_constraint="non_neg"),
+    ],
+)
+def test_logits_of_any_range_pass(end):
+    model = ending(end)()
+    bfl.models.check_logits(model)
+    log = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Lambda(tf.nn.log_softmax)])
+    bfl.models.check_logits(log)
+
+
+def test_a_sigmoid_is_no_error_where_numbers_are_predicted():
+    bfl.models.check_logits(ending(layers.Dense(2, "sigmoid"))(), of_classes=False)
+
+
+def test_models_of_this_library_pass():
+    for name, shape in {"mlp": (4,), "lenet": (28, 28, 1), "conv_net": (32, 32, 3), "resnet20": (32, 32, 3)}.items():
+        for kind in ("deterministic", "mc_dropout", "flipout"):
+            model = bfl.models.MODELS[name](kind, shape, 10)
+            bfl.models.check_form(model)
+            bfl.models.check_layers(model)
+            bfl.models.check_logits(model)
