@@ -5,12 +5,14 @@ import json
 import re
 
 import numpy as np
+import pyarrow
 import pytest
 import yaml
 
 import tfp_bfl as bfl
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
+from tfp_bfl.errors import InvalidArgument
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -143,3 +145,9 @@ def test_files_of_other_types_are_named(tmp_path, capsys, name):
     (tmp_path / name).write_bytes(b"PK")
     assert run_command_line(["run", "--dataset", str(tmp_path / name), "--label", "sick"]) == 2
     assert "is of a type that can't be read: give a .csv, .tsv, .parquet or .npz file" in capsys.readouterr().err
+
+
+def test_columns_of_data_in_memory_are_not_dropped(tmp_path):
+    table = pyarrow.table({"a": [1.0, 2.0], "b": [1.0, 2.0], "label": ["x", "y"]})
+    with pytest.raises(InvalidArgument, match="drop belongs to files: leave columns out of the data"):
+        bfl.run(tmp_path / "run", dataset=table, drop="b")

@@ -112,7 +112,7 @@ def test_rows_to_ask_a_model_about(tmp_path):
         (TABLE.slice(0, 0), {"label": "sick"}, "has no rows"),
         (TABLE.select(["sick"]), {"label": "sick"}, "no columns besides 'sick'"),
         (TABLE.slice(0, 1), {"label": "sick", "client": "centre", "is_part": True}, "too few examples, 1, to hold"),
-        (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "labels in the column 'sick' of .* are all '"),
+        (TABLE.slice(0, 1), {"label": "sick", "client": "centre"}, "labels of the column 'sick' of .* are all '"),
     ],
 )
 def test_what_is_wrong_with_a_table(tmp_path, change, options, message):

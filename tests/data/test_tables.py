@@ -228,8 +228,8 @@ def test_a_row_of_another_length_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "task", "message"),
     [
-        (repeated("yes"), "classification", "labels in the column 'label' of .*d.csv are all 'yes': a model requires"),
-        (repeated("0.1"), "regression", "labels in the column 'label' of .* are 0.1 in all training rows"),
+        (repeated("yes"), "classification", "labels of the column 'label' of .*d.csv are all 'yes': a model requires"),
+        (repeated("0.1"), "regression", "labels of the column 'label' of .* are 0.1 in all training rows"),
         (X, "classification", "are numbers with fractions, such as .*--task regression"),
         (np.arange(ROWS), "classification", "have 60 distinct values in 60 examples: .*--task regression"),
         ([f"text {i}" for i in range(ROWS)], "classification", "60 distinct values .* choose a column that names"),

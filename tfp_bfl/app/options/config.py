@@ -216,8 +216,8 @@ class RunConfig(pydantic.BaseModel):
         from tfp_bfl.data.partitions import check_alpha
 
         data.parse_partition(self.partition, self.clients)
-        if not data.is_own(self.dataset) and _recorded(self.dataset) is None:
-            check_no_file(self)
+        if not data.is_own(self.dataset):
+            check_no_file(self, in_memory=_recorded(self.dataset) is not None)
         if self.partition != "given":  # Else the data say how many clients there are.
             check_cohort_size(self.clients, self.cohort_size)
         if self.popularity is not None:

@@ -32,12 +32,18 @@ def must_be(error: Any) -> str:
     return form.format(**error.get("ctx", {}))
 
 
-def check_no_file(config: Any) -> None:
+def check_no_file(config: Any, in_memory: bool) -> None:
     """Raise InvalidArgument where a dataset that has no options of files is given some, or is a file of another type.
 
     Args:
-      config: of a run whose dataset is neither read from a file or folder nor given in Python.
+      config: of a run whose dataset is not read from a file or folder.
+      in_memory: the dataset was given in Python.
     """
+    if in_memory:
+        for name in ("drop", "separator"):
+            if getattr(config, name) is not None:
+                raise InvalidArgument(f"{name} belongs to files: leave columns out of the data that you give.")
+        return
     if pathlib.Path(config.dataset).is_file():
         raise InvalidArgument(
             f"The file {name_of(config.dataset)} is of a type that can't be read: give a .csv, .tsv, .parquet or .npz "
