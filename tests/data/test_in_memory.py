@@ -154,11 +154,15 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         ((FEATURES, LABELS[1:]), {}, r"labels have the shape \[59\], but must be one number for each"),
         ((FEATURES.astype(str), LABELS), {}, "features have the type <U.*, but must be numbers"),
         (pyarrow.table(TABLE), {"label": "labl"}, "no column for --label in dataset 'labl': did you mean 'label'"),
-        (pyarrow.table({**TABLE, "b": list("abcd")}), {}, "column 'b' of dataset holds 'a', but must hold numbers"),
+        (
+            pyarrow.table({**TABLE, "b": list("abcd")}),
+            {},
+            "In dataset the column 'b' holds 'a' in row 1, which is no number",
+        ),
         (
             pyarrow.table({**TABLE, "b": [1, None, 2, 3]}),
             {},
-            "column 'b' of dataset has 1 empty cells, the first in row 2",
+            "In dataset the column 'b' has 1 empty cell, the first in row 2",
         ),
         (SOURCE, {"client": "site"}, "client_column is of tables, and dataset is a Source"),
         (SOURCE, {"task": "regression"}, "task is regression, but the labels of dataset are classes"),
@@ -178,8 +182,8 @@ def test_what_is_no_data(given, options, message):
     ("column", "message"),
     [
         (["a", 1, 2, 3], "The table dataset can't be read: "),
-        (["a", "b", "c", "d"], "column 'b' of dataset holds 'a', but must hold numbers"),
-        ([1.0, float("nan"), 2.0, 3.0], "column 'b' of dataset has 1 empty cells, the first in row 2"),
+        (["a", "b", "c", "d"], "In dataset the column 'b' holds 'a' in row 1, which is no number"),
+        ([1.0, float("nan"), 2.0, 3.0], "In dataset the column 'b' has 1 empty cell, the first in row 2"),
         ([[1], [2], [3], [4]], r"column 'b' of dataset holds \[1\], but must hold numbers"),
     ],
 )
