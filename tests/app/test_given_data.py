@@ -140,7 +140,7 @@ def test_sources_and_clients_say_their_name_and_task(tmp_path):
     found = [bfl.run(tmp_path / str(i), dataset=x, clients=2, **OPTIONS) for i, x in enumerate((source, clients))]
     records = [config_of(run) for run in found]
     assert [record["task"] for record in records] == ["regression"] * 2
-    assert records[0]["dataset"].startswith("given: Source diabetes [353, 10], sha256 ")
+    assert records[0]["dataset"].startswith("given: Source diabetes [354, 10], sha256 ")
     assert records[1]["dataset"].startswith("given: Clients diabetes [350, 10], 2 clients, sha256 ")
     assert [record["partition"] for record in records] == ["dirichlet:0.5", "given"]
     assert all("rmse" in run.summary for run in found)
