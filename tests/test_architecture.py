@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
     "contrib.normality": {"evaluation", "plots"},
     "contrib": set(),
-    "contracts": {"weights", "posterior"},
+    "contracts": {"weights", "posterior", "data"},
     "compression": set(),
     "clients": {
         *("contracts", "compression", "data", "training", "baselines", "weights", "models", "layers", "posterior"),
@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "files": set(),
     "moved": set(),
     "named": set(),
+    "tensors": set(),
 }
 # What a package exports from packages that import it; only for type checkers, as `faces` imports it later.
 EXPORTS_LATER = {
@@ -78,7 +79,7 @@ EXPORTS_LATER = {
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
-FOR_EVERYONE = {"errors", "faces", "files", "named"}
+FOR_EVERYONE = {"errors", "faces", "files", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "engines/ray/cluster.py", "parties/party.py", "engines/tff/engine.py"),

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from tfp_bfl.app.one_run.program import run
     from tfp_bfl.federated import simulate
 
+    __version__: str
+
 __all__ = [
     "__version__",
     "algorithms",
@@ -86,18 +88,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "simulate":
-        return importlib.import_module("tfp_bfl.federated").simulate
-    if name == "report":
-        return importlib.import_module("tfp_bfl.app.many_runs.program").report
-    if name == "run":
-        return importlib.import_module("tfp_bfl.app.one_run.program").run
-    if name == "__version__":
-        return metadata.version("tfp_bfl")
-    if name in __all__:
-        return importlib.import_module(f"tfp_bfl.{name}")
-    raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")
+if not TYPE_CHECKING:  # Type checkers refuse names that are not there.
+
+    def __getattr__(name: str) -> Any:
+        if name == "simulate":
+            return importlib.import_module("tfp_bfl.federated").simulate
+        if name == "report":
+            return importlib.import_module("tfp_bfl.app.many_runs.program").report
+        if name == "run":
+            return importlib.import_module("tfp_bfl.app.one_run.program").run
+        if name == "__version__":
+            return metadata.version("tfp_bfl")
+        if name in __all__:
+            return importlib.import_module(f"tfp_bfl.{name}")
+        raise AttributeError(f"module 'tfp_bfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,9 @@
     message -> ClientWork -> ClientResult -> Rule.summarise, merge, pool -> ServerStep -> the next state
 
 What is sent, `ServerMessage` and `ClientResult`, lies in `tfp_bfl.models` beside the weights that it holds.
+
+Types in brackets state the content: `ClientWork[Sent]` sends what a `ModelRule[Sent, Given]` takes, and the rule gives
+what a `ServerStep[Given]` takes. Most have `ModelWeights` in both places. A `Rule[Statistics]` is over a `MeanField`.
 """
 
 from __future__ import annotations
@@ -10,11 +13,18 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, Generic, Optional, Union, cast
 
 import tensorflow as tf
+from typing_extensions import Concatenate, NamedTuple, TypeVar  # Generic named tuples need it before Python 3.11.
 
+from tfp_bfl.posterior import MeanField
+from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, Compact, Federation, ModelWeights, ServerMessage
+from tfp_bfl.weights.kinds import Given, Kept, Sent, State, Statistics
+
+if TYPE_CHECKING:
+    from tfp_bfl.data import ClientData, ClientExamples
 
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
@@ -58,8 +68,28 @@ def total_of(what: str) -> str:
     return f"{TOTAL} of {what}"
 
 
+_Pooled = TypeVar("_Pooled", default=Any)
+# What a `Rule` is over and gives: another structure in a `ModelRule`.
+_Local = TypeVar("_Local", default=MeanField)
+_Anchor = TypeVar("_Anchor", default=MeanField)
+_Pool = TypeVar("_Pool", default=MeanField)
+
 Metrics = dict[str, Any]
-Work = Callable[[ServerMessage, Any, tf.Tensor], ClientResult]
+Work = Callable[[ServerMessage, "ClientExamples", tf.Tensor], ClientResult[Sent]]
+
+
+class Stack(Generic[Sent]):
+    """The type of what `STACK` stands for: at run time the structure that clients send, with leaves [K, ...]."""
+
+
+def as_stack(rows: Sent) -> Stack[Sent]:
+    """Return a structure with leaves [K, ...] as it is, as a stack for type checkers."""
+    return cast("Stack[Sent]", rows)
+
+
+def rows_of(stacked: Stack[Sent]) -> Sent:
+    """Return the structure with leaves [K, ...] that a stack is."""
+    return cast(Any, stacked)
 
 
 class Coding(NamedTuple):
@@ -76,7 +106,7 @@ class Coding(NamedTuple):
     decode: Callable[[ServerMessage, bytes], Any]
 
 
-class ClientWork(NamedTuple):
+class ClientWork(NamedTuple, Generic[Sent, Kept]):
     """What a client does in a round.
 
     Fields:
@@ -99,19 +129,19 @@ class ClientWork(NamedTuple):
       is_private: its noise hides examples (differential privacy), so that its seed must be secret.
     """
 
-    build: Callable[[], Work]
+    build: Callable[[], Work[Sent]]
     sends: str = WEIGHTS
-    memory: Optional[Callable[[ModelWeights, Any], Any]] = None
+    memory: Optional[Callable[[ModelWeights, Scalar], Kept]] = None
     shapes: str = ""
-    personal: Optional[Callable[[Any, ModelWeights], ModelWeights]] = None
+    personal: Optional[Callable[[Kept, ModelWeights], ModelWeights]] = None
     coding: Optional[Coding] = None
-    extra: Optional[Callable[[ModelWeights], Any]] = None
+    extra: Optional[Callable[[ModelWeights], TensorTree]] = None
     extra_pool: str = MEAN
     keeps_sent: bool = True
-    check: Optional[Callable[[Any], None]] = None
+    check: Optional[Callable[[ClientData], None]] = None
     is_private: bool = False
 
-    def __call__(self) -> Work:
+    def __call__(self) -> Work[Sent]:
         return self.build()
 
 
@@ -151,7 +181,7 @@ class ServerState(NamedTuple):
     noise: Any = ()
 
 
-class Pooled(NamedTuple):
+class Pooled(NamedTuple, Generic[_Pooled]):
     """Hold what a rule makes of the clients' statistics.
 
     Fields:
@@ -159,11 +189,11 @@ class Pooled(NamedTuple):
       metrics: scalars to report with the round.
     """
 
-    weights: Any
-    metrics: Mapping[str, Any] = {}
+    weights: _Pooled
+    metrics: Mapping[str, TensorTree] = {}
 
 
-class Rule(NamedTuple):
+class Rule(NamedTuple, Generic[Statistics, _Local, _Pool, _Anchor]):
     """An aggregation rule over a posterior, as pure functions of structures of tensors.
 
     `tfp_bfl.rules.whole_model` lifts it to all of a model's weights.
@@ -188,9 +218,9 @@ class Rule(NamedTuple):
       randomise: (total, a seed [2] for this round) -> the total with the server's noise; None for none.
     """
 
-    summarise: Callable[[Any, Any, tf.Tensor], Any]
-    merge: Callable[[Any, Any], Any]
-    pool: Callable[[Any, Any], Pooled]
+    summarise: Callable[[_Local, _Anchor, tf.Tensor], Statistics]
+    merge: Callable[[Statistics, Statistics], Statistics]
+    pool: Callable[[Statistics, _Anchor], Pooled[_Pool]]
     name: str = "custom"
     uses_anchor: bool = False
     min_clients: int = 1
@@ -198,17 +228,17 @@ class Rule(NamedTuple):
     gives: str = WEIGHTS
     one_shot: bool = False
     linear: bool = False
-    units: Optional[Callable[[Any], Any]] = None
-    randomise: Optional[Callable[[Any, tf.Tensor], Any]] = None
+    units: Optional[Callable[[_Anchor], Statistics]] = None
+    randomise: Optional[Callable[[Statistics, tf.Tensor], Statistics]] = None
 
 
-class ModelRule(Rule):
+class ModelRule(Rule[Statistics, Sent, Given, ModelWeights], Generic[Sent, Given, Statistics]):
     """A `Rule` over all that clients send, such as a model's weights: what a round takes."""
 
     __slots__ = ()
 
 
-class GatherRule(NamedTuple):
+class GatherRule(NamedTuple, Generic[_Local, _Pool, _Anchor]):
     """A rule over the stack of all posteriors. The server's memory is clients x weights: `Rule`s need that of one.
 
     `tfp_bfl.rules.whole_model` lifts it as a `Rule`.
@@ -224,7 +254,7 @@ class GatherRule(NamedTuple):
       min_clients, takes, gives, one_shot, linear: as of `Rule`.
     """
 
-    pool: Callable[[Any, tf.Tensor, Any], Pooled]
+    pool: Callable[[_Local, tf.Tensor, _Anchor], Pooled[_Pool]]
     name: str = "custom"
     uses_anchor: bool = False
     min_clients: int = 1
@@ -234,13 +264,17 @@ class GatherRule(NamedTuple):
     linear: bool = False
 
 
-class ModelGatherRule(GatherRule):
+class ModelGatherRule(GatherRule[Sent, Given, ModelWeights], Generic[Sent, Given]):
     """A `GatherRule` over the stack of all that clients send, such as models' weights."""
 
     __slots__ = ()
 
 
-class ServerStep(NamedTuple):
+# A rule by its name, one over posteriors, or one over what clients send: `AnyRule` alone is over a model's weights.
+AnyRule = Union[str, Rule, GatherRule, ModelRule[Sent, Given, Any], ModelGatherRule[Sent, Given]]
+
+
+class ServerStep(NamedTuple, Generic[Given, State]):
     """How the server goes on from what the rule pooled, as pure functions of structures of tensors.
 
     Fields:
@@ -263,16 +297,16 @@ class ServerStep(NamedTuple):
         for none.
     """
 
-    initialize: Callable[[ModelWeights], Any]
-    next: Callable[..., tuple[Any, ModelWeights]]
-    predictive: Callable[[Any, ModelWeights], ModelWeights] = lambda state, weights: weights
-    tell: Callable[[Any, ModelWeights], Any] = lambda state, weights: ()
-    personal: Optional[Callable[[Any, ModelWeights, int], ModelWeights]] = None
-    meet: Callable[[Any, Federation, Any], Any] = lambda state, federation, num_clients: state
+    initialize: Callable[[ModelWeights], State]
+    next: Callable[Concatenate[State, ModelWeights, Given, tf.Tensor, ...], tuple[State, ModelWeights]]
+    predictive: Callable[[State, ModelWeights], ModelWeights] = lambda state, weights: weights
+    tell: Callable[[State, ModelWeights], TensorTree] = lambda state, weights: ()
+    personal: Optional[Callable[[State, ModelWeights, int], ModelWeights]] = None
+    meet: Callable[[State, Federation, tf.Tensor], State] = lambda state, federation, num_clients: state
     takes: str = WEIGHTS
     extra: bool = False
     metrics: Callable[[Any], Metrics] = lambda extra: {}
     name: str = "custom"
     most_clients: Optional[int] = None
     most_in_round: Optional[int] = None
-    notice: Callable[[Any, ModelWeights], Optional[str]] = lambda state, weights: None
+    notice: Callable[[State, ModelWeights], Optional[str]] = lambda state, weights: None

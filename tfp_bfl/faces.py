@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any
 
 
-def exported_later(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package.
+def export_later(package: str, homes: Mapping[str, str]) -> None:
+    """Give a package a `__getattr__` for names that it exports from packages that import it.
+
+    Type checkers do not see it, and so refuse all other names.
 
     Args:
       package: its name.
@@ -20,7 +23,7 @@ def exported_later(package: str, homes: Mapping[str, str]) -> Callable[[str], An
             return getattr(importlib.import_module(homes[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return find
+    vars(sys.modules[package])["__getattr__"] = find
 
 
 class Later:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional, Union, cast, overload
 
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from tfp_bfl import clients, federated, models, rules
 from tfp_bfl import weighting as weightings
+from tfp_bfl.algorithms.options import ComposeOptions
 from tfp_bfl.compression import Compressor
 from tfp_bfl.contracts import (
     CHANGE,
@@ -23,15 +25,20 @@ from tfp_bfl.contracts import (
     SUM,
     TOTAL,
     WEIGHTS,
+    AnyRule,
     ClientWork,
+    ModelGatherRule,
     ModelRule,
     ServerStep,
+    Work,
     stack_of,
     total_of,
 )
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.privacy import Privacy
+from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given, Sent
 
 Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
 # Who gives and who takes what, as an error advises.
@@ -57,11 +64,27 @@ _STEPS = {
 }
 
 
+@overload
 def compose(
     model_fn: Model,
-    client_work: Union[ClientWork, Callable[[], Any]],
-    rule: Union[rules.Rule, rules.GatherRule, str],
-    server_step: ServerStep,
+    client_work: Union[ClientWork, Callable[[], Work]],
+    rule: AnyRule,
+    server_step: ServerStep[ModelWeights],
+    **options: Unpack[ComposeOptions],
+) -> federated.BayesianProcess: ...
+@overload
+def compose(
+    model_fn: Model,
+    client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
+    rule: Union[ModelRule[Sent, Given], ModelGatherRule[Sent, Given]],
+    server_step: ServerStep[Given],
+    **options: Unpack[ComposeOptions],
+) -> federated.BayesianProcess: ...
+def compose(
+    model_fn: Model,
+    client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
+    rule: AnyRule[Sent, Given],
+    server_step: ServerStep[Given],
     *,
     weighting: str = "train_size",
     robust: Optional[str] = None,
@@ -118,7 +141,7 @@ def compose(
     work = work if augmentation is None else clients.augmented(work, augmentation)
     if compressor is not None:
         _check_compressible(whole, weighting, robust, secure_sums)
-        work = clients.compressed(work, compressor, per_tensor, error_memory)
+        work = cast(Any, clients.compressed(cast(Any, work), compressor, per_tensor, error_memory))
     _check_change_norm(process_options, work)
     if weighting in weightings.COMPARE_POSTERIORS:
         _check_posteriors(weighting, work, model_fn)
@@ -153,11 +176,11 @@ SHARED_OPTIONS = (
 
 
 def split_options(
-    recipe: Callable[..., Any],
-    work: Callable[..., ClientWork],
-    options: dict[str, Any],
+    recipe: Callable[..., object],
+    work: Callable[..., object],
+    options: Mapping[str, object],
     shared: tuple[str, ...] = SHARED_OPTIONS,
-    **defaults: Any,
+    **defaults: object,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a recipe's options for its client work, with the recipe's defaults, and those for `compose`.
 
@@ -177,7 +200,7 @@ def split_options(
     return {**defaults, **{name: x for name, x in options.items() if name in of_work}}, process
 
 
-def known_options(function: Callable[..., Any], options: Any, what: str, own: tuple[str, ...]) -> dict[str, Any]:
+def known_options(function: Callable[..., object], options: object, what: str, own: tuple[str, ...]) -> dict[str, Any]:
     """The options for a function, all of which it must have, but for its `own` that a recipe gives it.
 
     Raises:
@@ -190,12 +213,12 @@ def known_options(function: Callable[..., Any], options: Any, what: str, own: tu
     return dict(options or {})
 
 
-def _check_names(options: Mapping[str, Any], names: tuple[str, ...], what: str) -> None:
+def _check_names(options: Mapping[str, object], names: tuple[str, ...], what: str) -> None:
     for name in options:
         lookup(dict.fromkeys(names), name, f"option of {what}")
 
 
-def _as_work(client_work: Any) -> ClientWork:
+def _as_work(client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]]) -> ClientWork[Sent]:
     if isinstance(client_work, ClientWork):
         return client_work
     if not callable(client_work):
@@ -211,14 +234,14 @@ def _as_work(client_work: Any) -> ClientWork:
     return ClientWork(client_work)
 
 
-def _parameters(function: Any) -> list[inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # Of some callables nothing tells.
         return []
 
 
-def _check_fit(work: ClientWork, rule: ModelRule, step: Any) -> None:
+def _check_fit(work: ClientWork[Sent], rule: ModelRule[Sent, Given], step: ServerStep[Given]) -> None:
     if not isinstance(step, ServerStep):
         raise InvalidArgument(f"server_step must be a ServerStep, such as servers.replace(), not {shown(step)}.")
     if rule.takes not in (None, work.sends):
@@ -235,7 +258,13 @@ def _check_fit(work: ClientWork, rule: ModelRule, step: Any) -> None:
         )
 
 
-def _check_extra(work: ClientWork, rule: ModelRule, step: ServerStep, weighting: str, robust: Optional[str]) -> None:
+def _check_extra(
+    work: ClientWork[Sent],
+    rule: ModelRule[Sent, Given],
+    step: ServerStep[Given],
+    weighting: str,
+    robust: Optional[str],
+) -> None:
     if step.extra != (work.extra is not None):
         raise InvalidArgument(
             f"The server step {step.name!r} needs statistics beside the weights, and these clients send none: use it "
@@ -262,14 +291,16 @@ def _check_extra(work: ClientWork, rule: ModelRule, step: ServerStep, weighting:
         )
 
 
-def _check_change_norm(options: Mapping[str, Any], work: ClientWork) -> None:
+def _check_change_norm(options: Mapping[str, object], work: ClientWork[Sent]) -> None:
     if options.get("max_change_norm") is not None and work.sends != WEIGHTS:
         raise InvalidArgument(
             f"max_change_norm bounds how far a model's weights move, but the clients send a {work.sends}: leave it out."
         )
 
 
-def _check_compressible(rule: ModelRule, weighting: str, robust: Optional[str], secure_sums: Optional[float]) -> None:
+def _check_compressible(
+    rule: ModelRule[Sent, Given], weighting: str, robust: Optional[str], secure_sums: Optional[float]
+) -> None:
     if secure_sums is not None:
         raise InvalidArgument(
             "Under masks each number takes 8 bytes, whatever it is: leave out the compressor, or secure_sums."
@@ -286,7 +317,9 @@ def _check_compressible(rule: ModelRule, weighting: str, robust: Optional[str], 
         )
 
 
-def _private(rule: Any, privacy: Privacy, weighting: str, robust: Optional[str]) -> ModelRule:
+def _private(
+    rule: AnyRule[Sent, Given], privacy: Privacy, weighting: str, robust: Optional[str]
+) -> ModelRule[Sent, Given]:
     if not isinstance(privacy, Privacy):
         raise InvalidArgument(
             f"privacy must be a Privacy, such as privacy.Privacy(clip_norm=10, noise_multiplier=1, cohort_size=50), "
@@ -301,10 +334,12 @@ def _private(rule: Any, privacy: Privacy, weighting: str, robust: Optional[str])
             )
     settings = privacy.checked()._asdict()
     del settings["delta"]
-    return rules.private(rule, **settings)
+    return cast(Any, rules.private(cast(Any, rule), **settings))
 
 
-def _summed(rule: ModelRule, largest_weight: Optional[float], weighting: str, max_ratio: Optional[float]) -> ModelRule:
+def _summed(
+    rule: ModelRule[Sent, Given], largest_weight: Optional[float], weighting: str, max_ratio: Optional[float]
+) -> ModelRule[Sent, Given]:
     if largest_weight is None:
         return rule
     if weighting in weightings.COMPARE_POSTERIORS:
@@ -317,10 +352,10 @@ def _summed(rule: ModelRule, largest_weight: Optional[float], weighting: str, ma
             "max_weight_ratio runs a round again with other weights, and under masks a round has one sum: leave it "
             f"out, as no client weighs more than secure_sums, {largest_weight:g}."
         )
-    return rules.quantised(rule, max_weight=largest_weight)
+    return cast(Any, rules.quantised(cast(Any, rule), max_weight=largest_weight))
 
 
-def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], tf.keras.Model]) -> None:
+def _check_posteriors(weighting: str, work: ClientWork[Sent], model_fn: Callable[[], tf.keras.Model]) -> None:
     if work.sends != WEIGHTS or not models.layout(model_fn()).variational:
         raise InvalidArgument(
             f"Weighting by {weighting!r} compares posteriors and this model has none: use 'train_size'."
@@ -328,13 +363,13 @@ def _check_posteriors(weighting: str, work: ClientWork, model_fn: Callable[[], t
 
 
 def _defended(
-    whole: ModelRule,
-    work: ClientWork,
+    whole: ModelRule[Sent, Given],
+    work: ClientWork[Sent],
     weighting: str,
     robust: Optional[str],
     max_ratio: Optional[float],
     secure_sums: Optional[float],
-) -> ModelRule:
+) -> ModelRule[Sent, Given]:
     if robust is None:
         defended: Any = whole
     else:
@@ -343,7 +378,7 @@ def _defended(
             raise InvalidArgument(
                 f"The defence {robust!r} is of a model's weights, but the clients send a {work.sends}: leave it out."
             )
-        defended = make(whole)
+        defended = make(cast(Any, whole))
     if weighting in weightings.STACKED_WEIGHTINGS:
         if isinstance(defended, rules.GatherRule):
             raise InvalidArgument(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_bfl import clients, federated, rules
+from tfp_bfl import clients, federated
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
-from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.weights import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
 
 
@@ -25,11 +27,11 @@ class Dynamic(NamedTuple):
     """
 
     gradient: Any
-    share: Any
+    share: Scalar
 
 
 def fed_dyn(
-    model_fn: Model, *, alpha: float = 0.01, rule: Union[rules.Rule, str] = DEFAULT_RULE, **options: Any
+    model_fn: Model, *, alpha: float = 0.01, rule: AnyRule = DEFAULT_RULE, **options: object
 ) -> federated.BayesianProcess:
     """Federated averaging whose clients minimise a dynamically regularised loss.
 
@@ -64,11 +66,11 @@ def fed_dyn(
 def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWork:
     local = clients.variational(model_fn, proximal=alpha, **options)
 
-    def build() -> Any:
+    def build() -> Work:
         train = local.build()
 
         @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             own = message.memory
             result = train(message._replace(memory=(), told=LinearTerm(-own)), examples, seed)
             moved = flat_values(result.weights) - flat_values(message.weights)
@@ -84,11 +86,13 @@ def _server(alpha: float) -> ServerStep:
     def initialize(weights: ModelWeights) -> Dynamic:
         return Dynamic(tf.zeros_like(flat_values(weights)), tf.constant(1.0))
 
-    def meet(state: Dynamic, federation: Federation, num_clients: Any) -> Dynamic:
+    def meet(state: Dynamic, federation: Federation, num_clients: tf.Tensor) -> Dynamic:
         share = tf.math.divide_no_nan(*(tf.cast(x, tf.float32) for x in (num_clients, federation.num_clients)))
         return state._replace(share=share)
 
-    def step(state: Dynamic, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Dynamic, ModelWeights]:
+    def step(
+        state: Dynamic, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
+    ) -> tuple[Dynamic, ModelWeights]:
         del seed
         mean = flat_values(pooled)
         gradient = state.gradient - alpha * state.share * (mean - flat_values(weights))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl import clients, federated, rules
+from tfp_bfl import clients, federated
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of, with_flat_values
-from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 
 
-def fed_nova(
-    model_fn: Model, *, rule: Union[rules.Rule, str] = DEFAULT_RULE, **options: Any
-) -> federated.BayesianProcess:
+def fed_nova(model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: object) -> federated.BayesianProcess:
     """Federated averaging of the clients' displacements, each normalised by its number of steps.
 
     d_k = (w_k - w) / a_k,   w <- w + (sum_k b_k a_k) sum_k b_k d_k
@@ -49,11 +48,11 @@ def fed_nova(
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     local, reach = clients.variational(model_fn, **options), reach_of(**options)
 
-    def build() -> Any:
+    def build() -> Work:
         train = local.build()
 
         @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             result = train(message, examples, seed)
             # Where the server does not know the federation, a client of one batch is the measure.
             num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
@@ -69,7 +68,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
 
 
 def _step(
-    state: Any, weights: ModelWeights, pooled: ModelWeights, seed: Any, extra: tf.Tensor
+    state: Any, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
 ) -> tuple[Any, ModelWeights]:
     del seed
     return state, _scaled(weights, pooled, 1 + extra)

@@ -19,7 +19,7 @@ def fl_swag(
     prior: Any = None,
     min_examples: int = 10,
     max_columns: int = 20,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the Gaussians.
 

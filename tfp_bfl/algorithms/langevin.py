@@ -26,7 +26,7 @@ def qlsd(
     memory: bool = True,
     refresh_every: int = 100,
     thinning: Optional[federated.Thinning] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """QLSD: w <- w - gamma G + sqrt(2 gamma) Z, G of the clients' compressed gradients; the rounds are draws.
 
@@ -76,7 +76,7 @@ def dg_sgld(
     coupling: float,
     prior_stddev: Optional[float] = 1.0,
     thinning: Optional[federated.Thinning] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """DG-SGLD: each client runs a chain of its own, coupled to the server's weights, which are drawn given all of them.
 
@@ -101,7 +101,7 @@ def fsgld(
     step_size: float,
     prior_stddev: Optional[float] = 1.0,
     thinning: Optional[federated.Thinning] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """FSGLD: one client a round takes several steps of the chain, with Gaussians in the place of those who are away.
 

@@ -16,7 +16,7 @@ def laplace(
     prior_stddev: Optional[float] = None,
     prior_by_layer: bool = False,
     temperature: float = 1.0,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Build the one round after federated averaging that makes a posterior at its weights w*.
 

@@ -7,6 +7,7 @@ from typing import Any, Optional
 from tfp_bfl import clients, federated, models, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.errors import lookup
+from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
 
 SHARED = ("augmentation", "element_spec", "seed", "min_examples")
 
@@ -16,8 +17,8 @@ def meta_learning(
     *,
     learner: str = "maml",
     rule: str = "naive_weighted_average",
-    server_optimizer: Any = None,
-    **options: Any,
+    server_optimizer: Optional[ServerOptimizer] = None,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Weights from which a step on a client's data leads far, pooled by any rule.
 
@@ -47,11 +48,11 @@ def meta_vd(
     learner: str = "plain",
     variances: str = "hypernetwork",
     rule: str = "log_linear_pool",
-    server_optimizer: Optional[Any] = None,
+    server_optimizer: Optional[Optimizer] = None,
     threshold: Optional[float] = None,
     variance_options: Optional[dict[str, Any]] = None,
     server_options: Optional[dict[str, Any]] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """MetaVD: every client's own dropout, which a hypernetwork on the server gives it, around any learner.
 

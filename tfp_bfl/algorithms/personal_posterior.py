@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfp_bfl import clients, federated, servers
 from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compose, split_options
 
@@ -11,7 +9,9 @@ from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compo
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in (*COMPRESSION, "privacy"))
 
 
-def p_fed_bayes(model_fn: Model, *, rule: str = "naive_weighted_average", **options: Any) -> federated.BayesianProcess:
+def p_fed_bayes(
+    model_fn: Model, *, rule: str = "naive_weighted_average", **options: object
+) -> federated.BayesianProcess:
     """pFedBayes: each client keeps a posterior v_k of its own, held by a KL to what all share, which follows it.
 
     v_k, w_k = argmin  E_v_k[-log likelihood_k] + zeta KL[v_k || w_k],   w <- the pool of the w_k

@@ -7,12 +7,15 @@ FedPA (Al-Shedivat et al. 2021), SGLD and FedKP (Johansson & Gullbrandson 2022).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
+from tfp_bfl.servers.optimizers import ServerOptimizer
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
+from tfp_bfl.weights import ModelWeights
 
 LOCAL_TRAINING: dict[str, Any] = {"local_epochs": 5}
 # Clients whose iterates are samples, and rounds that are, keep one rate.
@@ -20,7 +23,9 @@ SAMPLING_RATE = 0.03
 MEAN = "naive_weighted_average"
 
 
-def fed_opt(model_fn: Model, *, server_optimizer: Optional[Any] = None, **options: Any) -> federated.BayesianProcess:
+def fed_opt(
+    model_fn: Model, *, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+) -> federated.BayesianProcess:
     """FedOpt: local training, the mean of the clients, the server's optimizer; without one, federated averaging.
 
     w <- optimizer(w, sum_k b_k (w - w_k))
@@ -44,7 +49,7 @@ def fed_opt(model_fn: Model, *, server_optimizer: Optional[Any] = None, **option
 
 
 def fed_prox(
-    model_fn: Model, *, proximal: float = 0.01, server_optimizer: Optional[Any] = None, **options: Any
+    model_fn: Model, *, proximal: float = 0.01, server_optimizer: Optional[ServerOptimizer] = None, **options: object
 ) -> federated.BayesianProcess:
     """FedProx: `fed_opt` whose clients' loss has mu / 2 ||w - w_server||^2 besides.
 
@@ -63,7 +68,9 @@ def fed_prox(
     return compose(model_fn, local, MEAN, _step(server_optimizer), **process)
 
 
-def fed_ag(model_fn: Model, *, server_optimizer: Optional[Any] = None, **options: Any) -> federated.BayesianProcess:
+def fed_ag(
+    model_fn: Model, *, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+) -> federated.BayesianProcess:
     """FedAG: `fed_opt` that predicts with draws from the Gaussian of the clients' weights.
 
     q(w) = N(mean, sum_k b_k (w_k - mean)^2)
@@ -84,8 +91,8 @@ def fed_be(
     features: Any,
     *,
     ensemble: Optional[dict[str, Any]] = None,
-    server_optimizer: Optional[Any] = None,
-    **options: Any,
+    server_optimizer: Optional[ServerOptimizer] = None,
+    **options: object,
 ) -> federated.BayesianProcess:
     """FedBE: an ensemble drawn from the clients' distribution teaches the server's model on unlabelled data.
 
@@ -105,7 +112,9 @@ def fed_be(
     return compose(model_fn, clients.variational(model_fn, **work), rules.stacked(), step, **process)
 
 
-def fed_pa(model_fn: Model, *, server_optimizer: Optional[Any] = None, **options: Any) -> federated.BayesianProcess:
+def fed_pa(
+    model_fn: Model, *, server_optimizer: Optional[ServerOptimizer] = None, **options: object
+) -> federated.BayesianProcess:
     """FedPA: clients sample from their posteriors and send the step to the product's mode, Sigma_k^-1 (w - mean_k).
 
     Args:
@@ -127,8 +136,8 @@ def fed_kp(
     *,
     start: str = "clients",
     kernel_options: Optional[dict[str, Any]] = None,
-    server_optimizer: Optional[Any] = None,
-    **options: Any,
+    server_optimizer: Optional[ServerOptimizer] = None,
+    **options: object,
 ) -> federated.BayesianProcess:
     """FedKP: `fed_opt` with the mode of a kernel density over the clients' values in the place of their mean.
 
@@ -152,8 +161,8 @@ def fed_kppa(
     *,
     start: str = "clients",
     kernel_options: Optional[dict[str, Any]] = None,
-    server_optimizer: Optional[Any] = None,
-    **options: Any,
+    server_optimizer: Optional[ServerOptimizer] = None,
+    **options: object,
 ) -> federated.BayesianProcess:
     """FedKPPA: FedPA's clients with clustered FedKP's server.
 
@@ -176,8 +185,8 @@ def fed_sgld(
     step_size: float = 1e-6,
     burn_in_rounds: int = 0,
     max_samples: int = 20,
-    server_optimizer: Optional[Any] = None,
-    **options: Any,
+    server_optimizer: Optional[ServerOptimizer] = None,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round, whose rounds are samples of the posterior.
 
@@ -196,23 +205,23 @@ def fed_sgld(
     return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
 
 
-def _options(recipe: Callable[..., Any], options: dict[str, Any], work: Any = None) -> tuple[dict, dict]:
+def _options(recipe: Callable[..., Any], options: Mapping[str, object], work: Any = None) -> tuple[dict, dict]:
     options = options if work is None else _sampling(options)
     given, process = split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
     warning = fixed_point_warning(MEAN, given.get("optimizer_fn") or DEFAULT_OPTIMIZER)
     return given, {**process, "notices": (warning,) if warning else ()}
 
 
-def _sampling(options: dict[str, Any]) -> dict[str, Any]:
+def _sampling(options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options with one learning rate for all rounds, that of the optimizer if it is given by name."""
     optimizer = options.get("optimizer", options.get("optimizer_fn"))
     rate = optimizer_rate(optimizer) if isinstance(optimizer, str) else SAMPLING_RATE
     return {"learning_rate": rate, **options}
 
 
-def _kernel(start: str, options: Any) -> rules.GatherRule:
+def _kernel(start: str, options: object) -> rules.ModelGatherRule[ModelWeights, ModelWeights]:
     return rules.kernel_posterior(start, **known_options(rules.kernel_posterior, options, "the kernel", ("start",)))
 
 
-def _step(server_optimizer: Optional[Any]) -> servers.ServerStep:
+def _step(server_optimizer: Optional[ServerOptimizer]) -> servers.ServerStep:
     return servers.replace() if server_optimizer is None else servers.optimize(server_optimizer)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
 
-from tfp_bfl import clients, federated, rules, servers
+from tfp_bfl import clients, federated, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE, notices_of
 from tfp_bfl.algorithms.posterior_averaging import LOCAL_TRAINING
 from tfp_bfl.clients.displacement import flat_values, reach_of
-from tfp_bfl.contracts import ClientWork, ServerStep
+from tfp_bfl.contracts import AnyRule, ClientWork, ServerStep, Work
+from tfp_bfl.data import ClientExamples
+from tfp_bfl.servers.optimizers import ServerOptimizer
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.weights import ClientResult, Federation, LinearTerm, ModelWeights, ServerMessage
 
 
@@ -25,16 +28,16 @@ class Controlled(NamedTuple):
     """
 
     control: Any
-    share: Any
+    share: Scalar
     inner: Any
 
 
 def scaffold(
     model_fn: Model,
     *,
-    rule: Union[rules.Rule, str] = DEFAULT_RULE,
-    server_optimizer: Optional[Any] = None,
-    **options: Any,
+    rule: AnyRule = DEFAULT_RULE,
+    server_optimizer: Optional[ServerOptimizer] = None,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Federated averaging whose clients step along the mean gradient of all of them.
 
@@ -71,11 +74,11 @@ def scaffold(
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     local, reach = clients.variational(model_fn, **options), reach_of(**options)
 
-    def build() -> Any:
+    def build() -> Work:
         train = local.build()
 
         @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             own, control = message.memory, message.told
             result = train(message._replace(memory=(), told=LinearTerm(control - own)), examples, seed)
             rate, steps = reach(message.round, result.num_examples)
@@ -93,12 +96,12 @@ def _server(inner: ServerStep) -> ServerStep:
     def initialize(weights: ModelWeights) -> Controlled:
         return Controlled(tf.zeros_like(flat_values(weights)), tf.constant(1.0), inner.initialize(weights))
 
-    def meet(state: Controlled, federation: Federation, num_clients: Any) -> Controlled:
+    def meet(state: Controlled, federation: Federation, num_clients: tf.Tensor) -> Controlled:
         share = tf.math.divide_no_nan(*(tf.cast(x, tf.float32) for x in (num_clients, federation.num_clients)))
         return state._replace(share=share)
 
     def step(
-        state: Controlled, weights: ModelWeights, pooled: ModelWeights, seed: Any, extra: tf.Tensor
+        state: Controlled, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor, extra: tf.Tensor
     ) -> tuple[Controlled, ModelWeights]:
         own, weights = inner.next(state.inner, weights, pooled, seed)
         return Controlled(state.control + state.share * extra, state.share, own), weights

@@ -10,7 +10,7 @@ from tfp_bfl.algorithms.compose import COMPRESSION, SHARED_OPTIONS, Model, compo
 SHARED = tuple(name for name in SHARED_OPTIONS if name not in ("robust", *COMPRESSION, "privacy"))
 
 
-def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **options: Any) -> federated.BayesianProcess:
+def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **options: object) -> federated.BayesianProcess:
     """Partitioned variational inference: q = prior prod_k t_k, a factor t_k for each client, who keeps it.
 
     t_k <- t_k (q_k / q)^damping,   q <- q prod_k (q_k / q)^damping
@@ -48,7 +48,7 @@ def bayesian_admm(
     damping: Optional[float] = None,
     empty_sites: bool = False,
     server_step_size: Optional[float] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Bayesian ADMM: partitioned inference whose clients are held to q by a step size, and whose server averages them.
 
@@ -92,7 +92,7 @@ def fed_lap(
     prior_stddev: float = 1.0,
     step_size: float = 1.0,
     damping: Optional[float] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """FedLap: federated ADMM as partitioned inference by Laplace's approximation; FedLap-Cov with precisions.
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Optional
 
 from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.algorithms.fixed_points import default_rule, notices_of
+from tfp_bfl.contracts import AnyRule
 from tfp_bfl.training.inference import settings_for
 
 
 def variational(
     model_fn: Model,
-    rule: Union[rules.Rule, rules.GatherRule, str, None] = None,
+    rule: Optional[AnyRule] = None,
     weighting: str = "train_size",
     *,
     robust: Optional[str] = None,
-    **options: Any,
+    **options: object,
 ) -> federated.BayesianProcess:
     """Fit the broadcast posterior on each client by the negative ELBO; pool the clients' posteriors by `rule`.
 

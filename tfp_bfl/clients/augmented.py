@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Union
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
-from tfp_bfl.data import parse_augmentation
+from tfp_bfl.data import ClientExamples, parse_augmentation
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.training.batches import Augmenting, augmenting
 from tfp_bfl.weights import ClientResult, ServerMessage
+from tfp_bfl.weights.kinds import Sent
 
 
-def augmented(work: ClientWork, augmentation: Union[str, Augmentation]) -> ClientWork:
+def augmented(work: ClientWork[Sent], augmentation: Union[str, Augmentation]) -> ClientWork[Sent]:
     """The same work, whose steps take augmentation(features, seed) in the place of a batch's features.
 
     The seed is a function of (run seed, round, client, step), as that of all noise, so that a run can be repeated. With
@@ -31,11 +32,11 @@ def augmented(work: ClientWork, augmentation: Union[str, Augmentation]) -> Clien
     """
     chosen = parse_augmentation(augmentation) if isinstance(augmentation, str) else augmentation
 
-    def build() -> Work:
+    def build() -> Work[Sent]:
         inner, scope = work.build(), Augmenting(chosen)
 
         @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[Sent]:
             with augmenting(scope):
                 result = inner(message, examples, seed)
             if not scope.used:

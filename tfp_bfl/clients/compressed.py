@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, WEIGHTS, ClientWork, Coding, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage
 
 # No client work draws from a seed folded by this.
@@ -67,14 +69,14 @@ def compressed(
         mean, point = unflatten(flatten(leaves) + factor * c.decompress(sent.code), leaves)
         return sent.rest._replace(posterior=sent.rest.posterior._replace(mean=mean), point=point)
 
-    def memory(weights: ModelWeights, share: Any) -> tuple[Any, Any]:
+    def memory(weights: ModelWeights, share: Scalar) -> tuple[Any, Any]:
         return keeps(weights, share) if keeps else (), tf.zeros([of(weights)[1]]) if error_memory else ()
 
     def build() -> Work:
         inner = work.build()
 
         @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             own, error = message.memory or ((), ())
             result = inner(message._replace(memory=own), examples, seed)
             c, size, factor = of(message.weights)
@@ -106,7 +108,7 @@ def compressed(
     return work._replace(build=build, shapes=DYNAMIC, memory=kept_by, coding=coding)
 
 
-def _size(structure: Any) -> int:
+def _size(structure: TensorTree) -> int:
     """Count the numbers of a structure."""
     return sum(x.shape.num_elements() for x in tf.nest.flatten(structure))
 

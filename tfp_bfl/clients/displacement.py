@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.training.inference import default_optimizer, default_rate, settings_for
 from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_of
@@ -37,8 +38,8 @@ def reach_of(
     optimizer_fn: Optional[Optimizer] = None,
     inference: Optional[str] = None,
     update_prior: bool = False,
-    **others: Any,
-) -> Callable[[Any, Any], Reach]:
+    **others: object,
+) -> Callable[[Scalar, Scalar], Reach]:
     """Return the function from the round and a client's number of examples to its `Reach`.
 
     Args:
@@ -62,7 +63,7 @@ def reach_of(
     momentum = float(built.momentum or 0.0)
     rate = inverse_decay(default_rate(settings.inference, chosen)) if learning_rate is None else learning_rate
 
-    def reach(round: Any, num_examples: Any) -> Reach:
+    def reach(round: Scalar, num_examples: Scalar) -> Reach:
         steps = tf.cast(local_epochs * steps_per_epoch(num_examples, batch_size), tf.float32)
         steps = tf.maximum(steps, 1.0)
         coefficients = (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

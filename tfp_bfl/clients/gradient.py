@@ -9,14 +9,16 @@ import tensorflow as tf
 
 from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
 from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Coding, Work, is_traced_for_xla
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.mode import TOLERANCE, Mode, check_mode
 from tfp_bfl.training.potential import Potential, check_independent
-from tfp_bfl.weights import ClientResult, Compact, ServerMessage, TrainingMetrics
+from tfp_bfl.weights import ClientResult, Compact, ModelWeights, ServerMessage, TrainingMetrics
 
 ESTIMATORS = {
     "plain": "of a batch: QLSD, QLSD#",
@@ -51,7 +53,7 @@ def stochastic_gradient(
     fixed_point: Optional[Mode] = None,
     likelihood: Union[str, Likelihood] = "categorical",
     count_bits: bool = True,
-) -> ClientWork:
+) -> ClientWork[tf.Tensor]:
     """Client work that sends g = C(H - eta), with H the gradient of its potential U_i = sum_j u_j, estimated:
 
     "plain":        H = (N_i / n) sum_(j in S) grad u_j(w)
@@ -104,17 +106,17 @@ def stochastic_gradient(
     anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
     nothing: Any = ()
 
-    def memory(weights: Any, share: Any) -> Kept:
+    def memory(weights: ModelWeights, share: Scalar) -> Kept:
         del weights, share
         zeros = tf.zeros([potential.size])
         eta = nothing if memory_rate is None else zeros
         return Kept(eta, zeros, tf.constant(-1)) if anchored else Kept(eta, nothing, nothing)
 
-    def build() -> Work:
+    def build() -> Work[tf.Tensor]:
         with tf.variable_creator_scope(without_initial_values):
             potential = Potential(model_fn(), likelihood)
 
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[tf.Tensor]:
             of_batch, of_noise, of_coin = (tf.random.experimental.stateless_fold_in(seed, i) for i in range(3))
             w, here = flatten(message.weights.point), examples.client >= 0
             number = tf.math.count_nonzero(here, dtype=tf.int32)
@@ -170,7 +172,7 @@ def memory_rate(
     *,
     compressor: Union[str, Compressor] = "none",
     per_tensor: bool = False,
-    **others: Any,
+    **others: object,
 ) -> float:
     """1 / (1 + omega), with which clients' memories come closest to what they follow; arguments as of
     `stochastic_gradient`."""
@@ -207,7 +209,7 @@ def draw_batch(
     return rows, tf.where(tf.range(tf.shape(rows)[0]) < drawn, scale, 0.0)
 
 
-def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Any, seed: tf.Tensor) -> tf.Tensor:
+def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Scalar, seed: tf.Tensor) -> tf.Tensor:
     """Integers below `number` [most], of which the first `drawn` are a uniform subset (Floyd's algorithm).
 
     The k-th is uniform over 0 to number - drawn + k or, where it has been drawn already, that last one itself.
@@ -247,7 +249,7 @@ def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) 
         )
 
 
-def check_batch_size(batch_size: Any) -> None:
+def check_batch_size(batch_size: Union[int, float, None]) -> None:
     """Raises InvalidArgument for what is neither a number of examples, nor a share of them, nor None."""
     if isinstance(batch_size, float) and not 0 < batch_size < 1:
         raise InvalidArgument(f"batch_size is {shown(batch_size)}, but must be an integer, or a share between 0 and 1.")
@@ -255,13 +257,13 @@ def check_batch_size(batch_size: Any) -> None:
         check_count(batch_size, "batch_size")
 
 
-def _check_participation(participation: Any) -> None:
+def _check_participation(participation: float) -> None:
     if check_number(participation, "participation") > 1:
         raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
 
 
 def _checked_mode(
-    mode: Any, potential: Potential, estimator: str, likelihood: Union[str, Likelihood]
+    mode: Optional[Mode], potential: Potential, estimator: str, likelihood: Union[str, Likelihood]
 ) -> Optional[np.ndarray]:
     if (mode is None) != (estimator != "fixed_point"):
         raise InvalidArgument(

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple, Union
 import tensorflow as tf
 
 from tfp_bfl.contracts import CURVATURE, ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.layers import MCDropout, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
@@ -51,7 +52,7 @@ def laplace(
     structure: str = "last_layer",
     likelihood: Union[str, Likelihood] = "categorical",
     batch_size: int = 32,
-) -> ClientWork:
+) -> ClientWork[ClientCurvature]:
     """Build client work that sums Gauss-Newton terms, gradients and losses at the server's weights, without training.
 
     H = sum_i J_i^T S_i S_i^T J_i,   S_i S_i^T = E_y[(d nll / d f) (d nll / d f)^T]
@@ -84,7 +85,7 @@ def laplace(
     check_fisher(density)
     add_batch = add_diagonal if structure == "diagonal" else _add_matrix
 
-    def build() -> Work:
+    def build() -> Work[ClientCurvature]:
         with tf.variable_creator_scope(without_initial_values):
             model = model_fn()
         leaves = laplace_weights(model, structure)
@@ -93,7 +94,7 @@ def laplace(
         add = add_batch(model, leaves, density)
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[ClientCurvature]:
             assign_weights(model, message.weights)
             start = LaplaceSums(tf.zeros(shape), tf.zeros([size]), tf.zeros([]))
             with sampling("mean"):
@@ -187,7 +188,7 @@ def add_diagonal(model: tf.keras.Model, leaves: list[tf.Variable], likelihood: L
         roots = fisher_root(outputs)
 
         @without_autograph
-        def of_one(example: Any) -> tf.Tensor:
+        def of_one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
             feature, root = example
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(leaves)

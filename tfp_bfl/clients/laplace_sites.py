@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
 from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_count, check_number
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.batches import over_batches
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_rate
@@ -39,7 +41,7 @@ def laplace_sites(
     prior_stddev: float = 1.0,
     step_size: float = 1.0,
     damping: Optional[float] = None,
-) -> ClientWork:
+) -> ClientWork[Site]:
     """Build client work that trains point weights from the server's w and refines the client's own site t_k.
 
     S_k' = max(S - S_t / rho, 1 / t^2)
@@ -85,19 +87,19 @@ def laplace_sites(
     check_independent(model)
     prior_precision = 1 / prior_stddev**2
 
-    def memory(weights: ModelWeights, share: Any) -> Site:
+    def memory(weights: ModelWeights, share: Scalar) -> Site:
         del share
         empty = tf.zeros_like(flatten(weights.point))
         return Site(empty, empty)
 
-    def build() -> Work:
+    def build() -> Work[Site]:
         rate = inverse_decay(optimizer_rate(optimizer_fn)) if learning_rate is None else learning_rate
         update_fn = lambda weights: ByOptimizer(weights, optimizer_fn, rate)
         trainer = Trainer(model_fn, update_fn, likelihood=density)
         weights = trainer.weights
         add = add_diagonal(trainer.model, weights.point, density) if covariance else None
 
-        def curvature(examples: Any, seed: tf.Tensor) -> tf.Tensor:
+        def curvature(examples: ClientExamples, seed: tf.Tensor) -> tf.Tensor:
             if add is None:
                 return tf.zeros_like(weights.values)
             zeros = tf.zeros_like(weights.values)
@@ -108,7 +110,7 @@ def laplace_sites(
                 ).curvature
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[Site]:
             site, precision, mean = message.memory, message.told, flatten(message.weights.point)
             lowest = tf.maximum(precision - site.precision / step_size, prior_precision)
             pull = (site.shift - site.precision * mean) / step_size

@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from tfp_bfl.clients.gradient import check_batch_size, draw_batch
 from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
+from tfp_bfl.tensors import Array
 from tfp_bfl.training.batches import without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.mode import find_mode, squared_gradients
@@ -44,7 +46,7 @@ def coupled_langevin(
     local_steps: int = 1,
     batch_size: Union[int, float, None] = None,
     likelihood: Union[str, Likelihood] = "categorical",
-) -> ClientWork:
+) -> ClientWork[tf.Tensor]:
     """DG-SGLD's client work: each client keeps weights z_i of its own, which the server's pull, in `local_steps` steps
 
     z_i <- z_i - gamma (N_i / n) sum_(j in S) grad u_j(z_i) - (gamma / rho) (z_i - w) + sqrt(2 gamma) Z_i
@@ -87,7 +89,7 @@ def conducive_langevin(
     local_steps: int = 16,
     batch_size: Union[int, float, None] = None,
     likelihood: Union[str, Likelihood] = "categorical",
-) -> ClientWork:
+) -> ClientWork[tf.Tensor]:
     """FSGLD's client work: `local_steps` steps of the whole chain by one client, drawn with probability 1 / b,
 
     w <- w - gamma H + sqrt(2 gamma) Z
@@ -130,8 +132,8 @@ def conducive_langevin(
 
 def fit_surrogate(
     model_fn: Callable[[], tf.keras.Model],
-    features: Any,
-    labels: Any,
+    features: Array,
+    labels: Array,
     *,
     prior_stddev: float = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
@@ -152,14 +154,14 @@ def fit_surrogate(
 
 
 def _local(
-    model_fn: Any,
+    model_fn: Callable[[], tf.keras.Model],
     drift: Callable[..., tf.Tensor],
     step_size: float,
     local_steps: int,
     batch_size: Union[int, float, None],
     likelihood: Union[str, Likelihood],
     keeps: bool,
-) -> ClientWork:
+) -> ClientWork[tf.Tensor]:
     model_fn = as_model_fn(model_fn)
     first = model_fn()
     check_independent(first)
@@ -167,11 +169,11 @@ def _local(
     check_count(local_steps, "local_steps")
     check_batch_size(batch_size)
 
-    def build() -> Work:
+    def build() -> Work[tf.Tensor]:
         with tf.variable_creator_scope(without_initial_values):
             potential = Potential(model_fn(), likelihood)
 
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[tf.Tensor]:
             w, here = flatten(message.weights.point), examples.client >= 0
             number = tf.math.count_nonzero(here, dtype=tf.int32)
             client = tf.maximum(tf.reduce_max(tf.concat([[-1], examples.client], 0)), 0)

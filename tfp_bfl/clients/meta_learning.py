@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
@@ -91,7 +92,7 @@ def meta_learning(
             weights = WeightVectors(model_fn())
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             count = tf.shape(examples.labels)[0]
             size = tf.cast(count, tf.float32)
             kept = message.told.kept if isinstance(message.told, Pruned) else None
@@ -107,7 +108,9 @@ def meta_learning(
 
                 return of
 
-            def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
+            def step(
+                carried: tuple[_Sums, Vectors], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
+            ) -> tuple[_Sums, Vectors]:
                 sums, vectors = carried
                 losses = []
                 for number, (start, end) in enumerate(_shares(tf.shape(labels)[0], learner)):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.weights import (
@@ -61,7 +62,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
         inner = work.build()
 
         @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             before, posterior = message.weights, message.weights.posterior
             theta = flatten(posterior.mean)
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))
@@ -99,7 +100,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
     return ClientWork(build, extra=extra, is_private=work.is_private)
 
 
-def _bits(weights: Any, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
+def _bits(weights: ModelWeights, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
     """Of theta and l of the kept weights, in float32, all others, and a bit a weight that says which are kept."""
     others = sum(x.shape.num_elements() for x in tf.nest.flatten((weights.point, weights.moments)))
     return 64.0 * tf.reduce_sum(kept) + float(32 * others + (0 if threshold is None else kept.shape[0]))

@@ -7,10 +7,12 @@ from typing import Any, Callable, NamedTuple, Union
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.adam import Moments, adam_step
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
@@ -84,7 +86,7 @@ def personal_posterior(
             "'flipout', and normalization 'group' or 'none'."
         )
 
-    def memory(weights: ModelWeights, share: Any) -> PersonalPosterior:
+    def memory(weights: ModelWeights, share: Scalar) -> PersonalPosterior:
         return PersonalPosterior(weights.posterior, tf.constant(0))
 
     def build() -> Work:
@@ -92,7 +94,7 @@ def personal_posterior(
             weights = WeightVectors(model_fn())
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             count = tf.shape(examples.labels)[0]
             size, rate = tf.cast(count, tf.float32), rate_of(learning_rate, message.round)
             begin = message.weights._replace(posterior=_own(message.memory, message.weights).posterior)

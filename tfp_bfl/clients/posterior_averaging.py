@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import as_model_fn
+from tfp_bfl.tensors import Array
 from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer, optimizer_of
@@ -19,7 +21,7 @@ from tfp_bfl.training.updates import ByOptimizer, Schedule
 from tfp_bfl.weights import ClientResult, ServerMessage
 
 
-def posterior_delta(x0: Any, samples: Any, shrinkage: float) -> tf.Tensor:
+def posterior_delta(x0: Array, samples: Array, shrinkage: float) -> tf.Tensor:
     """The server's step for one client: Delta = Sigma^-1 (x0 - mean), with a shrunk covariance of the samples.
 
     Sigma = rho_l I + (1 - rho_l) S,   rho_l = 1 / (1 + (l - 1) rho)
@@ -44,13 +46,13 @@ def posterior_delta(x0: Any, samples: Any, shrinkage: float) -> tf.Tensor:
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), eq. 4 and section 4.2.
     """
-    samples, x0 = tf.convert_to_tensor(samples), tf.convert_to_tensor(x0)
+    draws, start = tf.convert_to_tensor(samples), tf.convert_to_tensor(x0)
     check_number(shrinkage, "shrinkage", zero=True)
-    if samples.shape.rank != 2 or x0.shape.rank != 1 or samples.shape[0] == 0 or samples.shape[1] != x0.shape[0]:
+    if draws.shape.rank != 2 or start.shape.rank != 1 or draws.shape[0] == 0 or draws.shape[1] != start.shape[0]:
         raise InvalidArgument(
-            f"posterior_delta needs x0 [D] and samples [l, D], l at least 1, but got {x0.shape} and {samples.shape}."
+            f"posterior_delta needs x0 [D] and samples [l, D], l at least 1, but got {start.shape} and {draws.shape}."
         )
-    values = tf.cast(samples, tf.float64) - tf.cast(x0, tf.float64)  # Clients stay near x0: no digits are lost.
+    values = tf.cast(draws, tf.float64) - tf.cast(start, tf.float64)  # Clients stay near x0: no digits are lost.
     mean = tf.reduce_mean(values, 0)
     deviations, shift = values - mean, -mean
     number = tf.shape(values)[0]
@@ -58,7 +60,7 @@ def posterior_delta(x0: Any, samples: Any, shrinkage: float) -> tf.Tensor:
     inside = tf.linalg.cholesky_solve(tf.linalg.cholesky(gram), tf.linalg.matvec(deviations, shift)[:, tf.newaxis])
     projected = tf.linalg.matvec(deviations, inside[:, 0], transpose_a=True)
     scale = 1.0 + tf.cast(number - 1, tf.float64) * shrinkage
-    return tf.cast(scale * (shift - shrinkage * projected), samples.dtype)
+    return tf.cast(scale * (shift - shrinkage * projected), draws.dtype)
 
 
 class _Averages(NamedTuple):
@@ -129,7 +131,7 @@ def posterior_averaging(
         weights = trainer.weights
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             num_examples = tf.shape(examples.labels)[0]
             an_epoch = steps_per_epoch(num_examples, batch_size)
             every, first = steps_per_sample or an_epoch, local_burn_in_epochs * an_epoch

@@ -8,9 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.inference import settings_for, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.natural import ByCurvature
@@ -134,7 +136,7 @@ def sites(
     # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
     first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
-    def memory(weights: ModelWeights, share: Any) -> Any:
+    def memory(weights: ModelWeights, share: Scalar) -> Any:
         q = natural(weights.posterior)
         share = 0.0 if empty else share
         site = Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
@@ -145,7 +147,7 @@ def sites(
         weights = trainer.weights
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             site, mean = Site(*message.memory[:2]), flatten(message.weights.posterior.mean)
             precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
             without = precision - site.precision / step_size

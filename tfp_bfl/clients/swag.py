@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Optional, Union
+from typing import Callable, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import as_floats, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
@@ -50,7 +51,7 @@ def swag(
     weight_decay: float = 0.0,
     curvature: bool = False,
     likelihood: Union[str, Likelihood] = "categorical",
-) -> ClientWork:
+) -> ClientWork[ClientPosterior]:
     """Client work that runs SGD from the server's weights and returns the SWAG posterior of its iterates.
 
     theta_(i + 1) = theta_i - rate v_i,   v_i = momentum v_(i - 1) + grad loss_i + weight_decay theta_i
@@ -103,7 +104,7 @@ def swag(
     _check_options(local_epochs, burn_in_epochs, collect_every, max_columns, min_variance, batch_size)
     _check_rates(learning_rate, momentum, weight_decay)
 
-    def build() -> Work:
+    def build() -> Work[ClientPosterior]:
         with tf.variable_creator_scope(without_initial_values):
             model = model_fn()
             swag_weights(model, last_layer)
@@ -116,7 +117,7 @@ def swag(
         has_statistics = bool(get_weights(network).moments.mean)
 
         @without_autograph
-        def posterior_of(moments: swag_moments.SwagMoments, examples: Any, seed: tf.Tensor) -> LowRank:
+        def posterior_of(moments: swag_moments.SwagMoments, examples: ClientExamples, seed: tf.Tensor) -> LowRank:
             enough = moments.num_collected >= 2
             moments = moments._replace(num_collected=tf.maximum(moments.num_collected, 2))
             q = swag_moments.posterior_of(moments, min_variance)
@@ -138,7 +139,7 @@ def swag(
                 return batch_moments(network, q.mean, images)
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[ClientPosterior]:
             assign_weights(model, message.weights)
             own = message._replace(weights=get_weights(network))
             if parts:
@@ -188,7 +189,7 @@ def smallest_client(
     burn_in_epochs: Optional[int] = None,
     collect_every: Optional[int] = None,
     batch_size: int = 32,
-    **others: Any,
+    **others: object,
 ) -> int:
     """The number of examples from which on a client collects two columns, arguments as of `swag`."""
     del others
@@ -199,7 +200,7 @@ def smallest_client(
     return (steps_an_epoch - 1) * batch_size + 1
 
 
-def _half(local_epochs: Any) -> int:
+def _half(local_epochs: int) -> int:
     return check_count(local_epochs, "local_epochs") // 2
 
 
@@ -221,12 +222,12 @@ def _features(network: tf.keras.Model, inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _check_options(
-    local_epochs: Any,
-    burn_in_epochs: Any,
-    collect_every: Any,
-    max_columns: Any,
-    min_variance: Any,
-    batch_size: Any,
+    local_epochs: int,
+    burn_in_epochs: int,
+    collect_every: Optional[int],
+    max_columns: int,
+    min_variance: float,
+    batch_size: int,
 ) -> None:
     for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
         check_count(value, name)
@@ -242,7 +243,7 @@ def _check_options(
         )
 
 
-def _check_rates(learning_rate: Any, momentum: Any, weight_decay: Any) -> None:
+def _check_rates(learning_rate: float, momentum: float, weight_decay: float) -> None:
     check_number(learning_rate, "learning_rate")
     check_number(weight_decay, "weight_decay", zero=True)
     if check_number(momentum, "momentum", zero=True) >= 1:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import check_count, check_number, lookup
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
@@ -132,7 +133,7 @@ def variational(
         trainer = Trainer(model_fn, update_fn, proximal, likelihood=density, example_privacy=example_privacy)
 
         @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: Any, seed: tf.Tensor) -> ClientResult:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             number, prior = tf.shape(examples.labels)[0], prior_of(trainer.weights, message)
             own = tf.cast(number, tf.float32)
             target = target_of(kl, weighting, temperature, prior, message.federation, own)

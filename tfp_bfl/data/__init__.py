@@ -23,14 +23,12 @@ from tfp_bfl.data.partitions import Partition, dirichlet, iid, label_skew, lda, 
 from tfp_bfl.data.schema import Parties, Schema
 from tfp_bfl.data.sources import Column, Source, list_sources, load, peek
 from tfp_bfl.data.tables import TABLES
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.parties import agree, check_description, describe, fitted
 
-__getattr__ = exported_later(
-    __name__, dict.fromkeys(("agree", "check_description", "describe", "fitted"), "tfp_bfl.parties")
-)
+export_later(__name__, dict.fromkeys(("agree", "check_description", "describe", "fitted"), "tfp_bfl.parties"))
 
 __all__ = [
     "AUGMENTATIONS",

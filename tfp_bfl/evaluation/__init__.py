@@ -71,14 +71,12 @@ from tfp_bfl.evaluation.sums import (
     risk_coverage_of,
     score_sums,
 )
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.contrib.normality import Normality, normality, normality_summary
 
-__getattr__ = exported_later(
-    __name__, dict.fromkeys(("Normality", "normality", "normality_summary"), "tfp_bfl.contrib.normality")
-)
+export_later(__name__, dict.fromkeys(("Normality", "normality", "normality_summary"), "tfp_bfl.contrib.normality"))
 
 __all__ = [
     "COVERAGE",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tfp_bfl.export.paths import find
 from tfp_bfl.export.statement import statement
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.export.info import Calibration, Info, calibration_of, columns_of, target_of
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tfp_bfl.export.saved_model import save
     from tfp_bfl.export.tflite import save_tflite
 
-__getattr__ = exported_later(
+export_later(
     __name__,
     {
         **dict.fromkeys(("Calibration", "Info", "calibration_of", "columns_of", "target_of"), "tfp_bfl.export.info"),

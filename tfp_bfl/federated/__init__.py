@@ -6,7 +6,7 @@ What needs TensorFlow Federated lies in `tfp_bfl.engines.tff` and is imported wh
 from typing import TYPE_CHECKING
 
 from tfp_bfl.contracts import ServerState
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 from tfp_bfl.federated.averaging import Averaged, check_average_rounds
 from tfp_bfl.federated.chains import Chains, simulate_chains
 from tfp_bfl.federated.checkpoints import Checkpoints
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
 
 _PARTIES = ("KEY_BYTES", "Party", "PartyEngine", "SealedEngine", "SealedParty", "Transport")
-__getattr__ = exported_later(
+export_later(
     __name__,
     {
         "RayRuntime": "tfp_bfl.engines.ray.cluster",

@@ -6,15 +6,17 @@ point weights guards them: robust aggregation, clipping, privacy, whole numbers 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import MEAN, ClientWork
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given, Sent
 
 
-def joined(work: ClientWork, weights: ModelWeights, extra: Any, weight: tf.Tensor) -> ModelWeights:
+def joined(work: ClientWork[Sent], weights: Sent, extra: TensorTree, weight: tf.Tensor) -> Sent:
     """Return a client's weights with its extra statistics among the point weights.
 
     Args:
@@ -28,17 +30,18 @@ def joined(work: ClientWork, weights: ModelWeights, extra: Any, weight: tf.Tenso
         return weights
     if work.extra_pool != MEAN:
         extra = tf.nest.map_structure(lambda x: tf.math.divide_no_nan(x, tf.cast(weight, x.dtype)), extra)
-    return weights._replace(point=(weights.point, extra))
+    own = cast(Any, weights)  # `ModelWeights`: others have no extra statistics.
+    return own._replace(point=(own.point, extra))
 
 
-def anchored(work: ClientWork, weights: ModelWeights) -> ModelWeights:
+def anchored(work: ClientWork[Sent], weights: ModelWeights) -> ModelWeights:
     """Return the server's weights with zeros in the place of extra statistics."""
     if work.extra is None:
         return weights
     return weights._replace(point=(weights.point, tf.nest.map_structure(tf.zeros_like, work.extra(weights))))
 
 
-def parted(work: ClientWork, pooled: Any, total_weight: tf.Tensor) -> tuple[Any, Any]:
+def parted(work: ClientWork[Sent], pooled: Given, total_weight: tf.Tensor) -> tuple[Given, TensorTree]:
     """Return what a rule pooled as the weights and the extra statistics, () where clients send none.
 
     Args:
@@ -47,13 +50,14 @@ def parted(work: ClientWork, pooled: Any, total_weight: tf.Tensor) -> tuple[Any,
     """
     if work.extra is None:
         return pooled, ()
-    point, extra = pooled.point
+    weights = cast(Any, pooled)
+    point, extra = weights.point
     if work.extra_pool != MEAN:
         extra = tf.nest.map_structure(lambda x: x * tf.cast(total_weight, x.dtype), extra)
-    return pooled._replace(point=point), extra
+    return weights._replace(point=point), extra
 
 
-def root_mean_square(extra: Any) -> tf.Tensor:
+def root_mean_square(extra: TensorTree) -> tf.Tensor:
     """Return sqrt(mean_i x_i^2) over all numbers of a structure: a scalar float32, 0 for none."""
     leaves = [tf.reshape(tf.cast(x, tf.float32), [-1]) for x in tf.nest.flatten(extra)]
     if not leaves:

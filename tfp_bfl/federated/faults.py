@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union, cast
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField, positive_leaves
+from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, ModelWeights, change_norm
+from tfp_bfl.weights.kinds import Sent
 
 # A contribution's code is its place here; the first is none.
 FAULTS = (
@@ -66,12 +68,12 @@ def check_max_change_norm(max_change_norm: Optional[float], sends_weights: bool 
 
 
 def find_fault(
-    result: ClientResult,
+    result: ClientResult[Sent],
     anchor: ModelWeights,
     weight: tf.Tensor,
     limits: Limits = LIMITS,
-    given: Any = None,
-    known: Any = True,
+    given: Optional[Scalar] = None,
+    known: Union[bool, tf.Tensor] = True,
 ) -> tf.Tensor:
     """The code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 
@@ -94,7 +96,7 @@ def find_fault(
         ~(tf.math.is_finite(weight) & (weight > 0)),
         ~(within(result.weights, limits.max_magnitude) & _all_below(result.extra, limits.max_magnitude)),
         tf.reduce_any(variances < floor),
-        change is not None and change_norm(result.weights, anchor) > change,
+        change is not None and change_norm(cast(ModelWeights, result.weights), anchor) > change,
         count < limits.min_examples,
         False if given is None else count > given,
         ~tf.convert_to_tensor(known),
@@ -103,7 +105,7 @@ def find_fault(
     return tf.argmax(tf.cast(tf.stack([False, *broken]), tf.int32), output_type=tf.int32)
 
 
-def within(sent: Any, max_magnitude: float) -> tf.Tensor:
+def within(sent: TensorTree, max_magnitude: float) -> tf.Tensor:
     """Whether no mean, standard deviation or point weight of `ModelWeights` is beyond a bound, or not a number.
 
     BatchNorm's moments have a wider one of their own, and so has whatever is sent in the place of weights.
@@ -117,12 +119,12 @@ def within(sent: Any, max_magnitude: float) -> tf.Tensor:
     return tf.reduce_all([_all_below(part, bound) for part, bound in bounds])
 
 
-def _all_below(structure: Any, bound: float) -> tf.Tensor:
+def _all_below(structure: TensorTree, bound: float) -> tf.Tensor:
     # NaN is below nothing.
     return tf.reduce_all(tf.abs(_flat(structure)) <= bound)
 
 
-def _flat(structure: Any) -> tf.Tensor:
+def _flat(structure: TensorTree) -> tf.Tensor:
     """All numbers of a structure: [N] float32, N may be 0."""
     leaves = [tf.cast(tf.reshape(x, [-1]), tf.float32) for x in tf.nest.flatten(structure)]
     return tf.concat([tf.zeros([0]), *leaves], 0)
@@ -134,6 +136,6 @@ def is_sound(fault: tf.Tensor) -> tf.Tensor:
     return tf.equal(fault, 0)
 
 
-def posterior_of(sent: Any) -> Any:
+def posterior_of(sent: TensorTree) -> Any:
     """The posterior in what a client sends; one over nothing if there is none."""
     return getattr(sent, "posterior", None) or MeanField((), ())

@@ -31,6 +31,7 @@ from tfp_bfl.weights import (
     min_stddev,
     seeded,
 )
+from tfp_bfl.weights.kinds import Given, Sent
 
 
 class BayesianProcess:
@@ -62,9 +63,9 @@ class BayesianProcess:
     def __init__(
         self,
         model_fn: Callable[[], tf.keras.Model],
-        client_work: ClientWork,
-        rule: ModelRule,
-        server_step: ServerStep,
+        client_work: ClientWork[Any],
+        rule: ModelRule[Any, Any],
+        server_step: ServerStep[Any],
         round: Round,
         burn_in_rounds: int,
         thinning: Optional[Thinning],
@@ -181,11 +182,11 @@ class BayesianProcess:
 def build_process(
     model_fn: Callable[[], tf.keras.Model],
     *,
-    client_work: Union[ClientWork, Callable[[], Work]],
+    client_work: Union[ClientWork[Sent], Callable[[], Work[Sent]]],
     weigh: Weigh,
-    rule: ModelRule,
-    server_step: ServerStep,
-    element_spec: Any = None,
+    rule: ModelRule[Sent, Given],
+    server_step: ServerStep[Given],
+    element_spec: Optional[ClientExamples] = None,
     seed: int = 0,
     max_magnitude: float = LIMITS.max_magnitude,
     max_change_norm: Optional[float] = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping
-from typing import Any, Callable, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol, TypeVar, Union
 
 import tensorflow as tf
 
@@ -20,8 +20,11 @@ from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
 from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
 from tfp_bfl.posterior import MeanField, floor_variance, spread
+from tfp_bfl.tensors import Scalar, TensorTree
 from tfp_bfl.weights import ClientResult, Federation, ModelWeights, ServerMessage, root_mean_square_change
+from tfp_bfl.weights.kinds import Given, Sent, Statistics
 
+Summed = TypeVar("Summed")
 Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
 
 
@@ -82,7 +85,12 @@ class Take(Protocol):
     """Makes a contribution of what a client's work returns; what is wrong with it is found here, not by the client."""
 
     def __call__(
-        self, message: ServerMessage, result: ClientResult, client: Any, given: Any, known: Any = True
+        self,
+        message: ServerMessage,
+        result: ClientResult[Any],
+        client: Scalar,
+        given: Scalar,
+        known: Union[bool, tf.Tensor] = True,
     ) -> Contribution:
         """The contribution, all zeros of a client with a fault.
 
@@ -114,7 +122,7 @@ class Round(NamedTuple):
 
     initialize: Callable[[], ServerState]
     broadcast: Callable[[ServerState], Broadcast]
-    build_work: Callable[[], Work]
+    build_work: Callable[[], Work[Any]]
     take: Take
     build_client: Callable[[], Contribute]
     merge: Callable[[Any, Any], Any]
@@ -127,10 +135,10 @@ class Round(NamedTuple):
 def make_round(
     first: ModelWeights,
     *,
-    client_work: ClientWork,
+    client_work: ClientWork[Sent],
     weigh: Weigh,
-    rule: ModelRule,
-    server_step: ServerStep,
+    rule: ModelRule[Sent, Given, Statistics],
+    server_step: ServerStep[Given],
     element_spec: ClientExamples,
     seed: int,
     limits: Limits,
@@ -157,7 +165,13 @@ def make_round(
         message = ServerMessage(state.weights, state.round, told, state.memory, state.federation)
         return Broadcast(state.seed, message, state.noise)
 
-    def take(message: ServerMessage, result: ClientResult, client: Any, given: Any, known: Any = True) -> Contribution:
+    def take(
+        message: ServerMessage,
+        result: ClientResult[Sent],
+        client: Scalar,
+        given: Scalar,
+        known: Union[bool, tf.Tensor] = True,
+    ) -> Contribution:
         anchor = message.weights
         importance = weigh(posterior_of(result.weights), anchor.posterior, result.num_examples)
         fault = find_fault(result, anchor, importance, limits, given, known)
@@ -219,7 +233,9 @@ def make_round(
     )
 
 
-def summed(contribute: Contribute, add: Callable[..., Contribution], spec: ClientExamples) -> Callable[..., Any]:
+def summed(
+    contribute: Contribute, add: Callable[[Contribution, Contribution], Contribution], spec: ClientExamples
+) -> Callable[..., Any]:
     """The function of a broadcast and a dataset of clients that adds up what they contribute, one after another."""
 
     def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
@@ -244,7 +260,7 @@ def summed(contribute: Contribute, add: Callable[..., Contribution], spec: Clien
     return over
 
 
-def summed_spec(one: Any, add: Callable[[Any, Any], Any]) -> Any:
+def summed_spec(one: Summed, add: Callable[[Summed, Summed], Summed]) -> Summed:
     """The type of a sum over any number of clients, from those of one and of two: an axis that grew has no size.
 
     The sum of weights [3] stays [3]; numbers of clients [1] become [2], and so their type is [None].
@@ -254,19 +270,19 @@ def summed_spec(one: Any, add: Callable[[Any, Any], Any]) -> Any:
     return tf.nest.map_structure(grown, one, two)
 
 
-def types_of(function: Callable[..., Any], *args: Any) -> Any:
+def types_of(function: Callable[..., TensorTree], *args: TensorTree) -> Any:
     """The shapes and types of what a function gives, by tracing it."""
     traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
     outputs = traced.get_concrete_function(*args).structured_outputs
     return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
 
 
-def zeros(specs: Any) -> Any:
+def zeros(specs: TensorTree) -> Any:
     """What adds nothing: zeros, and vectors of no clients."""
     return tf.nest.map_structure(lambda x: tf.zeros([0 if n is None else n for n in x.shape], x.dtype), specs)
 
 
-def fold(seed: Any, *numbers: Any) -> tf.Tensor:
+def fold(seed: Scalar, *numbers: Scalar) -> tf.Tensor:
     """A seed [2] from the run's seed and the numbers, one folded into the other."""
     key = tf.stack([seed, 0])
     for number in numbers:

@@ -5,7 +5,7 @@ Names are imported when they are first used: `tfp_bfl.parties.deployment` offers
 
 from typing import TYPE_CHECKING
 
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.parties.arrays import from_arrays, to_arrays
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tfp_bfl.parties.schema import agree, check_description, describe, fitted
     from tfp_bfl.parties.sealed import SealedEngine, SealedParty
 
-__getattr__ = exported_later(
+export_later(
     __name__,
     {
         **dict.fromkeys(("from_arrays", "to_arrays"), "tfp_bfl.parties.arrays"),

@@ -6,7 +6,7 @@ with `figure.savefig("curve.png")`. A notebook shows it once `%matplotlib inline
 
 from typing import TYPE_CHECKING
 
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 from tfp_bfl.plots.calibration import reliability_diagram
 from tfp_bfl.plots.chains import chain_traces
 from tfp_bfl.plots.clients import client_labels, client_sizes
@@ -23,7 +23,7 @@ from tfp_bfl.plots.retention import retention_comparison, retention_curves, risk
 if TYPE_CHECKING:
     from tfp_bfl.contrib.normality import normality_histograms
 
-__getattr__ = exported_later(__name__, {"normality_histograms": "tfp_bfl.contrib.normality"})
+export_later(__name__, {"normality_histograms": "tfp_bfl.contrib.normality"})
 
 __all__ = [
     "Repeated",

@@ -17,7 +17,7 @@ A new rule is one function in a file of this folder and one entry in `RULES`: th
 from typing import TYPE_CHECKING
 
 from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
-from tfp_bfl.faces import exported_later
+from tfp_bfl.faces import export_later
 from tfp_bfl.named import WithArgument
 from tfp_bfl.rules.aggregate import aggregate
 from tfp_bfl.rules.gather import gathered, stacked
@@ -40,7 +40,7 @@ from tfp_bfl.rules.whole_model import whole_model
 if TYPE_CHECKING:
     from tfp_bfl.contrib.kernel import KernelModes, KernelOptions, kernel_mode, kernel_modes, kernel_posterior
 
-__getattr__ = exported_later(
+export_later(
     __name__,
     dict.fromkeys(
         ("KernelModes", "KernelOptions", "kernel_mode", "kernel_modes", "kernel_posterior"), "tfp_bfl.contrib.kernel"

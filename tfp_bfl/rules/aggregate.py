@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from typing import Callable, Optional, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import WEIGHTS, GatherRule, Rule
+from tfp_bfl.contracts import WEIGHTS, AnyRule, GatherRule, ModelGatherRule, Rule
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import MeanField
 from tfp_bfl.rules.gather import gathered
-from tfp_bfl.rules.rule import check_rule, parse_rule, pooled_by
+from tfp_bfl.rules.rule import check_rule, checked_pool, parse_rule
+from tfp_bfl.tensors import Array
+from tfp_bfl.weights.kinds import Statistics
 
 # Stacks of so many numbers are pooled in one compiled pass over memory: it pays for the 0.3 s of compilation.
 COMPILED_FROM = 2**25
 # A compiled pass names each client; more of them would take long to compile.
 COMPILED_CLIENTS = 32
+_Result = TypeVar("_Result")
+_Unsound = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def aggregate(
-    rule: Rule | GatherRule | str, stacked: MeanField, weights: Any = None, anchor: MeanField | None = None
+    rule: AnyRule, stacked: MeanField, weights: Optional[Array] = None, anchor: MeanField | None = None
 ) -> MeanField:
     """Pools K posteriors by `rule`.
 
@@ -51,7 +55,8 @@ def aggregate(
     if rule.gives != WEIGHTS:
         raise InvalidArgument(f"The rule {rule.name!r} gives a {rule.gives}, but aggregate pools to one posterior.")
     plain = type(rule) is Rule
-    rule = gathered(rule) if isinstance(rule, GatherRule) else rule
+    # Those over a model's weights take a posterior alone too.
+    rule = cast(Rule, gathered(cast("ModelGatherRule", rule)) if isinstance(rule, GatherRule) else rule)
     stacked = MeanField(*stacked)
     means, variances = ([tf.convert_to_tensor(x) for x in tf.nest.flatten(part)] for part in stacked)
     num_clients = _num_clients(means, variances)
@@ -59,9 +64,9 @@ def aggregate(
     stacked = MeanField(
         tf.nest.pack_sequence_as(stacked.mean, means), tf.nest.pack_sequence_as(stacked.variance, variances)
     )
-    weights = tf.ones([num_clients], dtype) if weights is None else tf.cast(tf.convert_to_tensor(weights), dtype)
-    if weights.shape.rank != 1 or weights.shape[0] != num_clients:
-        raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {weights.shape}.")
+    shares = tf.ones([num_clients], dtype) if weights is None else tf.cast(tf.convert_to_tensor(weights), dtype)
+    if shares.shape.rank != 1 or shares.shape[0] != num_clients:
+        raise InvalidArgument(f"weights must be [{num_clients}], one a client, but have shape {shares.shape}.")
     if rule.uses_anchor and anchor is None:
         raise InvalidArgument(f"{rule.name} subtracts the posterior that the clients started from: pass it as anchor.")
     compiled = (
@@ -72,27 +77,26 @@ def aggregate(
     )
     unsound = _compile(_unsound) if compiled else _unsound
     if tf.executing_eagerly():
-        _check_values(means, variances, weights, unsound)
+        _check_values(means, variances, shares, unsound)
     # Every rule is the same for weights of any scale; at this one, squares neither overflow nor lose equal weights.
-    weights = weights / tf.reduce_max(weights)
+    shares = shares / tf.reduce_max(shares)
     anchor = _checked_anchor(anchor, stacked, unsound) if rule.uses_anchor and anchor else None
     pool = _compile(_pool) if compiled else _pool
-    return pool(rule, stacked, weights, anchor)
+    return pool(rule, stacked, shares, anchor)
 
 
 @functools.cache
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+def _compile(function: Callable[..., _Result]) -> Callable[..., _Result]:
     return tf.function(function, jit_compile=True)
 
 
-def _pool(rule: Rule, stacked: MeanField, weights: tf.Tensor, anchor: MeanField | None) -> MeanField:
+def _pool(rule: Rule[Statistics], stacked: MeanField, weights: tf.Tensor, anchor: MeanField | None) -> MeanField:
     anchor = anchor or _centre(stacked, weights)
-    total: Any = None
-    for k in range(weights.shape[0]):
-        local = tf.nest.map_structure(lambda x, k=k: x[k], stacked)
-        statistics = rule.summarise(local, anchor, weights[k])
-        total = statistics if total is None else rule.merge(total, statistics)
-    return pooled_by(rule, total, anchor).weights
+    of = lambda k: rule.summarise(tf.nest.map_structure(lambda x: x[k], stacked), anchor, weights[k])
+    total = of(0)
+    for k in range(1, weights.shape[0]):
+        total = rule.merge(total, of(k))
+    return checked_pool(rule.name, rule.pool(total, anchor)).weights
 
 
 def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:
@@ -105,7 +109,7 @@ def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:
     return MeanField(tf.nest.map_structure(mean, stacked.mean), tf.nest.map_structure(lambda v: v[0], stacked.variance))
 
 
-def _checked_anchor(anchor: MeanField, stacked: MeanField, unsound: Callable[..., Any]) -> MeanField:
+def _checked_anchor(anchor: MeanField, stacked: MeanField, unsound: _Unsound) -> MeanField:
     anchor = tf.nest.map_structure(tf.convert_to_tensor, MeanField(*anchor))
     want, have = (tf.nest.flatten(x) for x in (stacked, anchor))
     if len(want) != len(have) or any(w.shape[1:] != h.shape for w, h in zip(want, have)):
@@ -127,9 +131,7 @@ def _num_clients(means: list[tf.Tensor], variances: list[tf.Tensor]) -> int:
     return int(sizes.pop() or 0)
 
 
-def _check_values(
-    means: list[tf.Tensor], variances: list[tf.Tensor], weights: tf.Tensor, unsound: Callable[..., Any]
-) -> None:
+def _check_values(means: list[tf.Tensor], variances: list[tf.Tensor], weights: tf.Tensor, unsound: _Unsound) -> None:
     if not bool(tf.reduce_all(tf.math.is_finite(weights) & (weights > 0))):
         raise InvalidArgument(f"weights must be finite and above zero, but are {weights.numpy().tolist()}.")
     for m, v in zip(means, variances):

@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Generic
 
 import tensorflow as tf
+from typing_extensions import NamedTuple
 
-from tfp_bfl.contracts import STACK, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
-from tfp_bfl.rules.rule import KEPT, each, pooled_by
+from tfp_bfl.contracts import (
+    STACK,
+    GatherRule,
+    ModelGatherRule,
+    ModelRule,
+    Pooled,
+    Stack,
+    as_stack,
+)
+from tfp_bfl.rules.rule import KEPT, checked_pool, each
+from tfp_bfl.tensors import Scalar
+from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given, Sent, Statistics
 
 
-class _Gathered(NamedTuple):
-    locals: Any
+class _Gathered(NamedTuple, Generic[Sent]):
+    locals: Sent
     importance: tf.Tensor
 
 
-def stacked() -> ModelRule:
+def stacked() -> ModelRule[Any, Stack[Any]]:
     """The stack itself: leaves [K, ...], for a server step that keeps each client's posterior apart.
 
     Memory clients x what each sends. Clients may send any structure of tensors.
     """
-    pool = lambda stacked, importance, anchor: Pooled(stacked)
+    pool = lambda stacked, importance, anchor: Pooled(as_stack(stacked))
     return gathered(ModelGatherRule(pool, "stacked", takes=None, gives=STACK))
 
 
-def gathered(rule: GatherRule) -> ModelRule:
+def gathered(rule: GatherRule[Sent, Given, ModelWeights]) -> ModelRule[Sent, Given, _Gathered[Sent]]:
     """The rule whose statistics are what the clients send: to merge is to join the stacks.
 
     Clients of weight zero, whom the round has found faulty, are left out. If none is left, zeros stand for one client,
     so that no rule meets an empty stack: what it makes of them is not used.
     """
 
-    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Gathered:
+    def summarise(local: Sent, anchor: ModelWeights, weight: tf.Tensor) -> _Gathered[Sent]:
         del anchor
         return _Gathered(each(lambda x: x[tf.newaxis], local), tf.reshape(weight, [1]))
 
-    def merge(a: _Gathered, b: _Gathered) -> _Gathered:
+    def merge(a: _Gathered[Sent], b: _Gathered[Sent]) -> _Gathered[Sent]:
         return each(lambda x, y: tf.concat([x, y], 0), a, b)
 
-    def sound(total: _Gathered) -> _Gathered:
+    def sound(total: _Gathered[Sent]) -> _Gathered[Sent]:
         keep = total.importance > 0
         return tf.cond(
             tf.reduce_any(keep),
@@ -46,14 +58,19 @@ def gathered(rule: GatherRule) -> ModelRule:
             lambda: each(lambda x: tf.zeros(tf.concat([[1], tf.shape(x)[1:]], 0), x.dtype), total),
         )
 
-    pool = lambda total, anchor: pooled_by(rule, *sound(total), anchor)
+    def pool(total: _Gathered[Sent], anchor: ModelWeights) -> Pooled[Given]:
+        left = sound(total)
+        return checked_pool(rule.name, rule.pool(left.locals, left.importance, anchor))
+
     return ModelRule(summarise, merge, pool, **{name: getattr(rule, name) for name in KEPT})
 
 
-def summarise_stack(rule: Rule, stacked: Any, importance: tf.Tensor, anchor: Any) -> Any:
+def summarise_stack(
+    rule: ModelRule[Sent, Given, Statistics], stacked: Sent, importance: tf.Tensor, anchor: ModelWeights
+) -> Statistics:
     """The merged statistics of a stack (leaves [K, ...], importance [K]); K may be unknown in a graph."""
 
-    def of(k: Any) -> Any:
+    def of(k: Scalar) -> Statistics:
         return rule.summarise(each(lambda x: x[k], stacked), anchor, importance[k])
 
     first = of(0)

@@ -7,13 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_bfl.contracts import GAUSSIAN, ModelRule, Pooled
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.mixtures import linear_pool
 from tfp_bfl.rules.rule import each
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import ClientGaussian
 
 
-def client_gaussian() -> ModelRule:
+def client_gaussian() -> ModelRule[ModelWeights, ClientGaussian]:
     """Mean and variance over the clients of each point weight, for models without variational layers (FedAG).
 
     mean = sum_k b_k w_k,   variance = sum_k b_k (w_k - mean)^2     (ddof 0)
@@ -33,10 +34,11 @@ def client_gaussian() -> ModelRule:
         spread = (*weights.posterior.variance, *each(tf.zeros_like, tuple(weights.point)))
         return MeanField((point, weights.moments.mean), (spread, weights.moments.variance))
 
-    def pool(total: Any, anchor: ModelWeights) -> Pooled:
-        pooled = pool_moments.pool(total, as_moments(anchor)).weights
-        (means, moving_means), (variances, moving_variances) = pooled
-        return Pooled(ModelWeights(MeanField(means, variances), (), MeanField(moving_means, moving_variances)))
+    def pool(total: mixtures.MixtureSums, anchor: ModelWeights) -> Pooled[ClientGaussian]:
+        moments = pool_moments.pool(total, as_moments(anchor)).weights
+        (means, moving_means), (variances, moving_variances) = moments
+        pooled = ModelWeights(MeanField(means, variances), (), MeanField(moving_means, moving_variances))
+        return Pooled(ClientGaussian(pooled))
 
     return ModelRule(
         lambda local, anchor, weight: pool_moments.summarise(as_moments(local), as_moments(anchor), weight),

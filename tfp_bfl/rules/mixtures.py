@@ -16,7 +16,9 @@ from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import add, each, stddevs, typed_as
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
+    """Hold a client's statistics, or their sum over clients."""
+
     weight: tf.Tensor  # sum_k w_k
     first: Any  # sum_k w_k d_k
     second: Any  # the rule's sum for the variance
@@ -26,17 +28,17 @@ def _shift(local: MeanField, anchor: MeanField) -> Any:
     return each(tf.subtract, local.mean, anchor.mean)
 
 
-def _units(anchor: MeanField) -> _Sums:
+def _units(anchor: MeanField) -> Sums:
     stddev = stddevs(anchor)
-    return _Sums(tf.ones([]), stddev, each(tf.square, stddev))
+    return Sums(tf.ones([]), stddev, each(tf.square, stddev))
 
 
-def _weighted_mean(total: _Sums, anchor: MeanField) -> Any:
+def _weighted_mean(total: Sums, anchor: MeanField) -> Any:
     return each(lambda m, first: m + first / typed_as(total.weight, first), anchor.mean, total.first)
 
 
 @functools.cache
-def naive_weighted_average() -> Rule:
+def naive_weighted_average() -> Rule[Sums]:
     """Naive weighted average (NWA; equation 10): the parameters are averaged.
 
     mean = sum_k b_k m_k,   variance = sum_k b_k s_k^2
@@ -50,11 +52,11 @@ def naive_weighted_average() -> Rule:
       [1.5] [1.5]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> Sums:
         weigh = lambda x: typed_as(weight, x) * x
-        return _Sums(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
+        return Sums(weight, each(weigh, _shift(local, anchor)), each(weigh, local.variance))
 
-    def pool(total: _Sums, anchor: MeanField) -> Pooled:
+    def pool(total: Sums, anchor: MeanField) -> Pooled[MeanField]:
         variance = each(lambda second: second / typed_as(total.weight, second), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
@@ -62,7 +64,7 @@ def naive_weighted_average() -> Rule:
 
 
 @functools.cache
-def mean_precision_average() -> Rule:
+def mean_precision_average() -> Rule[Sums]:
     """Mean and precision average: means and precisions are averaged, each by themselves.
 
     mean = sum_k b_k m_k,   1 / variance = sum_k b_k / s_k^2
@@ -81,23 +83,23 @@ def mean_precision_average() -> Rule:
       [1.5] [1.333]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> Sums:
         first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
-        return _Sums(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
+        return Sums(weight, first, each(lambda v: typed_as(weight, v) * tf.math.reciprocal(v), local.variance))
 
-    def pool(total: _Sums, anchor: MeanField) -> Pooled:
+    def pool(total: Sums, anchor: MeanField) -> Pooled[MeanField]:
         variance = each(lambda second: typed_as(total.weight, second) / second, total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
-    def units(anchor: MeanField) -> _Sums:
+    def units(anchor: MeanField) -> Sums:
         stddev = stddevs(anchor)
-        return _Sums(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
+        return Sums(tf.ones([]), stddev, each(lambda s: 1 / tf.square(s), stddev))
 
     return Rule(summarise, add, pool, "mean_precision_average", linear=True, units=units)
 
 
 @functools.cache
-def weighted_sum() -> Rule:
+def weighted_sum() -> Rule[Sums]:
     """Weighted sum (WS; equation 11): the distribution of sum_k b_k W_k for independent W_k ~ N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k^2 s_k^2
@@ -111,11 +113,11 @@ def weighted_sum() -> Rule:
       [1.5] [0.75]
     """
 
-    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> _Sums:
+    def summarise(local: MeanField, anchor: MeanField, weight: tf.Tensor) -> Sums:
         first = each(lambda d: typed_as(weight, d) * d, _shift(local, anchor))
-        return _Sums(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
+        return Sums(weight, first, each(lambda v: tf.square(typed_as(weight, v)) * v, local.variance))
 
-    def pool(total: _Sums, anchor: MeanField) -> Pooled:
+    def pool(total: Sums, anchor: MeanField) -> Pooled[MeanField]:
         variance = each(lambda second: second / tf.square(typed_as(total.weight, second)), total.second)
         return Pooled(MeanField(_weighted_mean(total, anchor), variance))
 
@@ -123,7 +125,7 @@ def weighted_sum() -> Rule:
 
 
 @functools.cache
-def linear_pool() -> Rule:
+def linear_pool() -> Rule[mixtures.MixtureSums]:
     """Linear pool (LP; equations 12-14): the Gaussian with the moments of the mixture sum_k b_k N(m_k, s_k^2).
 
     mean = sum_k b_k m_k,   variance = sum_k b_k (s_k^2 + m_k^2) - mean^2
@@ -143,7 +145,7 @@ def linear_pool() -> Rule:
             weight=tf.ones([])
         )
 
-    def pool(total: mixtures.MixtureSums, anchor: MeanField) -> Pooled:
+    def pool(total: mixtures.MixtureSums, anchor: MeanField) -> Pooled[MeanField]:
         return Pooled(mixtures.moments(total, anchor))
 
     return Rule(mixtures.summarise, add, pool, "linear_pool", units=units)

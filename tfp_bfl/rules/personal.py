@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Union
-
-from tfp_bfl.contracts import WEIGHTS, GatherRule, ModelRule, Rule
+from tfp_bfl.contracts import WEIGHTS, AnyRule, ModelRule
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.rules.whole_model import whole_model
+from tfp_bfl.weights import ModelWeights
 
 
-def personal(num_clients: int, rule: Union[Rule, str] = "log_linear_pool") -> ModelRule:
+def personal(num_clients: int, rule: AnyRule = "log_linear_pool") -> ModelRule[ModelWeights, ModelWeights]:
     """Return `whole_model(rule)`: what clients send beside their weights needs no rule of its own any more.
 
     Args:
@@ -21,6 +20,6 @@ def personal(num_clients: int, rule: Union[Rule, str] = "log_linear_pool") -> Mo
     """
     del num_clients
     whole = whole_model(rule)
-    if isinstance(whole, GatherRule) or whole.takes != WEIGHTS:
+    if whole.takes != WEIGHTS:
         raise InvalidArgument(f"personal takes a rule such as 'log_linear_pool', not {whole.name!r}.")
     return whole

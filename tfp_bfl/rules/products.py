@@ -35,10 +35,10 @@ def _units(anchor: MeanField) -> _Precisions:
     return _Precisions(tf.ones([]), each(lambda s: 1 / tf.square(s), stddev), each(tf.math.reciprocal, stddev))
 
 
-def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precisions, MeanField], Pooled]:
+def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precisions, MeanField], Pooled[MeanField]]:
     """mean = sum_k w_k m_k / s_k^2 / sum_k w_k / s_k^2,   variance = numerator / sum_k w_k / s_k^2."""
 
-    def pool(total: _Precisions, anchor: MeanField) -> Pooled:
+    def pool(total: _Precisions, anchor: MeanField) -> Pooled[MeanField]:
         mean = each(lambda m, shift, p: m + shift / p, anchor.mean, total.shift, total.precision)
         variance = each(lambda p: typed_as(numerator(total), p) * tf.math.reciprocal(p), total.precision)
         return Pooled(MeanField(mean, variance))
@@ -47,7 +47,7 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
 
 
 @functools.cache
-def conflation() -> Rule:
+def conflation() -> Rule[_Precisions]:
     """Conflation (equation 15; Hill 2011): the normalised product of the clients' densities; weights play no part.
 
     variance = 1 / sum_k 1 / s_k^2,   mean = variance sum_k m_k / s_k^2
@@ -73,7 +73,7 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
 
 
 @functools.cache
-def weighted_conflation(largest_weight: Optional[float] = None) -> Rule:
+def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisions]:
     """Weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
 
     With w_max = max_k w_k,
@@ -104,7 +104,7 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule:
 
 
 @functools.cache
-def log_linear_pool() -> Rule:
+def log_linear_pool() -> Rule[_Precisions]:
     """Log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
 
     variance = 1 / sum_k b_k / s_k^2,   mean = variance sum_k b_k m_k / s_k^2
@@ -128,7 +128,7 @@ class _Consolidation(NamedTuple):
 
 
 @functools.cache
-def distributed_weight_consolidation() -> Rule:
+def distributed_weight_consolidation() -> Rule[_Consolidation]:
     """Distributed weight consolidation (DWC; equation 17; McClure et al. 2018): the anchor is counted once.
 
     With (m_0, s_0^2) the anchor and K clients,
@@ -156,7 +156,7 @@ def distributed_weight_consolidation() -> Rule:
         shift = each(lambda m, a, v: double((m - a) / v), local.mean, anchor.mean, local.variance)
         return _Consolidation(gain, shift)
 
-    def pool(total: _Consolidation, anchor: MeanField) -> Pooled:
+    def pool(total: _Consolidation, anchor: MeanField) -> Pooled[MeanField]:
         precision = each(lambda gain, u: 1 / double(u) + gain, total.precision, anchor.variance)
         sound = each(lambda p: p > 0, precision)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Union
+from typing import Callable
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import GatherRule, ModelGatherRule, Pooled, Rule
+from tfp_bfl.contracts import AnyRule, ModelGatherRule, Pooled
 from tfp_bfl.rules.gather import summarise_stack
 from tfp_bfl.rules.rule import KEPT, with_metrics
 from tfp_bfl.rules.whole_model import whole_model
+from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given, Sent
 
 
-def reweighted(rule: Union[Rule, GatherRule, str], weigh: Callable[[Any], tf.Tensor]) -> ModelGatherRule:
+def reweighted(rule: AnyRule[Sent, Given], weigh: Callable[[Sent], tf.Tensor]) -> ModelGatherRule[Sent, Given]:
     """`rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
 
     Memory clients x weights. Reports the largest client's share of the weights.
@@ -23,7 +25,7 @@ def reweighted(rule: Union[Rule, GatherRule, str], weigh: Callable[[Any], tf.Ten
     """
     inner = whole_model(rule)
 
-    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
+    def pool(stacked: Sent, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
         new = tf.cast(weigh(stacked), importance.dtype)
         pooled = inner.pool(summarise_stack(inner, stacked, new, anchor), anchor)
         return with_metrics(pooled, largest_share=tf.cast(tf.reduce_max(new) / tf.reduce_sum(new), tf.float32))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import numbers
-from typing import Any, Callable, NamedTuple, Union
+from typing import Any, Callable, Generic, Union
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import NamedTuple
 
 from tfp_bfl import named
-from tfp_bfl.contracts import STACK, WEIGHTS, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
+from tfp_bfl.contracts import STACK, WEIGHTS, AnyRule, ModelGatherRule, ModelRule, Pooled
 from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.named import WithArgument
 from tfp_bfl.posterior import MeanField
@@ -22,16 +23,16 @@ from tfp_bfl.rules.gather import summarise_stack
 from tfp_bfl.rules.rule import each, with_metrics
 from tfp_bfl.rules.whole_model import whole_model
 from tfp_bfl.weights import ModelWeights, by_part, change_norm, coordinates, from_coordinates
+from tfp_bfl.weights.change import AnyWeights
+from tfp_bfl.weights.kinds import Given, Statistics
 
-AnyRule = Union[Rule, GatherRule, str]
 
-
-class _Clipped(NamedTuple):
-    statistics: Any
+class _Clipped(NamedTuple, Generic[Statistics]):
+    statistics: Statistics
     clipped: tf.Tensor  # clients, int32
 
 
-def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
+def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[ModelWeights, Given]:
     """`rule` over clients none of whom moves further than `max_norm` from the anchor.
 
     x_k <- x_0 + min(1, max_norm / ||x_k - x_0||) (x_k - x_0)
@@ -56,7 +57,7 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
     inner = _of_weights(rule)
     max_norm = check_number(max_norm, "max_norm")
 
-    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Clipped:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Clipped:
         start = coordinates(anchor)
         change = each(tf.subtract, coordinates(local), start)
         norm = change_norm(local, anchor)
@@ -68,7 +69,7 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
     def merge(a: _Clipped, b: _Clipped) -> _Clipped:
         return _Clipped(inner.merge(a.statistics, b.statistics), a.clipped + b.clipped)
 
-    def pool(total: _Clipped, anchor: Any) -> Pooled:
+    def pool(total: _Clipped, anchor: ModelWeights) -> Pooled[Given]:
         return with_metrics(inner.pool(total.statistics, anchor), clipped_clients=total.clipped)
 
     of_inner: Any = inner.units
@@ -78,7 +79,7 @@ def clipped(rule: AnyRule, max_norm: float) -> ModelRule:
     return ModelRule(summarise, merge, pool, name=f"clipped {inner.name}", **fields)
 
 
-def trimmed(rule: AnyRule, share: float = 0.2) -> ModelGatherRule:
+def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGatherRule[ModelWeights, Given]:
     """`rule` over what is left of every weight when the clients with its smallest and largest means are dropped.
 
     k = min(floor(share K), floor((K - 1) / 2)). Of each weight the k smallest and the k largest of the K means are
@@ -109,7 +110,7 @@ def trimmed(rule: AnyRule, share: float = 0.2) -> ModelGatherRule:
     return _trimmed(rule, at_each_end, "trimmed")
 
 
-def median(rule: AnyRule) -> ModelGatherRule:
+def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:
     """`trimmed` to the one or two middle clients of every weight: k = floor((K - 1) / 2).
 
     For odd K this is N(median of the means, median of the variances), whichever of `RULES` it is; for even K the rule
@@ -123,7 +124,7 @@ def median(rule: AnyRule) -> ModelGatherRule:
     return _trimmed(rule, lambda num_clients: num_clients, "median")
 
 
-def centered_clip(rule: AnyRule) -> ModelGatherRule:
+def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:
     """`rule` over clients drawn towards their geometric median: none lies further from it than the median client.
 
     z = argmin_z sum_k ||x_k - z||,  r = median_k ||x_k - z||,  x_k <- z + min(1, r / ||x_k - z||) (x_k - z)
@@ -149,7 +150,7 @@ def centered_clip(rule: AnyRule) -> ModelGatherRule:
     """
     inner = _for_stack(rule, "centered_clip")
 
-    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
+    def pool(stacked: ModelWeights, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
         k = tf.minimum((tf.shape(importance)[0] + 3) // 4, (tf.shape(importance)[0] - 1) // 2)
         limit = functools.partial(each, functools.partial(_limited, k))
         left = by_part(lambda q: q._replace(variance=limit(q.variance)), lambda x: x, stacked)
@@ -191,14 +192,16 @@ def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int
     return tf.while_loop(going, step, first, parallel_iterations=1, maximum_iterations=most_steps)[0]
 
 
-def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what: str) -> ModelGatherRule:
+def _trimmed(
+    rule: AnyRule[ModelWeights, Given], at_each_end: Callable[[tf.Tensor], tf.Tensor], what: str
+) -> ModelGatherRule[ModelWeights, Given]:
     inner = _for_stack(rule, what)
 
     def dropped(importance: tf.Tensor) -> tf.Tensor:
         num_clients = tf.shape(importance)[0]
         return tf.minimum(at_each_end(num_clients), (num_clients - 1) // 2)
 
-    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
+    def pool(stacked: ModelWeights, importance: tf.Tensor, anchor: ModelWeights) -> Pooled[Given]:
         k, num_clients = dropped(importance), tf.shape(importance)[0]
         left = by_part(
             functools.partial(_middle, k), functools.partial(each, lambda x: _cut(tf.sort(x, 0), k)), stacked
@@ -209,7 +212,7 @@ def _trimmed(rule: AnyRule, at_each_end: Callable[[tf.Tensor], tf.Tensor], what:
     return _robust(inner, what, pool)
 
 
-def _for_stack(rule: AnyRule, what: str) -> ModelRule:
+def _for_stack(rule: AnyRule[ModelWeights, Given], what: str) -> ModelRule[ModelWeights, Given]:
     inner = _of_weights(rule)
     if inner.gives == STACK:
         raise InvalidArgument(
@@ -219,13 +222,19 @@ def _for_stack(rule: AnyRule, what: str) -> ModelRule:
     return inner
 
 
-def _pool(inner: ModelRule, left: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
+def _pool(
+    inner: ModelRule[ModelWeights, Given], left: ModelWeights, importance: tf.Tensor, anchor: ModelWeights
+) -> Pooled[Given]:
     # An anchor that only centres the sums may itself be the mean of honest and other clients.
     anchor = anchor if inner.uses_anchor else each(lambda x: x[tf.shape(x)[0] // 2], left)
     return inner.pool(summarise_stack(inner, left, importance, anchor), anchor)
 
 
-def _robust(inner: ModelRule, what: str, pool: Callable[..., Pooled]) -> ModelGatherRule:
+def _robust(
+    inner: ModelRule[ModelWeights, Given],
+    what: str,
+    pool: Callable[[ModelWeights, tf.Tensor, ModelWeights], Pooled[Given]],
+) -> ModelGatherRule[ModelWeights, Given]:
     return ModelGatherRule(
         pool,
         name=f"{what} {inner.name}",
@@ -236,7 +245,7 @@ def _robust(inner: ModelRule, what: str, pool: Callable[..., Pooled]) -> ModelGa
     )
 
 
-def _of_weights(rule: AnyRule) -> ModelRule:
+def _of_weights(rule: AnyRule[ModelWeights, Given]) -> ModelRule[ModelWeights, Given]:
     whole = whole_model(rule)
     if whole.takes not in (None, WEIGHTS):
         raise InvalidArgument(
@@ -271,13 +280,13 @@ def _limited(k: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.clip_by_value(x, ordered[k], ordered[tf.shape(x)[0] - 1 - k])
 
 
-def _points(stacked: Any) -> tf.Tensor:
+def _points(stacked: AnyWeights) -> tf.Tensor:
     """Means and point weights of a stack: [K, D] float64, where no square of a float32 overflows."""
     leaves = tf.nest.flatten(_values(stacked))
     return tf.concat([tf.cast(tf.reshape(x, [tf.shape(x)[0], -1]), tf.float64) for x in leaves], 1)
 
 
-def _with_points(stacked: Any, points: tf.Tensor) -> Any:
+def _with_points(stacked: AnyWeights, points: tf.Tensor) -> Any:
     """The stack with other means and point weights."""
     values = _values(stacked)
     leaves = tf.nest.flatten(values)
@@ -289,7 +298,7 @@ def _with_points(stacked: Any, points: tf.Tensor) -> Any:
     return stacked._replace(posterior=stacked.posterior._replace(mean=mean), point=point)
 
 
-def _values(stacked: Any) -> tuple[Any, Any]:
+def _values(stacked: AnyWeights) -> tuple[Any, Any]:
     return (stacked.posterior.mean, stacked.point) if isinstance(stacked, ModelWeights) else (stacked.mean, ())
 
 
@@ -298,7 +307,7 @@ def _cut(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     return x[k : tf.shape(x)[0] - k]
 
 
-def _check_share(share: Any) -> float:
+def _check_share(share: float) -> float:
     number = isinstance(share, numbers.Real) and not isinstance(share, bool)
     if not number or not 0 <= share < 0.5:
         raise InvalidArgument(f"share is {shown(share)}, but must be at least 0 and below 0.5.")

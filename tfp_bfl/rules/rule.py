@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Union
+from typing import Any, Callable, TypeVar
 
 import tensorflow as tf
 
@@ -10,21 +10,24 @@ from tfp_bfl import named
 from tfp_bfl.contracts import GatherRule, Pooled, Rule
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.tensors import TensorTree
 
+Weights = TypeVar("Weights")
+Structure = TypeVar("Structure")
 # `tfp_bfl.rules` fills it.
 RULES: dict[str, Any] = {}
 # Those of them that are for one round (`Rule.one_shot`), for whoever must not import TensorFlow.
 ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 
 
-def each(function: Callable[..., Any], *structures: Any) -> Any:
+def each(function: Callable[..., TensorTree], *structures: TensorTree) -> Any:
     """`function` on the corresponding leaves of structures of tensors."""
     return tf.nest.map_structure(function, *structures)
 
 
-def add(a: Any, b: Any) -> Any:
+def add(a: Structure, b: Structure) -> Structure:
     """The sum of two clients' statistics, leaf by leaf."""
-    return each(tf.add, a, b)
+    return tf.nest.map_structure(tf.add, a, b)
 
 
 def typed_as(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -41,21 +44,20 @@ def stddevs(q: MeanField) -> Any:
 KEPT = ("name", "uses_anchor", "min_clients", "takes", "gives", "one_shot", "linear")
 
 
-def with_metrics(pooled: Pooled, **metrics: Any) -> Pooled:
+def with_metrics(pooled: Pooled[Weights], **metrics: tf.Tensor) -> Pooled[Weights]:
     """Return what a rule pooled with more metrics; its own win."""
     return pooled._replace(metrics={**metrics, **pooled.metrics})
 
 
-def pooled_by(rule: Union[Rule, GatherRule], *given: Any) -> Pooled:
-    """Return what `rule.pool` makes of what it is given.
+def checked_pool(name: str, pooled: Pooled[Weights]) -> Pooled[Weights]:
+    """Return what the `pool` of a rule of this name returned.
 
     Raises:
-      InvalidArgument: it returns something else than a `Pooled`.
+      InvalidArgument: it is something else than a `Pooled`.
     """
-    pooled = rule.pool(*given)
     if not isinstance(pooled, Pooled):
         raise InvalidArgument(
-            f"The rule {rule.name!r} pools a {type(pooled).__name__}, but must return rules.Pooled(weights, metrics), "
+            f"The rule {name!r} pools a {type(pooled).__name__}, but must return rules.Pooled(weights, metrics), "
             "such as rules.Pooled(posterior)."
         )
     return pooled
@@ -76,7 +78,7 @@ def parse_rule(text: str) -> Rule:
     return named.parse(RULES, text, "rule")()
 
 
-def check_rule(rule: Any) -> None:
+def check_rule(rule: object) -> None:
     """Raises InvalidArgument for anything but a `Rule` or a `GatherRule`."""
     if not isinstance(rule, (Rule, GatherRule)):
         name = getattr(rule, "__name__", rule)

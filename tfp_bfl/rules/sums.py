@@ -6,26 +6,30 @@ near one, whatever the rule.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, Generic, Optional
 
 import tensorflow as tf
+from typing_extensions import NamedTuple
 
-from tfp_bfl.contracts import WEIGHTS, GatherRule, ModelRule, Pooled, Rule
+from tfp_bfl.contracts import WEIGHTS, AnyRule, ModelRule, Pooled
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.rules.rule import KEPT, each, with_metrics
-from tfp_bfl.rules.whole_model import whole_model
+from tfp_bfl.rules.whole_model import Parts, whole_model
+from tfp_bfl.tensors import TensorTree
+from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Statistics
 
-AnyRule = Union[Rule, GatherRule, str]
+WeightsRule = ModelRule[ModelWeights, ModelWeights, Any]
 # With noise, sums of precisions or variances stay within this factor of those of clients who all send the anchor.
 MOST_CHANGE = 4.0
 
 
-class _Quantised(NamedTuple):
-    sums: Any  # int64
+class _Quantised(NamedTuple, Generic[Statistics]):
+    sums: Statistics  # int64
     clipped: tf.Tensor  # numbers, int64
 
 
-def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, bits: int = 40) -> ModelRule:
+def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, bits: int = 40) -> WeightsRule:
     """`rule` over sums of whole numbers, which masks or encryption can hide from the server.
 
     q = round(min(max(z, -bound), bound) 2^bits / bound)
@@ -48,14 +52,14 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
         raise InvalidArgument(f"bits is {bits}, but must be at most 52: float64 holds no longer numbers exactly.")
     step = bound / 2.0**bits
 
-    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Quantised:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Quantised:
         statistics = inner.summarise(local, anchor, tf.minimum(weight / max_weight, 1.0))
         z = each(lambda x, unit: _double(x) / _double(unit), statistics, units(anchor))
         clipped = [tf.math.count_nonzero(tf.abs(x) > bound) for x in tf.nest.flatten(z)]
         q = each(lambda x: tf.cast(tf.round(tf.clip_by_value(x, -bound, bound) / step), tf.int64), z)
         return _Quantised(q, tf.add_n(clipped))
 
-    def pool(total: _Quantised, anchor: Any) -> Pooled:
+    def pool(total: _Quantised, anchor: ModelWeights) -> Pooled[ModelWeights]:
         back = lambda q, unit: tf.cast(_double(q) * step * _double(unit), unit.dtype)
         pooled = inner.pool(each(back, total.sums, units(anchor)), anchor)
         return with_metrics(pooled, clipped_numbers=total.clipped)
@@ -64,8 +68,8 @@ def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, 
     return ModelRule(summarise, lambda a, b: each(tf.add, a, b), pool, **fields)
 
 
-class _Private(NamedTuple):
-    sums: Any
+class _Private(NamedTuple, Generic[Statistics]):
+    sums: Statistics
     clipped: tf.Tensor  # clients, int32
 
 
@@ -76,7 +80,7 @@ def private(
     noise_multiplier: float,
     cohort_size: int,
     variance_clip_norm: Optional[float] = None,
-) -> ModelRule:
+) -> WeightsRule:
     """`rule` with client-level differential privacy: no client moves the sum further than the noise hides.
 
     x_k <- min(1, C / ||x_k||) x_k,   sum_k x_k <- sum_k x_k + sqrt(2) s C N(0, I)      of the means
@@ -119,16 +123,16 @@ def private(
     size = float(check_count(cohort_size, "cohort_size"))
     noise = check_number(noise_multiplier, "noise_multiplier", zero=True)
 
-    def start_of(anchor: Any) -> Any:
+    def start_of(anchor: ModelWeights) -> Any:
         """What clients send who learn nothing: variances and precisions are positive, and means zero."""
         return inner.summarise(anchor, anchor, tf.ones([]))
 
-    def units(anchor: Any) -> Any:
+    def units(anchor: ModelWeights) -> Any:
         """What clipped sums are one of."""
         of = lambda unit, start: unit * tf.cast(tf.where(start > 0, of_variances, clip_norm), unit.dtype)
         return each(of, of_anchor(anchor), start_of(anchor))
 
-    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Private:
+    def summarise(local: ModelWeights, anchor: ModelWeights, weight: tf.Tensor) -> _Private:
         start = start_of(anchor)
         difference = each(tf.subtract, inner.summarise(local, anchor, tf.ones([])), start)
         z = each(lambda x, unit: x / unit, difference, units(anchor))
@@ -148,7 +152,7 @@ def private(
         noisy = [x + stddev * tf.random.stateless_normal(x.shape, s, dtype=x.dtype) for x, s in zip(leaves, seeds)]
         return total._replace(sums=_without_weights(tf.nest.pack_sequence_as(total.sums, noisy)))
 
-    def pool(total: _Private, anchor: Any) -> Pooled:
+    def pool(total: _Private, anchor: ModelWeights) -> Pooled[ModelWeights]:
         def back(x: tf.Tensor, unit: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
             same = tf.cast(size, x.dtype) * start
             whole = same + unit * x
@@ -165,20 +169,21 @@ def private(
     return ModelRule(summarise, merge, pool, **fields, randomise=randomise)
 
 
-def _norm(structure: Any) -> tf.Tensor:
+def _norm(structure: TensorTree) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(_double(x))) for x in tf.nest.flatten(structure)]))
 
 
-def _without_weights(sums: Any) -> Any:
+def _without_weights(sums: Parts) -> Parts:
     """The sums of a whole model without noise on how much clients count, which all know."""
-    return sums._make(part._replace(weight=tf.zeros_like(part.weight)) for part in sums)
+    known = lambda part: part._replace(weight=tf.zeros_like(part.weight))
+    return Parts(*map(known, sums))
 
 
-def _has_variances(sums: Any) -> bool:
+def _has_variances(sums: Parts) -> bool:
     return any(len(tf.nest.flatten(part)) > 1 for part in (sums.posterior, sums.moments))
 
 
-def _plain_sum(rule: AnyRule) -> tuple[ModelRule, Any]:
+def _plain_sum(rule: AnyRule) -> tuple[WeightsRule, Callable[[ModelWeights], Any]]:
     inner = whole_model(rule)
     if inner.units is None or inner.takes != WEIGHTS:
         raise InvalidArgument(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfp_bfl.contracts import TOTAL, ModelRule, Pooled
 
 
-def total() -> ModelRule:
+def total() -> ModelRule[Any, Any]:
     """sum_k x_k over any structure of tensors: each client counts once, whatever its weight.
 
     Each client sends floats, and the server sees their sum alone.

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Union, cast
+from typing import Any, Generic, cast
 
 import tensorflow as tf
+from typing_extensions import NamedTuple
 
-from tfp_bfl.contracts import GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
-from tfp_bfl.posterior import MeanField
+from tfp_bfl.contracts import AnyRule, GatherRule, ModelGatherRule, ModelRule, Pooled, Rule
+from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.gather import gathered, summarise_stack
-from tfp_bfl.rules.mixtures import linear_pool, naive_weighted_average
-from tfp_bfl.rules.rule import KEPT, check_rule, each, parse_rule, pooled_by
+from tfp_bfl.rules.mixtures import Sums, linear_pool, naive_weighted_average
+from tfp_bfl.rules.rule import KEPT, check_rule, checked_pool, each, parse_rule
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.change import AnyWeights
+from tfp_bfl.weights.kinds import Given, Sent, Statistics
 
 NONE = MeanField((), ())
 
 
-class _Parts(NamedTuple):
-    posterior: Any
-    point: Any
-    moments: Any
+class Parts(NamedTuple, Generic[Statistics]):
+    """Hold the statistics of a model's weights."""
+
+    posterior: Statistics
+    point: Sums
+    moments: mixtures.MixtureSums
 
 
-def whole_model(rule: Union[Rule, GatherRule, str]) -> ModelRule:
+def whole_model(rule: AnyRule[Sent, Given]) -> ModelRule[Sent, Given]:
     """`rule` for the variational weights, with the fitting rules for the rest of a model's weights.
 
     Point weights are averaged by weight: mean = sum_k b_k m_k. BatchNorm's moving statistics are moments of the mixture
@@ -45,65 +50,66 @@ def whole_model(rule: Union[Rule, GatherRule, str]) -> ModelRule:
     check_rule(rule)
     if isinstance(rule, ModelRule):
         return rule
-    if isinstance(rule, GatherRule):
-        return gathered(rule if isinstance(rule, ModelGatherRule) else _whole_stack(rule))
-    return _whole(rule)
+    if isinstance(rule, ModelGatherRule):
+        return gathered(rule)
+    return cast(Any, gathered(_whole_stack(rule)) if isinstance(rule, GatherRule) else _whole(rule))
 
 
-def _whole(rule: Rule) -> ModelRule:
+def _whole(rule: Rule[Statistics]) -> ModelRule[ModelWeights, ModelWeights, Parts[Statistics]]:
     average, mixture = naive_weighted_average(), linear_pool()
     of_rule, of_average, of_mixture = (cast(Any, x.units) for x in (rule, average, mixture))
 
-    def summarise(local: Any, anchor: Any, weight: tf.Tensor) -> _Parts:
+    def summarise(local: AnyWeights, anchor: AnyWeights, weight: tf.Tensor) -> Parts[Statistics]:
         local, anchor = _as_model(local), _as_model(anchor)
-        return _Parts(
+        return Parts(
             rule.summarise(local.posterior, anchor.posterior, weight),
             average.summarise(_certain(local.point), _certain(anchor.point), weight),
             mixture.summarise(local.moments, anchor.moments, weight),
         )
 
-    def merge(a: _Parts, b: _Parts) -> _Parts:
-        return _Parts(
+    def merge(a: Parts[Statistics], b: Parts[Statistics]) -> Parts[Statistics]:
+        return Parts(
             rule.merge(a.posterior, b.posterior),
             average.merge(a.point, b.point),
             mixture.merge(a.moments, b.moments),
         )
 
-    def pool(total: _Parts, anchor: Any) -> Pooled:
+    def pool(total: Parts[Statistics], anchor: AnyWeights) -> Pooled[ModelWeights]:
         model = _as_model(anchor)
-        posterior, metrics = pooled_by(rule, total.posterior, model.posterior)
+        posterior, metrics = checked_pool(rule.name, rule.pool(total.posterior, model.posterior))
         point = average.pool(total.point, _certain(model.point)).weights.mean
         pooled = ModelWeights(posterior, point, mixture.pool(total.moments, model.moments).weights)
         return Pooled(_like(anchor, pooled), metrics)
 
-    def units(anchor: Any) -> _Parts:
+    def units(anchor: AnyWeights) -> Parts[Statistics]:
         model = _as_model(anchor)
-        return _Parts(of_rule(model.posterior), of_average(_of_one_scale(model)), of_mixture(model.moments))
+        return Parts(of_rule(model.posterior), of_average(_of_one_scale(model)), of_mixture(model.moments))
 
     fields = {name: getattr(rule, name) for name in KEPT}
     return ModelRule(summarise, merge, pool, **fields, units=of_rule and units)
 
 
-def _whole_stack(rule: GatherRule) -> ModelGatherRule:
+def _whole_stack(rule: GatherRule) -> ModelGatherRule[ModelWeights, ModelWeights]:
     others = _whole(naive_weighted_average())
 
-    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
+    def pool(stacked: AnyWeights, importance: tf.Tensor, anchor: AnyWeights) -> Pooled[ModelWeights]:
         clients, model = _as_model(stacked), _as_model(anchor)
         rest = [weights._replace(posterior=NONE) for weights in (clients, model)]
         pooled = others.pool(summarise_stack(others, rest[0], importance, rest[1]), rest[1]).weights
         if not tf.nest.flatten(clients.posterior):
             return Pooled(_like(anchor, pooled))
-        posterior, metrics = pooled_by(rule, clients.posterior, importance, model.posterior)
+        given = clients.posterior, importance, model.posterior
+        posterior, metrics = checked_pool(rule.name, rule.pool(*given))
         return Pooled(_like(anchor, pooled._replace(posterior=posterior)), metrics)
 
     return ModelGatherRule(pool, **{name: getattr(rule, name) for name in KEPT})
 
 
-def _as_model(weights: Any) -> ModelWeights:
+def _as_model(weights: AnyWeights) -> ModelWeights:
     return weights if isinstance(weights, ModelWeights) else ModelWeights(weights, (), NONE)
 
 
-def _like(anchor: Any, pooled: ModelWeights) -> Any:
+def _like(anchor: AnyWeights, pooled: ModelWeights) -> Any:
     return pooled if isinstance(anchor, ModelWeights) else pooled.posterior
 
 
@@ -114,6 +120,6 @@ def _of_one_scale(model: ModelWeights) -> MeanField:
     return MeanField(model.point, each(lambda x: tf.cast(mean, x.dtype), model.point))
 
 
-def _certain(point: Any) -> MeanField:
+def _certain(point: tuple[tf.Tensor, ...]) -> MeanField:
     """Point weights as a posterior without variance."""
     return MeanField(point, each(lambda x: tf.zeros([], x.dtype), point))

@@ -27,7 +27,7 @@ class Coupled(NamedTuple):
     num_clients: Any
 
 
-def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep:
+def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep[tf.Tensor]:
     """w ~ p(w | z) for p(z_i | w) = N(w, rho): DG-SGLD's server.
 
     w ~ N(sum_i z_i / rho / lambda, 1 / lambda),   lambda = b / rho + 1 / t^2
@@ -52,7 +52,9 @@ def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep:
         del num_present
         return state._replace(num_clients=federation.num_clients)
 
-    def advance(state: Coupled, weights: ModelWeights, total: tf.Tensor, seed: Any) -> tuple[Coupled, ModelWeights]:
+    def advance(
+        state: Coupled, weights: ModelWeights, total: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[Coupled, ModelWeights]:
         state = state._replace(moved=state.moved + total)
         clients = tf.cast(state.num_clients, tf.float32)
         held = clients / coupling + precision
@@ -70,7 +72,7 @@ def couple(coupling: float, prior_stddev: Optional[float] = None) -> ServerStep:
     )
 
 
-def follow(num_clients: Optional[int] = None) -> ServerStep:
+def follow(num_clients: Optional[int] = None) -> ServerStep[tf.Tensor]:
     """w <- w + the change of the one client of the round: its weights, as in FSGLD.
 
     A mean of several chains is none: with all clients its variance is that of one over their number. Drivers refuse it.
@@ -83,7 +85,9 @@ def follow(num_clients: Optional[int] = None) -> ServerStep:
         check_point_weights(weights, "A Langevin chain")
         return tf.constant(0)
 
-    def advance(present: tf.Tensor, weights: ModelWeights, total: tf.Tensor, seed: Any) -> tuple[Any, ModelWeights]:
+    def advance(
+        present: tf.Tensor, weights: ModelWeights, total: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, ModelWeights]:
         del seed
         mean = total / tf.maximum(tf.cast(present, tf.float32), 1.0)
         return present, weights._replace(point=unflatten(flatten(weights.point) + mean, weights.point))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ServerStep
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given
 
 
 def check_point_weights(weights: ModelWeights, what: str) -> None:
@@ -20,7 +19,7 @@ def check_point_weights(weights: ModelWeights, what: str) -> None:
         )
 
 
-def check_step(step: Any, name: str, any_rule: bool = False) -> ServerStep:
+def check_step(step: ServerStep[Given], name: str, any_rule: bool = False) -> ServerStep[Given]:
     """`step`, if it is a server step: one that goes on from pooled weights unless `any_rule`.
 
     Raises:
@@ -37,6 +36,6 @@ def check_step(step: Any, name: str, any_rule: bool = False) -> ServerStep:
     return step
 
 
-def after(name: str, step: ServerStep) -> str:
+def after(name: str, step: ServerStep[Given]) -> str:
     """The name of a step that another one begins."""
     return name if step.name == "replace" else f"{name} after {step.name}"

@@ -234,5 +234,5 @@ def _fits(state: Curvatures, arrays: Mapping[str, np.ndarray]) -> bool:
     return fits and {k: x.shape for k, x in arrays.items()} == {k: x.shape for k, x in _arrays(state).items()}
 
 
-def _diagonal(curvature: Any, mode: Any) -> bool:
+def _diagonal(curvature: Sequence[np.ndarray], mode: list[tuple[int, ...]]) -> bool:
     return mode == [np.shape(x) for x in curvature] and all(bool(np.all(x >= 0)) for x in curvature)

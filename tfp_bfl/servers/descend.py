@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ from tfp_bfl.contracts import GRADIENT, ServerStep, total_of
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
+from tfp_bfl.tensors import Array
 from tfp_bfl.weights import Anchor, Federation, ModelWeights
 
 
@@ -28,7 +30,7 @@ class Descent(NamedTuple):
     rounds: Any
     memory: Any
     num_clients: Any
-    num_present: Any
+    num_present: tf.Tensor
 
 
 def descend(
@@ -38,8 +40,8 @@ def descend(
     participation: float = 1.0,
     memory_rate: Optional[float] = None,
     refresh_every: Optional[int] = None,
-    fixed_point: Any = None,
-) -> ServerStep:
+    fixed_point: Optional[Sequence[Array]] = None,
+) -> ServerStep[tf.Tensor]:
     """w <- w - gamma G,   G = c sum_(i in A) g_i + sum_i eta_i + w / t^2
 
     with the clients' gradients g_i, their memories eta_i <- eta_i + rate g_i, of which the server holds the sum, and
@@ -99,7 +101,9 @@ def descend(
     def meet(state: Descent, federation: Federation, num_present: tf.Tensor) -> Descent:
         return state._replace(num_clients=federation.num_clients, num_present=num_present)
 
-    def advance(state: Descent, weights: ModelWeights, total: tf.Tensor, seed: Any) -> tuple[Descent, ModelWeights]:
+    def advance(
+        state: Descent, weights: ModelWeights, total: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[Descent, ModelWeights]:
         del seed
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))
         scale = clients / (tf.maximum(present, 1.0) * participation)

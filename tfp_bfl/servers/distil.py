@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import concurrent.futures
-from typing import Any, Callable
+from typing import Callable, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.contracts import WEIGHTS, ServerStep, stack_of
+from tfp_bfl.contracts import WEIGHTS, ServerStep, Stack, rows_of, stack_of
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
 from tfp_bfl.servers.replace import replace
+from tfp_bfl.tensors import Array, TensorTree
 from tfp_bfl.weights import ModelWeights, functional_call
+from tfp_bfl.weights.change import Point
 
 DISTRIBUTIONS = {"gaussian": "N(mean, variance over the clients) of each weight", "dirichlet": "mixtures of clients"}
 EXAMPLES_AT_ONCE = 500
@@ -23,7 +25,7 @@ EXAMPLES_AT_ONCE = 500
 
 def distil(
     model_fn: Callable[[], tf.keras.Model],
-    features: Any,
+    features: Array,
     *,
     server_step: ServerStep | None = None,
     distribution: str = "gaussian",
@@ -33,7 +35,7 @@ def distil(
     num_epochs: int = 2,
     batch_size: int = 32,
     learning_rate: float = 1e-3,
-) -> ServerStep:
+) -> ServerStep[Stack[ModelWeights]]:
     """The mean prediction of an ensemble is taught to the mean of the clients' weights.
 
     teacher  p(x) = mean_m softmax(f(x; w_m)), sharpened: proportional to p(x)^(1 / T)
@@ -72,11 +74,14 @@ def distil(
     features = _check_features(features, model_fn().input_shape[1:])
     inner = check_step(replace() if server_step is None else server_step, "server_step")
 
-    def initialize(weights: ModelWeights) -> Any:
+    def initialize(weights: ModelWeights) -> TensorTree:
         check_point_weights(weights, "FedBE")
         return inner.initialize(weights)
 
-    def step(state: Any, weights: ModelWeights, stacked: ModelWeights, seed: Any) -> tuple[Any, ModelWeights]:
+    def step(
+        state: TensorTree, weights: ModelWeights, given: Stack[ModelWeights], seed: tf.Tensor
+    ) -> tuple[TensorTree, ModelWeights]:
+        stacked = rows_of(given)
         if [x.shape.rank for x in stacked.point] != [len(x.shape) + 1 for x in weights.point]:
             raise InvalidArgument("FedBE's server takes what rules.stacked() gives: use it with that rule.")
         model = _built(model_fn)
@@ -93,7 +98,8 @@ def distil(
         point = _learn(logits, point, inputs, teacher, seeds[1], num_epochs, batch_size, learning_rate)
         return inner.next(state, weights, ModelWeights(stacked.posterior, point, moments), seeds[2])
 
-    return inner._replace(initialize=initialize, next=step, takes=stack_of(WEIGHTS), name=after("distil", inner))
+    own = inner._replace(initialize=initialize, takes=stack_of(WEIGHTS), name=after("distil", inner))
+    return cast("ServerStep[Stack[ModelWeights]]", own)._replace(next=step)
 
 
 def _built(model_fn: Callable[[], tf.keras.Model]) -> tf.keras.Model:
@@ -104,7 +110,7 @@ def _built(model_fn: Callable[[], tf.keras.Model]) -> tf.keras.Model:
         return thread.submit(model_fn).result()
 
 
-def _check_features(features: Any, shape: tuple) -> np.ndarray:
+def _check_features(features: Array, shape: tuple) -> np.ndarray:
     try:
         array = np.asarray(features)
     except ValueError:  # Rows of several lengths.
@@ -126,12 +132,12 @@ def _check_features(features: Any, shape: tuple) -> np.ndarray:
     return array
 
 
-def _logits(model: tf.keras.Model, point: Any, inputs: tf.Tensor, moments: MeanField) -> tf.Tensor:
+def _logits(model: tf.keras.Model, point: Point, inputs: tf.Tensor, moments: MeanField) -> tf.Tensor:
     with sampling("mean"):
         return functional_call(model, point, inputs, moments)
 
 
-def _draws(point: Any, seed: Any, distribution: str, number: int, concentration: float) -> list[tf.Tensor]:
+def _draws(point: Point, seed: tf.Tensor, distribution: str, number: int, concentration: float) -> list[tf.Tensor]:
     """Models from the clients' distribution: leaves [K, ...] -> [number, ...]."""
     seeds = tf.random.experimental.stateless_split(seed, len(point))
     if distribution == "gaussian":
@@ -143,7 +149,7 @@ def _draws(point: Any, seed: Any, distribution: str, number: int, concentration:
     return [tf.tensordot(shares, x, 1) for x in point]
 
 
-def _teach(logits: Callable[..., tf.Tensor], members: Any, inputs: tf.Tensor) -> tf.Tensor:
+def _teach(logits: Callable[..., tf.Tensor], members: Point, inputs: tf.Tensor) -> tf.Tensor:
     """The mean prediction of the members [M, ...] on all inputs [U, ...]: [U, C]."""
     parts = [inputs[i : i + EXAMPLES_AT_ONCE] for i in range(0, inputs.shape[0], EXAMPLES_AT_ONCE)]
     predict = lambda own: tf.concat([tf.nn.softmax(logits(own, part)) for part in parts], 0)
@@ -156,10 +162,10 @@ def _teach(logits: Callable[..., tf.Tensor], members: Any, inputs: tf.Tensor) ->
 
 def _learn(
     logits: Callable[..., tf.Tensor],
-    point: Any,
+    point: Point,
     inputs: tf.Tensor,
     teacher: tf.Tensor,
-    seed: Any,
+    seed: tf.Tensor,
     num_epochs: int,
     batch_size: int,
     learning_rate: float,
@@ -168,7 +174,7 @@ def _learn(
     size = inputs.shape[0]
     steps_an_epoch = -(-size // batch_size)
 
-    def step(i: tf.Tensor, own: Any, averages: Any) -> Any:
+    def step(i: tf.Tensor, own: Point, averages: Point) -> tuple[tf.Tensor, Point, Point]:
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, i // steps_an_epoch)
         order = tf.random.experimental.stateless_shuffle(tf.range(size), epoch_seed)
         start = i % steps_an_epoch * batch_size

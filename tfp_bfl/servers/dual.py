@@ -25,7 +25,7 @@ class Dual(NamedTuple):
     precision: Any
     shift: Any
     num_clients: Any
-    num_present: Any
+    num_present: tf.Tensor
 
 
 def dual(
@@ -69,7 +69,7 @@ def dual(
     def meet(state: Dual, federation: Federation, num_present: tf.Tensor) -> Dual:
         return state._replace(num_clients=federation.num_clients, num_present=num_present)
 
-    def advance(state: Dual, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Dual, ModelWeights]:
+    def advance(state: Dual, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor) -> tuple[Dual, ModelWeights]:
         del seed
         (mean, variance), (pooled_mean, pooled_variance) = weights.posterior, pooled.posterior
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))

@@ -9,7 +9,7 @@ model = bfl.models.predictive_model(model_fn(), factors.pool(state))
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -42,7 +42,7 @@ class Factors(NamedTuple):
     weights: ModelWeights
 
 
-def from_state(state: ServerState, num_examples: Any) -> Factors:
+def from_state(state: ServerState, num_examples: Union[Sequence[int], np.ndarray]) -> Factors:
     """The factors of a run's last state, whose memory holds a `Site` a client; their names are their numbers."""
     clients = np.asarray(state.memory.client).tolist()
     rows = [Site(*(np.asarray(x)[k] for x in state.memory.rows)) for k in range(len(clients))]

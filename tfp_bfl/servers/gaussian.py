@@ -12,6 +12,7 @@ from tfp_bfl.posterior import MeanField
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
 from tfp_bfl.servers.replace import replace
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import ClientGaussian
 
 
 class Spread(NamedTuple):
@@ -21,7 +22,7 @@ class Spread(NamedTuple):
     variance: Any
 
 
-def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
+def keep_gaussian(step: ServerStep | None = None) -> ServerStep[ClientGaussian]:
     """w <- step(w) with the pooled mean; predictions draw from N(w, variance over the clients).
 
     Args:
@@ -41,7 +42,9 @@ def keep_gaussian(step: ServerStep | None = None) -> ServerStep:
         check_point_weights(weights, "FedAG")
         return Spread(inner.initialize(weights), tf.nest.map_structure(tf.zeros_like, weights.point))
 
-    def advance(state: Spread, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Spread, ModelWeights]:
+    def advance(
+        state: Spread, weights: ModelWeights, pooled: ClientGaussian, seed: tf.Tensor
+    ) -> tuple[Spread, ModelWeights]:
         if len(pooled.posterior.mean) != len(weights.point):
             raise InvalidArgument("FedAG's server takes what rules.client_gaussian() gives: use it with that rule.")
         points = weights._replace(point=pooled.posterior.mean, moments=pooled.moments)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import check_number
 from tfp_bfl.servers.checks import after, check_point_weights, check_step
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.kinds import Given
 
 
-def langevin(step: ServerStep, step_size: float) -> ServerStep:
+def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
     """w <- step(w) + sqrt(2 eta) e,   e ~ N(0, I): the rounds' weights are samples of the posterior.
 
     Which of them are kept, the driver is told by a `federated.Thinning`.
@@ -34,11 +35,13 @@ def langevin(step: ServerStep, step_size: float) -> ServerStep:
     check_step(step, "step", any_rule=True)
     check_number(step_size, "step_size")
 
-    def initialize(weights: ModelWeights) -> Any:
+    def initialize(weights: ModelWeights) -> TensorTree:
         check_point_weights(weights, "SGLD")
         return step.initialize(weights)
 
-    def advance(state: Any, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Any, ModelWeights]:
+    def advance(
+        state: TensorTree, weights: ModelWeights, pooled: Given, seed: tf.Tensor
+    ) -> tuple[TensorTree, ModelWeights]:
         seeds = tf.random.experimental.stateless_split(seed, 1 + len(weights.point))
         state, moved = step.next(state, weights, pooled, seeds[0])
         scale = math.sqrt(2 * step_size)

@@ -6,7 +6,7 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import CURVATURE, ServerStep, stack_of
+from tfp_bfl.contracts import CURVATURE, ServerStep, Stack, stack_of
 from tfp_bfl.errors import check_number
 from tfp_bfl.servers import curvatures
 from tfp_bfl.servers.checks import check_point_weights
@@ -24,7 +24,7 @@ def laplace(
     prior_stddev: Optional[float] = None,
     groups: tuple[int, ...] = (),
     temperature: float = 1.0,
-) -> ServerStep:
+) -> ServerStep[Stack[ClientCurvature]]:
     """Make the posterior N(w*, (1 / t^2 + sum_k H_k / T)^-1) at the server's weights w*, which stay as they are.
 
     A client may come in any round, and one that comes again replaces its sums: the posterior is that of one round with

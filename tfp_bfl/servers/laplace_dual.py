@@ -28,7 +28,7 @@ class PointDual(NamedTuple):
 
 def laplace_dual(
     prior_stddev: float = 1.0, step_size: float = 1.0, damping: Optional[float] = None, covariance: bool = False
-) -> ServerStep:
+) -> ServerStep[Site]:
     """Average the clients' Gaussians with the product of the prior and their sites, in natural parameters.
 
     (S, S w) <- (1 - a) mean_k (P_k, P_k w_k) + a (1 / t^2 + sum_k S_t, sum_k shift_t),   a = 1 / (1 + K rho)
@@ -59,10 +59,12 @@ def laplace_dual(
         zeros = tf.zeros_like(flatten(weights.point))
         return PointDual(zeros + prior_precision, Dual(zeros + prior_precision, zeros, tf.constant(0), tf.constant(0)))
 
-    def meet(state: PointDual, federation: Federation, num_present: Any) -> PointDual:
+    def meet(state: PointDual, federation: Federation, num_present: tf.Tensor) -> PointDual:
         return state._replace(dual=inner.meet(state.dual, federation, num_present))
 
-    def advance(state: PointDual, weights: ModelWeights, total: Site, seed: Any) -> tuple[PointDual, ModelWeights]:
+    def advance(
+        state: PointDual, weights: ModelWeights, total: Site, seed: tf.Tensor
+    ) -> tuple[PointDual, ModelWeights]:
         present = tf.maximum(tf.cast(state.dual.num_present, tf.float32), 1.0)
         mean, precision = flatten(weights.point), state.precision
         pooled = precision + total.precision / present

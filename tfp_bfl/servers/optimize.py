@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.errors import InvalidArgument, shown
-from tfp_bfl.servers.optimizers import Optimizer
+from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import ModelWeights
 
 
-def optimize(optimizer: Any) -> ServerStep:
+def optimize(optimizer: ServerOptimizer) -> ServerStep:
     """w <- optimizer(w, w - pooled): the pooled change, negated, as a gradient of means and point weights.
 
     Plain SGD of rate 1 is `replace`. Variances and BatchNorm's statistics are taken as they were pooled.
@@ -33,11 +34,13 @@ def optimize(optimizer: Any) -> ServerStep:
             f"{shown(optimizer)}."
         )
 
-    def initialize(weights: ModelWeights) -> Any:
+    def initialize(weights: ModelWeights) -> TensorTree:
         state = optimizer.initialize(tf.nest.map_structure(tf.TensorSpec.from_tensor, _trained(weights)))
         return tf.nest.map_structure(tf.convert_to_tensor, state)
 
-    def step(state: Any, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[Any, ModelWeights]:
+    def step(
+        state: TensorTree, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor
+    ) -> tuple[TensorTree, ModelWeights]:
         del seed
         gradient = tf.nest.map_structure(tf.subtract, _trained(weights), _trained(pooled))
         state, (means, point) = optimizer.next(state, _trained(weights), gradient)
@@ -50,7 +53,7 @@ def _trained(weights: ModelWeights) -> tuple[Any, Any]:
     return weights.posterior.mean, weights.point
 
 
-def _in_words(optimizer: Any) -> str:
+def _in_words(optimizer: ServerOptimizer) -> str:
     """Its name and its learning rate; those of TensorFlow Federated keep it in their first state."""
     if isinstance(optimizer, Optimizer):
         return f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"

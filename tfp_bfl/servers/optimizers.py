@@ -8,11 +8,27 @@ algorithm 2, with the corrections for the start that TFF's have.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
+from tfp_bfl.tensors import TensorTree
+
+State = Mapping[str, TensorTree]
+
+
+class ServerOptimizer(Protocol):
+    """An optimizer that `servers.optimize` takes: `Optimizer`, or one of `tff.learning.optimizers`."""
+
+    @property
+    def initialize(self) -> Callable[[TensorTree], Any]:
+        """Specs of the weights -> the state, a structure of tensors."""
+
+    @property
+    def next(self) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+        """(state, weights, gradients) -> (state, the next weights)."""
 
 
 class Optimizer(NamedTuple):
@@ -25,8 +41,8 @@ class Optimizer(NamedTuple):
       learning_rate: of the server.
     """
 
-    initialize: Callable[[Any], Any]
-    next: Callable[[Any, Any, Any], tuple[Any, Any]]
+    initialize: Callable[[TensorTree], State]
+    next: Callable[[State, TensorTree, TensorTree], tuple[State, Any]]
     name: str
     learning_rate: float
 
@@ -35,7 +51,7 @@ def sgd(learning_rate: float, momentum: float = 0.0) -> Optimizer:
     """Stochastic gradient descent (FedAvgM with momentum): v = momentum v + g,   w = w - rate v."""
     momentum = _share(momentum, "momentum")
 
-    def step(state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    def step(state: State, weights: TensorTree, gradients: TensorTree) -> tuple[State, TensorTree]:
         if momentum:
             state = {"accumulator": _each(lambda v, g: momentum * v + g, state["accumulator"], gradients)}
             gradients = state["accumulator"]
@@ -74,7 +90,7 @@ def adagrad(learning_rate: float, initial_preconditioner_value: float = 0.1, eps
     start = check_number(initial_preconditioner_value, "initial_preconditioner_value", zero=True)
     epsilon = check_number(epsilon, "epsilon", zero=True)
 
-    def step(state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    def step(state: State, weights: TensorTree, gradients: TensorTree) -> tuple[State, TensorTree]:
         v = _each(lambda v, g: v + tf.square(g), state["preconditioner"], gradients)
         move = lambda w, g, v: w - learning_rate * g / tf.sqrt(v + epsilon)
         return {"preconditioner": v}, _each(move, weights, gradients, v)
@@ -83,24 +99,31 @@ def adagrad(learning_rate: float, initial_preconditioner_value: float = 0.1, eps
 
 
 def _adaptive(
-    name: str, rate: float, beta_1: float, beta_2: float, epsilon: float, start: float, second: Callable[..., Any]
+    name: str,
+    rate: float,
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    start: float,
+    second: Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> Optimizer:
     b1, b2 = _share(beta_1, "beta_1"), _share(beta_2, "beta_2")
     epsilon = check_number(epsilon, "epsilon", zero=True)
     start = check_number(start, "initial_preconditioner_value", zero=True)
 
-    def initialize(specs: Any) -> Any:
+    def initialize(specs: TensorTree) -> State:
         return {"step": tf.constant(0), "accumulator": _filled(specs, 0.0), "preconditioner": _filled(specs, start)}
 
-    def step(state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
-        t = tf.cast(state["step"] + 1, tf.float32)
+    def step(state: State, weights: TensorTree, gradients: TensorTree) -> tuple[State, TensorTree]:
+        steps = tf.add(state["step"], 1)
+        t = tf.cast(steps, tf.float32)
         # 1 - b in float32, as TFF has it: of 0.999 it is 1.3e-5 of itself less.
         rest = lambda beta, like: tf.cast(1 - tf.constant(beta), like.dtype)
         m = _each(lambda m, g: m + (g - m) * rest(b1, g), state["accumulator"], gradients)
         v = _each(lambda v, g: second(v, g, rest(b2, g)), state["preconditioner"], gradients)
         corrected = rate * tf.sqrt(1 - tf.pow(b2, t)) / (1 - tf.pow(b1, t))
         move = lambda w, m, v: w - tf.cast(corrected, w.dtype) * m / (tf.sqrt(v) + epsilon)
-        return {"step": state["step"] + 1, "accumulator": m, "preconditioner": v}, _each(move, weights, m, v)
+        return {"step": steps, "accumulator": m, "preconditioner": v}, _each(move, weights, m, v)
 
     return Optimizer(initialize, step, name, rate)
 
@@ -119,7 +142,7 @@ SERVER_OPTIMIZERS = {
 }
 
 
-def server_optimizer(name: str, learning_rate: Optional[float] = None, **options: Any) -> Optimizer:
+def server_optimizer(name: str, learning_rate: Optional[float] = None, **options: float) -> Optimizer:
     """An optimizer for `servers.optimize` by its name.
 
     Args:
@@ -138,11 +161,11 @@ def server_optimizer(name: str, learning_rate: Optional[float] = None, **options
     return entry.make(rate, **options)
 
 
-def _filled(specs: Any, value: float) -> Any:
+def _filled(specs: TensorTree, value: float) -> Any:
     return _each(lambda x: tf.fill(x.shape, tf.cast(value, x.dtype)), specs)
 
 
-def _share(value: Any, name: str) -> float:
+def _share(value: float, name: str) -> float:
     number = check_number(value, name, zero=True)
     if number >= 1:
         raise InvalidArgument(f"{name} is {shown(value)}, but must be at least 0 and below 1.")

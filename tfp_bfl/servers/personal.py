@@ -11,6 +11,7 @@ from tfp_bfl.errors import check_number
 from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights import LogitGradient, ModelWeights, Parameters, PersonalVariances, kept_weights
 
 
@@ -89,7 +90,7 @@ def personal(
         return PersonalState(parameters, each(tf.zeros_like, parameters), each(tf.convert_to_tensor, state))
 
     def step(
-        state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: Any, extra: LogitGradient
+        state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: tf.Tensor, extra: LogitGradient
     ) -> tuple[PersonalState, ModelWeights]:
         del seed
         change = each(tf.subtract, trained(weights), trained(pool))
@@ -136,7 +137,7 @@ def _learn(
 ) -> tuple[Parameters, Parameters]:
     each = tf.nest.map_structure
 
-    def learn(how: Learning, x: Any, v: Any, g: Any) -> tuple[Any, Any]:
+    def learn(how: Learning, x: TensorTree, v: TensorTree, g: TensorTree) -> tuple[Any, Any]:
         v = each(lambda x, v, g: how.momentum * v + g + how.decay * x, x, v, g)
         return each(lambda x, v: x - how.rate * v, x, v), v
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, stack_of
+from tfp_bfl.contracts import CLIENT_POSTERIOR, ServerStep, Stack, stack_of
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import LowRank, MeanField
 from tfp_bfl.posterior.products import check_prior
@@ -20,7 +20,7 @@ def online_product(
     diagonal_only: bool = True,
     between_clients: bool = True,
     frozen_moments: bool = False,
-) -> ServerStep:
+) -> ServerStep[Stack[ClientPosterior]]:
     """The product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1), of `posterior.pooled`.
 
     Every client starts from the same weights, those of the server before the first round; it may come in any round, and

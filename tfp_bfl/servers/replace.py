@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import tensorflow as tf
 
 from tfp_bfl.contracts import ServerStep
 from tfp_bfl.weights import ModelWeights
@@ -11,7 +11,7 @@ from tfp_bfl.weights import ModelWeights
 def replace() -> ServerStep:
     """w <- pooled: federated averaging's step (McMahan et al. 2017), for any rule."""
 
-    def step(state: tuple, weights: ModelWeights, pooled: ModelWeights, seed: Any) -> tuple[tuple, ModelWeights]:
+    def step(state: tuple, weights: ModelWeights, pooled: ModelWeights, seed: tf.Tensor) -> tuple[tuple, ModelWeights]:
         del weights, seed
         return state, pooled
 

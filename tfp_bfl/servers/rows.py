@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
-from tfp_bfl.weights import ModelWeights
+from tfp_bfl.contracts import Stack, rows_of
+from tfp_bfl.weights import ClientCurvature, ClientPosterior, ModelWeights
+
+Clients = TypeVar("Clients", ClientCurvature, ClientPosterior)
 
 
-def growing(shape: list[Any], dtype: tf.DType) -> tf.Tensor:
+def growing(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
     """Return no rows of this shape, of a type in which there may be any number: [0, *shape]."""
     return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])
 
 
-def keep_newest(state: Any, weights: ModelWeights, new: Any, seed: Any) -> tuple[Any, ModelWeights]:
+def keep_newest(
+    state: Clients, weights: ModelWeights, new: Stack[Clients], seed: tf.Tensor
+) -> tuple[Clients, ModelWeights]:
     """Take the rows of a round into the state, as a `ServerStep.next`; the server's weights stay.
 
     A client's new row replaces its former one.
@@ -23,7 +29,8 @@ def keep_newest(state: Any, weights: ModelWeights, new: Any, seed: Any) -> tuple
       state, new: structures with leaves [K, ...]; the field `client` holds the numbers [K].
     """
     del seed
-    stays = ~tf.reduce_any(tf.equal(state.client[:, tf.newaxis], new.client), 1)
-    joined = tf.nest.map_structure(lambda x, y: tf.concat([tf.boolean_mask(x, stays), y], 0), state, new)
+    rows = rows_of(new)
+    stays = ~tf.reduce_any(tf.equal(state.client[:, tf.newaxis], rows.client), 1)
+    joined = tf.nest.map_structure(lambda x, y: tf.concat([tf.boolean_mask(x, stays), y], 0), state, rows)
     order = tf.argsort(joined.client)
     return tf.nest.map_structure(lambda x: tf.gather(x, order), joined), weights

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
+
+from tfp_bfl.tensors import Scalar, TensorTree
+
+Values = TypeVar("Values")
 
 
 class Adam(tf.keras.optimizers.Adam):
@@ -16,7 +20,7 @@ class Adam(tf.keras.optimizers.Adam):
     w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon)
     """
 
-    def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """One step; with amsgrad or a sparse gradient as Keras does it."""
         if self.amsgrad or isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
@@ -51,13 +55,13 @@ class Moments(NamedTuple):
     steps: Any
 
     @classmethod
-    def of(cls, values: Any) -> Moments:
+    def of(cls, values: TensorTree) -> Moments:
         """Those before the first step."""
         zeros = tf.nest.map_structure(tf.zeros_like, values)
         return cls(zeros, zeros, tf.constant(0))
 
 
-def adam_step(values: Any, gradient: Any, moments: Moments, rate: Any) -> tuple[Any, Moments]:
+def adam_step(values: Values, gradient: TensorTree, moments: Moments, rate: Scalar) -> tuple[Values, Moments]:
     """`Adam` with its default numbers, as a function of a structure of tensors: the next values and moments."""
     each, (b1, b2), steps = tf.nest.map_structure, (0.9, 0.999), moments.steps + 1
     first = each(lambda m, g: m + (1 - b1) * (g - m), moments.first, gradient)

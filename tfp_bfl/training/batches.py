@@ -6,13 +6,16 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import tensorflow as tf
 
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.data.augmentation import Augmentation
 from tfp_bfl.layers import as_floats
+from tfp_bfl.tensors import Scalar
 
+State = TypeVar("State")
 # No step draws from a seed folded by this.
 _AUGMENTED = 2**29
 
@@ -38,19 +41,19 @@ def augmenting(scope: Augmenting) -> Iterator[None]:
         _augmenting.reset(token)
 
 
-def steps_per_epoch(num_examples: Any, batch_size: int) -> Any:
+def steps_per_epoch(num_examples: Scalar, batch_size: int) -> Any:
     """Steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
     return (num_examples + batch_size - 1) // batch_size
 
 
 def over_batches(
-    examples: Any,
+    examples: ClientExamples,
     seed: tf.Tensor,
     num_epochs: int,
     batch_size: int,
-    step: Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], Any],
-    state: Any,
-) -> Any:
+    step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor], State],
+    state: State,
+) -> State:
     """The state after `step(state, features, labels, seed)` on each batch of each epoch.
 
     Each epoch has a new order; its last batch may be smaller. Features are floats, integers scaled to [0, 1].
@@ -64,11 +67,11 @@ def over_batches(
     num_steps = steps_per_epoch(num_examples, batch_size)
 
     # Loops written out: AutoGraph would read the code of the model and of all that a step calls.
-    def an_epoch(epoch: tf.Tensor, state: Any) -> Any:
+    def an_epoch(epoch: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, epoch)
         order = tf.random.experimental.stateless_shuffle(tf.range(num_examples), epoch_seed)
 
-        def a_step(i: tf.Tensor, state: Any) -> Any:
+        def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
             step_seed = tf.random.experimental.stateless_fold_in(epoch_seed, i)
             rows = order[i * batch_size : (i + 1) * batch_size]
             features = _batch(tf.gather(examples.features, rows), step_seed)
@@ -87,7 +90,7 @@ def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return scope.augmentation(features, tf.random.experimental.stateless_fold_in(seed, _AUGMENTED))
 
 
-def without_initial_values(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+def without_initial_values(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
     """Spares the random initial weights: the server's message overwrites them."""
     if kwargs.get("shape") is not None and tf.TensorShape(kwargs["shape"]).is_fully_defined():
         kwargs["initial_value"] = lambda: tf.zeros(kwargs["shape"], kwargs.get("dtype") or tf.float32)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.posterior import LowRank
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.training.batches import over_batches
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.weights import FlatWeights
@@ -18,7 +18,12 @@ _OF_CURVATURE = 2**29 + 1
 
 @without_autograph
 def curvature(
-    model: tf.keras.Model, weights: FlatWeights, likelihood: Likelihood, examples: Any, seed: tf.Tensor, batch_size: int
+    model: tf.keras.Model,
+    weights: FlatWeights,
+    likelihood: Likelihood,
+    examples: ClientExamples,
+    seed: tf.Tensor,
+    batch_size: int,
 ) -> tf.Tensor:
     """The diagonal of the Gauss-Newton matrix of the negative log likelihood of all examples, where the weights are.
 
@@ -58,7 +63,7 @@ def curvature(
     return over_batches(examples, own_seed, 1, batch_size, add, tf.zeros_like(weights.values))
 
 
-def with_curvature(q: LowRank, known: Any) -> LowRank:
+def with_curvature(q: LowRank, known: TensorTree) -> LowRank:
     """A posterior, its diagonal widened by what the data leave open.
 
     1 / (H + 1 / t^2),   t^2 = mean_d mean_d^2

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import tensorflow as tf
 
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_noise, check_number, shown
 from tfp_bfl.layers import as_floats
-from tfp_bfl.training.batches import steps_per_epoch
+from tfp_bfl.tensors import Scalar
+from tfp_bfl.training.batches import State, steps_per_epoch
 from tfp_bfl.weights import layout
 
 # Which no other stream of a step is folded by (`batches`, `layers.noise`).
@@ -65,13 +67,13 @@ def check_alone(model: tf.keras.Model, inference: str) -> None:
 
 
 def over_drawn(
-    examples: Any,
+    examples: ClientExamples,
     seed: tf.Tensor,
     num_epochs: int,
     batch_size: int,
-    step: Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor], Any],
-    state: Any,
-) -> Any:
+    step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor], State],
+    state: State,
+) -> State:
     """`batches.over_batches`, but that each example is in a batch with probability B / N, for itself.
 
     There are as many steps as in passes over all examples; the batch of one may be empty.
@@ -79,7 +81,7 @@ def over_drawn(
     number = tf.shape(examples.labels)[0]
     share = tf.cast(batch_size, tf.float32) / tf.cast(number, tf.float32)
 
-    def a_step(i: tf.Tensor, state: Any) -> Any:
+    def a_step(i: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
         step_seed = tf.random.experimental.stateless_fold_in(seed, i)
         batch_seed = tf.random.experimental.stateless_fold_in(step_seed, _OF_BATCH)
         rows = tf.where(tf.random.stateless_uniform([number], batch_seed) < share)[:, 0]
@@ -91,11 +93,11 @@ def over_drawn(
 
 
 def private_mean(
-    gradient: Callable[[Any], tf.Tensor],
+    gradient: Callable[[tuple[tf.Tensor, tf.Tensor]], tf.Tensor],
     features: tf.Tensor,
     labels: tf.Tensor,
     settings: ExamplePrivacy,
-    batch_size: Any,
+    batch_size: Scalar,
     seed: tf.Tensor,
 ) -> tf.Tensor:
     """g of `ExamplePrivacy` [D].

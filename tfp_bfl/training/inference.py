@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup, shown
+from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.natural import ByCurvature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
 from tfp_bfl.training.schedules import inverse_decay
@@ -43,7 +44,7 @@ def settings_for(
     temperature: Optional[float] = None,
     kl: Optional[str] = None,
     *,
-    likelihood: Any = "categorical",
+    likelihood: Union[str, Likelihood] = "categorical",
     update_prior: bool = False,
     example_privacy: bool = False,
     one_shot: bool = False,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_bfl.data import ClientData
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.models import as_model_fn
+from tfp_bfl.tensors import Array
 from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.potential import Potential, check_independent
 
+_ValueAndGradient = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 # Of a standard deviation: so far the mean of a chain may lie off.
 TOLERANCE = 0.1
 
@@ -39,8 +43,8 @@ class Mode(NamedTuple):
 
 def find_mode(
     model_fn: Callable[[], tf.keras.Model],
-    features: Any,
-    labels: Any,
+    features: Array,
+    labels: Array,
     *,
     prior_stddev: Optional[float] = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
@@ -80,9 +84,9 @@ def find_mode(
 
 def mode_at(
     model_fn: Callable[[], tf.keras.Model],
-    point: Any,
-    features: Any,
-    labels: Any,
+    point: Sequence[Array],
+    features: Array,
+    labels: Array,
     *,
     prior_stddev: Optional[float] = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
@@ -93,7 +97,7 @@ def mode_at(
     return _at(potential, value_and_gradient, vector, *given, prior_stddev, likelihood)
 
 
-def check_mode(mode: Mode, potential: Potential, clients: Any) -> None:
+def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
     """Makes sure that a point is the mode of the examples of clients, each of whom is gone through once.
 
     Args:
@@ -125,8 +129,12 @@ def check_mode(mode: Mode, potential: Potential, clients: Any) -> None:
 
 
 def _target(
-    model_fn: Any, features: Any, labels: Any, prior_stddev: Optional[float], likelihood: Any
-) -> tuple[Potential, Callable[..., Any], tuple[tf.Tensor, tf.Tensor]]:
+    model_fn: Callable[[], tf.keras.Model],
+    features: Array,
+    labels: Array,
+    prior_stddev: Optional[float],
+    likelihood: Union[str, Likelihood],
+) -> tuple[Potential, _ValueAndGradient, tuple[tf.Tensor, tf.Tensor]]:
     model = as_model_fn(model_fn)()
     check_independent(model)
     potential = Potential(model, likelihood)
@@ -144,7 +152,7 @@ def _target(
 
 def _at(
     potential: Potential,
-    value_and_gradient: Callable[..., Any],
+    value_and_gradient: _ValueAndGradient,
     w: tf.Tensor,
     features: tf.Tensor,
     labels: tf.Tensor,
@@ -159,7 +167,7 @@ def _at(
     return Mode(point, float(tf.reduce_max(off)), prior_stddev, likelihood, number, scale.numpy())
 
 
-def squared_gradients(potential: Potential, w: tf.Tensor, features: Any, labels: Any) -> tf.Tensor:
+def squared_gradients(potential: Potential, w: tf.Tensor, features: Array, labels: Array) -> tf.Tensor:
     """sum_j (grad u_j(w))^2 over all examples [D]: near the potential's curvature where the model is right."""
     features, labels = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import MCDropout, as_floats, without_autograph
 from tfp_bfl.posterior import flatten, unflatten
+from tfp_bfl.tensors import Array
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.weights import batch_normalized_call, functional_call, layout
 
@@ -111,7 +113,7 @@ class Potential:
 
 
 def potentials_of(
-    potential: Potential, draws: Any, features: Any, labels: Any, *, prior_stddev: Optional[float] = 1.0
+    potential: Potential, draws: Sequence[Array], features: Array, labels: Array, *, prior_stddev: Optional[float] = 1.0
 ) -> np.ndarray:
     """Compute the potential of each sample of the weights over all examples.
 

@@ -6,8 +6,9 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import tensorflow as tf
 
+from tfp_bfl.data import ClientExamples
 from tfp_bfl.layers import sampling, without_autograph
-from tfp_bfl.training.batches import over_batches, without_initial_values
+from tfp_bfl.training.batches import State, over_batches, without_initial_values
 from tfp_bfl.training.example_privacy import ExamplePrivacy, over_drawn, private_mean
 from tfp_bfl.training.likelihoods import CATEGORICAL, Likelihood
 from tfp_bfl.training.target import Target
@@ -17,6 +18,7 @@ from tfp_bfl.weights.flat import Draw
 
 # Nats an example: a loss beyond it is that of a training that diverges.
 _MAX_LOSS = 1e6
+_NOTHING: Any = ()
 
 
 class _Sums(NamedTuple):
@@ -64,15 +66,15 @@ class Trainer:
     def train(
         self,
         message: ServerMessage,
-        examples: Any,
+        examples: ClientExamples,
         seed: tf.Tensor,
         num_epochs: int,
         batch_size: int,
-        after_step: Callable[[Any, tf.Tensor], Any] = lambda state, step: state,
-        state: Any = (),
+        after_step: Callable[[State, tf.Tensor], State] = lambda state, step: state,
+        state: State = _NOTHING,
         target: Optional[Target] = None,
         resume: Callable[[Update], None] = lambda update: None,
-    ) -> tuple[TrainingMetrics, Any]:
+    ) -> tuple[TrainingMetrics, State]:
         """Trains from the message's weights on; the weights are then in `weights`.
 
         A `LinearTerm` that the message tells is added to each gradient.
@@ -97,7 +99,9 @@ class Trainer:
         target = target or Target(self.weights.prior, count)
 
         @without_autograph
-        def step(carried: Any, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> Any:
+        def step(
+            carried: tuple[_Sums, State], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
+        ) -> tuple[_Sums, State]:
             sums, own = carried
             nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size, linear)
             steps = sums.steps + 1
@@ -156,7 +160,7 @@ class Trainer:
         weights, settings = self.weights, self._privacy
         assert settings
 
-        def of_one(example: Any) -> tf.Tensor:
+        def of_one(example: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
             feature, label = example
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*weights.point, draw.noise])

@@ -122,7 +122,7 @@ def resettable(
     """
     make, made = optimizer_of(optimizer_fn), []  # type: Any, list[tuple[tf.Variable, Any]]
 
-    def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    def remember(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         variable = create(**kwargs)
         made.append((variable, kwargs["initial_value"]))
         return variable

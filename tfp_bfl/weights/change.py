@@ -5,16 +5,22 @@ Means, point weights and log standard deviations; BatchNorm's moving means and v
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable, TypeVar, Union
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.tensors import TensorTree
 from tfp_bfl.weights.model_weights import ModelWeights
 
+Point = tuple[tf.Tensor, ...]
+# A model's weights, or a posterior alone.
+AnyWeights = Union[ModelWeights, MeanField]
+_Weights = TypeVar("_Weights", ModelWeights, MeanField)
 
-def change_norm(local: Any, anchor: Any) -> tf.Tensor:
+
+def change_norm(local: _Weights, anchor: _Weights) -> tf.Tensor:
     """||x_k - x_0||, how far a client moved from the anchor in all coordinates together: a scalar, float64.
 
     x_k are means, log standard deviations and point weights, and BatchNorm's moments in the first two, as one vector.
@@ -27,7 +33,7 @@ def change_norm(local: Any, anchor: Any) -> tf.Tensor:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(x - y)) for x, y in pairs]))
 
 
-def root_mean_square_change(local: Any, anchor: ModelWeights) -> tf.Tensor:
+def root_mean_square_change(local: TensorTree, anchor: ModelWeights) -> tf.Tensor:
     """sqrt(mean_i (x_ki - x_0i)^2) over means and point weights: a scalar float32; 0 of what is no `ModelWeights`."""
     if not isinstance(local, ModelWeights):
         return tf.zeros([])
@@ -37,14 +43,14 @@ def root_mean_square_change(local: Any, anchor: ModelWeights) -> tf.Tensor:
     return tf.sqrt(total / tf.cast(tf.add_n([tf.size(x) for x in changes]), tf.float32))
 
 
-def by_part(pairs: Callable[[MeanField], Any], point: Callable[[Any], Any], weights: Any) -> Any:
+def by_part(pairs: Callable[[MeanField], MeanField], point: Callable[[Point], Point], weights: _Weights) -> _Weights:
     """The parts of a model's weights, or a posterior alone, each through its function."""
     if isinstance(weights, ModelWeights):
         return ModelWeights(pairs(weights.posterior), point(weights.point), pairs(weights.moments))
     return pairs(weights)
 
 
-def coordinates(weights: Any) -> Any:
+def coordinates(weights: _Weights) -> _Weights:
     """In float64, where no square of a finite change overflows."""
     double = lambda structure: tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), structure)
 
@@ -56,7 +62,7 @@ def coordinates(weights: Any) -> Any:
     return by_part(lambda q: MeanField(double(q.mean), tf.nest.map_structure(log_stddev, q.variance)), double, weights)
 
 
-def from_coordinates(coordinates: Any) -> Any:
+def from_coordinates(coordinates: _Weights) -> _Weights:
     """What `coordinates` was made from: weights with variances, in float64."""
     variance = lambda log_stddev: tf.exp(2 * log_stddev)
     return by_part(lambda q: q._replace(variance=tf.nest.map_structure(variance, q.variance)), lambda x: x, coordinates)

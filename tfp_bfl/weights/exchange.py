@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Generic
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import NamedTuple  # Those of `typing` are not generic before Python 3.11.
 
 from tfp_bfl.posterior import MeanField
+from tfp_bfl.weights.kinds import Sent
 from tfp_bfl.weights.model_weights import ModelWeights
 
 
@@ -143,7 +145,7 @@ class Compact(NamedTuple):
     rest: Any = ()
 
 
-class ClientResult(NamedTuple):
+class ClientResult(NamedTuple, Generic[Sent]):
     """What client work returns.
 
     Fields:
@@ -157,7 +159,7 @@ class ClientResult(NamedTuple):
         over the clients (`ClientWork.extra`); () for none.
     """
 
-    weights: Any
+    weights: Sent
     num_examples: tf.Tensor
     metrics: TrainingMetrics
     counts: Mapping[str, tf.Tensor] = {}
