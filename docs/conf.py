@@ -20,6 +20,7 @@ extensions = [
     "sphinx_click",
     "mathml",
     "docstrings",
+    "pages",
     "reference",
     "tables",
 ]
@@ -59,6 +60,8 @@ html_theme = "furo"
 html_title = f"tfp_bfl {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
+html_favicon = "_static/favicon.svg"
 html_extra_path = ["_root"]
 html_show_sphinx = False
 html_show_copyright = False

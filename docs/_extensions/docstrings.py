@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-from docutils import nodes
 from sphinx.application import Sphinx
 
 BULLET = re.compile(r"\s*[-*] ")
@@ -56,12 +55,6 @@ def _with_dashes(app: Sphinx, what: str, name: str, thing: Any, options: Any, li
     lines[:] = [line.replace("** -- ", "** \N{EN DASH} ", 1) for line in lines]
 
 
-def _dashes_of_parameters(app: Sphinx, domain: str, kind: str, content: Any) -> None:
-    for text in content.findall(nodes.Text):
-        if text == " -- ":
-            text.parent.replace(text, nodes.Text(" \N{EN DASH} "))
-
-
 def _shorter(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: Any) -> Any:
     return signature and FUNCTION.sub("...", signature), returned
 
@@ -84,7 +77,6 @@ def _off_the_sidebar(app: Sphinx, doctree: Any) -> None:
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", _as_restructured_text, priority=100)  # before napoleon
     app.connect("autodoc-process-docstring", _with_dashes, priority=900)  # after it
-    app.connect("object-description-transform", _dashes_of_parameters)
     app.connect("autodoc-process-signature", _shorter)
     app.connect("sphinx-click-process-epilog", _examples_as_code)
     app.connect("doctree-read", _off_the_sidebar)

@@ -1,5 +1,6 @@
 """Formulas as MathML, which browsers show without a script: the pages can be read offline."""
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -8,6 +9,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
+FRACTION = re.compile(r"(\\[td]?frac)\s*([0-9])\s*([0-9A-Za-z])")
 LOGGER = logging.getLogger(__name__)
 
 
@@ -21,9 +23,14 @@ def _block(writer: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def braced(formula: str) -> str:
+    r"""Return a formula with braces around the parts of fractions such as \frac12, which docutils reads as a number."""
+    return FRACTION.sub(r"\1{\2}{\3}", formula)
+
+
 def _converted(node: nodes.Element, as_block: bool) -> str:
     try:
-        return tex2mathml(node.astext(), as_block=as_block)
+        return tex2mathml(braced(node.astext()), as_block=as_block)
     except MathError as error:
         LOGGER.warning("formula can't be shown: %s", error, location=node)
         return ""

@@ -100,7 +100,7 @@ def package_page(package: str) -> str:
     text = f"{_title(package)}.. automodule:: {package}\n   :no-members:\n"
     for title, names in zip(("Functions", "Classes"), functions_and_classes(package)):
         if names:
-            lines = "".join(f"   {homes()[f'{package}.{name}']}\n" for name in names)
+            lines = "".join(f"   ~{homes()[f'{package}.{name}']}\n" for name in names)
             text += f"\n{title}\n{'-' * len(title)}\n\n.. autosummary::\n   :nosignatures:\n\n{lines}"
     return text
 

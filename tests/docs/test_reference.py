@@ -24,7 +24,7 @@ def test_every_function_and_class_has_one_page():
                 home = reference.full_name(f"{package}.{name}")
                 kind = "class" if inspect.isclass(thing) else "function"
                 assert f".. auto{kind}:: {home}\n" in PAGES[home]
-                assert f"   {home}\n" in PAGES[package], f"{package} has no row for {name}"
+                assert f"   ~{home}\n" in PAGES[package], f"{package} has no row for {name}"
 
 
 def test_what_two_packages_export_has_its_page_in_the_first():

@@ -9,9 +9,13 @@ import urllib.parse
 
 import pytest
 
+from tests.docs import browser
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "docs"
 FEWEST_SIGNATURES = 500
+WIDTHS = [360, 768, 1024, 1280, 1366, 1440, 1920]  # pixels
+SOUGHT = {"gpu": "docs/gpu.html", "cite": "docs/cite.html", "temperature": "docs/uncertainty.html"}
 RAW = re.compile(r"\.\. (?:auto\w+|currentmodule|py:\w+|toctree|code-block|note|rubric|math)::")
 COMMAND = ["-m", "sphinx", "-c", "docs", "-b", "html", "-j", "2", "-q", "-W", "--keep-going", ".", str(SITE)]
 
@@ -68,3 +72,28 @@ def test_guides_and_reference_link_each_other(pages):
     guide, reference = (SITE / "docs" / name for name in ("concepts.html", "generated/tfp_bfl.rules.linear_pool.html"))
     assert any("generated/tfp_bfl.rules.linear_pool.html" in link for link in pages[guide].links)
     assert any("concepts.html" in link for link in pages[reference].links)
+
+
+
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium")
+def test_pages_fit_their_window_and_search_finds(pages, tmp_path):
+    """All guides and packages, and every tenth page of a function."""
+    paths = [str(path.relative_to(SITE)) for path in pages if "_modules" not in path.parts]
+    functions = [path for path in paths if re.fullmatch(r"docs/generated/tfp_bfl\.\w+\.\w+\.html", path)]
+    few = sorted({*paths} - {*functions} | {*functions[::10]})
+    found = browser.measure(SITE, few, WIDTHS, list(SOUGHT), tmp_path)
+    assert not found["wide"]
+    for word, page in SOUGHT.items():
+        assert any(page in link for link in found["search"][word]), f"no search for {word!r} finds {page}"
+
+
+def test_notebooks_can_be_downloaded_and_pages_describe_themselves(pages):
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert f"{notebook.name}" in pages[SITE / "notebooks" / f"{notebook.stem}.html"].links
+        assert (SITE / "notebooks" / notebook.name).read_bytes() == notebook.read_bytes()
+    front = pages[SITE / "docs" / "index.html"]
+    assert '<meta name="description" content="Bayesian federated learning' in front.text
+    assert any("favicon" in link for link in front.links) and any("copy.js" in link for link in front.links)
+    assert {"quickstart.html", "choosing.html", "api.html"} <= front.links
+    for caption in ("Tutorials", "How-to guides", "Explanation", "Reference"):
+        assert f'<span class="caption-text">{caption}</span>' in front.text
