@@ -9,7 +9,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SECONDS = 900
 
 # A frame of one width is to a page what a window of that width is, its media queries included.
-HARNESS = """<!DOCTYPE html><meta charset="utf-8"><iframe id="frame" style="height: 900px; border: 0"></iframe><pre id="result"></pre>
+HARNESS = """<!DOCTYPE html><meta charset="utf-8">
+<iframe id="frame" style="height: 900px; border: 0"></iframe><pre id="result"></pre>
 <script>
 const pages = PAGES, widths = WIDTHS, words = WORDS, site = SITE;
 const frame = document.getElementById("frame");
@@ -28,8 +29,9 @@ const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseco
   }
   for (const word of words) {
     await load(site + "search.html?q=" + word);
-    for (let i = 0; i < 100 && !frame.contentDocument.querySelector("#search-results li"); i++) await pause(100);
-    found.search[word] = [...frame.contentDocument.querySelectorAll("#search-results li a")].map((a) => a.getAttribute("href"));
+    const results = () => [...frame.contentDocument.querySelectorAll("#search-results li a")];
+    for (let i = 0; i < 100 && !results().length; i++) await pause(100);
+    found.search[word] = results().map((a) => a.getAttribute("href"));
   }
   document.getElementById("result").textContent = "RESULT" + JSON.stringify(found) + "END";
 })();
@@ -48,7 +50,7 @@ def measure(site, pages, widths, words, folder):
       folder: for the harness and the profile of Chromium.
 
     Returns:
-      "wide": [page, width of the window, width of the page] where the page is wider; "search": the results of each word.
+      "wide": [page, width of window, width of page] where the page is wider; "search": the results of each word.
     """
     values = {"PAGES": pages, "WIDTHS": widths, "WORDS": words, "SITE": f"{site.as_uri()}/"}
     harness = folder / "harness.html"

@@ -21,4 +21,4 @@ _spec.loader.exec_module(mathml)
 )
 def test_fractions_without_braces_are_fractions(formula, meant):
     assert mathml.braced(formula) == meant
-    assert mathml.tex2mathml(mathml.braced(formula)).count("<mfrac>") == 1
+    assert mathml.tex2mathml(mathml.braced(formula)).count("<mfrac") == 1

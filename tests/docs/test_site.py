@@ -74,7 +74,6 @@ def test_guides_and_reference_link_each_other(pages):
     assert any("concepts.html" in link for link in pages[reference].links)
 
 
-
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium")
 def test_pages_fit_their_window_and_search_finds(pages, tmp_path):
     """All guides and packages, and every tenth page of a function."""

@@ -63,7 +63,7 @@ class Monitor(NamedTuple):
         `tfp_bfl.evaluation.evaluator(features, labels)`.
       every: Number of rounds between evaluations; the last round is always evaluated.
       evaluate_cohort: Function from (model, features, labels) to metrics on the data of the round's clients; their
-        names get the prefix "cohort_" in the round's metrics.
+        names get the prefix `cohort_` in the round's metrics.
       on_round: Function that is called with the metrics of each round of this call.
       stop: Function from a round's metrics to whether it was the last, whatever `rounds` says.
     """
