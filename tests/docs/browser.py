@@ -31,6 +31,7 @@ const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseco
     await load(site + "search.html?q=" + word);
     const results = () => [...frame.contentDocument.querySelectorAll("#search-results li a")];
     for (let i = 0; i < 100 && !results().length; i++) await pause(100);
+    await pause(2000); // the rest of the results
     found.search[word] = results().map((a) => a.getAttribute("href"));
   }
   document.getElementById("result").textContent = "RESULT" + JSON.stringify(found) + "END";

@@ -76,10 +76,10 @@ def test_guides_and_reference_link_each_other(pages):
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="needs chromium")
 def test_pages_fit_their_window_and_search_finds(pages, tmp_path):
-    """All guides and packages, and every tenth page of a function."""
+    """All guides and packages, and every twentieth page of a function."""
     paths = [str(path.relative_to(SITE)) for path in pages if "_modules" not in path.parts]
     functions = [path for path in paths if re.fullmatch(r"docs/generated/tfp_bfl\.\w+\.\w+\.html", path)]
-    few = sorted({*paths} - {*functions} | {*functions[::10]})
+    few = sorted({*paths} - {*functions} | {*functions[::20]})
     found = browser.measure(SITE, few, WIDTHS, list(SOUGHT), tmp_path)
     assert not found["wide"]
     for word, page in SOUGHT.items():
