@@ -321,7 +321,7 @@ def test_unlabelled_examples_and_popularity(tmp_path, monkeypatch):
     asked, simulate = [], bfl.federated.simulate
 
     def spied(process, clients, **options):
-        asked.append((clients, options["popularity"]))
+        asked.append((clients, options["cohorts"].popularity))
         return simulate(process, clients, **options)
 
     monkeypatch.setattr(bfl.federated, "simulate", spied)

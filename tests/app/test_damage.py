@@ -110,13 +110,13 @@ def test_a_folder_that_vanishes_is_an_error(tmp_path, monkeypatch):
     config, folder = make_config(None, {**SMALL, "rounds": 3}), tmp_path / "run"
     simulate = bfl.federated.simulate
 
-    def vanishing(*args, on_round, **options):
+    def vanishing(*args, monitor, **options):
         def then(row):
             if row["round"] == 2:
                 shutil.rmtree(folder)
-            on_round(row)
+            monitor.on_round(row)
 
-        return simulate(*args, on_round=then, **options)
+        return simulate(*args, monitor=monitor._replace(on_round=then), **options)
 
     monkeypatch.setattr(bfl.federated, "simulate", vanishing)
     with pytest.raises(errors.Error, match="is no longer there, so that the run ended"):

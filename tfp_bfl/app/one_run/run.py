@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
-import functools
 import importlib
 import json
 import logging
@@ -15,18 +13,19 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 from rich.console import Console
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build, client_scores, ensembles, records
+from tfp_bfl.app.one_run.job import Job, prepare
 from tfp_bfl.app.one_run.progress import Reporter, reporter
 from tfp_bfl.app.one_run.run_folder import OnRound, Row, free_folder, owned, recorder, write_results
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.app.options.own_model import NO_CODE, Code
-from tfp_bfl.app.options.resolve import POINT, method, resolved, stated, title
+from tfp_bfl.app.options.resolve import method, stated
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.faces import Later
 
@@ -37,8 +36,7 @@ else:
 
 logger = logging.getLogger(__name__)
 
-# Of a prediction of the test set.
-EXAMPLES_AT_ONCE = 500
+PRETRAINING = "pretraining.json"
 _VERSIONED = ("tfp_bfl", "tensorflow", "tf_keras", "tensorflow_probability", "tensorflow_federated", "numpy")
 
 
@@ -125,115 +123,117 @@ def _run(
     own = build.load(config, code.data) if code.data or build.is_own(config) else None
     config = build.with_clients(config, own) if own else config
     folder = folder or free_folder(config, None)  # After the data, as what follows imports TensorFlow.
-    engine = bfl.federated.check_engine(config.engine)
-    if engine == "local":
-        bfl.federated.share_cores(config.cohort_size or config.clients)
-    sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
-    # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        read = pool.submit(_read, config, own)
-        unlabelled = lambda: read.result()[2].unlabelled
-        config, weights = build.settle(config, sample, code)
-        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, code))
-        train, test, (clients, server, held_out, _, calibration, unseen) = read.result()
-    bfl.federated.check_clients(process, clients)
-    options = _prediction(config)
-    bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
-    if weights != POINT or config.own_options().point_weights or config.ensemble:
-        number = min(test.num_examples, EXAMPLES_AT_ONCE)
-        bfl.evaluation.check_num_samples(options["num_samples"], number, test.num_outputs)
-    every = client_scores.everybody(clients, unseen)
-    shards = client_scores.shards(config, test, every)
+    job = prepare(config, own, code)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
-
-    shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
-    score = build.scorer(config, test)
-    settled = functools.partial(resolved, regression=test.target is not None, weights=weights)
-    with owned(folder, config, settled), _workers(engine) as runtime, _held(engine, clients, folder) as held:
-        tell.announce(_in_words(config, weights, clients, test, engine))
-        pretrained = None
-        if server and held_out and not bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
-            tell.phase("pre-training at the server")
-            here = {"engine": "local"} if engine == "ray" else {"engine": engine, "runtime": runtime}
-            pretrained = _pretrain(config, sample, server, held_out, code, **here)
-            words = _of_start(
-                pretrained, build.model_fn(config, sample, code)(), lambda x: score(x, test.features, test.labels)
-            )
-            (folder / "pretraining.json").write_text(json.dumps(words) + "\n", encoding="utf-8")
+    with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
+        tell.announce(job.in_words())
+        start = _pretrained(job, folder, tell, runtime)
         tell.phase("tracing, and the first round", lazily=True)
-        with recorder(folder, config, tell, hook) as on_round:
-            result = bfl.federated.simulate(
-                trained,
-                held,
-                rounds=config.rounds,
-                cohort_size=config.cohort_size,
-                seed=config.seed,
-                checkpoint_dir=folder / "checkpoints",
-                evaluate=lambda model: score(model, shown.features, shown.labels).metrics,
-                evaluate_every=config.evaluate_every,
-                on_round=on_round,
-                start=pretrained and pretrained.weights,
-                runtime=runtime,
-                engine=engine,
-                checkpoint_every=config.checkpoint_every,
-                keep_checkpoints=config.keep_checkpoints,
-                dropout=config.dropout,
-                popularity=config.popularity,
-                max_retries=config.max_retries,
-                batch_norm_examples=build.batch_norm_examples(config, server),
-                average_rounds=config.average_rounds,
-            )
+        with recorder(folder, job.config, tell, hook) as on_round:
+            result = _simulated(job, held, folder / "checkpoints", on_round, start, runtime)
         workers_bytes = sum(worker.peak_memory_bytes() for worker in runtime.workers) if runtime else 0
-        tell.phase(f"predicting {test.num_examples:,} test examples")
-        final = score(result.model, test.features, test.labels)
-        apart = None
-        if calibration:
-            _, features, labels = calibration.examples(0)
-            apart = records.predictions_of(bfl.evaluation.evaluate(result.model, features, labels, **options), labels)
-        uncertainty = final.metrics["aleatoric"] + final.metrics["epistemic"]
-        scores = {
-            **final.metrics,
-            "epistemic_share": final.metrics["epistemic"] / uncertainty if uncertainty else 0.0,
-            "collapsed_in_round": result.collapsed,
-            **records.privacy(config, result.rounds[-1], clients.sizes),
-            **_permuted(result, shown, score),
-            **_of_last_round(config, process, result, server, lambda x: score(x, test.features, test.labels)),
-            **ensembles.scores(result, lambda x: score(x, test.features, test.labels)),
-        }
-        if shards:
+        tell.phase(f"predicting {job.test.num_examples:,} test examples")
+        final = job.score(result.model)
+        apart = job.apart(result.model)
+        scores = _scores(job, result, final.metrics)
+        if job.shards:
             tell.phase("scores of the clients' own models")
-            of_clients = client_scores.score(config, process, result, every, shards, **options)
-            client_scores.write(folder, of_clients)
-            scores.update(client_scores.summarise(of_clients, clients.num_clients))
+            found = client_scores.score(job.config, job.process, result, job.everybody, job.shards, **job.prediction)
+            client_scores.write(folder, found)
+            scores.update(client_scores.summarise(found, job.clients.num_clients))
         summary = {
             **scores,
-            "method": method(stated(config, test.target is not None, weights)),
-            **(json.loads((folder / "pretraining.json").read_text()) if server else {}),
+            "method": method(stated(job.config, job.test.target is not None, job.weights)),
+            **(json.loads((folder / PRETRAINING).read_text()) if job.shares.server else {}),
             "train_seconds": sum(row["train_seconds"] for row in result.rounds),
-            "ms_per_step": _ms_per_step(config, clients, result.rounds),
+            "ms_per_step": _ms_per_step(job.config, job.clients, result.rounds),
             **_exchanged(result.rounds),
             "worker_mb": round(workers_bytes / 2**20),
             "process_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
             "seconds": time.perf_counter() - started,
             "versions": _versions(),
-            "warnings": [*result.warnings, *_no_better_than_chance(final.metrics, test, config)],
+            "warnings": [*result.warnings, *_no_better_than_chance(final.metrics, job.test, job.config)],
         }
-        info = build.export_info(config, train, scores, weights)
+        info = build.export_info(job.config, job.train, scores, job.weights)
         tell.phase("SavedModel, figures and report")
-        write_results(folder, config, clients, test, final, result, summary, info, apart)
+        write_results(folder, job.config, job.clients, job.test, final, result, summary, info, apart)
     return folder
 
 
-def _permuted(
-    result: bfl.federated.SimulationResult, shown: bfl.data.Source, score: Callable[..., Any]
-) -> dict[str, float]:
+def _simulated(
+    job: Job,
+    clients: bfl.data.ClientData,
+    folder: pathlib.Path,
+    on_round: OnRound,
+    start: Optional[bfl.models.ModelWeights],
+    runtime: Any,
+) -> bfl.federated.SimulationResult:
+    """Run the rounds."""
+    config = job.config
+    return bfl.federated.simulate(
+        job.trained,
+        clients,
+        rounds=config.rounds,
+        cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
+        seed=config.seed,
+        checkpoints=bfl.federated.Checkpointing(folder, config.checkpoint_every, config.keep_checkpoints),
+        monitor=bfl.federated.Monitor(job.evaluate, config.evaluate_every, on_round=on_round),
+        start=start,
+        prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
+        engine=bfl.federated.Backend(job.engine, runtime),
+    )
+
+
+def _pretrained(job: Job, folder: pathlib.Path, tell: Reporter, runtime: Any) -> Optional[bfl.models.ModelWeights]:
+    """Pre-train at the server, unless rounds have begun, and record the scores; None without pre-training."""
+    server, held_out = job.shares.server, job.shares.held_out
+    if not server or not held_out or bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
+        return None
+    tell.phase("pre-training at the server")
+    _, features, labels = held_out.examples(0)
+    engine: dict[str, Any] = {"engine": "local"} if job.engine == "ray" else {"engine": job.engine, "runtime": runtime}
+    pretrained = bfl.federated.pretrain(
+        build.pretraining(job.config, job.sample, job.code),
+        server,
+        bfl.evaluation.evaluator(features, labels, **job.prediction),
+        seed=job.config.seed,
+        **engine,
+    )
+    model = build.model_fn(job.config, job.sample, job.code)()
+    bfl.models.assign_weights(model, pretrained.weights)
+    of_test = job.score(model).metrics
+    words = {
+        "pretrained_epochs": pretrained.epoch,
+        "pretrained_accuracy": pretrained.accuracy,
+        "pretrained_test_accuracy": of_test["accuracy"],
+        "pretrained_test_nll": of_test["test_nll"],
+    }
+    (folder / PRETRAINING).write_text(json.dumps(words) + "\n", encoding="utf-8")
+    return pretrained.weights
+
+
+def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return what the model of the result scores, of which `metrics` are those on the test set."""
+    uncertainty = metrics["aleatoric"] + metrics["epistemic"]
+    return {
+        **metrics,
+        "epistemic_share": metrics["epistemic"] / uncertainty if uncertainty else 0.0,
+        "collapsed_in_round": result.collapsed,
+        **records.privacy(job.config, result.rounds[-1], job.clients.sizes),
+        **_permuted(job, result),
+        **_of_last_round(job, result),
+        **ensembles.scores(result, job.score),
+    }
+
+
+def _permuted(job: Job, result: bfl.federated.SimulationResult) -> dict[str, float]:
     """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
     last = result.averaged.metrics if result.averaged else result.rounds[-1]
     if result.ensemble or not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
         return {}
     with bfl.evaluation.permuted_stddevs(result.model):
-        permuted = score(result.model, shown.features, shown.labels).metrics
+        permuted = job.evaluate(result.model)
     scores = {
         f"permuted_{name}": permuted[name] for name in ("accuracy", "rmse", "test_nll", "ece") if name in permuted
     }
@@ -251,39 +251,14 @@ def _no_better_than_chance(metrics: dict[str, Any], test: bfl.data.Source, confi
     return [warning] if warning else []
 
 
-def _of_last_round(
-    config: RunConfig,
-    process: bfl.federated.BayesianProcess,
-    result: bfl.federated.SimulationResult,
-    server: Optional[bfl.data.Clients],
-    score: Callable[[tf.keras.Model], Any],
-) -> dict[str, float]:
+def _of_last_round(job: Job, result: bfl.federated.SimulationResult) -> dict[str, float]:
     """Score the last round's model on the test set, beside the average of rounds; empty without an average."""
     if result.averaged is None:
         return {}
-    weights = process.predictive_weights(result.state)
-    examples = build.batch_norm_examples(config, server)
-    metrics = score(bfl.models.predictive_model(process.model_fn(), weights, examples)).metrics
+    weights = job.process.predictive_weights(result.state)
+    model = bfl.models.predictive_model(job.process.model_fn(), weights, job.batch_norm_examples)
+    metrics = job.score(model).metrics
     return {"averaged_rounds": result.averaged.rounds, **{f"last_round_{name}": x for name, x in metrics.items()}}
-
-
-def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
-    """The training data, the test data, and who has which of the former."""
-    train, test, given, _ = own or build.load(config)
-    return train, test, build.shares(config, train, given)
-
-
-def _in_words(config: RunConfig, weights: str, clients: bfl.data.Clients, test: bfl.data.Source, engine: str) -> str:
-    """What begins, and with how much."""
-    sizes = clients.sizes
-    return (
-        f"{title(config, weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} together; "
-        f"{test.num_examples:,} to test; {config.rounds:,} rounds, engine {engine}"
-    )
-
-
-def _prediction(config: RunConfig) -> dict[str, Any]:
-    return {"num_samples": ensembles.num_samples(config), "seed": config.seed, "precision": config.evaluation_precision}
 
 
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
@@ -294,12 +269,12 @@ def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def _held(engine: str, clients: bfl.data.Clients, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
+def _held(job: Job, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
     """The clients as an engine takes them: for a cluster in files, which are gone after the last round."""
-    if engine != "ray":
-        yield clients
+    if job.engine != "ray":
+        yield job.clients
         return
-    yield bfl.data.write_clients(clients, folder / "client_files")
+    yield bfl.data.write_clients(job.clients, folder / "client_files")
     shutil.rmtree(folder / "client_files")
 
 
@@ -310,35 +285,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
-
-
-def _pretrain(
-    config: RunConfig,
-    sample: bfl.data.Source,
-    server: bfl.data.Clients,
-    held_out: bfl.data.Clients,
-    code: Code,
-    **engine: Any,
-) -> bfl.federated.Pretrained:
-    """The server's weights, trained on most of its share and chosen by the accuracy on what is held out."""
-    _, features, labels = held_out.examples(0)
-    process = build.pretraining(config, sample, code)
-    evaluate = bfl.evaluation.evaluator(features, labels, **_prediction(config))
-    return bfl.federated.pretrain(process, server, evaluate, seed=config.seed, **engine)
-
-
-def _of_start(
-    pretrained: bfl.federated.Pretrained, model: tf.keras.Model, score: Callable[[tf.keras.Model], Any]
-) -> dict[str, float]:
-    """What pre-training came to, on what chose its epoch and on the test set: what the clients then add to."""
-    bfl.models.assign_weights(model, pretrained.weights)
-    of_test = score(model).metrics
-    return {
-        "pretrained_epochs": pretrained.epoch,
-        "pretrained_accuracy": pretrained.accuracy,
-        "pretrained_test_accuracy": of_test["accuracy"],
-        "pretrained_test_nll": of_test["test_nll"],
-    }
 
 
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]) -> float:

@@ -1,0 +1,134 @@
+"""What a run is made of: its configuration, data, clients, process and scores, prepared once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run import build, client_scores, ensembles, records
+from tfp_bfl.app.options.config import RunConfig
+from tfp_bfl.app.options.own_model import Code
+from tfp_bfl.app.options.resolve import POINT, resolved, title
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+# Of a prediction of the test set.
+EXAMPLES_AT_ONCE = 500
+
+
+class Job(NamedTuple):
+    """Hold what a run is made of.
+
+    Fields:
+      config: the configuration with all defaults filled in.
+      code: in the place of what the configuration names.
+      weights: what the model's weights are (`resolve.weights_of`).
+      engine: its name.
+      sample: one example or more of the training data.
+      train, test: the data.
+      shares: the clients, and what the server holds.
+      shown: the test examples of evaluations after rounds.
+      process: the federated process; of an ensemble, that of the first member.
+      trained: what `simulate` runs: the process, or the ensemble.
+      everybody: the clients in training, and those that are not.
+      shards: of each of these the test data; None where nobody asked for their scores.
+    """
+
+    config: RunConfig
+    code: Code
+    weights: str
+    engine: str
+    sample: bfl.data.Source
+    train: bfl.data.Source
+    test: bfl.data.Source
+    shares: build.Shares
+    shown: bfl.data.Source
+    process: bfl.federated.BayesianProcess
+    trained: Any
+    everybody: bfl.data.Clients
+    shards: Optional[bfl.data.Clients]
+
+    @property
+    def clients(self) -> bfl.data.Clients:
+        """The clients in training."""
+        return self.shares.clients
+
+    @property
+    def prediction(self) -> dict[str, Any]:
+        """The options of a prediction."""
+        config, number = self.config, ensembles.num_samples(self.config)
+        return {"num_samples": number, "seed": config.seed, "precision": config.evaluation_precision}
+
+    @property
+    def batch_norm_examples(self) -> Any:
+        """Features on which BatchNorm's statistics are computed for each draw; None where there are none."""
+        return build.batch_norm_examples(self.config, self.shares.server)
+
+    def settled(self, config: RunConfig) -> RunConfig:
+        """Return a configuration of this run with all defaults filled in."""
+        return resolved(config, self.test.target is not None, self.weights)
+
+    def score(self, model: tf.keras.Model) -> Any:
+        """Evaluate a model on the test set."""
+        return build.scorer(self.config, self.test)(model, self.test.features, self.test.labels)
+
+    def evaluate(self, model: tf.keras.Model) -> dict[str, float]:
+        """Return a model's metrics on the examples of `shown`."""
+        return build.scorer(self.config, self.test)(model, self.shown.features, self.shown.labels).metrics
+
+    def apart(self, model: tf.keras.Model) -> Optional[dict[str, np.ndarray]]:
+        """Return the predictions of the examples on which nobody trains; None if there are none."""
+        if not self.shares.calibration:
+            return None
+        _, features, labels = self.shares.calibration.examples(0)
+        return records.predictions_of(bfl.evaluation.evaluate(model, features, labels, **self.prediction), labels)
+
+    def in_words(self) -> str:
+        """What begins, and with how much."""
+        sizes = self.clients.sizes
+        return (
+            f"{title(self.config, self.weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} "
+            f"together; {self.test.num_examples:,} to test; {self.config.rounds:,} rounds, engine {self.engine}"
+        )
+
+
+def prepare(config: RunConfig, own: Optional[bfl.data.OwnData], code: Code) -> Job:
+    """Read the data of a run, and build its process.
+
+    Args:
+      config: of the run, with the number of clients.
+      own: data of files, which have been read; None for a dataset by name.
+      code: in the place of what the configuration names.
+
+    Raises:
+      InvalidArgument: as of `run.execute`.
+    """
+    engine = bfl.federated.check_engine(config.engine)
+    if engine == "local":
+        bfl.federated.share_cores(config.cohort_size or config.clients)
+    sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
+    # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        read = pool.submit(_read, config, own)
+        unlabelled = lambda: read.result()[2].unlabelled
+        config, weights = build.settle(config, sample, code)
+        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, code))
+        train, test, shares = read.result()
+    bfl.federated.check_clients(process, shares.clients)
+    bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
+    if weights != POINT or config.own_options().point_weights or config.ensemble:
+        number = min(test.num_examples, EXAMPLES_AT_ONCE)
+        bfl.evaluation.check_num_samples(ensembles.num_samples(config), number, test.num_outputs)
+    everybody = client_scores.everybody(shares.clients, shares.unseen)
+    shards = client_scores.shards(config, test, everybody)
+    shown = test.subset(min(config.evaluation_examples, test.num_examples), seed=config.seed)
+    return Job(config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards)
+
+
+def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
+    """The training data, the test data, and who has which of the former."""
+    train, test, given, _ = own or build.load(config)
+    return train, test, build.shares(config, train, given)
