@@ -45,7 +45,7 @@ def aggregate(
         not finite; means not finite; leaves that do not share K; no anchor for a rule that needs one.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate("linear_pool", clients, weights=[3, 1])
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [0.75] [2.938]

@@ -46,7 +46,7 @@ def naive_weighted_average() -> Rule[Sums]:
     The variance is that of an average client, whether or not the clients agree.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.naive_weighted_average(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.5] [1.5]
@@ -77,7 +77,7 @@ def mean_precision_average() -> Rule[Sums]:
     Source: ours; the variance is that of the log-linear pool (Genest & Zidek 1986).
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.mean_precision_average(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.5] [1.333]
@@ -107,7 +107,7 @@ def weighted_sum() -> Rule[Sums]:
     With equal weights the variance is 1 / K of an average client's: K rounds of agreement shrink it geometrically.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.weighted_sum(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.5] [0.75]
@@ -134,7 +134,7 @@ def linear_pool() -> Rule[mixtures.MixtureSums]:
     deviations, the subtraction cancels: the sums are float64, twice the bytes of the other rules.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.linear_pool(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.5] [3.75]

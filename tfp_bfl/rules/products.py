@@ -55,7 +55,7 @@ def conflation() -> Rule[_Precisions]:
     K like-minded clients give 1 / K of their variance each round.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.conflation(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [0.667]
@@ -90,7 +90,7 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisi
       InvalidArgument: largest_weight is not a finite number above zero.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.weighted_conflation(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [0.667]
@@ -113,7 +113,7 @@ def log_linear_pool() -> Rule[_Precisions]:
     posterior does not shrink by 1 / K each round.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.log_linear_pool(), clients)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))
       [1.] [1.333]
@@ -141,7 +141,7 @@ def distributed_weight_consolidation() -> Rule[_Consolidation]:
     statistics are float64: twice the bytes of the other rules.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> anchor = bfl.posterior.MeanField(np.zeros(1), np.full(1, 4.0))
       >>> pooled = bfl.rules.aggregate(bfl.rules.distributed_weight_consolidation(), clients, anchor=anchor)
       >>> print(np.round(pooled.mean, 3), np.round(pooled.variance, 3))

@@ -70,7 +70,7 @@ def parse_rule(text: str) -> Rule:
       InvalidArgument: there is no such rule, or its argument is missing, superfluous, not a number or out of range.
 
     Example:
-      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))  # means, variances
+      >>> clients = bfl.posterior.MeanField(np.array([[0.0], [3.0]]), np.array([[1.0], [2.0]]))
       >>> pooled = bfl.rules.aggregate(bfl.rules.parse_rule("conflation"), clients)
       >>> print(np.round(pooled.mean, 3))
       [1.]
