@@ -32,7 +32,7 @@ _brief = reprlib.Repr()
 _brief.maxstring = _brief.maxother = _brief.maxlong = 80
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as errors show it: its `repr` on one line, cut in the middle if it is long."""
     try:
         return _brief.repr(value)

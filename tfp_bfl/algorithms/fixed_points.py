@@ -15,9 +15,12 @@ as in federated averaging (Wang et al. 2020, arXiv:2007.07481). `tests/test_fixe
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Callable, Optional, Union
+
+import tensorflow as tf
 
 from tfp_bfl import models, rules
+from tfp_bfl.contracts import AnyRule
 from tfp_bfl.training.inference import DEFAULT_INFERENCE
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, is_linear
 
@@ -33,7 +36,12 @@ def default_rule(inference: Optional[str]) -> str:
     return "log_linear_pool" if inference in NATURAL else DEFAULT_RULE
 
 
-def notices_of(model_fn: Any, rule: Any, optimizer: Optional[Optimizer], inference: Optional[str]) -> tuple[str, ...]:
+def notices_of(
+    model_fn: Union[tf.keras.Model, Callable[[], tf.keras.Model]],
+    rule: AnyRule,
+    optimizer: Optional[Optimizer],
+    inference: Optional[str],
+) -> tuple[str, ...]:
     """Return the notices of a process: the warning of its client step and rule, if there is one.
 
     Args:
@@ -78,5 +86,5 @@ def fixed_point_warning(rule: str, optimizer: Optimizer, inference: Optional[str
     return None
 
 
-def _name(optimizer: Any) -> str:
+def _name(optimizer: Optimizer) -> str:
     return repr(optimizer) if isinstance(optimizer, str) else type(optimizer()).__name__

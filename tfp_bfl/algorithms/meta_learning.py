@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Optional
 
 from tfp_bfl import clients, federated, models, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
@@ -50,8 +50,8 @@ def meta_vd(
     rule: str = "log_linear_pool",
     server_optimizer: Optional[Optimizer] = None,
     threshold: Optional[float] = None,
-    variance_options: Optional[dict[str, Any]] = None,
-    server_options: Optional[dict[str, Any]] = None,
+    variance_options: Optional[dict[str, object]] = None,
+    server_options: Optional[dict[str, object]] = None,
     **options: object,
 ) -> federated.BayesianProcess:
     """MetaVD: every client's own dropout, which a hypernetwork on the server gives it, around any learner.

@@ -14,6 +14,7 @@ from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
 from tfp_bfl.algorithms.fixed_points import fixed_point_warning
 from tfp_bfl.servers.optimizers import ServerOptimizer
+from tfp_bfl.tensors import Array
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.weights import ModelWeights
 
@@ -88,9 +89,9 @@ def fed_ag(
 
 def fed_be(
     model_fn: Model,
-    features: Any,
+    features: Array,
     *,
-    ensemble: Optional[dict[str, Any]] = None,
+    ensemble: Optional[dict[str, object]] = None,
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
@@ -135,7 +136,7 @@ def fed_kp(
     model_fn: Model,
     *,
     start: str = "clients",
-    kernel_options: Optional[dict[str, Any]] = None,
+    kernel_options: Optional[dict[str, object]] = None,
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
@@ -160,7 +161,7 @@ def fed_kppa(
     model_fn: Model,
     *,
     start: str = "clients",
-    kernel_options: Optional[dict[str, Any]] = None,
+    kernel_options: Optional[dict[str, object]] = None,
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
@@ -205,7 +206,7 @@ def fed_sgld(
     return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
 
 
-def _options(recipe: Callable[..., Any], options: Mapping[str, object], work: Any = None) -> tuple[dict, dict]:
+def _options(recipe: Callable[..., object], options: Mapping[str, object], work: Any = None) -> tuple[dict, dict]:
     options = options if work is None else _sampling(options)
     given, process = split_options(recipe, work or clients.variational, options, **LOCAL_TRAINING)
     warning = fixed_point_warning(MEAN, given.get("optimizer_fn") or DEFAULT_OPTIMIZER)

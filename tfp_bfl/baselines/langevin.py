@@ -20,7 +20,7 @@ Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 DECAY, STABILIZER = 0.99, 1e-5
 
 
-def sgld_step(weights: Any, gradient: Any, step_size: Any, seed: Any) -> Any:
+def sgld_step(weights: Any, gradient: Any, step_size: Any, seed: tf.Tensor) -> Any:
     """One step of stochastic-gradient Langevin dynamics (SGLD).
 
     w' = w + (step_size / 2) gradient + sqrt(step_size) e,   e ~ N(0, I)
@@ -48,7 +48,7 @@ def psgld_step(
     gradient: Any,
     mean_gradient: Any,
     step_size: Any,
-    seed: Any,
+    seed: tf.Tensor,
     decay: float = DECAY,
     stabilizer: float = STABILIZER,
 ) -> tuple[Any, Any]:
@@ -81,7 +81,7 @@ def psgld_step(
     return _step(weights, gradient, preconditioner, step_size, seed), second_moment
 
 
-def _step(weights: Any, gradient: Any, preconditioner: Any, step_size: Any, seed: Any) -> Any:
+def _step(weights: Any, gradient: Any, preconditioner: Any, step_size: Any, seed: tf.Tensor) -> Any:
     """A draw from N(w + (step_size / 2) P gradient, step_size P)."""
     each = tf.nest.map_structure
     step = lambda like: tf.cast(step_size, like.dtype)
@@ -237,7 +237,7 @@ def _examples(features: Any, labels: Any, of_classes: bool) -> tuple[tf.Tensor, 
     return features, labels
 
 
-def _check_counts(num_steps: Any, burn_in: Any, thin: Any, batch_size: Any, seed: Any) -> None:
+def _check_counts(num_steps: Any, burn_in: Any, thin: Any, batch_size: Any, seed: tf.Tensor) -> None:
     for name, value, least in (
         ("num_steps", num_steps, 1),
         ("burn_in", burn_in, 0),

@@ -16,6 +16,7 @@ from tfp_bfl.contracts import Metrics, ServerState
 from tfp_bfl.errors import ComputationError, InvalidArgument
 from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, summed, types_of
 from tfp_bfl.federated.threads import start
+from tfp_bfl.tensors import TensorTree
 
 
 class Output(NamedTuple):
@@ -95,7 +96,7 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
     """What a client does, and the variables that it made for it."""
     variables: list[tf.Variable] = []
 
-    def remember(create: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+    def remember(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
         variables.append(create(**kwargs))
         return variables[-1]
 
@@ -133,7 +134,7 @@ def _check_once(clients: np.ndarray) -> None:
         )
 
 
-def as_arrays(structure: Any) -> Any:
+def as_arrays(structure: TensorTree) -> Any:
     """The structure with NumPy's arrays as leaves."""
     return tf.nest.map_structure(np.asarray, structure)
 

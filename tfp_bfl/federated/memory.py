@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import Memory, ServerState
+from tfp_bfl.tensors import TensorTree
 
 
-def no_rows(row: Any) -> Any:
+def no_rows(row: TensorTree) -> Any:
     """A `Memory` of nobody, of a type in which there may be any number of clients; () for work that keeps nothing."""
     if not tf.nest.flatten(row):
         return ()
@@ -73,5 +74,5 @@ def replace_rows(memory: Any, client: tf.Tensor, rows: Any, sound: tf.Tensor) ->
     return memory._replace(rows=tf.nest.map_structure(chosen, memory.rows, rows))
 
 
-def _growing(shape: Any, dtype: tf.DType) -> tf.Tensor:
+def _growing(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=tf.zeros([0, *shape], dtype), shape=[None, *shape])

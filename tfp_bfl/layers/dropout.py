@@ -26,7 +26,7 @@ class MCDropout(tf.keras.layers.Layer):
       InvalidArgument: the rate is outside that.
     """
 
-    def __init__(self, rate: float = 0.2, at_prediction: bool = True, **kwargs: Any):
+    def __init__(self, rate: float = 0.2, at_prediction: bool = True, **kwargs: object):
         super().__init__(**kwargs)
         if not 0 <= rate < 1:
             raise InvalidArgument(f"rate must be at least 0 and below 1, but is {rate}.")

@@ -38,7 +38,7 @@ class _Flipout(GaussianLayer):
         kl_weight: float = 1.0,
         kernel_initializer: Any = "he_normal",
         noise_dtype: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(units, activation, use_bias, kl_weight, kernel_initializer, noise_dtype, **kwargs)
         self._by_fan_in = prior_stddev == FAN_IN

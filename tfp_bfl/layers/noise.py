@@ -39,7 +39,7 @@ _scopes = _Scopes()
 
 @contextlib.contextmanager
 def sampling(
-    mode: str = "flipout", seed: Any = None, perturbations: Mapping[Any, tf.Tensor] | None = None
+    mode: str = "flipout", seed: tf.Tensor = None, perturbations: Mapping[Any, tf.Tensor] | None = None
 ) -> Iterator[None]:
     """Sets how the layers called inside the block draw their noise.
 

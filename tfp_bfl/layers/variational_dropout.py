@@ -66,7 +66,7 @@ class _VariationalDropout(GaussianLayer):
         kl_weight: float = 1.0,
         kernel_initializer: Any = "he_normal",
         noise_dtype: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ):
         super().__init__(units, activation, use_bias, kl_weight, kernel_initializer, noise_dtype, **kwargs)
         lookup(PARAMETRIZATIONS, parametrization, "parametrization")

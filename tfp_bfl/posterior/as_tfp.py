@@ -11,6 +11,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior.low_rank import LowRank, as_low_rank
 from tfp_bfl.posterior.mean_field import MeanField
 from tfp_bfl.posterior.samples import Samples
+from tfp_bfl.tensors import TensorTree
 
 tfd = tfp.distributions
 
@@ -48,11 +49,11 @@ def to_tfp(q: LowRank | MeanField | Samples) -> Any:
     return tfd.MultivariateNormalDiagPlusLowRankCovariance(_joined(q.mean, 0), _joined(q.diagonal, 0), deviations)
 
 
-def _normal(mean: tf.Tensor, variance: Any) -> Any:
+def _normal(mean: tf.Tensor, variance: tf.Tensor) -> Any:
     return tfd.Independent(tfd.Normal(mean, tf.sqrt(variance)), mean.shape.rank)
 
 
-def _joined(structure: Any, leading: int) -> tf.Tensor:
+def _joined(structure: TensorTree, leading: int) -> tf.Tensor:
     """The leaves flattened but for their leading axes, and joined."""
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(structure)]
     return tf.concat([tf.reshape(leaf, [*leaf.shape[:leading], -1]) for leaf in leaves], -1)

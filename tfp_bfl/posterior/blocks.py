@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfp_bfl.tensors import TensorTree
+
 # Numbers in one block: 32 MB of float64.
 BLOCK = 2**22
 
@@ -16,7 +18,7 @@ def width(num_rows: int) -> int:
     return max(1, BLOCK // max(1, num_rows))
 
 
-def blocks(structure: Any, leading: int, width: int) -> Iterator[tf.Tensor]:
+def blocks(structure: TensorTree, leading: int, width: int) -> Iterator[tf.Tensor]:
     """The leaves, one after another, in blocks of at most `width` weights: [*leading axes, width], float64."""
     for leaf in tf.nest.flatten(structure):
         size = leaf.shape[leading:].num_elements()
@@ -25,7 +27,7 @@ def blocks(structure: Any, leading: int, width: int) -> Iterator[tf.Tensor]:
             yield tf.cast(flat[..., start : start + width], tf.float64)
 
 
-def join(parts: Sequence[tf.Tensor], like: Any, width: int) -> Any:
+def join(parts: Sequence[tf.Tensor], like: TensorTree, width: int) -> Any:
     """A structure of the shapes of `like`, after the leading axes of the blocks: the inverse of `blocks`."""
     remaining = iter(parts)
     leaves = []

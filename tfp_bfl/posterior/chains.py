@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import tensorflow_probability as tfp
 
 from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.tensors import Array
 
 
-def effective_sample_size(values: Any) -> np.ndarray:
+def effective_sample_size(values: Array) -> np.ndarray:
     """How many independent draws would say as much of a mean, over all chains together [...].
 
     R M / (1 + 2 sum_k rho_k), autocorrelations summed over Geyer's initial positive pairs; between-chain variance
@@ -30,7 +29,7 @@ def effective_sample_size(values: Any) -> np.ndarray:
     return found if several else found[0]
 
 
-def potential_scale_reduction(values: Any) -> np.ndarray:
+def potential_scale_reduction(values: Array) -> np.ndarray:
     """R-hat of split chains [...]: 1 where they agree, and above 1.01 where they do not yet.
 
     Args:
@@ -41,7 +40,7 @@ def potential_scale_reduction(values: Any) -> np.ndarray:
     return tfp.mcmc.potential_scale_reduction(_by_draw(values), independent_chain_ndims=1, split_chains=True).numpy()
 
 
-def hpd_level(potential: Any, alpha: float = 0.01) -> float:
+def hpd_level(potential: Array, alpha: float = 0.01) -> float:
     """eta with P(U <= eta) = 1 - alpha: {w: U(w) <= eta} is the region of highest density of mass 1 - alpha.
 
     For a Gaussian in D dimensions U - min U is Gamma(D / 2, 1): at alpha = 0.01 eta is 4.605 for D = 2. Relative errors
@@ -58,7 +57,7 @@ def hpd_level(potential: Any, alpha: float = 0.01) -> float:
     return float(np.quantile(np.asarray(potential, np.float64), 1 - alpha))
 
 
-def _by_draw(values: Any) -> np.ndarray:
+def _by_draw(values: Array) -> np.ndarray:
     """[M, R, ...] as [R, M, ...]."""
     values = np.asarray(values, np.float64)
     if values.ndim < 2 or values.shape[1] < 4:

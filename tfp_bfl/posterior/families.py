@@ -65,7 +65,7 @@ def floor_variance(q: Any, min_stddev: float) -> Any:
     return q._replace(**{field: tf.nest.map_structure(lambda v: tf.maximum(v, min_stddev**2), getattr(q, field))})
 
 
-def sample(q: LowRank | MeanField | Samples, seed: Any, num_samples: int | None = None) -> Any:
+def sample(q: LowRank | MeanField | Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
     """Draws w ~ q; the same `seed` gives the same draws.
 
     w = mean + sqrt(diagonal) e + deviations^T z,   e ~ N(0, I_D), z ~ N(0, I_R)

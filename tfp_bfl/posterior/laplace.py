@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union, cast
 
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.posterior.low_rank import LowRank
 from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.tensors import Array, TensorTree
 
 # Bounds of a fitted prior standard deviation.
 SMALLEST_STDDEV, LARGEST_STDDEV = 1e-4, 1e4
@@ -37,9 +38,9 @@ class Laplace(NamedTuple):
 
 
 def laplace(
-    mode: Sequence[Any],
-    curvature: Any,
-    gradient: Sequence[Any],
+    mode: Sequence[Array],
+    curvature: TensorTree,
+    gradient: Sequence[Array],
     nll: float,
     *,
     prior_stddev: Optional[float] = None,
@@ -84,7 +85,7 @@ def laplace(
         eigenvalues, vectors = np.linalg.eigh((matrix + matrix.T) / (2 * heat))
         slope = vectors.T @ slope
     else:
-        eigenvalues = _flat(curvature) / heat
+        eigenvalues = _flat(cast("Sequence[Array]", curvature)) / heat
     eigenvalues = np.maximum(eigenvalues, 0.0)
     group = np.repeat([0] * len(mode) if groups is None else groups, [np.size(x) for x in mode])
     squares = np.bincount(group, w**2)
@@ -117,7 +118,7 @@ def _fitted_precision(eigenvalues: np.ndarray, square: float) -> float:
     return math.exp((low + high) / 2)
 
 
-def _gaussian(mode: Sequence[Any], precision: np.ndarray, vectors: Optional[np.ndarray]) -> Union[MeanField, LowRank]:
+def _gaussian(mode: Sequence[Array], precision: np.ndarray, vectors: Optional[np.ndarray]) -> Union[MeanField, LowRank]:
     mean = tuple(np.asarray(x, np.float32) for x in mode)
     if vectors is None:
         return MeanField(mean, _shaped(1 / precision, mean))
@@ -127,7 +128,7 @@ def _gaussian(mode: Sequence[Any], precision: np.ndarray, vectors: Optional[np.n
     return LowRank(mean, _shaped(np.full(len(precision), independent), mean), _shaped(rows, mean))
 
 
-def _flat(leaves: Sequence[Any]) -> np.ndarray:
+def _flat(leaves: Sequence[Array]) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in leaves])
 
 

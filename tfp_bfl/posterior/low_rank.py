@@ -11,6 +11,7 @@ from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import mean_field
 from tfp_bfl.posterior.blocks import blocks, width
 from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.tensors import TensorTree
 
 # The dense covariance of so many weights takes 200 MB in float64.
 LARGEST_DENSE = 5000
@@ -97,7 +98,7 @@ def marginals(q: LowRank) -> MeanField:
     return MeanField(q.mean, tf.nest.map_structure(variance, q.diagonal, q.deviations))
 
 
-def sample(q: LowRank, seed: Any, num_samples: int | None = None) -> Any:
+def sample(q: LowRank, seed: tf.Tensor, num_samples: int | None = None) -> Any:
     """Draws from it (`posterior.sample`)."""
     q = as_low_rank(q)
     seeds = tf.random.experimental.stateless_split(seed, 2)
@@ -107,7 +108,7 @@ def sample(q: LowRank, seed: Any, num_samples: int | None = None) -> Any:
     return tf.nest.map_structure(lambda w, u: w + tf.tensordot(noise, u, 1), independent, q.deviations)
 
 
-def log_prob(q: LowRank | MeanField, weights: Any) -> tf.Tensor:
+def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
     """log q(w) in nats, in time D R^2 and without any D x D array.
 
     With x = w - mean, A = diag(diagonal), U = deviations, M = I + U A^-1 U^T and z = M^-1 U A^-1 x:
@@ -196,7 +197,7 @@ def cholesky(matrix: tf.Tensor, message: str) -> tf.Tensor:
     return factor
 
 
-def _tensors(structure: Any) -> Any:
+def _tensors(structure: TensorTree) -> Any:
     return tf.nest.map_structure(tf.convert_to_tensor, structure)
 
 
@@ -230,7 +231,7 @@ def _check_values(q: LowRank, name: str) -> None:
         raise InvalidArgument(f"{name}'s diagonal (a MeanField's variance) must be finite and above zero.")
 
 
-def _as_rows(weights: Any, q: LowRank) -> tuple[Any, bool]:
+def _as_rows(weights: TensorTree, q: LowRank) -> tuple[Any, bool]:
     """Weights as leaves [S, ...], and whether they were S of them."""
     try:
         tf.nest.assert_same_structure(q.mean, weights)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.tensors import Scalar
 
 
 class MeanField(NamedTuple):
@@ -34,7 +35,7 @@ class Spread(NamedTuple):
     share_at_floor: tf.Tensor
 
 
-def gaussian_kl(mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: Any, prior_log_stddev: Any) -> tf.Tensor:
+def gaussian_kl(mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: Scalar, prior_log_stddev: Scalar) -> tf.Tensor:
     """KL[N(mean, s^2) || N(m, t^2)] of each weight, in nats, elementwise.
 
     KL = log(t / s) + (s^2 + (mean - m)^2) / (2 t^2) - 1 / 2

@@ -8,11 +8,13 @@ subtraction cancels where all means lie far from the centre, beside their spread
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Union
 
 import tensorflow as tf
 
 from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.tensors import Array, Scalar
 
 
 class MixtureSums(NamedTuple):
@@ -49,7 +51,7 @@ def moments(total: MixtureSums, centre: MeanField) -> MeanField:
     return MeanField(_each(mean, centre.mean, total.first), _each(variance, centre.variance, total.second, total.first))
 
 
-def mixture(stacked: MeanField, importance: Any) -> MeanField:
+def mixture(stacked: MeanField, importance: Union[Array, Sequence[float]]) -> MeanField:
     """The moments of a stack of parts.
 
     Args:
@@ -67,7 +69,7 @@ def mixture(stacked: MeanField, importance: Any) -> MeanField:
     return moments(MixtureSums(tf.reduce_sum(weights), _each(total, shift), second), centre)
 
 
-def _double(x: Any) -> tf.Tensor:
+def _double(x: Scalar) -> tf.Tensor:
     return tf.cast(x, tf.float64)
 
 

@@ -29,7 +29,7 @@ def num_draws(q: Samples) -> int:
     return size
 
 
-def choose(q: Samples, seed: Any, num_samples: int | None = None) -> Any:
+def choose(q: Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
     """Draws with replacement: leaves [...], or [S, ...] for `num_samples` = S; the same seed, the same draws."""
     shape = [] if num_samples is None else [check_count(num_samples, "num_samples")]
     rows = tf.random.stateless_uniform(shape, seed, maxval=num_draws(q), dtype=tf.int32)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.tensors import Scalar, TensorTree
 
 # Where nobody has said how many clients there are.
 _DAMPING = 0.1
@@ -32,12 +33,12 @@ def natural(posterior: MeanField) -> Site:
     return Site(precision, precision * flatten(posterior.mean))
 
 
-def flatten(leaves: Any) -> tf.Tensor:
+def flatten(leaves: TensorTree) -> tf.Tensor:
     """A structure of tensors as one vector [D]."""
     return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)] or [tf.zeros([0])], 0)
 
 
-def unflatten(vector: tf.Tensor, like: Any) -> Any:
+def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
     """Vectors [..., D] as a structure like `like`, whose leaves have their shapes after the same leading axes."""
     leaves = tf.nest.flatten(like)
     parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1)
@@ -62,7 +63,7 @@ def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
     return MeanField(shaped(shift / precision), shaped(1 / precision))
 
 
-def _like(structure: Any, flat: tf.Tensor) -> Any:
+def _like(structure: TensorTree, flat: tf.Tensor) -> Any:
     leaves = tf.nest.flatten(structure)
     parts = tf.split(flat, [int(tf.size(x)) for x in leaves])
     return tf.nest.pack_sequence_as(structure, [tf.reshape(part, x.shape) for part, x in zip(parts, leaves)])
@@ -74,7 +75,7 @@ def check_damping(damping: Optional[float]) -> None:
         raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
 
 
-def damping_of(damping: Optional[float], num_clients: Any) -> tf.Tensor:
+def damping_of(damping: Optional[float], num_clients: Scalar) -> tf.Tensor:
     """The damping of sites in a federation of K clients: 1 / K where it is None, and 0.1 for K = 0, not known."""
     if damping is not None:
         return tf.constant(damping)

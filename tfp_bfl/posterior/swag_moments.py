@@ -18,13 +18,14 @@ Source: Maddox et al. 2019 (arXiv:1902.02476), algorithm 1; Makni 2022, Train-SW
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count, check_number
 from tfp_bfl.posterior.low_rank import LowRank
 from tfp_bfl.posterior.mean_field import MeanField
+from tfp_bfl.tensors import TensorTree
 
 
 class SwagMoments(NamedTuple):
@@ -39,13 +40,13 @@ class SwagMoments(NamedTuple):
     """
 
     num_collected: tf.Tensor
-    reference: Any
-    shift: Any
-    sum_squares: Any
-    columns: Any
+    reference: tf.Tensor
+    shift: tf.Tensor
+    sum_squares: tf.Tensor
+    columns: tf.Tensor
 
 
-def start(weights: Any, max_columns: int) -> SwagMoments:
+def start(weights: TensorTree, max_columns: int) -> SwagMoments:
     """The moments before any collection.
 
     Args:
@@ -63,7 +64,7 @@ def start(weights: Any, max_columns: int) -> SwagMoments:
     return SwagMoments(tf.constant(0), reference, zeros, zeros, columns)
 
 
-def collect(state: SwagMoments, weights: Any) -> SwagMoments:
+def collect(state: SwagMoments, weights: TensorTree) -> SwagMoments:
     """The moments with one more iterate.
 
     shift' = shift + (x - shift) / (n + 1),   column = x - shift',   sum_squares' = sum_squares + (x - shift) column
@@ -79,7 +80,9 @@ def collect(state: SwagMoments, weights: Any) -> SwagMoments:
     number = state.num_collected + 1
     row = state.num_collected % tf.nest.flatten(state.columns)[0].shape[0]
 
-    def of_leaf(reference: Any, shift: Any, squares: Any, columns: Any, value: Any) -> tuple[tf.Tensor, ...]:
+    def of_leaf(
+        reference: tf.Tensor, shift: tf.Tensor, squares: tf.Tensor, columns: tf.Tensor, value: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         value = tf.convert_to_tensor(value)
         if value.shape != reference.shape or value.dtype != reference.dtype:
             raise InvalidArgument(

@@ -52,7 +52,7 @@ class MemberSampling(tf.keras.layers.Layer):
       regression: the model's outputs are mean and log variance [B, 2] instead of logits.
     """
 
-    def __init__(self, model: tf.keras.Model, values: Stacked, regression: bool = False, **kwargs: Any):
+    def __init__(self, model: tf.keras.Model, values: Stacked, regression: bool = False, **kwargs: object):
         super().__init__(**kwargs)
         self.model = model
         self.regression = regression

@@ -215,5 +215,5 @@ class FlatWeights:
         return [tf.reshape(part, [*flat.shape[:-1], *v.shape]) for part, v in zip(parts, like)]
 
 
-def _concat(tensors: Sequence[Any]) -> tf.Tensor:
+def _concat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.zeros([0]), *(tf.reshape(tf.convert_to_tensor(t), [-1]) for t in tensors)], 0)

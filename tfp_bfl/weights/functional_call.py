@@ -14,7 +14,7 @@ from tfp_bfl.weights.model_weights import layout
 
 
 def functional_call(
-    model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor, moments: MeanField | None = None
+    model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor, moments: MeanField | None = None
 ) -> tf.Tensor:
     """The model's output at other weights than its own, differentiable in them.
 
@@ -49,9 +49,9 @@ def functional_call(
 
 def variational_call(
     model: tf.keras.Model,
-    means: Sequence[Any],
-    scales: Sequence[Any],
-    point: Sequence[Any],
+    means: Sequence[tf.Tensor],
+    scales: Sequence[tf.Tensor],
+    point: Sequence[tf.Tensor],
     features: tf.Tensor,
     moments: MeanField | None = None,
 ) -> tf.Tensor:
@@ -79,7 +79,7 @@ def variational_call(
         return model(features, training=False)
 
 
-def batch_moments(model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor) -> MeanField:
+def batch_moments(model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor) -> MeanField:
     """The statistics that BatchNorm's layers see in a batch at other weights than the model's own.
 
     mean_l = mean_b x_lb,   variance_l = mean_b (x_lb - mean_l)^2
@@ -101,7 +101,7 @@ def batch_moments(model: tf.keras.Model, point: Sequence[Any], features: tf.Tens
 
 
 def batch_normalized_call(
-    model: tf.keras.Model, point: Sequence[Any], features: tf.Tensor
+    model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor
 ) -> tuple[tf.Tensor, MeanField]:
     """The model's output where BatchNorm normalises by the batch, as in training, and the batch's statistics.
 
@@ -144,14 +144,16 @@ def _normalize_by_batch(layer: tf.keras.layers.BatchNormalization, found: dict[i
     return call
 
 
-def _last(variables: list[tf.Variable], values: Sequence[Any]) -> list[tf.Variable]:
+def _last(variables: list[tf.Variable], values: Sequence[tf.Tensor]) -> list[tf.Variable]:
     if len(values) > len(variables):
         raise InvalidArgument(f"There are {len(values)} values, but the model has {len(variables)} point weights.")
     return variables[len(variables) - len(values) :]
 
 
 @contextlib.contextmanager
-def _substituted(model: tf.keras.Model, variables: Sequence[tf.Variable], values: Sequence[Any]) -> Iterator[None]:
+def _substituted(
+    model: tf.keras.Model, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
+) -> Iterator[None]:
     """The layers' attributes are the values instead of the variables."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for layer in model._flatten_layers():

@@ -110,7 +110,7 @@ def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
                 variable.assign(value)
 
 
-def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[Any]) -> list[tf.Tensor]:
+def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The values as tensors, if they fit the variables."""
     if len(variables) != len(values):
         raise InvalidArgument(f"The model has {len(variables)} {name}, but there are {len(values)} values.")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
+from tfp_bfl.tensors import Scalar
 
 # Of logits: what variational dropout's layers hold.
 LOW, HIGH = -17.0, 0.0
@@ -27,7 +28,7 @@ class Parameters(NamedTuple):
       rows: of each client, [M, ...]; () for none.
     """
 
-    shared: tuple[Any, ...]
+    shared: tuple[tf.Tensor, ...]
     rows: Any
 
 
@@ -68,14 +69,14 @@ class PersonalVariances(NamedTuple):
     num_clients: int
     parametrization: str = "log_variance"
 
-    def row(self, parameters: Parameters, client: Any) -> Any:
+    def row(self, parameters: Parameters, client: Scalar) -> Any:
         """The client's row, or the mean of all for one that was never in training."""
         if isinstance(parameters.rows, tuple):
             return ()
         known = tf.gather(parameters.rows, tf.minimum(client, self.num_clients - 1))
         return tf.where(client < self.num_clients, known, tf.reduce_mean(parameters.rows, 0))
 
-    def of_client(self, parameters: Parameters, client: Any, mean: tf.Tensor) -> tf.Tensor:
+    def of_client(self, parameters: Parameters, client: Scalar, mean: tf.Tensor) -> tf.Tensor:
         """sigma^2 [D] of a client, known or never seen, whose weights have these means [D]."""
         return self.variance(self.logits(parameters.shared, self.row(parameters, client)), mean)
 
@@ -128,7 +129,7 @@ def hypernetwork(
             leaves.append(rng.normal(scale=1e-3, size=columns).astype(np.float32))
         return Parameters(tuple(leaves), rng.normal(size=(num_clients, size)).astype(np.float32))
 
-    def logits(shared: tuple[Any, ...], row: Any) -> tf.Tensor:
+    def logits(shared: tuple[tf.Tensor, ...], row: tf.Tensor) -> tf.Tensor:
         x = row[tf.newaxis]
         for number in range(0, len(shared), 2):
             x = tf.matmul(x, shared[number]) + shared[number + 1]

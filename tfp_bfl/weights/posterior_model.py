@@ -29,7 +29,7 @@ class WeightSampling(tf.keras.layers.Layer):
       batch_norm_examples: [N, ...]; for each draw BatchNorm takes its statistics from these instead of the model's own.
     """
 
-    def __init__(self, model: tf.keras.Model, q: Posterior, batch_norm_examples: Any = None, **kwargs: Any):
+    def __init__(self, model: tf.keras.Model, q: Posterior, batch_norm_examples: Any = None, **kwargs: object):
         super().__init__(**kwargs)
         self.model = model
         leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(q)]

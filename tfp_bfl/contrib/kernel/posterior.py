@@ -6,7 +6,7 @@ Letters: S clients, D weights, C weights of a block, Q points that are shifted f
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, cast
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,9 @@ from tfp_bfl.contrib.kernel.mean_shift import Clients, Rest
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
 from tfp_bfl.posterior import MeanField, mixtures
 from tfp_bfl.rules.rule import each
+from tfp_bfl.tensors import Array
 from tfp_bfl.weights import ModelWeights
+from tfp_bfl.weights.change import AnyWeights
 
 STARTS = ("mean", "clients")
 KERNELS = ("epanechnikov", "gaussian")
@@ -74,7 +76,7 @@ class KernelOptions(NamedTuple):
     weighting: str = WEIGHTINGS[0]
 
 
-def kernel_mode(values: Any, *options: Any, weights: Any = None, **named_options: Any) -> tf.Tensor:
+def kernel_mode(values: Array, *options: Any, weights: Optional[Array] = None, **named_options: Any) -> tf.Tensor:
     """A mode of the kernel density over S clients' values, for every weight alone, by mean shift.
 
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h
@@ -112,7 +114,7 @@ def kernel_mode(values: Any, *options: Any, weights: Any = None, **named_options
     return kernel_modes(values, *options, weights=weights, **named_options).mode
 
 
-def kernel_modes(values: Any, *options: Any, weights: Any = None, **named_options: Any) -> KernelModes:
+def kernel_modes(values: Array, *options: Any, weights: Optional[Array] = None, **named_options: Any) -> KernelModes:
     """`kernel_mode` with counts of what happened on the way.
 
     Raises:
@@ -131,7 +133,7 @@ def kernel_posterior(
     scale: float = 1.0,
     max_iterations: int = 20,
     weighting: Optional[str] = None,
-) -> ModelGatherRule:
+) -> ModelGatherRule[ModelWeights, ModelWeights]:
     """The rule that gives every weight the mode of a kernel density over the clients' values: `kernel_mode`.
 
     For a stack of `MeanField`s or of whole models' `ModelWeights`. Point weights and the means of posteriors are
@@ -161,10 +163,9 @@ def kernel_posterior(
         flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
         return _run(options, *_check_values(flat, importance, bandwidth))
 
-    def pool(stacked: Any, importance: tf.Tensor, anchor: Any) -> Pooled:
-        whole = isinstance(stacked, ModelWeights)
-        posterior = stacked.posterior if whole else stacked
-        means = (posterior.mean, stacked.point if whole else ())
+    def pool(stacked: AnyWeights, importance: tf.Tensor, anchor: AnyWeights) -> Pooled[ModelWeights]:
+        posterior, point = (stacked.posterior, stacked.point) if isinstance(stacked, ModelWeights) else (stacked, ())
+        means = (posterior.mean, point)
         leaves = tf.nest.flatten(means)
         shapes = [leaf.shape[1:] for leaf in leaves]
         found = modes_of(leaves, None if weighting is None else importance)
@@ -175,8 +176,8 @@ def kernel_posterior(
         shares /= tf.reduce_sum(shares)
         variance = each(lambda v: tf.tensordot(tf.cast(shares, v.dtype), v, 1), posterior.variance)
         pooled = MeanField(mean, variance)
-        if not whole:
-            return Pooled(pooled, counts)
+        if not isinstance(stacked, ModelWeights):
+            return Pooled(cast(Any, pooled), counts)
         return Pooled(ModelWeights(pooled, point, mixtures.mixture(stacked.moments, importance)), counts)
 
     min_clients = bandwidths.NEIGHBOURS if bandwidth == bandwidths.ADAPTIVE else 1
@@ -321,7 +322,7 @@ def _check_options(options: KernelOptions) -> KernelOptions:
         raise InvalidArgument(f"{str(error)[:-1]}: a bandwidth of zero finds no mode.") from None
 
 
-def _check_values(values: Any, weights: Any, bandwidth: str) -> tuple[tf.Tensor, Optional[tf.Tensor]]:
+def _check_values(values: Array, weights: Any, bandwidth: str) -> tuple[tf.Tensor, Optional[tf.Tensor]]:
     try:
         values = tf.convert_to_tensor(values)
     except (TypeError, ValueError) as error:
