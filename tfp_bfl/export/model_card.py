@@ -150,7 +150,7 @@ def card(info: Info) -> str:
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
         + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
         configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
-        metrics=_measured_on(data) + _table(info.metrics, "metric"),
+        metrics=_measured_on(data) + _table(info.metrics, "metric") + _outside(info.metrics, data),
         calibration=_calibration(info),
         answers=answers,
     )
@@ -211,6 +211,23 @@ def _whose(data: Mapping[str, Any]) -> str:
 
 def _measured_on(data: Mapping[str, Any]) -> str:
     return f"On the split {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
+
+
+def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
+    """Return what an epsilon among the metrics does not cover."""
+    if not {"epsilon", "example_epsilon"} & set(metrics or {}):
+        return ""
+    exact = [name for name in ("columns", "target") if data.get(name)]
+    named = (
+        f" The means and standard deviations of the {' and of the '.join(exact)}, which the model holds, are exact: "
+        "they reveal more of a client or an example than epsilon says."
+        if exact
+        else ""
+    )
+    return (
+        "\n\nThe guarantee of differential privacy covers the weights of the model. Metrics, numbers of clients and "
+        f"examples, and classes are outside it.{named}"
+    )
 
 
 def _table(values: Optional[Mapping[str, Any]], title: str) -> str:

@@ -1,0 +1,42 @@
+"""The commands of the documentation: each is one that the program takes."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from tfp_bfl.app.cli import cli
+from tfp_bfl.app.options.config import make_config
+from tfp_bfl.data import is_own
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def commands_of(text):
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.S | re.M)
+    lines = [line.removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("tfp-bfl ")]
+
+
+PAGES = {
+    path.name: commands_of(path.read_text()) for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+COMMANDS = [(page, command) for page, commands in PAGES.items() for command in commands]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{p}-{' '.join(c)[:60]}" for p, c in COMMANDS])
+def test_the_program_takes_each_command(page, command, tmp_path, monkeypatch):
+    """Options and their values; files that the reader has are not looked for."""
+    monkeypatch.chdir(tmp_path)
+    command = [word for word in command if not word.startswith(">")]
+    command = command[: command.index("predictions.csv")] if "predictions.csv" in command else command
+    group, rest = cli, command
+    while hasattr(group, "commands"):
+        group, rest = group.commands[rest[0]], rest[1:]
+    context = group.make_context(group.name, list(rest), resilient_parsing="completion" in command)
+    given = {name: value for name, value in context.params.items() if value is not None}
+    if command[0] == "run" and not {"resumed", "config_file", "seeds"} & set(given):
+        given.pop("progress", None)
+        if not is_own(given.get("dataset", "digits")):
+            make_config(None, given)
