@@ -180,7 +180,7 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
       >>> labels = (rng.uniform(size=200) > sure).astype(int)
       >>> sharp = bfl.evaluation.at_temperature(probabilities, 0.5)
       >>> print(round(bfl.evaluation.fit_temperature(sharp, labels), 1))
-      2.2
+      1.8
     """
     probabilities = check_probabilities(probabilities).numpy()
     number = len(probabilities)
