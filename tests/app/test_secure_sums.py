@@ -9,7 +9,7 @@ import tfp_bfl as bfl
 from tests.certificates import certify
 from tests.parties.test_deployment import OPTIONS, Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.files.arrays import arrays_of
+from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, Refusal
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
@@ -76,7 +76,7 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
     clear = json.loads((run(kits, Channel(kits), "clear") / "summary.json").read_text())
     # Noise is of the run's name, so that the two differ by it.
     assert summary["accuracy"] == pytest.approx(clear["accuracy"], abs=0.06) and summary["clipped_numbers"] == 0
-    answers = [arrays_of(answer, "answer", 2**30) for answer in replies[ROUND]]
+    answers = [stored_arrays(answer, "answer", 2**30) for answer in replies[ROUND]]
     masked = [arrays for arrays in answers if not {"proofs", "seeds"} & set(arrays)]
     assert len(answers) == 3 * len(masked) == 3 * 3 * OPTIONS["rounds"]
     for arrays in masked:

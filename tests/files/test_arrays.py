@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.files.arrays import read_arrays, stored_arrays, to_bytes, write_arrays
 
 ARRAYS = {
     "a/0/b": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -128,3 +128,41 @@ def test_what_is_not_a_file(tmp_path, what):
         os.mkfifo(path)
     with pytest.raises(InvalidArgument, match=r"^The file .* can't be read: "):
         read_arrays("/dev/zero" if what == "device" else path, "file", 100)
+
+
+def test_stored_arrays_are_the_same_and_state_their_form_before():
+    stored = stored_arrays(to_bytes(ARRAYS), "message", 10_000)
+    assert list(stored) == list(ARRAYS)
+    for name, wanted in ARRAYS.items():
+        assert stored.form(name) == (wanted.dtype, wanted.shape)
+        np.testing.assert_array_equal(stored[name], wanted)
+    assert list(stored.selected(lambda name: name == "double")) == ["double"]
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (2**62,), (2**40, 2**40)])
+def test_a_header_that_does_not_fit_the_size_in_the_directory_is_refused(shape):
+    stored = stored_arrays(archive(("x.npy", header(shape) + bytes(12))), "message", 10_000)
+    for read in (stored.form, stored.__getitem__):
+        with pytest.raises(InvalidArgument, match="The message is not a file of arrays"):
+            read("x")
+
+
+def test_a_name_twice_is_refused():
+    with pytest.warns(UserWarning, match="Duplicate name"):
+        content = archive(*[("x.npy", header((1,)) + bytes(4))] * 2)
+    with pytest.raises(InvalidArgument, match="not a file of arrays"):
+        stored_arrays(content, "message", 10_000)
+
+
+def test_reading_takes_as_many_steps_as_there_are_arrays(monkeypatch):
+    """By counts, not by the clock: each entry is looked up once in a dictionary and opened once for each question."""
+    number = 2000
+    content = to_bytes({f"{i}": np.zeros(1, np.float32) for i in range(number)})
+    opened = []
+    original = zipfile.ZipFile.open
+    monkeypatch.setattr(
+        zipfile.ZipFile, "open", lambda self, *args, **kw: opened.append(0) or original(self, *args, **kw)
+    )
+    stored = stored_arrays(content, "message", 2**24)
+    assert not opened and len(stored) == number
+    assert sum(len(x) for x in stored.values()) == number and len(opened) == 2 * number

@@ -114,6 +114,31 @@ def test_a_party_that_was_late_for_the_beginning_is_in_the_next_round(hospitals)
     assert not any("Without" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
 
 
+def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):  # noqa: F811
+    class Silent(Channel):
+        """One whose party does not answer in the second round and its scores."""
+
+        rounds = 0
+
+        def ask(self, task, what):
+            self.rounds += task == ROUND
+            gone = self.rounds == 2 and task in (ROUND, SCORE)
+            yield from super().ask(task, {name: x for name, x in what.items() if not (gone and name == "west")})
+
+    noted = []
+    monkeypatch.setattr("tfp_bfl.app.one_run.progress.Reporter.note", lambda self, text: noted.append(text))
+    done = run(hospitals, Silent(hospitals), options={**OPTIONS, "rounds": 3})
+    rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
+    assert [row["num_scored"] for row in rows] == [3, 2, 3]
+    assert noted == [
+        "west did not answer in time: rounds go on without it until it answers again",
+        "the scores are over the test data of north and south, without west",
+        "west answers again",
+        "the scores are over the test data of north, south and west again",
+    ]
+    assert not any("scores are over" in line for line in json.loads((done / "summary.json").read_text())["warnings"])
+
+
 @pytest.mark.deep(after="test_attendance.py")
 def test_under_masks_parties_bound_themselves(hospitals):  # noqa: F811
     from tests.certificates import certify

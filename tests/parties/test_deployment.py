@@ -15,13 +15,13 @@ from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.app.options import own_model
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.files.arrays import arrays_of, to_bytes
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.deployment import kits
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.job import make_job, to_json
 from tfp_bfl.parties.deployment.server import serve
-from tfp_bfl.parties.deployment.site import FILE, SECRET, Site, check, read_file
+from tfp_bfl.parties.deployment.site import FILE, SECRET, Site, _Versions, check, read_file
 from tfp_bfl.parties.deployment.submit import submit, tell_new, write_job
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
@@ -63,7 +63,7 @@ class Channel:
         if task == BEGIN:
             site.begin(content.decode())
             return b""
-        return to_bytes({ROUND: site.answer, SCORE: site.score}[task](arrays_of(content, "message", 2**30)))
+        return to_bytes({ROUND: site.answer, SCORE: site.score}[task](stored_arrays(content, "message", 2**30)))
 
 
 def run(folder, channel, name="first", options=OPTIONS, quorum=2, **how):
@@ -79,7 +79,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     assert set(summary["parties"]) == set(HOSPITALS) and summary["accuracy"] > 0.7
     # What they score together is what their model scores on all of their test data in one place.
     sites = [channel.sites[name] for name in sorted(HOSPITALS)]
-    weights = arrays_of([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
+    weights = stored_arrays([content for task, _, content in channel.sent if task == SCORE][-1], "message", 2**30)
     model = sites[0]._process.model_fn()
     spec = bfl.models.predictive_spec(model, weights)
     model = bfl.models.predictive_model(model, bfl.federated.from_arrays(weights, spec))
@@ -142,7 +142,7 @@ def test_parties_score_draws_of_a_posterior_over_point_weights(hospitals, algori
     if kind:
         assert summary["epistemic"] > 1e-6
         last = [content for task, _, content in channel.sent if task == SCORE][-1]
-        names = arrays_of(last, "message", 2**30).keys()
+        names = stored_arrays(last, "message", 2**30).keys()
         assert any(name.startswith("posterior/deviations/") for name in names) == (kind is bfl.posterior.LowRank)
 
 
@@ -260,15 +260,19 @@ def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, messag
         Site(hospitals / "north" / "local")
 
 
-def test_check_says_what_a_party_has(hospitals):
+def test_check_says_what_a_party_has_and_prints_what_it_would_send(hospitals):
     assert read_file(hospitals / "north" / "local").data.endswith("north/local/patients.csv")
-    assert "examples [30] to train on, 2 classes" in check(hospitals / "north" / "local")
+    sentence, _, content = check(hospitals / "north" / "local").split("\n", 2)
+    assert "examples [30] to train on, 2 classes" in sentence
+    assert json.loads(content) == json.loads(Site(hospitals / "north" / "local").describe())
 
 
 def test_a_job_is_json_that_names_two_classes(tmp_path):
     folder = write_job(tmp_path, "first", OPTIONS, quorum=2, deadline=60)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
+    server = json.loads((folder / "app/config/config_fed_server.json").read_text())
+    assert "folder" not in server["workflows"][0]["args"]
     client = json.loads((folder / "app/config/config_fed_client.json").read_text())
     assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.parties.deployment.flare.Site"]
     for options, message in {
@@ -333,3 +337,19 @@ def test_without_flare_it_says_how_to_install_it(tmp_path, capsys):
     pytest.importorskip("tensorflow_federated")  # beside which FLARE can't be
     assert run_command_line(["deploy", "demo", "--output", str(tmp_path / "demo")]) == 1
     assert "pip install 'tfp_bfl[deployment]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("back", [2, 6])
+def test_memory_of_rounds_to_which_no_server_can_go_back_is_deleted(tmp_path, back):
+    versions = _Versions(tmp_path / "memory", back)
+    for number in range(20):
+        versions[number] = {"x": np.full(3, number)}
+        np.testing.assert_array_equal(versions[number]["x"], number)
+        kept = sorted(int(path.stem) for path in (tmp_path / "memory").iterdir())
+        assert kept == [*range(max(0, number - back), number + 1)]
+    # A server that lost answers still asks for an old one, and what it may go back to from there stays.
+    lost = _Versions(tmp_path / "lost", back)
+    for number in (0, 1, 30, 31):
+        lost[number] = {"x": np.zeros(1)}
+    assert lost[1] and lost[0] and lost[31]
+    assert sorted(int(path.stem) for path in (tmp_path / "lost").iterdir()) == [1, 30, 31]

@@ -21,7 +21,8 @@ from tests.parties.test_deployment import Channel, run
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.parties.deployment.demo import HOSPITALS, running, start_process, write_hospitals
 from tfp_bfl.parties.deployment.kits import SERVER, make_kits, start
-from tfp_bfl.parties.deployment.submit import RUNS, submit, write_job
+from tfp_bfl.parties.deployment.server import RUNS
+from tfp_bfl.parties.deployment.submit import submit, write_job
 from tfp_bfl.parties.party import NO_ANSWER
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]

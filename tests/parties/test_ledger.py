@@ -13,7 +13,7 @@ import pytest
 import tfp_bfl as bfl
 from tests.parties.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency
-from tfp_bfl.files.arrays import arrays_of
+from tfp_bfl.files.arrays import stored_arrays
 from tfp_bfl.parties.arrays import to_arrays
 from tfp_bfl.parties.deployment.channel import BEGIN, ROUND
 from tfp_bfl.parties.deployment.ledger import Ledger
@@ -161,7 +161,7 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
     told = {task: content for task, name, content in channel.sent if name == "west"}
     site = Site(hospitals / "west" / "local")
     site.begin(told[BEGIN].decode())
-    message = arrays_of(told[ROUND], "message", 2**30)
+    message = stored_arrays(told[ROUND], "message", 2**30)
     site.answer(message)
     other = {name: np.asarray(x + 1, x.dtype) if x.dtype == np.float32 else x for name, x in message.items()}
     with pytest.raises(InvalidArgument, match="It has answered another message of round 2"):

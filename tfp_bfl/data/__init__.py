@@ -26,9 +26,9 @@ from tfp_bfl.data.tables import TABLES
 from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
-    from tfp_bfl.parties import agree, check_description, describe, fitted
+    from tfp_bfl.parties import agree, check_description, describe, doubts, fitted
 
-export_later(__name__, dict.fromkeys(("agree", "check_description", "describe", "fitted"), "tfp_bfl.parties"))
+export_later(__name__, dict.fromkeys(("agree", "check_description", "describe", "doubts", "fitted"), "tfp_bfl.parties"))
 
 __all__ = [
     "AUGMENTATIONS",
@@ -53,6 +53,7 @@ __all__ = [
     "describe",
     "digest",
     "dirichlet",
+    "doubts",
     "each_drawn",
     "fitted",
     "iid",

@@ -9,6 +9,7 @@ from tfp_bfl.faces import export_later
 
 if TYPE_CHECKING:
     from tfp_bfl.parties.arrays import from_arrays, to_arrays
+    from tfp_bfl.parties.comparison import doubts
     from tfp_bfl.parties.masks import KEY_BYTES
     from tfp_bfl.parties.party import Party, PartyEngine, Transport, simulate_parties
     from tfp_bfl.parties.schema import agree, check_description, describe, fitted
@@ -19,6 +20,7 @@ export_later(
     {
         **dict.fromkeys(("from_arrays", "to_arrays"), "tfp_bfl.parties.arrays"),
         "KEY_BYTES": "tfp_bfl.parties.masks",
+        "doubts": "tfp_bfl.parties.comparison",
         **dict.fromkeys(("Party", "PartyEngine", "Transport", "simulate_parties"), "tfp_bfl.parties.party"),
         **dict.fromkeys(("agree", "check_description", "describe", "fitted"), "tfp_bfl.parties.schema"),
         **dict.fromkeys(("SealedEngine", "SealedParty"), "tfp_bfl.parties.sealed"),
@@ -35,6 +37,7 @@ __all__ = [
     "agree",
     "check_description",
     "describe",
+    "doubts",
     "fitted",
     "from_arrays",
     "simulate_parties",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
 import tree
 
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files.arrays import Stored
 
 
 def to_arrays(structure: Any) -> dict[str, np.ndarray]:
@@ -23,7 +24,8 @@ def from_arrays(arrays: Any, spec: Any) -> Any:
     """The structure of a `spec` with the leaves that `to_arrays` named, whoever has sent them.
 
     Args:
-      arrays: name -> array.
+      arrays: name -> array, such as `files.arrays.Stored`, of which nothing is unpacked before all names, types and
+        shapes are checked.
       spec: a structure of `tf.TensorSpec`s; an axis of None may have any size.
 
     Raises:
@@ -37,6 +39,9 @@ def from_arrays(arrays: Any, spec: Any) -> Any:
             raise InvalidArgument(
                 f"The structure {what} {shown(min(names, key=str))}: send what the model's parts are."
             )
+    if isinstance(arrays, Stored):  # Types and shapes of all, before anything is unpacked.
+        for name, leaf in wanted.items():
+            _check_form(name, arrays.form(name), leaf)
     return tree.map_structure_with_path(lambda path, leaf: _checked(_name(path), arrays[_name(path)], leaf), spec)
 
 
@@ -50,12 +55,24 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
     return sha.hexdigest()
 
 
+def selected(arrays: Mapping[str, np.ndarray], keep: Callable[[str], bool]) -> Mapping[str, np.ndarray]:
+    """Return those of named arrays whose names `keep` accepts; none is unpacked."""
+    if isinstance(arrays, Stored):
+        return arrays.selected(keep)
+    return {name: x for name, x in arrays.items() if keep(name)}
+
+
+def _check_form(name: str, form: Any, spec: tf.TensorSpec) -> None:
+    if form.dtype != spec.dtype.as_numpy_dtype:
+        raise InvalidArgument(f"{name} is of type {form.dtype}, but must be an array of {spec.dtype.name}.")
+    if not spec.shape.is_compatible_with(form.shape):
+        raise InvalidArgument(f"{name} has shape {list(form.shape)}, but must have {spec.shape.as_list()}.")
+
+
 def _checked(name: str, array: Any, spec: tf.TensorSpec) -> np.ndarray:
-    if not isinstance(array, np.ndarray) or array.dtype != spec.dtype.as_numpy_dtype:
-        found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise InvalidArgument(f"{name} is of type {found}, but must be an array of {spec.dtype.name}.")
-    if not spec.shape.is_compatible_with(array.shape):
-        raise InvalidArgument(f"{name} has shape {list(array.shape)}, but must have {spec.shape.as_list()}.")
+    if not isinstance(array, np.ndarray):
+        raise InvalidArgument(f"{name} is of type {type(array).__name__}, but must be an array of {spec.dtype.name}.")
+    _check_form(name, array, spec)
     if spec.dtype.is_floating and not np.isfinite(array).all():
         raise InvalidArgument(f"{name} is not finite.")
     return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,10 @@ from tfp_bfl.data.sources import Column, Source
 from tfp_bfl.errors import InvalidArgument, shown
 
 _LARGEST = 2**31 - 1
+# Of one federation: classes, numbers of an example, and characters of a name.
+MOST_CLASSES, MOST_NUMBERS, MOST_CHARACTERS = 10_000, 2**26, 1000
+# Of means and standard deviations: features are float32, and squares must be finite.
+MOST_MAGNITUDE = 1e30
 
 
 def describe(source: Source) -> dict[str, Any]:
@@ -70,6 +75,7 @@ def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
     classes = sorted({c for own in told.values() for c in own["class_names"]}, key=natural)
     if target is None and len(classes) < 2:
         raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
+    _check_classes("All parties together have", len(classes))
     shape = tuple(one["element_shape"])
     pooled = tuple(_pooled(sizes, column) for column in columns)
     return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target)
@@ -108,12 +114,12 @@ def check_description(party: str, own: Any) -> None:
       InvalidArgument: it is not of the form that `describe` gives.
     """
     whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
-    text = lambda x: isinstance(x, str) and x.isprintable()
+    text = lambda x: isinstance(x, str) and x.isprintable() and len(x) <= MOST_CHARACTERS
     fine = lambda c: (
         isinstance(c, (list, tuple))
         and len(c) == 3
         and text(c[0])
-        and all(isinstance(x, (int, float)) and np.isfinite(x) for x in c[1:])
+        and all(isinstance(x, (int, float)) and abs(x) <= MOST_MAGNITUDE for x in c[1:])
         and c[2] >= 0
     )
     well = (
@@ -122,6 +128,7 @@ def check_description(party: str, own: Any) -> None:
         and whole(own.get("num_test", 1))
         and isinstance(own.get("element_shape"), list)
         and all(map(whole, own["element_shape"]))
+        and math.prod(own["element_shape"]) <= MOST_NUMBERS
         and isinstance(own.get("is_image"), bool)
         and isinstance(own.get("class_names"), list)
         and all(map(text, own["class_names"]))
@@ -131,6 +138,15 @@ def check_description(party: str, own: Any) -> None:
     )
     if not well:
         raise InvalidArgument(f"What {party} tells of its data is not of the form that data.describe gives.")
+    _check_classes(f"{party} tells of", len(own["class_names"]))
+
+
+def _check_classes(who: str, number: int) -> None:
+    if number > MOST_CLASSES:
+        raise InvalidArgument(
+            f"{who} {number:,} classes, but a federation has at most {MOST_CLASSES:,}: are the labels numbers (task: "
+            "regression) or identifiers?"
+        )
 
 
 def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:

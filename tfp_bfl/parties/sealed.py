@@ -29,7 +29,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
-from tfp_bfl.parties.arrays import from_arrays, to_arrays
+from tfp_bfl.parties.arrays import from_arrays, selected, to_arrays
 from tfp_bfl.parties.masks import KEY_BYTES, Kept, Promises, add_mask, context_of, proof_of, seed_of
 from tfp_bfl.parties.party import NO_ANSWER, Answer, Arrays, Party, PartyEngine, Transport, result_spec
 
@@ -132,8 +132,11 @@ class SealedParty(Party):
             return self._tell(from_arrays(message, self._agreed))
         if "members" in message:
             return self._agree(from_arrays(message, self._set))
-        asked = {name: x for name, x in message.items() if name != "attempt"}
-        attempt = self._attempt(message["attempt"]) if "attempt" in message else None
+        attempt = None
+        if "attempt" in message:
+            number = from_arrays(selected(message, lambda name: name == "attempt"), {"attempt": self._set.attempt})
+            attempt = self._attempt(number["attempt"])
+        asked = selected(message, lambda name: name != "attempt")
         received = from_arrays(asked, self._spec)
         done, digest = int(received.round), _digest(received)
         if self._rounds is not None and not 0 <= done < self._rounds:
@@ -159,7 +162,7 @@ class SealedParty(Party):
         return to_arrays(Sealed(statistics, training, sealed.report))
 
     def _attempt(self, number: Any) -> int:
-        attempt = int(from_arrays({"attempt": number}, {"attempt": self._set.attempt})["attempt"])
+        attempt = int(number)
         if not 0 <= attempt < ATTEMPTS:
             raise InvalidArgument(f"The attempt is {attempt}, but must be one of 0 to {ATTEMPTS - 1}.")
         return attempt

@@ -64,6 +64,11 @@ class Reporter:
                 self._say(doing, phase=doing)
             self._show(doing)
 
+    def note(self, text: str) -> None:
+        """Say something that begins no phase."""
+        with self._lock:
+            self._say(text, note=text)
+
     def round(self, row: Mapping[str, Any]) -> None:
         """Says how a round went."""
         with self._lock:
@@ -76,7 +81,7 @@ class Reporter:
             self._show("round", scores)
             if self._form == "phases" or (now - self._told < _ROUND_SECONDS and number < self._rounds):
                 return
-            times = [f"{row['seconds']:.2g} s", *self._left()]
+            times = [_precisely(row["seconds"]), *self._left()]
             parts = [f"round {number}/{self._rounds}", scores, f"training NLL {row['nll']:.3f}", *times]
             metrics = {name: x for name, x in row.items() if isinstance(x, (int, float))}
             self._say("  ".join(filter(None, parts)), round=number, rounds=self._rounds, metrics=metrics)
@@ -144,6 +149,10 @@ def reporter(console: Console, form: Optional[str], rounds: int) -> Iterator[Rep
         stack.callback(watcher.join)
         stack.callback(ended.set)
         yield found
+
+
+def _precisely(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
 
 
 def duration(seconds: float) -> str:

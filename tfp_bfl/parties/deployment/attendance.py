@@ -43,8 +43,8 @@ class Attendance:
         return {party: {**own, _SIZE: min(own[_SIZE], most)} for party, own in self.told.items()}
 
     def doubts(self, max_examples: Optional[int]) -> list[str]:
-        """Sentences about numbers of examples that stand out: a party's word is all that the server has of them."""
-        found = []
+        """Return sentences about statistics and numbers of examples that stand out: a site's word is all there is."""
+        found = bfl.data.doubts(self.told)
         for party, own in self.told.items():
             size, others = own[_SIZE], [other[_SIZE] for name, other in self.told.items() if name != party]
             if max_examples and size > max_examples:

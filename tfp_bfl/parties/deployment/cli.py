@@ -11,6 +11,7 @@ import click
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.config import OF_ONE_PLACE
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.parties.deployment.signals import ends_with_cleanup
 
 DEPLOY_EXAMPLES = """
 \b
@@ -52,7 +53,7 @@ def init(folder: str, host: str, port: int, parties: Sequence[str]) -> None:
 @deploy.command("check")
 @click.argument("kit", metavar="KIT")
 def check(kit: str) -> None:
-    """Read a party's file and data, and say what it would tell a server."""
+    """Read a party's file and data, and print exactly what it would send to a server that asks for them."""
     import pathlib
 
     from tfp_bfl.parties.deployment.kits import role_of
@@ -125,7 +126,8 @@ def run(
     tell = functools.partial(click.echo, err=True)
     how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "tell": tell, "secure_sums": secure_sums}
     how |= {"max_examples": max_examples, "without": without}
-    click.echo(str(submit(kit, name, options, output, **how)))
+    with ends_with_cleanup():
+        click.echo(str(submit(kit, name, options, output, **how)))
 
 
 @deploy.command("demo")
@@ -136,4 +138,5 @@ def demo(output: str, rounds: int, port: int) -> None:
     """Three hospitals, each a process with a third of the breast cancer data, and a server, on this machine."""
     from tfp_bfl.parties.deployment.demo import run_demo
 
-    run_demo(output, rounds, port, functools.partial(click.echo, err=True))
+    with ends_with_cleanup():
+        run_demo(output, rounds, port, functools.partial(click.echo, err=True))

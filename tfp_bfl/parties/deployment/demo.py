@@ -64,6 +64,7 @@ def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Cal
     for party, scores in summary["parties"].items():
         tell(f"{party}: accuracy {scores['accuracy']:.4f}, NLL {scores['test_nll']:.4f} on its own test data")
     tell(f"together: accuracy {summary['accuracy']:.4f}, NLL {summary['test_nll']:.4f}; {done}/saved_model predicts")
+    tell(f"{done}/report.html shows the run; kits/{HOSPITALS[0]}/readme.txt says what a site does on its own host")
     return done
 
 

@@ -29,9 +29,10 @@ from rich.console import Console
 
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
-from tfp_bfl.files.arrays import arrays_of, to_bytes
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, ROUND, SCORE, TASKS, Refusal, Reply
-from tfp_bfl.parties.deployment.server import FAILURE, TOLD, serve
+from tfp_bfl.parties.deployment.job import check_name
+from tfp_bfl.parties.deployment.server import FAILURE, RUNS, TOLD, serve
 from tfp_bfl.parties.deployment.site import Site as Answers
 
 _CONTENT, _REFUSED = "content", "refused"
@@ -73,7 +74,6 @@ class Server(Controller):
     Args:
       name: of the run.
       options: of the run.
-      folder: where runs are kept, from the server's own folder.
       quorum: the fewest parties that must answer.
       deadline: seconds that a party has for an answer.
       secure_sums, max_examples, without, again: of `server.serve`.
@@ -83,7 +83,6 @@ class Server(Controller):
         self,
         name: str,
         options: dict[str, Any],
-        folder: str,
         quorum: int,
         deadline: float,
         secure_sums: bool,
@@ -93,7 +92,7 @@ class Server(Controller):
     ):
         super().__init__()
         self._lines = _Lines()
-        self._arguments = name, options, folder, quorum, deadline
+        self._arguments = name, options, quorum, deadline
         self._how: dict[str, Any] = {
             "secure_sums": secure_sums,
             "max_examples": max_examples,
@@ -115,14 +114,14 @@ class Server(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """The run, from its first question to its folder."""
-        name, options, folder, quorum, deadline = self._arguments
+        name, options, quorum, deadline = self._arguments
         workspace = fl_ctx.get_engine().get_workspace()
-        here = pathlib.Path(workspace.get_root_dir()) / folder / name
         channel = _Channel(self, fl_ctx, abort_signal, deadline)
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
             console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
             with reporter(console, "lines", int(options.get("rounds", 0))) as tell:
+                here = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
                 done = serve(options, name, here, channel, quorum, tell, **self._how)
             # What the administrator fetches: the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
@@ -237,4 +236,4 @@ class Site(Executor):
             self._answers.begin(content.decode())
             return b""
         act = {ROUND: self._answers.answer, SCORE: self._answers.score}[task]
-        return to_bytes(act(arrays_of(content, "message", MOST_BYTES)))
+        return to_bytes(act(stored_arrays(content, "message", MOST_BYTES)))

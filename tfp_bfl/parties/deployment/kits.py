@@ -43,6 +43,43 @@ label: label             # the column of the labels
 # only_secure_sums: false   # true: no run whose server sees by itself what this party finds
 # max_example_epsilon: 8    # what all runs together may tell of one example; only runs with --example-clip-norm then
 """
+_README = "readme.txt"
+_KEY_OF = """
+The folder startup holds a private key, by which this folder's owner is known to
+the others. Pass the folder on by a way that nobody else reads, and keep it so.
+"""
+_INSTRUCTIONS = {
+    "party": """This folder belongs to the site {name}, whose server is {host}.
+
+1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+2. Say in local/{file} which data you have and what you take part in.
+3. tfp-bfl deploy check FOLDER     reads the data and prints what would be sent
+4. tfp-bfl deploy start FOLDER     takes part in runs, until Ctrl-C
+
+FOLDER is the path of this folder. The site connects to the server and accepts
+no connection. Its data, local/{file} and local/secret are sent to nobody.
+"""
+    + _KEY_OF,
+    SERVER: """This folder belongs to the server of a federation, {host}.
+
+1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+2. Open the port that fl_server.json in the folder startup names.
+3. tfp-bfl deploy start FOLDER     serves runs, until Ctrl-C
+
+FOLDER is the path of this folder. Runs are kept in its folder runs.
+"""
+    + _KEY_OF,
+    ADMIN: """This folder belongs to whoever submits runs to the server {host}.
+
+1. Install tfp_bfl with its extra "deployment" on Python 3.11.
+2. tfp-bfl deploy run FOLDER --name first --model mlp --rounds 40 --output first
+
+FOLDER is the path of this folder. Nothing is started here: the command submits
+a run, follows it and fetches its result. tfp-bfl deploy run --help lists the
+options.
+"""
+    + _KEY_OF,
+}
 
 
 def check_installed() -> None:
@@ -128,9 +165,10 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
 
 
 def _finish(kit: pathlib.Path, name: str, host: str) -> None:
-    """Our rules in the place of FLARE's defaults: two classes, no code, no logs sent."""
+    """Our rules and instructions in the place of FLARE's: two classes, no code, no logs sent."""
     kit.chmod(0o700)
     role = name if name in (ADMIN, SERVER) else "party"
+    (kit / _README).write_text(_INSTRUCTIONS[role].format(name=name, host=host, file=FILE), encoding="utf-8")
     (kit / _ROLE).write_text(json.dumps({"role": role, "name": name, "host": host}) + "\n", encoding="utf-8")
     if role == ADMIN:
         return

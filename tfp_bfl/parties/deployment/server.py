@@ -7,7 +7,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tfp_bfl.app.options import resolve
 from tfp_bfl.app.options.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
-from tfp_bfl.files.arrays import arrays_of, to_bytes, write_arrays
+from tfp_bfl.files.arrays import stored_arrays, to_bytes, write_arrays
 from tfp_bfl.parties.deployment.attendance import gather
 from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
 from tfp_bfl.parties.deployment.job import check_name, make_job, to_json
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 FAILURE = "failure.txt"
 # The sums from which the last scores are (`evaluation.score_sums`): over all parties, and of each under its name.
 SCORES = "scores.npz"
+# Where a server keeps runs, from its folder; no job names another.
+RUNS = "runs"
 # Under which name a server has its lines about a run.
 TOLD = "told"
 
@@ -104,12 +106,12 @@ def serve(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
         sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
-        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names}, sums_of)
+        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names}, sums_of, tell.note)
         with recorder(folder, config, tell, None) as on_round:
             result = bfl.federated.simulate_parties(
                 process,
                 parties,
-                _Carrier(channel, names, jobs, there.refused),
+                _Carrier(channel, names, jobs, there.refused, tell.note),
                 config.rounds,
                 quorum,
                 bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
@@ -125,7 +127,8 @@ def serve(
                 max_retries=config.max_retries,
             )
         there.write(folder)
-        _write(folder, config, weights, schema, parties, result, scores.last, hidden, [*there.absences(), *doubts])
+        warnings = [*there.absences(), *doubts, *scores.absences()]
+        _write(folder, config, weights, schema, parties, result, scores.last, hidden, warnings)
     return folder
 
 
@@ -139,22 +142,38 @@ class _Carrier:
       names: of the parties, by their numbers.
       jobs: name -> what that party is told of the run.
       refused: name -> why that party takes no part, which is kept up to date.
+      tell: is given a line when a party does not answer, and when it answers again.
     """
 
-    def __init__(self, channel: Channel, names: Sequence[str], jobs: Mapping[str, bytes], refused: dict[str, str]):
-        self._channel, self._names, self._jobs, self._refused = channel, names, jobs, refused
+    def __init__(
+        self,
+        channel: Channel,
+        names: Sequence[str],
+        jobs: Mapping[str, bytes],
+        refused: dict[str, str],
+        tell: Callable[[str], None],
+    ):
+        self._channel, self._names, self._jobs, self._refused, self._tell = channel, names, jobs, refused, tell
         self._again: set[str] = set()
+        self._silent: set[str] = set()
 
     def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
         """As of `federated.Transport`."""
         asked = [self._names[number] for number in numbers]
         self._begin_again([party for party in asked if party in self._again])
+        silent = set(asked)
         for party, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
+            silent.discard(party)
             if isinstance(reply, Refusal) and reply == NO_RUN:
                 self._again.add(party)
             elif not isinstance(reply, Refusal):
                 self._refused.pop(party, None)
             yield self._names.index(party), _arrays(reply)
+        for party in sorted(silent - self._silent):
+            self._tell(f"{party} did not answer in time: rounds go on without it until it answers again")
+        for party in sorted(self._silent.intersection(asked) - silent):
+            self._tell(f"{party} answers again")
+        self._silent = silent | self._silent.difference(asked)
 
     def _begin_again(self, parties: Sequence[str]) -> None:
         if not parties:
@@ -175,12 +194,21 @@ class _Scores:
       last: party -> its sums, of the last model scored.
     """
 
-    def __init__(self, channel: Channel, sizes: Mapping[str, int], spec: Mapping[str, Any]):
-        self._channel, self._sizes, self._spec = channel, sizes, spec
+    def __init__(
+        self, channel: Channel, sizes: Mapping[str, int], spec: Mapping[str, Any], tell: Callable[[str], None]
+    ):
+        self._channel, self._sizes, self._spec, self._tell = channel, sizes, spec, tell
+        self._without: list[str] = []
         self.last: dict[str, dict[str, np.ndarray]] = {}
 
+    def absences(self) -> list[str]:
+        """Return a sentence on whom the last scores leave out; nothing where they are over all."""
+        if not self._without or not self.last:
+            return []
+        return [f"The scores are over the test data of {_and([*self.last])}, without those of {_and(self._without)}."]
+
     def of(self, model: Any) -> dict[str, float]:
-        """The scores over all parties that answered; none if nobody did."""
+        """Return the scores over all parties that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
         found = {}
         for party, reply in self._channel.ask(SCORE, dict.fromkeys(self._sizes, content)):
@@ -194,14 +222,25 @@ class _Scores:
             except InvalidArgument as error:
                 logger.warning("The scores are without those of %s: %s", party, error)
         self.last = dict(sorted(found.items()))
-        return bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(self.last.values()))) if found else {}
+        without = [party for party in self._sizes if party not in found]
+        if without != self._without and found:
+            over = f"the test data of {_and([*self.last])}"
+            self._tell(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
+        self._without = without
+        if not found:
+            return {}
+        return {**bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(found.values()))), "num_scored": len(found)}
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _arrays(reply: Reply) -> Any:
     if isinstance(reply, Refusal):
         return str(reply)
     try:
-        return arrays_of(reply, "answer", MOST_BYTES)
+        return stored_arrays(reply, "answer", MOST_BYTES)
     except InvalidArgument as error:
         return str(error)
 

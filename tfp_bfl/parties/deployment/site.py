@@ -184,7 +184,9 @@ class Site:
         self.seen = self._check_rule(sums)
         here, secret = self._folder / "memory" / run, secret_of(self._folder)
         own = self._process, self._source, number, secret, run
-        kept: dict[str, Any] = {"memory": _Versions(here), "max_examples": most, "job": bytes.fromhex(digest)}
+        # A server that goes back to a checkpoint asks for what was made in the rounds before it.
+        back = config.checkpoint_every * config.keep_checkpoints
+        kept: dict[str, Any] = {"memory": _Versions(here, back), "max_examples": most, "job": bytes.fromhex(digest)}
         kept["charge"] = self._ledger and self._ledger.charge
         if sums is None:
             if (here / JOB).exists():
@@ -320,10 +322,18 @@ def _digest_of(job: Mapping[str, Any]) -> str:
 
 
 class _Versions:
-    """What a party keeps over rounds, a file for each round in which it did."""
+    """What a party keeps over rounds, a file for each round in which it did, of the last rounds.
 
-    def __init__(self, folder: pathlib.Path):
-        self._folder = folder
+    A server that asks for one round has its result, and can go back to its own checkpoints, but no further: files of
+    rounds before these are deleted.
+
+    Args:
+      folder: of the files.
+      back: rounds between the server's state and its oldest checkpoint, at most.
+    """
+
+    def __init__(self, folder: pathlib.Path, back: int):
+        self._folder, self._back = folder, back
 
     def _path(self, version: int) -> pathlib.Path:
         return self._folder / f"{version:06d}.npz"
@@ -332,7 +342,13 @@ class _Versions:
         return isinstance(version, int) and self._path(version).exists()
 
     def __getitem__(self, version: int) -> dict[str, np.ndarray]:
-        return read_arrays(self._path(version), "memory", _MOST_BYTES)
+        found = read_arrays(self._path(version), "memory", _MOST_BYTES)
+        numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
+        oldest = max((number for number in numbers if number <= version - self._back), default=0)
+        for number in numbers:
+            if number < oldest:
+                self._path(number).unlink(missing_ok=True)
+        return found
 
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -358,7 +374,7 @@ class _Promises:
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:
-    """Reads a party's file and data, and says in a sentence what it has.
+    """Read a party's file and data; return in a sentence what it has, and below what it sends when a run begins.
 
     Raises:
       InvalidArgument: either can't be read.
@@ -366,4 +382,8 @@ def check(folder: Union[str, os.PathLike[str]]) -> str:
     site = Site(folder)
     told = json.loads(site.describe())
     kinds = f"{len(told['class_names'])} classes" if told["class_names"] else f"the number {shown(told['target'][0])}"
-    return f"{told['num_examples']:,} examples {told['element_shape']} to train on, {kinds}: as {FILE} says."
+    return (
+        f"{told['num_examples']:,} examples {told['element_shape']} to train on, {kinds}: as {FILE} says.\n"
+        "When a run begins, a server that asks what data there are is sent this, and nothing else:\n"
+        f"{json.dumps(told, indent=1, ensure_ascii=False)}"
+    )

@@ -14,13 +14,12 @@ from typing import Any, Callable, Optional, Union
 
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
+from tfp_bfl.files.writing import begun
 from tfp_bfl.parties.deployment.job import check_name, make_job
 from tfp_bfl.parties.deployment.kits import ADMIN, CLASSES, check_installed, role_of
 from tfp_bfl.parties.deployment.server import FAILURE, TOLD
 from tfp_bfl.parties.deployment.strangers import strangers
 
-# Where a server keeps runs, from its folder.
-RUNS = "runs"
 # How many parties there are is known at the server.
 _MANY = 10_000
 _POLL, _MISSED, _STARTS = 1.0, 5, 6.0
@@ -41,7 +40,7 @@ def write_job(
     """Writes a job's folder: two files that name one class each, and one that names the job."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
-    server = {"name": name, "options": dict(options), "folder": RUNS, "quorum": quorum, "deadline": deadline}
+    server = {"name": name, "options": dict(options), "quorum": quorum, "deadline": deadline}
     server |= {"secure_sums": secure_sums, "max_examples": max_examples, "without": list(without), "again": again}
     files = {
         config.parent.parent / "meta.json": {
@@ -133,7 +132,8 @@ def submit(
                 if failure:
                     raise Error(failure.read_text(encoding="utf-8"))
                 if done:  # Written last: what FLARE makes of a party that was gone at the end changes nothing.
-                    shutil.copytree(done.parent, output)
+                    with begun(output):
+                        shutil.copytree(done.parent, output)
                     return output
                 if status == _ABORTED:
                     break

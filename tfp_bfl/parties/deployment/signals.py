@@ -1,0 +1,35 @@
+"""SIGTERM and SIGHUP, as service managers and closed terminals send them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Optional
+
+
+@contextlib.contextmanager
+def ends_with_cleanup() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP raise SystemExit, so that what was begun is ended; the exit status is 128 + number.
+
+    A signal that comes during the cleanup changes nothing. In a thread other than the main one this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [x for x in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(x) is signal.SIG_DFL]
+
+    def end(number: int, frame: Optional[FrameType]) -> None:
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
