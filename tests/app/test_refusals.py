@@ -1,6 +1,7 @@
 """Refusals that need no TensorFlow come before it is imported."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -51,3 +52,17 @@ def test_bad_arguments_are_refused_before_tensorflow_is_imported(tmp_path):
     assert [*zip(REFUSED, json.loads(done.stdout))] == [(arguments, [2, False]) for arguments in REFUSED]
     assert len(done.stderr.splitlines()) == len(REFUSED) and "Traceback" not in done.stderr
     assert not (tmp_path / "new").exists()
+
+
+def test_strange_folders_do_not_keep_runs_from_being_listed(tmp_path):
+    from tfp_bfl.app.many_runs.listing import described
+
+    for name in ("deep", "pipe", "text", "empty"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("rounds: 3\n")
+    (tmp_path / "deep" / "summary.json").write_text("[" * 100_000)
+    (tmp_path / "text" / "summary.json").write_text('{"accuracy": "high"}')
+    for name in ("summary.json", "metrics.jsonl"):
+        os.mkfifo(tmp_path / "pipe" / name)
+    os.mkfifo(tmp_path / "empty" / "metrics.jsonl")
+    assert [line.split()[0] for line in described(tmp_path)] == ["run", "deep", "empty", "pipe", "text"]

@@ -42,7 +42,7 @@ def test_those_that_the_data_have_determined_are_not_warned_of():
     ("row", "warned"), [({}, False), ({"stddev_log_ratio": 0.049}, True), ({"stddev_log_ratio": 0.05}, False)]
 )
 def test_the_limit(row, warned):
-    assert (spread_warning(row) is not None) is warned
+    assert (spread_warning([row]) is not None) is warned
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,16 @@ def test_adaptive_clients_of_point_weights_are_warned_of(name):
         "'adam' divides each gradient" in text for text in recipe(mlp("deterministic"), optimizer="adam").notices
     )
     assert not recipe(mlp("deterministic")).notices
+
+
+@pytest.mark.parametrize(
+    ("ratios", "advice"),
+    [
+        ([0.001, 0.002, 0.004, 0.005, 0.006], "about 44 rounds more"),
+        ([0.03, 0.02, 0.01], "more rounds may help"),
+        ([0.01], "more rounds may help"),
+    ],
+)
+def test_the_advice_on_equal_standard_deviations_is_a_number_of_rounds(ratios, advice):
+    warning = spread_warning([{"stddev_log_ratio": ratio} for ratio in ratios])
+    assert advice in warning and "curvature" not in warning

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -117,13 +118,21 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
     )
 
 
-def spread_warning(row: Mapping[str, Any]) -> Optional[str]:
-    """What to tell the user whose standard deviations are all the same number; None where they are not, or none."""
-    ratio = row.get("stddev_log_ratio")
+def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Return a warning if the standard deviations after the last round are all the same number, else None.
+
+    Args:
+      rows: metrics of all rounds. The growth of `stddev_log_ratio` over their second half says how many more it takes.
+    """
+    ratio = rows[-1].get("stddev_log_ratio")
     if ratio is None or ratio >= SAME_LOG_RATIO:
         return None
+    half = [row["stddev_log_ratio"] for row in rows[-1 - len(rows) // 2 :] if row.get("stddev_log_ratio") is not None]
+    growth = (half[-1] - half[0]) / max(1, len(half) - 1)
+    more = math.ceil((SAME_LOG_RATIO - ratio) / growth) if growth > 0 else 0
+    advice = f"about {more:,} rounds more would tell them apart" if 0 < more <= 10_000 else "more rounds may help"
     return (
         f"The standard deviations of all weights are the same number (log of their 95 % over their 5 % quantile: "
         f"{ratio:.3f}), that of the start, the optimizer or a floor: the data have not determined them, and "
-        "epistemic uncertainty says little; variational training needs more rounds, or inference 'curvature'."
+        f"epistemic uncertainty says little; {advice}."
     )

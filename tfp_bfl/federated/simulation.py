@@ -273,7 +273,7 @@ class _Run:
             averaged = Averaged(self._num_averaged, weights, metrics)
         if record.collapsed:
             self._warnings.append(collapse_warning(record.collapsed))
-        self._warn(spread_warning(record.rows[-1]))
+        self._warn(spread_warning(record.rows))
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))
         self._warn(process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))
         warnings = [*self._warnings, *self._attempts.warnings.values()]

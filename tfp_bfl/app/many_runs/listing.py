@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import pathlib
-from typing import Any
 
 from tfp_bfl.app.many_runs.cells import is_done
 from tfp_bfl.app.many_runs.sweep import find_runs
-from tfp_bfl.app.one_run.records import score
+from tfp_bfl.app.one_run.records import MOST_ROUNDS_BYTES, MOST_SUMMARY_BYTES, read_json, score
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.files import read_regular
 
 _HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "seconds")
 
@@ -40,8 +39,8 @@ def _state(run: pathlib.Path, config: RunConfig) -> str:
     if is_done(run):
         return "done"
     try:
-        rounds = len((run / "metrics.jsonl").read_bytes().splitlines())
-    except OSError:
+        rounds = len(read_regular(run / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES).splitlines())
+    except InvalidArgument:
         rounds = 0
     return f"{'at' if _is_held(run) else 'broke off after'} round {rounds}/{config.rounds * (config.ensemble or 1)}"
 
@@ -58,7 +57,7 @@ def _is_held(run: pathlib.Path) -> bool:
 
 def _scores(run: pathlib.Path) -> tuple[str, ...]:
     try:
-        summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        (summary,) = read_json(run / "summary.json", "summary", MOST_SUMMARY_BYTES)
         return score(summary), f"{summary['test_nll']:.4f}", f"{summary['seconds']:.0f}"
-    except (OSError, ValueError, TypeError, KeyError):
+    except (InvalidArgument, ValueError, TypeError, KeyError):
         return "", "", ""

@@ -27,7 +27,7 @@ UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 # Predictions of what nobody trained on, besides the test set.
 HELD_OUT = "held_out.npz"
-_MOST_SUMMARY_BYTES = 2**20
+MOST_SUMMARY_BYTES = 2**20
 MOST_ROUNDS_BYTES = 2**28
 _MOST_HEADER_BYTES = 2**16
 # What a report draws or rounds, of a summary or a round.
@@ -166,7 +166,7 @@ def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
                 f"{files.name(folder)} has no {part}, of which a report is made: name a folder that tfp-bfl run wrote."
             )
     config = make_config(folder / "config.yaml", {}, runs_code=False)
-    (summary,) = read_json(folder / "summary.json", "summary", _MOST_SUMMARY_BYTES)
+    (summary,) = read_json(folder / "summary.json", "summary", MOST_SUMMARY_BYTES)
     # Older runs called it as the rounds call that of the training.
     return config, {"test_nll" if name == "nll" else name: value for name, value in summary.items()}
 

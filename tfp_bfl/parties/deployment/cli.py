@@ -132,7 +132,7 @@ def run(
 
 @deploy.command("demo")
 @click.option("--output", default="federation_demo", show_default=True, metavar="FOLDER", help="A new one.")
-@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=8402, show_default=True, help="On this machine.")
 def demo(output: str, rounds: int, port: int) -> None:
     """Three hospitals, each a process with a third of the breast cancer data, and a server, on this machine."""
