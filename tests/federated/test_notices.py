@@ -6,7 +6,7 @@ import pytest
 
 from tests.algorithms.method import CLIENTS, mlp
 from tfp_bfl import algorithms, federated
-from tfp_bfl.federated.notices import chance_warning, spread_warning
+from tfp_bfl.federated.notices import absurd_loss_warning, chance_warning, saturation_warning, spread_warning
 
 
 def simulate(rule, rounds, **options):
@@ -80,3 +80,14 @@ def test_adaptive_clients_of_point_weights_are_warned_of(name):
 def test_the_advice_on_equal_standard_deviations_is_a_number_of_rounds(ratios, advice):
     warning = spread_warning([{"stddev_log_ratio": ratio} for ratio in ratios])
     assert advice in warning and "curvature" not in warning
+
+
+@pytest.mark.parametrize(("nll", "warned"), [(2.6e11, True), (36.0, False), (None, False)])
+def test_a_loss_beyond_all_training_is_reported_even_if_all_clients_have_it(nll, warned):
+    assert (absurd_loss_warning({"nll": nll}) is not None) is warned
+
+
+def test_saturated_secure_sums_are_reported():
+    rows = [{"clipped_numbers": 1353.0}, {"clipped_numbers": 0.0}, {}]
+    assert "in 1 of 3 rounds, up to 1,353 numbers" in saturation_warning(rows)
+    assert saturation_warning(rows[1:]) is None

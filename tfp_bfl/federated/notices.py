@@ -18,6 +18,8 @@ SAME_LOG_RATIO = 0.05
 ABOVE_CHANCE = 0.02
 # A client's loss is told of beyond this many times the median of its round, which counts as 0.1 nats at least.
 MANY_TIMES = 100.0
+# Nats per example: no training that works ends there, of whatever likelihood.
+ABSURD_LOSS = 1e4
 _NUMBER = re.compile(r"\d+\.?\d*(?:e[-+]?\d+)?")
 
 
@@ -135,4 +137,27 @@ def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
         f"The standard deviations of all weights are the same number (log of their 95 % over their 5 % quantile: "
         f"{ratio:.3f}), that of the start, the optimizer or a floor: the data have not determined them, and "
         f"epistemic uncertainty says little; {advice}."
+    )
+
+
+def absurd_loss_warning(row: Mapping[str, Any]) -> Optional[str]:
+    """Return a warning if the last round's training loss is finite and beyond all that training gives, else None."""
+    nll = row.get("nll")
+    if nll is None or not nll > ABSURD_LOSS:
+        return None
+    return (
+        f"The training loss of the last round is {nll:.3g} nats per example: training has diverged, or features are in "
+        "huge units. Take a smaller learning rate, and standardise the features."
+    )
+
+
+def saturation_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
+    """Return a warning if numbers of secure sums were beyond their range in some round, else None."""
+    clipped = [row["clipped_numbers"] for row in rows if row.get("clipped_numbers")]
+    if not clipped:
+        return None
+    return (
+        f"Secure sums clipped numbers beyond their range in {len(clipped):,} of {len(rows):,} rounds, up to "
+        f"{max(clipped):,.0f} numbers a round: the result differs from that in the clear. Take a larger initial "
+        "standard deviation or a smaller learning rate."
     )

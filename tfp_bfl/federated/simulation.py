@@ -24,7 +24,15 @@ from tfp_bfl.federated.checks import check_settings
 from tfp_bfl.federated.draws import Draws
 from tfp_bfl.federated.engines import ENGINES, Engine, MakeEngine
 from tfp_bfl.federated.ensemble import Ensemble, Members, simulate_members
-from tfp_bfl.federated.notices import collapse_warning, cores_warning, has_collapsed, one_shot_warning, spread_warning
+from tfp_bfl.federated.notices import (
+    absurd_loss_warning,
+    collapse_warning,
+    cores_warning,
+    has_collapsed,
+    one_shot_warning,
+    saturation_warning,
+    spread_warning,
+)
 from tfp_bfl.federated.options import (
     Backend,
     Checkpointing,
@@ -274,6 +282,8 @@ class _Run:
         if record.collapsed:
             self._warnings.append(collapse_warning(record.collapsed))
         self._warn(spread_warning(record.rows))
+        self._warn(absurd_loss_warning(record.rows[-1]))
+        self._warn(saturation_warning(record.rows))
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))
         self._warn(process.server_step.notice(*tf.nest.map_structure(np.asarray, (state.step, state.weights))))
         warnings = [*self._warnings, *self._attempts.warnings.values()]
