@@ -158,7 +158,7 @@ def test_sources_and_clients_say_their_name_and_task(tmp_path):
         ({"dataset": TABLE, "label": "sik"}, "There is no column for --label in dataset 'sik': did you mean 'sick'"),
         (
             {"dataset": TABLE.append_column("town", [["a"] * 90]), **NAMES},
-            "column 'town' of dataset holds 'a', but must",
+            "In dataset the column 'town' holds 'a' in row 1, which is no number",
         ),
         ({"dataset": (FEATURES, LABELS, SITES), "clients": 7}, "clients is 7, but data names 3"),
     ],
