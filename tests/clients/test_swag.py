@@ -126,7 +126,7 @@ def test_it_is_the_posterior_of_the_equations(number, options, num_columns):
     np.testing.assert_array_equal(rows[num_columns:], 0)
     assert differ(q.mean, start.point, 1e-2) and (mean.max() - mean.min()) > 0.1
     assert (client, number_trained, result.num_examples) == (4, number, number) and moments == MeanField((), ())
-    np.testing.assert_allclose(result.metrics, (loss, 0, -loss), rtol=1e-5)
+    np.testing.assert_allclose(result.metrics, (loss, 0, -loss, 0), rtol=1e-5)
 
 
 def test_the_floor_is_of_the_variance_before_it_is_halved():

@@ -206,11 +206,15 @@ class Source(Learnt):
         return dataclasses.replace(self, features=self.features[keep], labels=self.labels[keep])
 
     def sha256(self) -> str:
-        """The SHA-256 sum of features and labels, their types and shapes: the same for whoever has the same data."""
+        """Return the SHA-256 sum of features and labels, their types and shapes.
+
+        Features that are made when they are asked for, and are no array, count by type and shape alone.
+        """
         total = hashlib.sha256()
         for array in (self.features, self.labels):
             total.update(f"{array.dtype.str} {list(array.shape)}\n".encode())
-            total.update(np.ascontiguousarray(array).data)
+            if isinstance(array, np.ndarray):
+                total.update(np.ascontiguousarray(array).data)
         return total.hexdigest()
 
     def as_dataset(self) -> tf.data.Dataset:

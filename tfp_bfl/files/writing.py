@@ -57,7 +57,9 @@ def begun(path: Path, remove: bool = False) -> Iterator[None]:
             for part in target.iterdir() if there else [target]:
                 shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink()
         else:
-            target.unlink(missing_ok=True)
+            # A path that cannot be made has nothing to remove.
+            with contextlib.suppress(OSError, ValueError):
+                target.unlink(missing_ok=True)
         raise
 
 
