@@ -51,7 +51,7 @@ def pool_sketch(total: Sketch, anchor: MeanField) -> Pooled[MeanField]: return P
 mine: Rule[Sums] = Rule(summarise, merge, pool)
 stacking = GatherRule(pool_stack)
 Rule(summarise, merge, pool_stack)  # no: incompatible type "Callable[[MeanField, Any, MeanField], Pooled[MeanField]]"
-Rule(summarise, merge, pool_sketch)  # no: Cannot infer value of type parameter "Statistics"
+Rule(summarise, merge, pool_sketch)  # no: "Rule"
 GatherRule(pool)  # no: incompatible type "Callable[[Sums, MeanField], Pooled[MeanField]]"
 
 def of_sketches(local: Sketch, anchor: ModelWeights, weight: tf.Tensor) -> Sums: return Sums(weight)
