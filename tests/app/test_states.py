@@ -256,4 +256,4 @@ def test_program_client_work_and_command_line_have_one_set_of_defaults(monkeypat
     helps = {name: field.description for name, field in all_fields().items()}
     assert DEFAULT_INFERENCE in helps["inference"] and SITES_INFERENCE in helps["inference"]
     assert f"{DEFAULT_OPTIMIZER} " in helps["optimizer"]
-    assert f"{TEMPERATURE:g} if not given, 1 for regression" in helps["temperature"]
+    assert f"by default {TEMPERATURE:g}, for regression 1" in helps["temperature"]
