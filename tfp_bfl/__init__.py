@@ -17,7 +17,7 @@ from tfp_bfl.moved import keep_old_names
 
 
 def _take_keras_2() -> None:
-    """From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless this is set when it is first used; tf_keras is Keras 2."""
+    """Select Keras 2. From TensorFlow 2.16 on, `tf.keras` is Keras 3 unless this is set when it is first used."""
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     tensorflow: Any = sys.modules.get("tensorflow")
     if tensorflow is None:

@@ -7,7 +7,7 @@ from tfp_bfl.errors import missing_package
 
 
 def main() -> None:
-    """Runs the command line; errors that the library foresees are one sentence, exit status 2 for bad input, else 1."""
+    """Run the command line; errors that the library foresees are one sentence, exit status 2 for bad input, else 1."""
     with prompt_interrupts():
         try:
             from tfp_bfl.app.cli import run_command_line

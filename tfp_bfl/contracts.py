@@ -1,4 +1,4 @@
-"""What the parts of a federated round promise each other: a new part is one of these types.
+"""The contracts between the parts of a federated round: a new part is one of these types.
 
     message -> ClientWork -> ClientResult -> Rule.summarise, merge, pool -> ServerStep -> the next state
 
@@ -42,7 +42,7 @@ STACK, TOTAL = "stack", "total"
 
 @contextlib.contextmanager
 def traced_for_xla(xla: bool = True) -> Iterator[None]:
-    """Tells client work that is traced inside the block that XLA compiles it, or does not.
+    """Report client work that is traced inside the block that XLA compiles it, or does not.
 
     A loop over scalars then costs its arithmetic alone, where TensorFlow takes some 10 us for each turn.
     """
@@ -54,17 +54,17 @@ def traced_for_xla(xla: bool = True) -> Iterator[None]:
 
 
 def is_traced_for_xla() -> bool:
-    """Whether XLA compiles what is traced now."""
+    """Return whether the current trace is for XLA."""
     return _for_xla.get()
 
 
 def stack_of(what: str) -> str:
-    """What a rule that gives `STACK` gives of clients that send `what`."""
+    """Return the kind that a rule of kind `STACK` gives for clients that send `what`."""
     return f"{STACK} of {what}"
 
 
 def total_of(what: str) -> str:
-    """What a rule that gives `TOTAL` gives of clients that send `what`."""
+    """Return the kind that a rule of kind `TOTAL` gives for clients that send `what`."""
     return f"{TOTAL} of {what}"
 
 
@@ -93,7 +93,7 @@ def rows_of(stacked: Stack[Sent]) -> Sent:
 
 
 class Coding(NamedTuple):
-    """How the weights of a client's result follow from its `Compact`, whose code goes as bytes.
+    """The decoding of a client's weights from its `Compact`, whose code is sent as bytes.
 
     Fields:
       expand: (message, compact) -> the weights, to the same bits on both sides.
@@ -107,7 +107,7 @@ class Coding(NamedTuple):
 
 
 class ClientWork(NamedTuple, Generic[Sent, Kept]):
-    """What a client does in a round.
+    """The work of a client in a round.
 
     Fields:
       build: makes its variables in the present graph, and returns the function of the message, the client's examples
@@ -146,7 +146,7 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
 
 
 class Memory(NamedTuple):
-    """What clients keep over rounds: a row for each that has come, in the order of their numbers.
+    """The memory of clients between rounds: a row for each client that took part, in the order of their numbers.
 
     Fields:
       client: int32 [M].
@@ -158,7 +158,7 @@ class Memory(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """What goes from round to round.
+    """The state of the server between rounds.
 
     Fields:
       round: rounds done, int32.
@@ -275,7 +275,7 @@ AnyRule = Union[str, Rule, GatherRule, ModelRule[Sent, Given, Any], ModelGatherR
 
 
 class ServerStep(NamedTuple, Generic[Given, State]):
-    """How the server goes on from what the rule pooled, as pure functions of structures of tensors.
+    """The update of the server from the pooled weights, as pure functions of structures of tensors.
 
     Fields:
       initialize: weights -> the step's own state.

@@ -33,7 +33,7 @@ _brief.maxstring = _brief.maxother = _brief.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: its `repr` on one line, cut in the middle if it is long."""
+    """Return a value as errors show it: its `repr` on one line, cut in the middle if it is long."""
     try:
         return _brief.repr(value)
     except Exception:  # Of what a file made, such as a number with too many digits to print.
@@ -45,7 +45,7 @@ MOST_NAMES = 25
 
 
 def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
-    """`table[name]`.
+    """Return `table[name]`.
 
     Raises:
       InvalidArgument: there is no such name; the message gives the near ones, or all of them if none is near (of many
@@ -66,7 +66,7 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:
-    """`value` as an int.
+    """Return `value` as an int.
 
     Raises:
       InvalidArgument: it is not an integer of at least `least`.
@@ -77,7 +77,7 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
 
 
 def check_number(value: Any, name: str, zero: bool = False) -> float:
-    """`value` as a float.
+    """Return `value` as a float.
 
     Raises:
       InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
@@ -144,7 +144,7 @@ INSTALL_TFF_COMMAND = (
 
 
 def missing_package(name: object) -> MissingDependency:
-    """The error for a package that is not installed."""
+    """Return the error for a package that is not installed."""
     if name == "tensorflow_federated":
         return MissingDependency(
             "The engine 'tff' needs TensorFlow Federated, which is not installed: take the engine 'local', or, with "

@@ -32,12 +32,12 @@ Table = Mapping[str, Union[Callable[..., Any], WithArgument]]
 
 
 def forms(table: Table) -> list[str]:
-    """How each choice is written, such as "median" and "trimmed:SHARE"."""
+    """Return the form of each choice, such as "median" and "trimmed:SHARE"."""
     return [_form(name, entry) for name, entry in table.items()]
 
 
 def parse(table: Table, text: str, what: str) -> Callable[..., Any]:
-    """The function that text names, with its argument if it has one.
+    """Return the function that text names, with its argument if it has one.
 
     Raises:
       InvalidArgument: there is no such choice, or its argument is missing, superfluous or not a number.

@@ -25,7 +25,7 @@ _MOST_STDDEVS, _MOST_SUMS = 50.0, 10**6
 
 
 class Privacy(NamedTuple):
-    """That the model after any number of rounds says little of any one client, by clipping and noise (`rules.private`).
+    """Client-level differential privacy of the model, by clipping and noise (`rules.private`).
 
     Fields:
       clip_norm: C, the furthest that a client moves the sum of means, in the anchor's standard deviations.
@@ -42,11 +42,11 @@ class Privacy(NamedTuple):
     variance_clip_norm: Optional[float] = None
 
     def epsilon(self, num_clients: int, rounds: int) -> Optional[float]:
-        """`epsilon` of so many rounds among so many clients."""
+        """Return `epsilon` of so many rounds among so many clients."""
         return epsilon(self.noise_multiplier, num_clients, self.cohort_size, rounds, self.delta)
 
     def checked(self) -> Privacy:
-        """Itself.
+        """Check the values and return this object.
 
         Raises:
           InvalidArgument: a number outside its range.
@@ -63,7 +63,7 @@ class Privacy(NamedTuple):
 def epsilon(
     noise_multiplier: float, num_clients: int, cohort_size: int, rounds: int, delta: float = 1e-5
 ) -> Optional[float]:
-    """The epsilon of rounds of `rules.private`: what they tell of whether any one client is among all of them.
+    """Return the epsilon of rounds of `rules.private`: what they tell of whether any one client is among all of them.
 
     P(model | with the client) <= exp(epsilon) P(model | without) + delta, and the reverse, of any set of models
 
@@ -203,7 +203,7 @@ def _largest_loss(noise_multiplier: float, share: float) -> float:
 
 
 def _accountant() -> types.ModuleType:
-    """The package dp_accounting.
+    """Return the package dp_accounting.
 
     Raises:
       MissingDependency: it is not installed.
@@ -219,7 +219,7 @@ def _accountant() -> types.ModuleType:
 
 
 def everyone_clipped_warning(privacy: Privacy, rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
-    """What to tell whose clip_norm cuts every client of every round; None where it does not."""
+    """Return a warning if clipping was active for every client in every round, else None."""
     if not all(row["clipped_clients"] == row["num_clients"] for row in rows):
         return None
     return (
@@ -229,7 +229,7 @@ def everyone_clipped_warning(privacy: Privacy, rows: Sequence[Mapping[str, Any]]
 
 
 def taking_part_warning(privacy: Privacy, num_clients: int) -> Optional[str]:
-    """What to tell who would hide clients that always take part; None where they are drawn."""
+    """Return a warning if private clients take part in every round, else None."""
     if privacy.cohort_size < num_clients:
         return None
     return (

@@ -1,4 +1,4 @@
-"""How much each client counts: equal, by training-set size, by distance to the anchor, by maximum discrepancy.
+"""Weights of the clients: equal, by training-set size, by distance to the anchor, by maximum discrepancy.
 
 Fischer et al. 2024 (arXiv:2403.15263), eqs. 18-21. KL is between whole posteriors, summed over all weights, in float64.
 """
@@ -18,19 +18,19 @@ _LARGEST_KL = 1e300
 
 
 def equal(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
-    """w_k = 1 (equation 18)."""
+    """Return w_k = 1 (equation 18)."""
     del local, anchor
     return tf.ones_like(num_examples, tf.float32)
 
 
 def train_size(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
-    """w_k = N_k, the client's training examples (equation 19)."""
+    """Return w_k = N_k, the client's training examples (equation 19)."""
     del local, anchor
     return tf.cast(num_examples, tf.float32)
 
 
 def distance(local: MeanField, anchor: MeanField, num_examples: tf.Tensor) -> tf.Tensor:
-    """w_k = 1 / KL[q_g || q_k], q_g the anchor: the global posterior of the round before (equation 21).
+    """Return w_k = 1 / KL[q_g || q_k], q_g the anchor: the global posterior of the round before (equation 21).
 
     Each client computes its own; the rule normalises by the sum. It needs a model with variational weights.
     """
@@ -45,7 +45,7 @@ WEIGHTINGS: dict[str, Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]] = 
 
 
 def distance_weights(stacked: MeanField, anchor: MeanField) -> tf.Tensor:
-    """Weights by distance to the anchor, normalised: [K].
+    """Return weights by distance to the anchor, normalised: [K].
 
     gamma_k = 1 / KL[q_g || q_k] (eq. 21), w_k = gamma_k / sum_j gamma_j
 
@@ -58,7 +58,7 @@ def distance_weights(stacked: MeanField, anchor: MeanField) -> tf.Tensor:
 
 
 def max_discrepancy_weights(stacked: MeanField, nearest: bool = True) -> tf.Tensor:
-    """Weights by maximum discrepancy, normalised: [K].
+    """Return weights by maximum discrepancy, normalised: [K].
 
     gamma_k = max_{j != k} 1 / KL[q_k || q_j]   as printed (eq. 20): one near neighbour is enough
     gamma_k = 1 / max_{j != k} KL[q_k || q_j]   with nearest=False, as the paper's words have it: a client far from any
@@ -87,7 +87,7 @@ def max_discrepancy_weights(stacked: MeanField, nearest: bool = True) -> tf.Tens
 
 
 def max_discrepancy_farthest_weights(stacked: MeanField) -> tf.Tensor:
-    """`max_discrepancy_weights` with nearest=False: [K]."""
+    """Return `max_discrepancy_weights` with nearest=False: [K]."""
     return max_discrepancy_weights(stacked, nearest=False)
 
 
@@ -103,7 +103,7 @@ MAX_RATIO = 10.0
 
 
 def capped(weights: tf.Tensor, max_ratio: float) -> tf.Tensor:
-    """w_k = min(w_k, max_ratio x the lower median of w), normalised: [K]."""
+    """Return w_k = min(w_k, max_ratio x the lower median of w), normalised: [K]."""
     middle = tf.sort(weights)[(tf.shape(weights)[0] - 1) // 2]
     return _normalise(tf.minimum(weights, tf.cast(max_ratio, weights.dtype) * middle))
 

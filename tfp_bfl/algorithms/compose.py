@@ -96,7 +96,7 @@ def compose(
     secure_sums: Optional[float] = None,
     **process_options: Any,
 ) -> federated.BayesianProcess:
-    """A process of any client work, rule, server step, weighting and defence that fit each other.
+    """Return a process of any client work, rule, server step, weighting and defence that fit each other.
 
     Most client works send a model's weights, and most rules make of these the weights that most server steps take.
     Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `servers.distil` what
@@ -201,7 +201,7 @@ def split_options(
 
 
 def known_options(function: Callable[..., object], options: object, what: str, own: tuple[str, ...]) -> dict[str, Any]:
-    """The options for a function, all of which it must have, but for its `own` that a recipe gives it.
+    """Return the options for a function, all of which it must have, but for its `own` that a recipe gives it.
 
     Raises:
       InvalidArgument: no dictionary, or an option that the function does not have.

@@ -1,4 +1,4 @@
-"""Which client step is stationary at the posterior under which rule.
+"""Pairs of client step and rule that are stationary at the posterior, and warnings for the others.
 
 A round with weights W_k of the rule and displacements d_k of the clients' means leaves the mean where it is if
 sum_k W_k d_k = 0. With g_k client k's gradient per example, b_k its share of the weights, P_k its precision and n the

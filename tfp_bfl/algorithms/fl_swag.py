@@ -21,7 +21,8 @@ def fl_swag(
     max_columns: int = 20,
     **options: object,
 ) -> federated.BayesianProcess:
-    """Each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the Gaussians.
+    """Build FL-SWAG: each client runs SGD once and sends the Gaussian of its iterates; the server multiplies the
+    Gaussians.
 
     q(w) ~ prod_k N(w; mean_k, diag(Sigma_k) + 1 / (H_k + 1 / t_k^2) + tau^2 I)
 

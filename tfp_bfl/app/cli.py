@@ -1,4 +1,4 @@
-"""What the command line offers. The work itself is in `run` and `doctor`."""
+"""The commands of `tfp-bfl`. The work itself is in `one_run`, `many_runs` and `doctor`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ Examples:
 
 
 class _Commands(click.Group):
-    """Which says what is near to a command that there is not."""
+    """A group of commands that suggests the nearest name for an unknown one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -340,7 +340,7 @@ def completion(shell: str) -> None:
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Runs a command and returns its exit status: 0, 2 for bad input, 1 for a failed run, 130 for Ctrl-C."""
+    """Run a command and return its exit status: 0, 2 for bad input, 1 for a failed run, 130 for Ctrl-C."""
     console = Console(stderr=True)
     # A terminal gets the log beside the progress bar; a file gets plain lines.
     handler = RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()

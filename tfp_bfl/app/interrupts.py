@@ -19,7 +19,7 @@ PAUSE = 0.05
 
 @contextlib.contextmanager
 def prompt_interrupts(seconds: float = SECONDS) -> Iterator[None]:
-    """Within it Ctrl-C is a `KeyboardInterrupt`, and the end of the process where that would come to nothing.
+    """Raise `KeyboardInterrupt` on Ctrl-C inside the block; end the process where the exception would be lost.
 
     Imports make other errors of it, or swallow it: there the process ends at once. Finalizers and the callbacks of the
     garbage collector swallow it too: it comes again after them. Compilers and other long calls hold it back: the

@@ -46,7 +46,7 @@ def exact_chains(
     thin: int = 1,
     seed: int = 0,
 ) -> ExactChains:
-    """Draws from p(w | data) ~ exp(-sum_j u_j(w) - ||w||^2 / (2 t^2)) on all examples, by TensorFlow Probability.
+    """Draw from p(w | data) ~ exp(-sum_j u_j(w) - ||w||^2 / (2 t^2)) on all examples, by TensorFlow Probability.
 
     "hmc" is Hamiltonian Monte Carlo. "mala" proposes y = w - gamma grad U(w) + sqrt(2 gamma) Z and accepts with
 

@@ -21,7 +21,7 @@ DECAY, STABILIZER = 0.99, 1e-5
 
 
 def sgld_step(weights: Any, gradient: Any, step_size: Any, seed: tf.Tensor) -> Any:
-    """One step of stochastic-gradient Langevin dynamics (SGLD).
+    """Return one step of stochastic-gradient Langevin dynamics (SGLD).
 
     w' = w + (step_size / 2) gradient + sqrt(step_size) e,   e ~ N(0, I)
 
@@ -52,7 +52,7 @@ def psgld_step(
     decay: float = DECAY,
     stabilizer: float = STABILIZER,
 ) -> tuple[Any, Any]:
-    """One step of SGLD with RMSprop's preconditioner (pSGLD), with noise from the first step on.
+    """Return one step of SGLD with RMSprop's preconditioner (pSGLD), with noise from the first step on.
 
     v' = decay v + (1 - decay) mean_gradient^2,   P = 1 / (stabilizer + sqrt(v'))
     w' = w + (step_size / 2) P gradient + sqrt(step_size P) e,   e ~ N(0, I)
@@ -82,7 +82,7 @@ def psgld_step(
 
 
 def _step(weights: Any, gradient: Any, preconditioner: Any, step_size: Any, seed: tf.Tensor) -> Any:
-    """A draw from N(w + (step_size / 2) P gradient, step_size P)."""
+    """Return a draw from N(w + (step_size / 2) P gradient, step_size P)."""
     each = tf.nest.map_structure
     step = lambda like: tf.cast(step_size, like.dtype)
     mean = each(lambda w, g, p: w + 0.5 * step(w) * p * g, weights, gradient, preconditioner)
@@ -113,7 +113,7 @@ def langevin_chain(
     stabilizer: float = STABILIZER,
     seed: int = 0,
 ) -> Samples:
-    """Draws from the posterior of a model's weights by SGLD or, preconditioned, by pSGLD.
+    """Draw from the posterior of a model's weights by SGLD or, preconditioned, by pSGLD.
 
     log p(w | data) = (N / B) sum_b log p(y_b | x_b, w) + log N(w; 0, prior_stddev^2) + const.
 

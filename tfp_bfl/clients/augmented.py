@@ -16,7 +16,7 @@ from tfp_bfl.weights.kinds import Sent
 
 
 def augmented(work: ClientWork[Sent], augmentation: Union[str, Augmentation]) -> ClientWork[Sent]:
-    """The same work, whose steps take augmentation(features, seed) in the place of a batch's features.
+    """Return the same work, whose steps take augmentation(features, seed) in the place of a batch's features.
 
     The seed is a function of (run seed, round, client, step), as that of all noise, so that a run can be repeated. With
     it a client's likelihood is of more examples than it holds, which the evidence lower bound does not know: the number

@@ -1,4 +1,4 @@
-"""How far a client's steps by SGD go for a gradient of one, which turns a displacement into a mean gradient."""
+"""The length of a client's SGD steps for a gradient of one, which turns a displacement into a mean gradient."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ESTIMATORS = {
 
 
 class Kept(NamedTuple):
-    """What a client keeps from round to round; () where it does not need it.
+    """The memory of a client between rounds; () where it has none.
 
     Fields:
       memory: eta [D], of what it has sent.
@@ -54,7 +54,7 @@ def stochastic_gradient(
     likelihood: Union[str, Likelihood] = "categorical",
     count_bits: bool = True,
 ) -> ClientWork[tf.Tensor]:
-    """Client work that sends g = C(H - eta), with H the gradient of its potential U_i = sum_j u_j, estimated:
+    """Return client work that sends g = C(H - eta), with H the gradient of its potential U_i = sum_j u_j, estimated:
 
     "plain":        H = (N_i / n) sum_(j in S) grad u_j(w)
     "fixed_point":  H = (N_i / n) sum_(j in S) (grad u_j(w) - grad u_j(w*))
@@ -174,8 +174,9 @@ def memory_rate(
     per_tensor: bool = False,
     **others: object,
 ) -> float:
-    """1 / (1 + omega), with which clients' memories come closest to what they follow; arguments as of
-    `stochastic_gradient`."""
+    """Return 1 / (1 + omega), with which clients' memories come closest to what they follow; arguments as of
+    `stochastic_gradient`.
+    """
     del others
     potential = Potential(as_model_fn(model_fn)())
     return 1 / (1 + compressor_of(compressor, potential, per_tensor).omega(potential.size))
@@ -210,7 +211,7 @@ def draw_batch(
 
 
 def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Scalar, seed: tf.Tensor) -> tf.Tensor:
-    """Integers below `number` [most], of which the first `drawn` are a uniform subset (Floyd's algorithm).
+    """Return integers below `number` [most], of which the first `drawn` are a uniform subset (Floyd's algorithm).
 
     The k-th is uniform over 0 to number - drawn + k or, where it has been drawn already, that last one itself.
 
@@ -228,7 +229,7 @@ def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Scalar, seed: tf.Tensor) 
 
 
 def compressor_of(given: Union[str, Compressor], potential: Potential, per_tensor: bool) -> Compressor:
-    """A compressor by its name, or as it is, of whole vectors or tensor by tensor."""
+    """Return a compressor by its name, or as it is, of whole vectors or tensor by tensor."""
     found = given if isinstance(given, Compressor) else parse_compressor(given)
     if not found.unbiased:
         raise InvalidArgument(
@@ -238,7 +239,7 @@ def compressor_of(given: Union[str, Compressor], potential: Potential, per_tenso
 
 
 def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) -> None:
-    """Raises InvalidArgument for a rate with which the memories would run away from what is sent."""
+    """Raise InvalidArgument for a rate with which the memories would run away from what is sent."""
     if rate is None:
         return
     most = 1 / (1 + compressor.omega(size))
@@ -250,7 +251,7 @@ def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) 
 
 
 def check_batch_size(batch_size: Union[int, float, None]) -> None:
-    """Raises InvalidArgument for what is neither a number of examples, nor a share of them, nor None."""
+    """Raise InvalidArgument for what is neither a number of examples, nor a share of them, nor None."""
     if isinstance(batch_size, float) and not 0 < batch_size < 1:
         raise InvalidArgument(f"batch_size is {shown(batch_size)}, but must be an integer, or a share between 0 and 1.")
     if batch_size is not None and not isinstance(batch_size, float):

@@ -112,7 +112,7 @@ def laplace(
 
 
 def check_fisher(likelihood: Likelihood) -> None:
-    """Raises InvalidArgument for a likelihood without Fisher's information of the outputs."""
+    """Raise InvalidArgument for a likelihood without Fisher's information of the outputs."""
     if likelihood.fisher_root is None:
         raise InvalidArgument(
             "The likelihood has no fisher_root, of which the curvature is made: use 'categorical', 'gaussian:STDDEV' "

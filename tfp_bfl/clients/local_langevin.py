@@ -47,7 +47,8 @@ def coupled_langevin(
     batch_size: Union[int, float, None] = None,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork[tf.Tensor]:
-    """DG-SGLD's client work: each client keeps weights z_i of its own, which the server's pull, in `local_steps` steps
+    """Return DG-SGLD's client work: each client keeps weights z_i of its own, which the server's pull, in `local_steps`
+    steps
 
     z_i <- z_i - gamma (N_i / n) sum_(j in S) grad u_j(z_i) - (gamma / rho) (z_i - w) + sqrt(2 gamma) Z_i
 
@@ -90,7 +91,7 @@ def conducive_langevin(
     batch_size: Union[int, float, None] = None,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork[tf.Tensor]:
-    """FSGLD's client work: `local_steps` steps of the whole chain by one client, drawn with probability 1 / b,
+    """Return FSGLD's client work: `local_steps` steps of the whole chain by one client, drawn with probability 1 / b,
 
     w <- w - gamma H + sqrt(2 gamma) Z
     H = grad U_0(w) + b (N_i / n) sum_(j in S) grad u_j(w) + sum_k P_k (w - m_k) - b P_i (w - m_i)
@@ -138,7 +139,8 @@ def fit_surrogate(
     prior_stddev: float = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> Surrogate:
-    """A Gaussian near one client's likelihood: about the mode of its own posterior, as precise as its gradients vary.
+    """Return a Gaussian near one client's likelihood: about the mode of its own posterior, as precise as its gradients
+    vary.
 
     m_i = argmin U_i(w) + ||w||^2 / (2 t^2),   P_i = sum_j (grad u_j(m_i))^2
 

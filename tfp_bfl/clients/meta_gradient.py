@@ -25,7 +25,7 @@ def meta_gradient(
     difference: float = 1e-4,
     penalty: Optional[Loss] = None,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """L_2 where the learner judges it, and the gradient by which it steps.
+    """Return L_2 where the learner judges it, and the gradient by which it steps.
 
     w' = w - a c grad L_1(w),   c = min(1, clip_norm / ||grad L_1(w)||)     of the first of the weights, others held
     "plain":              grad L_2(w)
@@ -82,7 +82,9 @@ def _gradient(
 
 
 def _clipped(gradient: Sequence[tf.Tensor], clip_norm: float) -> list[tf.Tensor]:
-    """The gradient, scaled to a norm of `clip_norm` at most over all its tensors; differentiable, at zero too."""
+    """Return the gradient, scaled to a norm of `clip_norm` at most over all its tensors; differentiable, at
+    zero too.
+    """
     if clip_norm == float("inf"):
         return list(gradient)
     square = tf.add_n([tf.reduce_sum(tf.square(x)) for x in gradient])

@@ -44,7 +44,8 @@ def meta_learning(
     kl_weight: Schedule = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
-    """Client work by stochastic gradient descent on point weights, means and what layers hold of the spread, together.
+    """Return client work by stochastic gradient descent on point weights, means and what layers hold of the spread,
+    together.
 
     loss = mean over the batch of -log p(y | x, w) + beta KL / N_k,   w ~ q
     w    = w - b g                                                    g by the learner (`meta_gradient`)
@@ -136,7 +137,7 @@ def meta_learning(
 
 
 def _shares(number: tf.Tensor, learner: str) -> list[tuple[Any, Any]]:
-    """Rows of a step's examples for each of its losses; one example serves all."""
+    """Return rows of a step's examples for each of its losses; one example serves all."""
     if learner == "plain":
         return [(0, number)] * 3
     one = tf.maximum(number // 3, 1)

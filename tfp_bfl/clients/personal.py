@@ -27,7 +27,7 @@ _BITS = ("upload_bits", "download_bits")
 
 
 def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional[float] = None) -> ClientWork:
-    """The same work from the client's own variances, of logits l = h(e_m), and what it learns of h and e_m.
+    """Return the same work from the client's own variances, of logits l = h(e_m), and what it learns of h and e_m.
 
     sends: theta, sigma^2 as trained,   (d l / d psi)^T (l - l'),   (d l / d e_m)^T (l - l')
 
@@ -101,6 +101,8 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
 
 
 def _bits(weights: ModelWeights, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
-    """Of theta and l of the kept weights, in float32, all others, and a bit a weight that says which are kept."""
+    """Return the bits of theta and l of the unpruned weights in float32, of all others, and of one mask bit for
+    each weight.
+    """
     others = sum(x.shape.num_elements() for x in tf.nest.flatten((weights.point, weights.moments)))
     return 64.0 * tf.reduce_sum(kept) + float(32 * others + (0 if threshold is None else kept.shape[0]))

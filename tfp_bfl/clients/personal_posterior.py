@@ -22,7 +22,7 @@ from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
 
 
 class PersonalPosterior(NamedTuple):
-    """What a client keeps.
+    """The memory of a client between rounds.
 
     Fields:
       posterior: v_k, its own.
@@ -50,7 +50,7 @@ def personal_posterior(
     kl_weight: float = 10.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
-    """Client work that fits the client's own posterior v_k beside its copy w_k of the server's posterior w.
+    """Return client work that fits the client's own posterior v_k beside its copy w_k of the server's posterior w.
 
     v_k <- Adam, by the gradient of   mean over the batch of -log p(y | x, v_k) + zeta / N_k KL[v_k || w_k]
     w_k <- Adam, by the gradient of   zeta / N_k KL[v_k || w_k],   v_k held
@@ -134,6 +134,6 @@ def personal_posterior(
 
 
 def _own(kept: PersonalPosterior, weights: ModelWeights) -> ModelWeights:
-    """The weights that predict for a client: the server's where it was in no round."""
+    """Return the weights that predict for a client: the server's where it was in no round."""
     mine = lambda own, server: tf.where(kept.rounds > 0, own, server)
     return weights._replace(posterior=tf.nest.map_structure(mine, kept.posterior, weights.posterior))

@@ -22,7 +22,7 @@ from tfp_bfl.weights import ClientResult, ServerMessage
 
 
 def posterior_delta(x0: Array, samples: Array, shrinkage: float) -> tf.Tensor:
-    """The server's step for one client: Delta = Sigma^-1 (x0 - mean), with a shrunk covariance of the samples.
+    """Return the server's step for one client: Delta = Sigma^-1 (x0 - mean), with a shrunk covariance of the samples.
 
     Sigma = rho_l I + (1 - rho_l) S,   rho_l = 1 / (1 + (l - 1) rho)
 
@@ -81,7 +81,7 @@ def posterior_averaging(
     optimizer_fn: Optimizer = lambda: tf.keras.optimizers.SGD(momentum=0.9),
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
-    """Client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.
+    """Return client work that samples by iterate-averaged SGD (IASG) and moves the weights by `posterior_delta`.
 
     x_j = mean of the iterates of the j-th epoch (or of k steps),   w_k = w_server - Delta(w_server, x_1 ... x_l)
 

@@ -66,7 +66,7 @@ def sites(
     empty: bool = False,
     keep_momentum: bool = False,
 ) -> ClientWork:
-    """Client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
+    """Return client work that refines the client's own factor t_k of q = prior prod_k t_k, with natural parameters
 
     local prior:   natural(q) - t_k / rho                           (for rho = 1 the cavity q / t_k)
     local optimum: q_k = local prior x likelihood_k^(1 / (T rho))   (by training from q on)
@@ -194,7 +194,7 @@ def sites(
 
 
 def _prior(model: tf.keras.Model) -> Site:
-    """The prior of a model's variational weights.
+    """Return the prior of a model's variational weights.
 
     Raises:
       InvalidArgument: there are none, or they begin wider than it, or it is hierarchical.

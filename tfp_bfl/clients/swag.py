@@ -52,7 +52,7 @@ def swag(
     curvature: bool = False,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork[ClientPosterior]:
-    """Client work that runs SGD from the server's weights and returns the SWAG posterior of its iterates.
+    """Return client work that runs SGD from the server's weights and returns the SWAG posterior of its iterates.
 
     theta_(i + 1) = theta_i - rate v_i,   v_i = momentum v_(i - 1) + grad loss_i + weight_decay theta_i
     q = N(mean, max(Sigma_diag, min_variance) / 2 + D D^T / (2 (K - 1)))
@@ -170,7 +170,7 @@ def swag(
 
 
 def swag_weights(model: tf.keras.Model, last_layer: bool = False) -> list[tf.Variable]:
-    """The model's variables that the posterior is over: the last of its point weights.
+    """Return the model's variables that the posterior is over: the last of its point weights.
 
     Raises:
       InvalidArgument: the model has variational layers or, for `last_layer`, no dense layer at its end.
@@ -191,7 +191,7 @@ def smallest_client(
     batch_size: int = 32,
     **others: object,
 ) -> int:
-    """The number of examples from which on a client collects two columns, arguments as of `swag`."""
+    """Return the number of examples from which on a client collects two columns, arguments as of `swag`."""
     del others
     burn_in_epochs = _half(local_epochs) if burn_in_epochs is None else burn_in_epochs
     if collect_every is None:
@@ -206,7 +206,7 @@ def _half(local_epochs: int) -> int:
 
 @without_autograph
 def _features(network: tf.keras.Model, inputs: tf.Tensor) -> tf.Tensor:
-    """What the frozen network makes of all examples [N, ...], a few at a time: [N, F]."""
+    """Compute the outputs of the frozen network for all examples [N, ...], a few at a time: [N, F]."""
     number = tf.shape(inputs)[0]
     size = FEATURES_AT_ONCE
 

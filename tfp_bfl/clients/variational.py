@@ -41,7 +41,7 @@ def variational(
     proximal: float = 0.0,
     example_privacy: Optional[ExamplePrivacy] = None,
 ) -> ClientWork:
-    """Client work that fits the posterior to the client's data from the server's posterior on.
+    """Return client work that fits the posterior to the client's data from the server's posterior on.
 
     loss = (1 / B) sum_b -log p(y_b | x_b, w) + KL[q || prior] / n,   w ~ q
 

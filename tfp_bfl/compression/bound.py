@@ -1,4 +1,4 @@
-"""How many bits a quantised vector takes at most on average, by theory."""
+"""Theoretical bounds of the mean size of a quantised vector, in bits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NORM_BITS = 32
 
 
 def elias_bound(num_values: int, levels: int) -> float:
-    """The expected bits of a quantised vector in Elias' codes, with 32 bits of its norm.
+    """Return the expected bits of a quantised vector in Elias' codes, with 32 bits of its norm.
 
     Of d values and s levels, t = s (s + sqrt(d)), logarithms to base 2, terms o(1) left out:
 

@@ -103,7 +103,7 @@ def quantiser(levels: int) -> Compressor:
 
 
 def sparsifier(share: float) -> Compressor:
-    """Keeps each value with the same probability, and enlarges what it keeps: C(x)_j = x_j / share, or 0.
+    """Keep each value with the same probability, and enlarges what it keeps: C(x)_j = x_j / share, or 0.
 
     omega = 1 / share - 1, exactly: E (C(x)_j - x_j)^2 = omega x_j^2
 
@@ -126,7 +126,7 @@ def sparsifier(share: float) -> Compressor:
 
 
 def largest(share: float) -> Compressor:
-    """Keeps a share of the values, the largest by size, as they are: biased, and so for clients with an error memory.
+    """Keep a share of the values, the largest by size, as they are: biased, and so for clients with an error memory.
 
     omega = 1 - ceil(share d) / d; a message takes what that of `sparsifier` does.
 
@@ -154,7 +154,7 @@ def largest(share: float) -> Compressor:
 
 
 def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callable[[int], float]) -> Compressor:
-    """A compressor whose message is C(x) itself, coded as its values that are not 0 and where they are."""
+    """Return a compressor whose message is C(x) itself, coded as its values that are not 0 and where they are."""
     entropy = -sum(p * math.log2(p) for p in (share, 1 - share) if p)
 
     def bits_of(message: tf.Tensor) -> tf.Tensor:
@@ -180,7 +180,7 @@ def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callab
 
 
 def none() -> Compressor:
-    """C(x) = x, omega = 0: 32 bits a value."""
+    """Return c(x) = x, omega = 0: 32 bits a value."""
 
     def decode(code: bytes, size: int) -> np.ndarray:
         if len(code) != 4 * size:
@@ -200,7 +200,7 @@ def none() -> Compressor:
 
 
 def by_tensor(compressor: Compressor, sizes: Sequence[int]) -> Compressor:
-    """A compressor for each tensor of a vector: each quantised by its own norm, say.
+    """Return a compressor for each tensor of a vector: each quantised by its own norm, say.
 
     omega is the largest of the tensors'. A message is a tuple of theirs; its code begins with how many bytes each has,
     in 32 bits a tensor.
@@ -262,7 +262,7 @@ COMPRESSORS: Table = {
 
 
 def parse_compressor(text: str) -> Compressor:
-    """ "quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE" or "none" as a compressor.
+    """Return "quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE" or "none" as a compressor.
 
     Raises:
       InvalidArgument: no such compressor, or a number outside its range.

@@ -25,7 +25,7 @@ BEYOND = "The code has more of something than there are integers: it is damaged,
 
 
 def encode(levels: np.ndarray) -> bytes:
-    """Integers [d] as bytes, at most 31 bits each besides the sign; d itself is not among them.
+    """Return integers [d] as bytes, at most 31 bits each besides the sign; d itself is not among them.
 
     Raises:
       InvalidArgument: they are not a vector of integers, or one is too large.
@@ -51,7 +51,7 @@ def encode(levels: np.ndarray) -> bytes:
 
 
 def decode(code: bytes, num_levels: int) -> np.ndarray:
-    """The integers [d] of `encode`, as int64.
+    """Return the integers [d] of `encode`, as int64.
 
     Raises:
       InvalidArgument: the bytes are not a code of so many.
@@ -73,7 +73,7 @@ def decode(code: bytes, num_levels: int) -> np.ndarray:
 
 
 def _num_low_bits(sizes: np.ndarray) -> int:
-    """Those of the median: the largest j for which half of the sizes are at least 2^(j - 1), or 0.
+    """Return the low bits of the median: the largest j for which half of the sizes are at least 2^(j - 1), or 0.
 
     Of a normal law three to six planes are then left, of which each takes its time; as many bits more save a plane and
     cost more than 5 % where levels are few.
@@ -85,7 +85,7 @@ def _num_low_bits(sizes: np.ndarray) -> int:
 
 
 def rice_scale(length: Any, num_rare: Any) -> Any:
-    """The integer with k bits, for the Rice code of the gaps between `num_rare` symbols in a row of `length`.
+    """Return the integer with k bits, for the Rice code of the gaps between `num_rare` symbols in a row of `length`.
 
     k = the least with q^(2^k) <= (sqrt(5) - 1) / 2, gaps of probability (1 - q) q^gap:  2^k above 0.481 (mean + 1 / 2)
     """
@@ -104,7 +104,7 @@ def _plane(ones: np.ndarray) -> list[np.ndarray]:
 
 
 def _bits(values: np.ndarray | int, width: int) -> np.ndarray:
-    """Integers at least 0 and below 2^width, the highest bit first: [n * width]."""
+    """Return integers at least 0 and below 2^width, the highest bit first: [n * width]."""
     kind = _kind(width)
     bytes_ = np.atleast_1d(values).astype(kind).view(np.uint8)
     return np.unpackbits(bytes_).reshape(-1, 8 * kind.itemsize)[:, 8 * kind.itemsize - width :].ravel()
@@ -132,7 +132,7 @@ class _Reader:
         return found.astype(np.int64)
 
     def plane(self, length: int) -> np.ndarray:
-        """Where its ones are."""
+        """Return the positions of the ones."""
         number = int(self.numbers(1, length.bit_length())[0])
         if number > length:
             raise InvalidArgument(BEYOND)

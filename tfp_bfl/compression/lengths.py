@@ -10,7 +10,7 @@ _POWERS = [2**i for i in range(40)]
 
 
 def num_bits(levels: tf.Tensor) -> tf.Tensor:
-    """8 times the number of bytes of `golomb.encode(levels)` for integers [d]: a scalar int64."""
+    """Return 8 times the number of bytes of `golomb.encode(levels)` for integers [d]: a scalar int64."""
     sizes = tf.abs(tf.cast(levels, tf.int64))
     length = tf.size(sizes, out_type=tf.int64)
     low = tf.constant(0, tf.int64)

@@ -9,7 +9,7 @@ from tfp_bfl.errors import InvalidArgument
 
 
 def generator(seed: int, *path: Union[str, int]) -> np.random.Generator:
-    """Returns the random generator of one purpose: its stream depends on `(seed, path)` and on nothing else.
+    """Return the random generator of one purpose: its stream depends on `(seed, path)` and on nothing else.
 
     Raises:
       InvalidArgument: `seed` is not an integer of at least 0.

@@ -27,8 +27,7 @@ PREPARED_ELSEWHERE = "storage.googleapis.com"  # where TFDS itself looks for a p
 
 
 def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | None = None) -> Any:
-    """Returns the prepared TFDS builder of an image classification dataset; downloads and prepares it if
-    need be.
+    """Return the prepared TFDS builder of an image classification dataset; download and prepares it if need be.
 
     Raises:
       InvalidArgument: as `tfp_bfl.data.load` says.
@@ -66,7 +65,7 @@ def find(name: str, known: Sequence[str], data_dir: Union[str, os.PathLike] | No
 
 
 def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Returns images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split.
+    """Return images uint8 [N, height, width, channels], labels int32 [N] and the class names of one split.
 
     Raises:
       InvalidArgument: there is no such split, or it has no examples or can't be read.
@@ -99,7 +98,7 @@ def read(builder: Any, name: str, split: str) -> tuple[np.ndarray, np.ndarray, t
 
 
 def _check_classes(folder: pathlib.Path) -> None:
-    """Raises InvalidArgument for a prepared dataset of features that are not TFDS's: it would import their module."""
+    """Raise InvalidArgument for a prepared dataset of features that are not TFDS's: it would import their module."""
     for path in sorted(folder.glob("**/features.json"))[:MOST_VERSIONS]:
         try:
             if path.stat().st_size > MOST_FEATURES_BYTES:
@@ -116,7 +115,7 @@ def _check_classes(folder: pathlib.Path) -> None:
 
 
 def _class_names(node: Any) -> Iterator[Any]:
-    """All that a features.json names as a class, at any depth."""
+    """Return all that a features.json names as a class, at any depth."""
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
         yield from _class_names(child)
     if isinstance(node, dict):
@@ -141,7 +140,7 @@ def _check_features(builder: Any, name: str) -> None:
 
 
 def _prepare(builder: Any, name: str) -> None:
-    """Downloads and prepares; a failure leaves no half folder behind."""
+    """Download and prepares; a failure leaves no half folder behind."""
     import tensorflow_datasets as tfds
 
     root = pathlib.Path(builder.data_dir_root)
@@ -171,12 +170,12 @@ def _prepare(builder: Any, name: str) -> None:
 
 
 def _halves(root: pathlib.Path, name: str) -> set[pathlib.Path]:
-    """The folders that TFDS leaves behind if it is stopped between download and prepared dataset."""
+    """Return the folders that TFDS leaves behind if it is stopped between download and prepared dataset."""
     return {*(root / "downloads" / name).glob("*.tmp.*"), *(root / name).rglob("incomplete.*")}
 
 
 def _reachable(builder: Any) -> bool:
-    """Whether a server of the dataset takes a connection: without a network TFDS itself tries for minutes."""
+    """Return whether a server of the dataset accepts a connection: without a network TFDS itself tries for minutes."""
     if urllib.request.getproxies():
         return True
     try:
@@ -208,7 +207,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps back TFDS's warnings about a folder that is not there yet: the error says it better."""
+    """Keep back TFDS's warnings about a folder that is not there yet: the error says it better."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ Augmentation = Callable[["tf.Tensor", "tf.Tensor"], "tf.Tensor"]
 
 
 def crop_and_flip(padding: int = 4) -> Augmentation:
-    """(images [B, H, W, C], a seed [2]) -> the same, each padded by zeros, cropped anywhere and mirrored or not.
+    """Return (images [B, H, W, C], a seed [2]) -> the same, each padded by zeros, cropped anywhere and mirrored or not.
 
     out[i, j] = padded[i + a, j + b] or its mirror image,   a, b ~ U{0, ..., 2 padding},   mirrored with probability 1/2
 
@@ -57,7 +57,7 @@ AUGMENTATIONS: Table = {
 
 
 def parse_augmentation(text: str) -> Augmentation:
-    """ "crop_and_flip:PADDING" as an augmentation.
+    """Return "crop_and_flip:PADDING" as an augmentation.
 
     Raises:
       InvalidArgument: no such augmentation, or a number outside its range.

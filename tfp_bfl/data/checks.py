@@ -1,4 +1,4 @@
-"""What a `Source` may hold: arrays cast where that loses nothing, and one sentence where it would."""
+"""Checks of the arrays of a `Source`: casts that lose nothing, and one sentence where a cast would lose something."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checked_features(features: Any) -> np.ndarray:
 
 
 def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels int32 [N] from 0 to C - 1, and the C class names.
+    """Return labels int32 [N] from 0 to C - 1, and the C class names.
 
     Text and numbers that stand for classes are mapped, in their order, and named by themselves where `class_names` is
     empty. Text labels are looked up in `class_names` where it is not.
@@ -96,7 +96,7 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
 
 
 def checked_targets(targets: Any, num_examples: int) -> np.ndarray:
-    """Numbers to regress on: float32 [N].
+    """Return numbers to regress on: float32 [N].
 
     Raises:
       InvalidArgument: they are not one a feature row, no numbers, or not finite.
@@ -144,7 +144,7 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _named(array: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Of labels that are text."""
+    """Return class names and numbers of labels that are text."""
     texts = as_text(array.tolist())
     names = names or ordered(texts)
     numbers = {name: number for number, name in enumerate(names)}

@@ -74,11 +74,11 @@ class ClientFiles(ClientData):
 
     @property
     def description(self) -> str:
-        """Who they are and how much they have, as a checkpoint says it."""
+        """The sites and their sizes, as a checkpoint records them."""
         return f"{self.num_clients} of {self.source.name} in files ({self.digest[:8]})"
 
     def examples(self, k: int) -> ClientExamples:
-        """Returns the examples of client k as arrays.
+        """Return the examples of client k as arrays.
 
         Raises:
           InvalidArgument: there is no client k, or its file is missing, damaged or another's.
@@ -104,12 +104,12 @@ class ClientFiles(ClientData):
         return ClientExamples(np.full(len(labels), k, np.int32), features, labels)
 
     def references(self, chosen: Iterable[int], most: int) -> list[Reference]:
-        """`shares`, by where they are."""
+        """Return `shares`, by where they are."""
         return [Reference(str(self.folder), self.digest, tuple(part)) for part in self.shares(chosen, most)]
 
 
 def write_clients(clients: Clients, folder: Union[str, os.PathLike[str]]) -> ClientFiles:
-    """Writes each client's examples to a file of its own, and an index of all.
+    """Write each client's examples to a file of its own, and an index of all.
 
     A folder that holds these clients already is left as it is.
 
@@ -166,7 +166,7 @@ def write_clients(clients: Clients, folder: Union[str, os.PathLike[str]]) -> Cli
 
 
 def _path(k: int) -> str:
-    """Of a client's file in the folder: no folder has more than a thousand."""
+    """Return the path of a client's file in the folder: no folder has more than a thousand."""
     return f"{k // _IN_A_FOLDER:03d}/client-{k:06d}.npz"
 
 

@@ -40,7 +40,9 @@ class ClientExamples(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def _slices(*spec: tf.TensorSpec) -> Any:
-    """The function (start, end, client, features, labels) -> the rows from start to end of each of the last three."""
+    """Return the function (start, end, client, features, labels) -> the rows from start to end of each of
+    the last three.
+    """
     import tensorflow as tf
 
     bound = tf.TensorSpec([], tf.int64)
@@ -65,11 +67,11 @@ class ClientData(abc.ABC):
     @property
     @abc.abstractmethod
     def description(self) -> str:
-        """Who holds what, as a checkpoint says it."""
+        """The partition, as a checkpoint records it."""
 
     @abc.abstractmethod
     def examples(self, k: int) -> ClientExamples:
-        """Returns the examples of client k as arrays.
+        """Return the examples of client k as arrays.
 
         Raises:
           InvalidArgument: there is no client k.
@@ -91,7 +93,7 @@ class ClientData(abc.ABC):
         return k
 
     def dataset(self, *chosen: int) -> tf.data.Dataset:
-        """Returns the dataset of the chosen clients: one element a client, its `ClientExamples`.
+        """Return the dataset of the chosen clients: one element a client, its `ClientExamples`.
 
         A federated round takes one client or several in a dataset; several work one after another.
 
@@ -119,7 +121,7 @@ class ClientData(abc.ABC):
         return tf.data.experimental.from_variant(variant, spec)
 
     def shares(self, chosen: Iterable[int], most: int) -> list[list[int]]:
-        """Shares the chosen clients out into at most `most` parts with about the same number of examples.
+        """Split the chosen clients into at most `most` parts with about the same number of examples.
 
         Raises:
           InvalidArgument: there is no such client, none is chosen, or `most` is below 1.
@@ -137,7 +139,7 @@ class ClientData(abc.ABC):
         return parts
 
     def shards(self, chosen: Iterable[int], most: int) -> list[tf.data.Dataset]:
-        """The datasets of `shares`."""
+        """Return the datasets of `shares`."""
         return [self.dataset(*part) for part in self.shares(chosen, most)]
 
 
@@ -188,20 +190,20 @@ class Clients(ClientData):
 
     @property
     def description(self) -> str:
-        """Who holds what, by the indices of their examples, and the features and labels of these."""
+        """The partition, by the indices, features and labels of the clients' examples."""
         source = self.source
         content = [part.tolist() for part in self.indices], source.sha256()
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]
         return f"{self.num_clients} of {source.name}/{source.split} ({digest})"
 
     def label_counts(self) -> np.ndarray:
-        """Returns the examples of each class that each client holds, int64 [K, C]; of numbers those of each tenth."""
+        """Return the examples of each class that each client holds, int64 [K, C]; of numbers those of each tenth."""
         labels = self.source.strata
         num_classes = self.source.num_classes or int(labels.max()) + 1
         return np.stack([np.bincount(labels[part], minlength=num_classes) for part in self.indices])
 
     def limit(self, examples_per_client: int, seed: int) -> Clients:
-        """Returns clients with at most `examples_per_client` examples, drawn uniformly without replacement.
+        """Return clients with at most `examples_per_client` examples, drawn uniformly without replacement.
 
         Clients that have no more than that keep what they have. The order of examples stays.
 
@@ -217,7 +219,7 @@ class Clients(ClientData):
         return Clients(self.source, kept)
 
     def split(self, first: int) -> tuple[Clients, Clients]:
-        """Returns the first clients and all others, such as clients who never take part in training.
+        """Return the first clients and all others, such as clients who never take part in training.
 
         Raises:
           InvalidArgument: no client is left on either side.
@@ -229,7 +231,7 @@ class Clients(ClientData):
         return Clients(self.source, self.indices[:first]), Clients(self.source, self.indices[first:])
 
     def set_aside(self, share: float, seed: int) -> tuple[Clients, Clients]:
-        """Takes a share of all examples for the server: that share as one client, and the clients with the rest.
+        """Take a share of all examples for the server: that share as one client, and the clients with the rest.
 
         The examples are drawn uniformly from those of all clients, round(share n) of n.
 
@@ -252,7 +254,7 @@ class Clients(ClientData):
         return Clients(self.source, [np.sort(taken)]), Clients(self.source, rest)
 
     def examples(self, k: int) -> ClientExamples:
-        """Returns the examples of client k as arrays.
+        """Return the examples of client k as arrays.
 
         Raises:
           InvalidArgument: there is no client k.
@@ -264,7 +266,7 @@ class Clients(ClientData):
         return ClientExamples(client, features, self.source.labels[part])
 
     def describe(self) -> str:
-        """Returns a table of the examples of each class that each client holds: the first 20, and all."""
+        """Return a table of the examples of each class that each client holds: the first 20, and all."""
         counts = self.label_counts()
         shown = min(self.num_clients, DESCRIBED_CLIENTS)
         rows = [["client", *self.source.class_names, "all"]]

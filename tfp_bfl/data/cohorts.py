@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""The clients that take part in a round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def cohort(
     attempt: int = 0,
     popularity: float | None = None,
 ) -> np.ndarray:
-    """Draws one round's clients without replacement, uniformly (McMahan et al. 2017, algorithm 1) or by popularity.
+    """Draw one round's clients without replacement, uniformly (McMahan et al. 2017, algorithm 1) or by popularity.
 
         S_t ~ Uniform({S subset of {0..K-1} : |S| = cohort_size}),  a function of (seed, t, attempt) alone
 
@@ -60,7 +60,7 @@ def cohort(
 
 
 def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) -> np.ndarray:
-    """The clients of a round, each drawn for itself with probability expected / K.
+    """Return the clients of a round, each drawn for itself with probability expected / K.
 
     A function of (seed, round_number, client) alone.
 
@@ -84,7 +84,7 @@ def each_drawn(num_clients: int, expected: int, round_number: int, seed: int) ->
 
 
 def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
-    """Returns the number of clients a round, which is K for None, and draws none.
+    """Return the number of clients a round, which is K for None, and draws none.
 
     Raises:
       InvalidArgument: one is below 1, or `cohort_size` is above `num_clients`.
@@ -101,7 +101,7 @@ def check_cohort_size(num_clients: int, cohort_size: int | None) -> int:
 
 
 def answering(chosen: np.ndarray, dropout: float, round_number: int, seed: int, attempt: int = 0) -> np.ndarray:
-    """The clients of a cohort that answer: each stays away with probability `dropout`, for itself.
+    """Return the clients of a cohort that answer: each stays away with probability `dropout`, for itself.
 
     A function of (seed, round_number, attempt, client) alone.
 

@@ -37,7 +37,7 @@ class Examples(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How examples are read.
+    """The options of reading examples.
 
     Fields:
       label: the column with the labels.
@@ -197,7 +197,7 @@ def texts(table: Any, name: str, troubles: Troubles) -> np.ndarray:
 
 
 def _looks_like_names(table: Any, name: str) -> bool:
-    """Whether a column holds text with repeated values, as a column that names clients does."""
+    """Return whether a column holds text with repeated values, as a client column does."""
     import pyarrow.types as types
 
     cells = _plain(table[name])
@@ -205,7 +205,7 @@ def _looks_like_names(table: Any, name: str) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """A column without categories."""
+    """Return a column without categories."""
     import pyarrow
     import pyarrow.types as types
 
@@ -245,7 +245,7 @@ def _numbers(column: Any, name: str, troubles: Troubles) -> np.ndarray:
 
 
 def _from_text(column: Any, name: str, troubles: Troubles) -> tuple[Any, np.ndarray]:
-    """A column of text as numbers, None where a cell is none; and which cells are empty, [N]."""
+    """Return a column of text as numbers, None where a cell is none; and which cells are empty, [N]."""
     import pyarrow
     import pyarrow.compute as compute
 

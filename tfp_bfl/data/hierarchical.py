@@ -29,7 +29,7 @@ def pachinko(
     groups: Sequence[int] | None = None,
     examples_per_client: int | None = None,
 ) -> Partition:
-    """Gives clients of equal size groups of classes by one Dirichlet draw, and classes in each group by another.
+    """Give clients of equal size groups of classes by one Dirichlet draw, and classes in each group by another.
 
         q_k ~ Dir(alpha 1_G) over groups,   r_kg ~ Dir(beta 1) over the classes of group g
         an example of client k: group ~ Categorical(q_k), class ~ Categorical(r_kg)

@@ -44,13 +44,13 @@ class Images(NamedTuple):
 
 
 class _Unreadable(Exception):
-    """Why one file can't be read."""
+    """The reason why a file cannot be read."""
 
 
 def read_images(
     paths: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]], shape: tuple[int, int, int]
 ) -> Images:
-    """Reads images of one shape; one that can't be read does not stop the others.
+    """Read images of one shape; one that can't be read does not stop the others.
 
     A path is an image file (.png, .jpg, .jpeg, .bmp, or .gif, of which the first frame counts), a folder (its image
     files that are not hidden, sorted by name), or an .npz archive with one array or one called "images": uint8, or
@@ -100,7 +100,7 @@ def _check_shape(shape: Any) -> tuple[int, int, int]:
 
 
 def _expand(paths: Any) -> list[pathlib.Path]:
-    """The files that paths mean, folders opened up."""
+    """Return the files that paths mean, folders opened up."""
     found = []
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
@@ -189,7 +189,7 @@ def is_hidden(path: pathlib.Path) -> bool:
 
 
 def _orientation(image: Any) -> int:
-    """As EXIF numbers it; without decoding pixels, which other sources of it would take."""
+    """Return EXIF's number of the orientation, without decoding pixels."""
     if not {"exif", "xmp", "Raw profile type exif"} & image.info.keys():
         return _UPRIGHT
     try:
@@ -215,7 +215,7 @@ def _size(height: Any, width: Any, channels: Any) -> str:
 
 @contextlib.contextmanager
 def _errors_as(reason: str) -> Iterator[None]:
-    """What decoders raise for a broken file can be anything."""
+    """Translate the errors of image decoders, which can be of any type."""
     try:
         yield
     except _Unreadable:

@@ -46,7 +46,7 @@ Path = Union[str, "os.PathLike[str]"]
 
 
 class OwnData(NamedTuple):
-    """What files hold.
+    """The contents of user-supplied files.
 
     Fields:
       train, test: examples to train on and to evaluate with.
@@ -61,7 +61,7 @@ class OwnData(NamedTuple):
 
 
 def is_own(name: str) -> bool:
-    """Whether a dataset is called by a path: one with a suffix of `SUFFIXES`, or a folder that is there."""
+    """Return whether a dataset is named by a path: one with a suffix of `SUFFIXES`, or an existing folder."""
     return pathlib.PurePath(name).suffix.lower() in SUFFIXES or os.path.isdir(name)
 
 
@@ -222,7 +222,7 @@ def _of_source(given: Union[Source, Clients], client: Optional[str], test: Any, 
 
 
 def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples, Optional[Examples]]:
-    """The examples of a path or in memory, and the test set that lies beside them, if there is one."""
+    """Return the examples of a path or in memory, and the test set that lies beside them, if there is one."""
     if not isinstance(data, (str, os.PathLike)):
         return examples_in(data, where, reading), None
     path = pathlib.Path(data)
@@ -240,7 +240,7 @@ def _read(data: Any, reading: Reading, where: str = "dataset") -> tuple[Examples
 
 
 def _name_of(data: Any, label: str) -> str:
-    """A dataset as errors name it, with the column of its labels."""
+    """Return a dataset as errors name it, with the column of its labels."""
     if not isinstance(data, (str, os.PathLike)):
         return f"the column {shown(label)} of dataset" if is_table(data) else "dataset"
     path = pathlib.Path(data)
@@ -248,7 +248,7 @@ def _name_of(data: Any, label: str) -> str:
 
 
 def _check_classes(examples: Examples, what: str, is_part: bool) -> None:
-    """That labels are classes, of which a model can tell two or more apart."""
+    """Check that labels are two or more classes."""
     names, number = examples.class_names, len(examples.labels)
     if len(names) == 1 and not is_part:
         raise InvalidArgument(f"{what} are all {shown(names[0])}: a model requires two classes or more.")
@@ -297,7 +297,7 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
 
 
 def _held_out(labels: np.ndarray, owners: Optional[np.ndarray]) -> np.ndarray:
-    """Whether each example is in the test set: `TEST_SHARE` of each client's and class's, but not all of a client's."""
+    """Return a mask of test examples: `TEST_SHARE` of each client's and class's, but not all of a client's."""
     whose = np.zeros(len(labels), np.int64) if owners is None else np.unique(owners, return_inverse=True)[1]
     rng = generator(0, "held out")
     held = np.zeros(len(labels), bool)
@@ -321,7 +321,7 @@ def _part(examples: Examples, keep: np.ndarray) -> Examples:
 
 
 def _standardised(name: str, *parts: Examples, target: Optional[Column]) -> list[Source]:
-    """The sources of both; tables by the columns' means and standard deviations in the first."""
+    """Return the sources of both; tables by the columns' means and standard deviations in the first."""
     columns: tuple[Column, ...] = ()
     train = parts[0]
     features = [np.asarray(part.features) for part in parts]

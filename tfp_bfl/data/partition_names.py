@@ -24,7 +24,7 @@ PARTITIONS: named.Table = {
 
 
 def parse(text: str, num_clients: int) -> Partition:
-    """The partition that text names, such as "iid" or "dirichlet:0.5": see `partition_forms`.
+    """Return the partition that text names, such as "iid" or "dirichlet:0.5": see `partition_forms`.
 
     Raises:
       InvalidArgument: there is no such partition, or its argument is missing, superfluous or not a number.
@@ -38,5 +38,5 @@ def parse(text: str, num_clients: int) -> Partition:
 
 
 def partition_forms() -> list[str]:
-    """How each is written, such as "dirichlet:ALPHA"."""
+    """Return the form of each partition's name, such as "dirichlet:ALPHA"."""
     return named.forms(PARTITIONS)

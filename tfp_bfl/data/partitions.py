@@ -41,7 +41,7 @@ class Partition:
     assign: Assign = dataclasses.field(repr=False)
 
     def __call__(self, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        """Returns K sorted int64 arrays of indices into `labels` [N], pairwise disjoint.
+        """Return K sorted int64 arrays of indices into `labels` [N], pairwise disjoint.
 
         Raises:
           InvalidArgument: there are fewer examples than clients, the labels are not integers [N], or the
@@ -61,7 +61,7 @@ class Partition:
 
 
 def given(num_clients: int) -> Partition:
-    """Who holds what is said by the data themselves (`read_own`): as a partition of others it is refused."""
+    """Refuse the name of the partition that data define themselves (`read_own`) for other data."""
 
     def assign(classes: list[np.ndarray], seed: int) -> list[np.ndarray]:
         raise InvalidArgument("The data say nothing of clients: name the column that does, or give another partition.")
@@ -70,7 +70,7 @@ def given(num_clients: int) -> Partition:
 
 
 def iid(num_clients: int) -> Partition:
-    """Gives each client a uniformly drawn share of the examples, without replacement (McMahan et al. 2017).
+    """Give each client a uniformly drawn share of the examples, without replacement (McMahan et al. 2017).
 
         client k holds pi[N k / K : N (k + 1) / K],  pi a uniform permutation of 0..N-1
 
@@ -94,7 +94,7 @@ def iid(num_clients: int) -> Partition:
 
 
 def label_skew(num_clients: int, classes_per_client: int) -> Partition:
-    """Gives each client exactly c classes (quantity-based label imbalance, Li et al. 2022, section IV-A).
+    """Give each client exactly c classes (quantity-based label imbalance, Li et al. 2022, section IV-A).
 
         holders of class j: floor(K c / C) or ceil(K c / C) clients;  each holds an equal shard of the class
 
@@ -141,7 +141,7 @@ def label_skew(num_clients: int, classes_per_client: int) -> Partition:
 
 
 def _spread(num_clients: int, per_client: int, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
-    """Returns for each class the clients that hold it: c classes a client, holders as even as possible."""
+    """Return for each class the clients that hold it: c classes a client, holders as even as possible."""
     quota = np.full(num_classes, num_clients * per_client // num_classes)
     quota[rng.permutation(num_classes)[: num_clients * per_client % num_classes]] += 1
     holders: list[list[int]] = [[] for _ in range(num_classes)]
@@ -154,7 +154,7 @@ def _spread(num_clients: int, per_client: int, num_classes: int, rng: np.random.
 
 
 def dirichlet(num_clients: int, alpha: float, min_examples: int = 1) -> Partition:
-    """Splits each class over the clients in Dirichlet proportions (Yurochkin et al. 2019; Li et al. 2022).
+    """Split each class over the clients in Dirichlet proportions (Yurochkin et al. 2019; Li et al. 2022).
 
         p_j ~ Dir(alpha 1_K) for each class j;  client k holds a share p_j[k] of the examples of class j
 
@@ -187,7 +187,7 @@ def dirichlet(num_clients: int, alpha: float, min_examples: int = 1) -> Partitio
 
 
 def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples: int = 1) -> Partition:
-    """Gives clients of unequal size an interest in one class each, and a smaller one in all others (Makni 2022).
+    """Give clients of unequal size an interest in one class each, and a smaller one in all others (Makni 2022).
 
         s_1 <= ... <= s_K, sorted draws of U(0, 1);  i_kc = 1 if c = k mod C, else p
         client k holds a share s_k i_kc / sum_j s_j i_jc of the examples of class c
@@ -235,7 +235,7 @@ def noniid_datasets(num_clients: int, other_interest: float = 0.25, min_examples
 
 
 def like(clients: Clients) -> Partition:
-    """Gives each client the share of every class that it has of `clients`: the test data of the clients that train.
+    """Give each client the share of every class that it has of `clients`: the test data of the clients that train.
 
         examples of class c of client k = n_c N_kc / sum_j N_jc,   n_c those of the source, N_kc those of `clients`
 
@@ -274,7 +274,7 @@ def _cut_classes(
     draw_cuts: Callable[[np.random.Generator, np.ndarray], np.ndarray],
     remedy: str,
 ) -> Partition:
-    """Returns the partition that shuffles each class and cuts it, drawn until all clients have enough examples.
+    """Return the partition that shuffles each class and cuts it, drawn until all clients have enough examples.
 
     Args:
       draw_cuts: (generator, examples of each class [C]) -> int64 [C, K - 1], where to cut each class: see `_cuts`.
@@ -306,7 +306,7 @@ def _cut_classes(
 
 
 def _cuts(weights: np.ndarray, counts: np.ndarray, shifts: np.ndarray | float = 0.0) -> np.ndarray:
-    """Returns where to cut each class so that its clients get shares of its examples in proportion to their weights.
+    """Return where to cut each class so that its clients get shares of its examples in proportion to their weights.
 
     Args:
       weights: [C, K], not negative, and in no class all zero.
@@ -324,7 +324,7 @@ def _cuts(weights: np.ndarray, counts: np.ndarray, shifts: np.ndarray | float = 
 
 
 def lda(num_clients: int, alpha: float) -> Partition:
-    """Gives clients of equal size Dirichlet class proportions (Hsu et al. 2019, section 2).
+    """Give clients of equal size Dirichlet class proportions (Hsu et al. 2019, section 2).
 
         q_k ~ Dir(alpha 1_C) for each client k;  its floor(N / K) examples have labels ~ Categorical(q_k)
 
@@ -366,7 +366,7 @@ def lda(num_clients: int, alpha: float) -> Partition:
 
 
 def draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draws how many examples of each class a client gets, with `left` [C] examples to be had."""
+    """Draw how many examples of each class a client gets, with `left` [C] examples to be had."""
     share = rng.dirichlet(np.full(len(left), alpha))
     counts = np.zeros_like(left)
     # Drawing all, cutting at what is left and drawing the shortfall from the other classes has the
@@ -382,7 +382,7 @@ def draw_labels(left: np.ndarray, size: int, alpha: float, rng: np.random.Genera
 
 
 def check_alpha(alpha: float, name: str = "alpha") -> float:
-    """Returns a concentration; raises InvalidArgument for one that is not a finite number above 0."""
+    """Return a concentration; raise InvalidArgument for one that is not a finite number above 0."""
     # Beyond 1e100 the gamma draws behind a Dirichlet sample overflow or lose all their digits.
     if not _is_number(alpha) or not 0.0 < alpha < 1e100:
         raise InvalidArgument(f"{name} is {shown(alpha)}, but must be a finite number above 0.")

@@ -1,4 +1,4 @@
-"""What examples at other places look like, and clients whose examples are there."""
+"""The shape of examples that lie elsewhere, and clients with such examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfp_bfl.data.sources import Column, Learnt
 
 @dataclasses.dataclass(frozen=True)
 class Schema(Learnt):
-    """What examples look like, without any of them: as far as a model must know it.
+    """The shape of examples, as far as a model must know it.
 
     Attributes:
       name: of the data.
@@ -55,16 +55,16 @@ class Parties(NamedTuple):
 
     @property
     def element_spec(self) -> ClientExamples:
-        """As of `Clients`."""
+        """The specification of a batch, as of `Clients`."""
         return self.source.element_spec
 
     def shards(self, numbers: Sequence[int], count: int) -> list[int]:
-        """What their engine knows them by: their numbers."""
+        """Return the numbers by which the engine knows the clients."""
         del count
         return [int(number) for number in numbers]
 
     @property
     def description(self) -> str:
-        """Who they are and how much they have, as a checkpoint says it."""
+        """The sites and their sizes, as a checkpoint records them."""
         digest = hashlib.sha256(json.dumps([self.names, self.sizes.tolist()]).encode()).hexdigest()[:8]
         return f"{self.num_clients} parties of {self.source.name} ({digest})"

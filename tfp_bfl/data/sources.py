@@ -65,7 +65,7 @@ def column_of(name: str, numbers: np.ndarray) -> Column:
 
 
 class Learnt:
-    """What is learnt of examples, whoever has them.
+    """The target of learning, wherever the examples lie.
 
     Attributes:
       name: of the data.
@@ -88,7 +88,7 @@ class Learnt:
 
     @property
     def num_outputs(self) -> int:
-        """What a model gives for an example: C logits, or the mean and the log variance of a number."""
+        """The outputs of a model for an example: C logits, or the mean and the log variance of a number."""
         return self.num_classes if self.target is None else 2
 
     @property
@@ -154,7 +154,7 @@ class Source(Learnt):
 
     @property
     def strata(self) -> np.ndarray:
-        """By what partitions tell examples apart: the labels, or the tenths of the numbers that are regressed on."""
+        """The groups that partitions distinguish: the labels, or the tenths of a numeric target."""
         if self.target is None:
             return self.labels
         bounds = np.quantile(self.labels, np.arange(1, STRATA) / STRATA)
@@ -171,7 +171,7 @@ class Source(Learnt):
         return self.features.dtype == np.uint8 and len(self.features.shape) > 2
 
     def partition(self, partition: Partition, seed: int) -> Clients:
-        """Splits the examples over clients.
+        """Split the examples over clients.
 
         Raises:
           InvalidArgument: the labels do not allow this partition, or it leaves a client with no examples.
@@ -185,7 +185,7 @@ class Source(Learnt):
         return Clients(self, partition(self.strata, seed))
 
     def subset(self, num_examples: int, seed: int) -> Source:
-        """Returns `num_examples` of the examples, drawn uniformly without replacement, in their old order.
+        """Return `num_examples` of the examples, drawn uniformly without replacement, in their old order.
 
         Raises:
           InvalidArgument: `num_examples` is below 1 or above the number of examples.
@@ -218,7 +218,7 @@ class Source(Learnt):
         return total.hexdigest()
 
     def as_dataset(self) -> tf.data.Dataset:
-        """Returns a dataset of (features [...], label []), an example an element, in order."""
+        """Return a dataset of (features [...], label []), an example an element, in order."""
         import tensorflow as tf
 
         return tf.data.Dataset.from_tensor_slices((self.features, self.labels))
@@ -231,7 +231,7 @@ class _Table(NamedTuple):
 
 
 def _file(name: str) -> pathlib.Path:
-    """Of scikit-learn's; to import all of it takes longer than training on a set."""
+    """Return the path of one of scikit-learn's data files; importing all of scikit-learn takes longer than training."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise missing_package("scikit-learn")
@@ -253,7 +253,7 @@ def _breast_cancer() -> _Table:
 
 
 def _diabetes() -> _Table:
-    """A measure of disease progression a year after ten baseline measurements (Efron et al. 2004)."""
+    """Return a measure of disease progression a year after ten baseline measurements (Efron et al. 2004)."""
     rows = np.loadtxt(_file("diabetes_data_raw.csv.gz"))
     return _Table(rows, np.loadtxt(_file("diabetes_target.csv.gz")), ())
 
@@ -299,7 +299,7 @@ def standardised_target(name: str, train: np.ndarray, numbers: np.ndarray) -> tu
 
 
 def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | None = None) -> Source:
-    """Loads one split of a dataset into memory.
+    """Load one split of a dataset into memory.
 
     "digits" (uint8 [N, 8, 8, 1]: 0..16 scaled to 0..255), "breast_cancer" (float32 [N, 30]: each column
     less the mean and over the standard deviation of the train split) and "diabetes" (float32 [N, 10], likewise; its
@@ -332,7 +332,7 @@ def load(name: str, split: str = "train", data_dir: Union[str, os.PathLike] | No
 
 
 def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
-    """One example or more of the train split, read at once: enough to know the shapes and the classes.
+    """Return one example or more of the train split, read at once: enough to know the shapes and the classes.
 
     Raises:
       InvalidArgument: as `load`.
@@ -341,7 +341,7 @@ def peek(name: str, data_dir: Union[str, os.PathLike] | None = None) -> Source:
 
 
 def list_sources() -> tuple[str, ...]:
-    """Returns the embedded names and the TFDS names in common use; `load` takes others of TFDS as well.
+    """Return the embedded names and the TFDS names in common use; `load` takes others of TFDS as well.
 
     Example:
       >>> bfl.data.list_sources()[:3]

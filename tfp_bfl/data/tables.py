@@ -81,7 +81,7 @@ def as_table(value: Any, where: str, drop: Collection[str] = (), keep: Collectio
 
 
 def _checked(read: Callable[[], Any], where: str, drop: Collection[str], named: Collection[str]) -> Any:
-    """What `read` returns, without the columns of `drop` and those that are a row index and not in `named`."""
+    """Return the result of `read` without the columns of `drop` and without row indices that are not in `named`."""
     import pyarrow
 
     try:
@@ -173,7 +173,7 @@ def _check_encoding(file: BinaryIO, encoding: str, path: pathlib.Path) -> None:
 
 
 def _separator(head: str, path: pathlib.Path) -> str:
-    """The one that splits the header into most columns."""
+    """Return the one that splits the header into most columns."""
     lines = head.lstrip("\ufeff\r\n")
 
     def count(separator: str) -> int:
@@ -187,7 +187,9 @@ def _separator(head: str, path: pathlib.Path) -> str:
 
 
 def _without_index(table: Any, named: Collection[str]) -> Any:
-    """Without the columns that are a row index by pandas' record or by their name, and unnamed ones without a value."""
+    """Remove the columns that are a row index by pandas' record or by their name, and unnamed columns
+    without values.
+    """
     try:
         index = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
         index = {name for name in index if isinstance(name, str)}

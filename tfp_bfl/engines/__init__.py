@@ -1,1 +1,1 @@
-"""What carries the messages of a round from and to other processes: TensorFlow Federated's workers, a Ray cluster."""
+"""Engines that run clients in other processes: TensorFlow Federated's workers, a Ray cluster."""

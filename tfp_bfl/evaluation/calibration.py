@@ -32,7 +32,7 @@ class Reliability(NamedTuple):
 
 
 def reliability(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Reliability:
-    """Mean confidence and accuracy of the predicted class, binned by confidence.
+    """Return the mean confidence and accuracy of the predicted class, binned by confidence.
 
         confidence_m = mean of max_c p_bc         over the b with edges_m < max_c p_bc <= edges_m+1
         accuracy_m   = mean of [argmax_c p_bc = y_b]   over the same b
@@ -93,7 +93,7 @@ def _sums(values: tf.Tensor, bins: tf.Tensor, num_bins: int) -> tf.Tensor:
 
 
 def _gaps(bins: Reliability) -> tf.Tensor:
-    """Returns [M], the absolute gap between accuracy and confidence, zero in empty bins."""
+    """Return [M], the absolute gap between accuracy and confidence, zero in empty bins."""
     gaps = tf.abs(bins.accuracy - bins.confidence)
     return tf.where(bins.count > 0, gaps, tf.zeros_like(gaps))
 
@@ -101,7 +101,8 @@ def _gaps(bins: Reliability) -> tf.Tensor:
 def expected_calibration_error(
     probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
-    """Mean gap between confidence and accuracy (ECE, bins of equal width) of the predicted class, or of all classes.
+    """Return the mean gap between confidence and accuracy (ECE, bins of equal width) of the predicted class, or of all
+    classes.
 
         ece = sum_m count_m / sum count * |accuracy_m - confidence_m|
 
@@ -136,7 +137,8 @@ def expected_calibration_error(
 def maximum_calibration_error(
     probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label"
 ) -> tf.Tensor:
-    """Largest gap between confidence and accuracy, of the predicted class or of all, in any bin that is not empty.
+    """Return the largest gap between confidence and accuracy, of the predicted class or of all, in any bin that is not
+    empty.
 
         mce = max_m |accuracy_m - confidence_m|
 

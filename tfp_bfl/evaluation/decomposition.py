@@ -9,7 +9,7 @@ from tfp_bfl.evaluation.metrics import check_probabilities
 
 
 class Uncertainty(NamedTuple):
-    """What S sampled predictions say together.
+    """The mean and the uncertainty of S sampled predictions.
 
     Fields:
       mean: [B, C], the predictive distribution.
@@ -46,7 +46,7 @@ class Traces(NamedTuple):
 
 
 def decompose(probabilities: Any) -> Uncertainty:
-    """Splits the uncertainty of S sampled predictions into aleatoric and epistemic parts.
+    """Split the uncertainty of S sampled predictions into aleatoric and epistemic parts.
 
         mean_b      = 1/S sum_s p_sb
         entropy_b   = -sum_c mean_bc log(mean_bc) / log C                  (0 log 0 = 0)
@@ -92,7 +92,7 @@ def decompose(probabilities: Any) -> Uncertainty:
 
 
 def summarise(probabilities: Any) -> Summary:
-    """What `scalars(decompose(probabilities))` gives, without the matrices: S B C steps instead of S B C^2.
+    """Compute `scalars(decompose(probabilities))` without the matrices: S B C steps instead of S B C^2.
 
         aleatoric_b = 1/S sum_s sum_c p_sbc (1 - p_sbc)
         epistemic_b = 1/S sum_s sum_c (p_sbc - mean_bc)^2
@@ -110,7 +110,7 @@ def summarise(probabilities: Any) -> Summary:
 
 
 def _entropy(mean: tf.Tensor) -> tf.Tensor:
-    """[B], normalised to [0, 1]."""
+    """Return [B], normalised to [0, 1]."""
     log_classes = tf.math.log(tf.cast(tf.shape(mean)[-1], mean.dtype))
     # 0 log 0 = 0, in operations that TensorFlow Lite has as well.
     nats = -tf.reduce_sum(mean * tf.math.log(tf.maximum(mean, np.finfo(mean.dtype.as_numpy_dtype).tiny)), axis=-1)
@@ -119,13 +119,13 @@ def _entropy(mean: tf.Tensor) -> tf.Tensor:
 
 
 def _outer(values: tf.Tensor) -> tf.Tensor:
-    """Returns [B, C, C], the sum over s of v_sb v_sb^T, for values [S, B, C]."""
+    """Return [B, C, C], the sum over s of v_sb v_sb^T, for values [S, B, C]."""
     rows = tf.transpose(values, [1, 0, 2])
     return tf.matmul(rows, rows, transpose_a=True)
 
 
 def scalars(uncertainty: Uncertainty) -> Traces:
-    """One number per example for either kind of uncertainty: the trace of its matrix.
+    """Return one number per example for either kind of uncertainty: the trace of its matrix.
 
         aleatoric_trace_b = sum_c aleatoric_bcc
         epistemic_trace_b = sum_c epistemic_bcc

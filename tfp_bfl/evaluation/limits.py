@@ -20,7 +20,7 @@ _PRIOR_SCALE = 0.1
 
 
 class RiskCoverage(NamedTuple):
-    """What a limit on the uncertainty keeps, and how often what it keeps is wrong.
+    """Coverage and risk of abstention thresholds on an uncertainty.
 
     Fields:
       limit: [M], the distinct uncertainties, from the smallest up.
@@ -48,7 +48,7 @@ class Limit(NamedTuple):
 
 
 def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCoverage:
-    """The risk-coverage curve of an uncertainty.
+    """Return the risk-coverage curve of an uncertainty.
 
         coverage(t) = mean_b [u_b <= t],    risk(t) = sum_b [u_b <= t] [argmax_c p_bc != y_b] / sum_b [u_b <= t]
 
@@ -102,7 +102,7 @@ def abstention_limit(
     coverage: Optional[float] = None,
     confidence: float = 0.9,
 ) -> Limit:
-    """The largest limit whose kept examples are accurate enough, or the smallest that keeps enough of them.
+    """Return the largest limit whose kept examples are accurate enough, or the smallest that keeps enough of them.
 
     For an accuracy a: with probability `confidence` over the held-out examples, the accuracy on new ones like them
     below the limit is at least a. One limit for each twentieth of the examples is tried, at the level
@@ -197,7 +197,7 @@ def fit_temperature(probabilities: Any, labels: Any) -> float:
 
 
 def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
-    """softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
+    """Return softmax(log p / T) over the last axis, float32; above 1 less sure, below 1 surer.
 
     Example:
       >>> print(np.round(bfl.evaluation.at_temperature(np.array([0.9, 0.1]), 2.0), 2))
@@ -210,7 +210,7 @@ def at_temperature(probabilities: Any, temperature: float) -> np.ndarray:
 
 
 def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
-    """The least probability with which a class is in a prediction set (`prediction_sets`).
+    """Return the least probability with which a class is in a prediction set (`prediction_sets`).
 
         t = 1 - s_(k),    s_b = 1 - p_b,y_b,    k = ceil((B + 1) coverage)
 
@@ -250,7 +250,7 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
 
 
 def prediction_sets(probabilities: Any, limit: float) -> np.ndarray:
-    """Which classes are in each example's set, bool [B, C]: those of at least that probability, and the likeliest.
+    """Return each example's prediction set, bool [B, C]: classes of at least that probability, and the likeliest.
 
     Example:
       >>> bfl.evaluation.prediction_sets(np.array([[0.9, 0.1], [0.6, 0.4]]), 0.3)
@@ -273,7 +273,7 @@ def _mistakes(probabilities: Any, labels: Any, uncertainty: Any) -> tuple[np.nda
 
 
 def _bound(curve: RiskCoverage, j: int, number: int, confidence: float) -> float:
-    """An upper bound of the risk below the j-th limit."""
+    """Return an upper bound of the risk below the j-th limit."""
     if confidence == 0:
         return float(curve.risk[j])
     kept = round(curve.coverage[j] * number)

@@ -1,4 +1,4 @@
-"""Whether sampled predictions fit into the memory that there is."""
+"""A check that sampled predictions fit into memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHARE = 0.5
 
 
 def check_num_samples(num_samples: int, num_examples: int, num_classes: int) -> None:
-    """Whether S samples of N examples' C probabilities take no more than half of the memory that is free.
+    """Check that S samples of N examples' C probabilities take no more than half of the free memory.
 
     Raises:
       InvalidArgument: they do; the message says how many samples do not.

@@ -12,7 +12,7 @@ _SUM_TOLERANCE = 1e-3
 
 
 def check_probabilities(probabilities: Any, shape: str = "[B, C]") -> tf.Tensor:
-    """Returns `probabilities` as a float32 or float64 tensor whose last axis holds a distribution.
+    """Return `probabilities` as a float32 or float64 tensor whose last axis holds a distribution.
 
     The shape is checked as far as it is known; the values only if they are known, thus in eager mode.
 
@@ -66,7 +66,7 @@ def _check_values(values: np.ndarray) -> None:
 
 
 def check_labels(labels: Any, probabilities: tf.Tensor) -> tf.Tensor:
-    """Returns `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C].
+    """Return `labels` as an int64 tensor [B] of class numbers that fits `probabilities` [B, C].
 
     Raises:
       InvalidArgument: the labels are not integers, not of shape [B] or not in [0, C).
@@ -87,7 +87,7 @@ def check_labels(labels: Any, probabilities: tf.Tensor) -> tf.Tensor:
 
 
 def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
-    """Raises InvalidArgument unless `tensor` [B] has one entry for each row of `probabilities` [B, C]."""
+    """Raise InvalidArgument unless `tensor` [B] has one entry for each row of `probabilities` [B, C]."""
     if tensor.shape.rank is None:
         return
     if tensor.shape.rank != 1:
@@ -100,7 +100,7 @@ def check_batch(tensor: tf.Tensor, probabilities: tf.Tensor, what: str) -> None:
 
 
 def to_tensor(value: Any, what: str) -> tf.Tensor:
-    """Returns `value` as a tensor.
+    """Return `value` as a tensor.
 
     Raises:
       InvalidArgument: it is ragged, holds text or is no array at all.
@@ -115,12 +115,12 @@ def to_tensor(value: Any, what: str) -> tf.Tensor:
 
 
 def correct(probabilities: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """Returns [B]: 1 where the most probable class (the first of equal ones) is the label, else 0."""
+    """Return [B]: 1 where the most probable class (the first of equal ones) is the label, else 0."""
     return tf.cast(tf.equal(tf.argmax(probabilities, axis=-1), labels), probabilities.dtype)
 
 
 def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
-    """Share of the examples whose most probable class is the label.
+    """Return the share of the examples whose most probable class is the label.
 
         accuracy = mean_b [argmax_c p_bc = y_b]
 
@@ -148,7 +148,7 @@ def accuracy(probabilities: Any, labels: Any) -> tf.Tensor:
 
 
 def macro_recall(probabilities: Any, labels: Any) -> tf.Tensor:
-    """The mean over the classes of the share of a class's examples that are predicted as it.
+    """Return the mean over the classes of the share of a class's examples that are predicted as it.
 
         macro_recall = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: y_b = c}|
 
@@ -166,7 +166,7 @@ def macro_recall(probabilities: Any, labels: Any) -> tf.Tensor:
 
 
 def macro_precision(probabilities: Any, labels: Any) -> tf.Tensor:
-    """The mean over the classes of the share of right predictions among those of a class.
+    """Return the mean over the classes of the share of right predictions among those of a class.
 
         macro_precision = mean_c |{b: y_b = c, argmax_j p_bj = c}| / |{b: argmax_j p_bj = c}|
 
@@ -184,7 +184,7 @@ def macro_precision(probabilities: Any, labels: Any) -> tf.Tensor:
 
 
 def _confusion(probabilities: Any, labels: Any) -> tuple[tf.Tensor, tf.DType]:
-    """Counts [C labels, C predictions]."""
+    """Count [C labels, C predictions]."""
     probabilities = check_probabilities(probabilities)
     labels = check_labels(labels, probabilities)
     predicted, num_classes = tf.argmax(probabilities, -1), tf.shape(probabilities)[-1]
@@ -198,7 +198,7 @@ def _macro(counts: tf.Tensor, dtype: tf.DType, axis: int) -> tf.Tensor:
 
 
 def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
-    """Mean negative log-probability of the labels, in nats per example (the log score).
+    """Return the mean negative log-probability of the labels, in nats per example (the log score).
 
         nll = -mean_b log max(p_b[y_b], tiny)
 
@@ -230,7 +230,7 @@ def negative_log_likelihood(probabilities: Any, labels: Any) -> tf.Tensor:
 
 
 def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
-    """Mean squared distance between the probabilities and the one-hot labels.
+    """Return the mean squared distance between the probabilities and the one-hot labels.
 
         brier = mean_b sum_c (p_bc - [c = y_b])^2
 
@@ -260,7 +260,7 @@ def brier_score(probabilities: Any, labels: Any) -> tf.Tensor:
 
 
 def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
-    """The share of examples of which two predictions have the same most probable class: a scalar in [0, 1].
+    """Return the share of examples of which two predictions have the same most probable class: a scalar in [0, 1].
 
     Args:
       probabilities, reference: [B, C], each row a distribution.
@@ -282,7 +282,7 @@ def agreement(probabilities: Any, reference: Any) -> tf.Tensor:
 
 
 def total_variation(probabilities: Any, reference: Any) -> tf.Tensor:
-    """mean_b sum_c abs(p_bc - r_bc) / 2: a scalar in [0, 1], 0 where two predictions are the same.
+    """Return mean_b sum_c abs(p_bc - r_bc) / 2: a scalar in [0, 1], 0 where two predictions are the same.
 
     Args, errors and source: as of `agreement`.
 

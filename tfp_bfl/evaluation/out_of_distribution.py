@@ -1,4 +1,4 @@
-"""Does an uncertainty tell the examples that a model was made for from others?"""
+"""Out-of-distribution detection by an uncertainty."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ CAUGHT = 0.95
 
 
 class OutOfDistribution(NamedTuple):
-    """How well a score ranks the examples from elsewhere above the model's own.
+    """The separation of out-of-distribution examples from the model's test examples by a score.
 
     Fields:
       auroc: in [0, 1]; a score that knows nothing has 1/2.
@@ -26,7 +26,7 @@ class OutOfDistribution(NamedTuple):
 
 
 def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
-    """Areas under the ROC and the precision-recall curve of a score that is to be large out of distribution.
+    """Return areas under the ROC and the precision-recall curve of a score that is to be large out of distribution.
 
         auroc = P(out > in) + P(out = in) / 2                over all N M pairs
         aupr  = sum_t (recall_t - recall_t-1) precision_t    over the distinct scores t, from the largest down
@@ -71,7 +71,7 @@ def out_of_distribution(scores_in: Any, scores_out: Any) -> OutOfDistribution:
 
 
 def check_scores(scores: Any, name: str) -> np.ndarray:
-    """Returns scores [N] as a float64 array.
+    """Return scores [N] as a float64 array.
 
     Raises:
       InvalidArgument: they are none, not of rank 1, not real numbers, or not finite.

@@ -1,4 +1,4 @@
-"""Does it matter which weight has which standard deviation?"""
+"""The permutation test of posterior standard deviations: does their assignment to weights matter?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfp_bfl.weights import layout
 def evaluate_permuted(
     model: tf.keras.Model, features: Any, labels: Any, permutation_seed: int = 0, **options: Any
 ) -> dict[str, float]:
-    """The metrics of `evaluate` with the standard deviations of each layer's weights permuted among themselves.
+    """Return the metrics of `evaluate` with the standard deviations of each layer's weights permuted among themselves.
 
     Means, and how wide each layer's posterior is, stay as they are. Where the scores stay too, which weight has which
     standard deviation says nothing; a spread that the data have determined loses by it.
@@ -36,7 +36,7 @@ def evaluate_permuted(
 
 @contextlib.contextmanager
 def permuted_stddevs(model: tf.keras.Model, seed: int = 0) -> Iterator[None]:
-    """Within the block the standard deviations of each of the model's variational weight tensors are permuted.
+    """Permute the standard deviations of each variational weight tensor of the model inside the block.
 
     Raises:
       InvalidArgument: a model without variational weights.

@@ -32,7 +32,7 @@ PRECISIONS = {
 
 
 class Evaluation(NamedTuple):
-    """What a model says about N examples.
+    """A model's predictions and scores for N examples.
 
     Fields:
       metrics: accuracy, test_nll (nats), ece, mce, brier, macro_recall, macro_precision; means over the examples of
@@ -49,8 +49,9 @@ class Evaluation(NamedTuple):
 
 
 def is_stochastic(model: tf.keras.Model) -> bool:
-    """Whether two weight samples of the model can differ: it has variational weights or Monte Carlo dropout, or a
-    posterior beside it (`models.predictive_model`)."""
+    """Return whether two weight samples of the model can differ: it has variational weights, Monte Carlo
+    dropout, or a posterior beside it (`models.predictive_model`).
+    """
     layers = list(model._flatten_layers())
     samples = lambda layer: (
         isinstance(layer, (WeightSampling, MemberSampling)) or getattr(layer, "variational_weights", [])
@@ -65,7 +66,7 @@ def sample_seeds(seed: Any, num_samples: Any) -> tf.Tensor:
 
 
 def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
-    """p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
+    """Return p(y | x, w) = softmax(model(x; w)) for one weight sample w ~ q: [B, C].
 
     The sample is of the whole batch, so that a Flipout layer needs one convolution for it, not two. Each example's
     prediction is distributed as with a sample of its own; those of one batch are of one and the same model.
@@ -79,7 +80,7 @@ def draw_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: Any) ->
 
 
 def draw_outputs(model: tf.keras.Model, features: tf.Tensor, seed: Any) -> tf.Tensor:
-    """The model's outputs for one weight sample, as `draw_probabilities` draws it: [B, ...]."""
+    """Return the model's outputs for one weight sample, as `draw_probabilities` draws it: [B, ...]."""
     with sampling("shared", seed):
         return model(features, training=False)
 
@@ -99,7 +100,7 @@ def linearised_probabilities(model: tf.keras.Model, features: tf.Tensor, seed: A
 
 
 def sample_probabilities(model: tf.keras.Model, features: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
-    """`draw_probabilities` for each seed, in one graph.
+    """Return `draw_probabilities` for each seed, in one graph.
 
     Args:
       model: returns logits.
@@ -121,7 +122,7 @@ _TRACED = "_tfp_bfl_samples"
 
 
 def _traced(draw: Callable[..., tf.Tensor], model: tf.keras.Model) -> Any:
-    """`_samples` of this model, traced once, for as long as there is the model."""
+    """Return `_samples` of this model, traced once, for as long as there is the model."""
     own = vars(model).setdefault(_TRACED, {})  # past Keras, which would track it
     if draw not in own:
         own[draw] = tf.function(functools.partial(_samples, draw, model), reduce_retracing=True)
@@ -177,7 +178,7 @@ def evaluate(
     precision: str = "float32",
     linearised: bool = False,
 ) -> Evaluation:
-    """Scores a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
+    """Score a model's predictive distribution, the mean of S sampled predictions, on N labelled examples.
 
     Args:
       labels: [N], integers in [0, C).
@@ -216,7 +217,7 @@ def evaluate(
 
 
 def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:
-    """The metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
+    """Return the metrics of `evaluate` as a function of the model alone, as `tfp_bfl.simulate` takes it."""
     return lambda model: evaluate(model, features, labels, **options).metrics
 
 
@@ -232,7 +233,9 @@ def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor
 def sampled_outputs(
     model: tf.keras.Model, features: Any, num_samples: int, seed: int, batch_size: int, precision: str
 ) -> Iterator[np.ndarray]:
-    """Outputs [S, B, ...] of each batch in turn, by the samples of `evaluate`; S is 1 without anything random."""
+    """Return outputs [S, B, ...] of each batch in turn, by the samples of `evaluate`; S is 1 without
+    anything random.
+    """
     return _batches(draw_outputs, model, features, num_samples, seed, batch_size, precision)
 
 

@@ -20,7 +20,7 @@ _STEPS = 24
 
 
 class GaussianSummary(NamedTuple):
-    """What S sampled Gaussians say together.
+    """The mixture of S sampled Gaussians.
 
     Fields:
       mean: [B].
@@ -34,7 +34,7 @@ class GaussianSummary(NamedTuple):
 
 
 class RegressionEvaluation(NamedTuple):
-    """What a model says about N examples, in the units of what it predicts.
+    """A model's predictions and scores for N examples, in the units of the target.
 
     Fields:
       metrics: rmse, mae, test_nll (nats), coverage and interval_width (of the central interval of `COVERAGE`), and
@@ -54,7 +54,7 @@ class RegressionEvaluation(NamedTuple):
 
 
 def gaussians(outputs: tf.Tensor, scale: float = 1.0, shift: float = 0.0) -> tuple[tf.Tensor, tf.Tensor]:
-    """Means and variances of a model's outputs: mean and log variance of (y - shift) / scale.
+    """Return means and variances of a model's outputs: mean and log variance of (y - shift) / scale.
 
     Args:
       outputs: [..., 2].
@@ -68,7 +68,7 @@ def gaussians(outputs: tf.Tensor, scale: float = 1.0, shift: float = 0.0) -> tup
 
 
 def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSummary:
-    """Splits the variance of the mixture p(y) = 1/S sum_s N(y; m_s, v_s) into parts, by the law of total variance.
+    """Split the variance of the mixture p(y) = 1/S sum_s N(y; m_s, v_s) into parts, by the law of total variance.
 
         mean      = 1/S sum_s m_s
         aleatoric = 1/S sum_s v_s
@@ -86,7 +86,8 @@ def summarise_gaussians(means: tf.Tensor, variances: tf.Tensor) -> GaussianSumma
 
 
 def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = COVERAGE) -> tuple[tf.Tensor, tf.Tensor]:
-    """The interval that leaves out (1 - coverage) / 2 of the mixture's probability on either side: low [B], high [B].
+    """Return the interval that leaves out (1 - coverage) / 2 of the mixture's probability on either side: low [B], high
+    [B].
 
     By bisection of its distribution function, 1/S sum_s Phi((y - m_s) / sqrt(v_s)), in operations that TensorFlow Lite
     has as well.
@@ -116,7 +117,7 @@ def central_interval(means: tf.Tensor, variances: tf.Tensor, coverage: float = C
 
 
 def _normal_cdf(z: tf.Tensor) -> tf.Tensor:
-    """Phi(z) to 7.5e-8: TensorFlow Lite has no error function. Source: Abramowitz and Stegun 1964, 26.2.17."""
+    """Return phi(z) to 7.5e-8: TensorFlow Lite has no error function. Source: Abramowitz and Stegun 1964, 26.2.17."""
     t = 1.0 / (1.0 + 0.2316419 * tf.abs(z))
     powers = (0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429)
     tail = tf.zeros_like(z)
@@ -131,7 +132,7 @@ def _quantile(probability: float) -> float:
 
 
 def mixture_nll(means: Any, variances: Any, labels: Any) -> tf.Tensor:
-    """-log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B].
+    """Return -log 1/S sum_s N(y; m_s, v_s) for each example, in nats: [B].
 
     Example:
       >>> means, variances = np.array([[0.0], [2.0]], np.float32), np.ones((2, 1), np.float32)
@@ -154,7 +155,7 @@ def evaluate_regression(
     scale: float = 1.0,
     shift: float = 0.0,
 ) -> RegressionEvaluation:
-    """Scores a model's predictive distribution, the mixture of S sampled Gaussians, on N examples.
+    """Score a model's predictive distribution, the mixture of S sampled Gaussians, on N examples.
 
         rmse = sqrt(mean (y - mean)^2)
         test_nll = mean -log 1/S sum_s N(y; m_s, v_s)

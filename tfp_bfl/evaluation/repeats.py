@@ -43,12 +43,12 @@ class Difference(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def over_seeds(scores: Sequence[float]) -> Repeats:
-    """Mean and standard deviation of a score over seeds.
+    """Return mean and standard deviation of a score over seeds.
 
     Raises:
       InvalidArgument: there is none, or one is not finite.
@@ -63,7 +63,7 @@ def over_seeds(scores: Sequence[float]) -> Repeats:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], confidence: float = 0.95) -> Difference:
-    """How much larger the scores of one method are than those of another with the same seeds.
+    """Compute the mean difference of two methods' scores with the same seeds, with its interval.
 
         d_i = first_i - second_i
         mean(d) -+ t_(n - 1)((1 + confidence) / 2) sd(d) / sqrt(n)

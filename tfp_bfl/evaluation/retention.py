@@ -28,7 +28,7 @@ class RetentionCurve(NamedTuple):
 
 
 def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_points: int = 20) -> RetentionCurve:
-    """Accuracy on the share of examples with the least uncertainty, for shares 1/P to 1.
+    """Return accuracy on the share of examples with the least uncertainty, for shares 1/P to 1.
 
         accuracy_i = E[ sum_b keep_ib [argmax_c p_bc = y_b] ] / (i B / P),    i = 1..P
 
@@ -99,7 +99,7 @@ def _check_uncertainty(uncertainty: Any, probabilities: tf.Tensor) -> tf.Tensor:
 
 
 def area_under_retention_curve(curve: RetentionCurve) -> tf.Tensor:
-    """Area under the retention curve: its mean height over the shares.
+    """Return the area under the retention curve: its mean height over the shares.
 
         area = sum_i accuracy_i (retained_i - retained_i-1),    retained_0 = 0
 

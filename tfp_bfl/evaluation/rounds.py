@@ -1,4 +1,4 @@
-"""What the metrics of many rounds come to: `rows` as `tfp_bfl.simulate` gives them."""
+"""Summaries of the metrics of many rounds: `rows` as `tfp_bfl.simulate` gives them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfp_bfl.errors import InvalidArgument, check_count
 
 
 def rounds_to(rows: Sequence[Mapping[str, Any]], threshold: float, metric: str = "accuracy") -> Optional[int]:
-    """The first round in which a metric is at least `threshold`; None if it never is.
+    """Return the first round in which a metric is at least `threshold`; None if it never is.
 
     Rounds without the metric do not count.
 
@@ -27,7 +27,7 @@ def rounds_to(rows: Sequence[Mapping[str, Any]], threshold: float, metric: str =
 
 
 def running_mean(rows: Sequence[Mapping[str, Any]], metric: str = "accuracy", window: int = 10) -> np.ndarray:
-    """The mean of a metric over the last `window` rounds that have it, for each of them: [n].
+    """Return the mean of a metric over the last `window` rounds that have it, for each of them: [n].
 
     mean_t = (1 / min(t, window)) sum_(s > t - window) metric_s
 

@@ -34,7 +34,8 @@ Sums = dict[str, np.ndarray]
 
 
 def score_sums(found: Evaluation, labels: Any) -> Sums:
-    """The sums over N examples from which `from_sums` makes the scores of any number of parties together, float64.
+    """Return the sums over N examples from which `from_sums` makes the scores of any number of parties together,
+    float64.
 
     They are the number of examples and of right predictions; the sums of negative log likelihoods, Brier scores,
     entropies and traces; of each bin of `reliability` count, confidences and right ones; and of `ENTROPY_BINS` equal
@@ -60,8 +61,10 @@ def score_sums(found: Evaluation, labels: Any) -> Sums:
 
 
 def number_sums(found: RegressionEvaluation) -> Sums:
-    """`score_sums` of a model that predicts numbers: of squared and absolute errors, negative log densities, hits and
-    widths of the central intervals, and both parts of the variance, in the units of the label."""
+    """Return `score_sums` of a model that predicts numbers: of squared and absolute errors, negative log
+    densities, hits and widths of the central intervals, and both parts of the variance, in the units of the
+    label.
+    """
     means = {**found.metrics, "rmse": found.metrics["rmse"] ** 2}
     number = len(found.mean)
     sums = {"count": number, **{name: number * means[mean] for name, mean in _OF_NUMBERS.items()}}
@@ -69,17 +72,17 @@ def number_sums(found: RegressionEvaluation) -> Sums:
 
 
 def is_of_numbers(sums: Mapping[str, np.ndarray]) -> bool:
-    """Whether they are `number_sums`."""
+    """Return whether the sums are `number_sums`."""
     return "square" in sums
 
 
 def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
-    """The sums of all parties together."""
+    """Return the sums of all parties together."""
     return {name: np.sum([part[name] for part in parts], 0) for name in (parts[0] if parts else SUMS)}
 
 
 def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
-    """Raises InvalidArgument for sums that no party of at most so many examples can have."""
+    """Raise InvalidArgument for sums that no party of at most so many examples can have."""
     if is_of_numbers(sums):
         above = all(sums[name] >= 0 for name in NUMBER_SUMS if name != "nll")
         if not (0 < sums["count"] <= most and above and sums["covered"] <= sums["count"] * (1 + 1e-6)):
@@ -100,7 +103,7 @@ def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
 
 
 def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
+    """Return the scores of all examples together, by their names in `Evaluation.metrics`; of no examples none.
 
     accuracy, test_nll, brier, ece, entropy, aleatoric and epistemic are those of the examples in one place, to
     rounding; of `number_sums` all of `RegressionEvaluation.metrics`.
@@ -118,7 +121,7 @@ def from_sums(total: Mapping[str, np.ndarray]) -> dict[str, float]:
 
 
 def reliability_of(total: Mapping[str, np.ndarray]) -> Reliability:
-    """`reliability` of the predicted class in `BINS` bins."""
+    """Return `reliability` of the predicted class in `BINS` bins."""
     count = np.asarray(total["bin_count"])
     mean = lambda sums: np.divide(sums, count, out=np.full(BINS, np.nan), where=count > 0)
     parts = mean(total["bin_confidence"]), mean(total["bin_correct"]), np.rint(count), np.linspace(0, 1, BINS + 1)
@@ -126,13 +129,15 @@ def reliability_of(total: Mapping[str, np.ndarray]) -> Reliability:
 
 
 def risk_coverage_of(total: Mapping[str, np.ndarray]) -> RiskCoverage:
-    """`risk_coverage` by the entropy, at the edges of its bins: each limit is at most 1 / `ENTROPY_BINS` too large."""
+    """Return `risk_coverage` by the entropy, at the edges of its bins: each limit is at most 1 /
+    `ENTROPY_BINS` too large.
+    """
     probabilities, labels, edges = as_examples(total)
     return risk_coverage(probabilities, labels, edges)
 
 
 def as_examples(total: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Made-up examples with as many mistakes in each bin of the entropy, such as `abstention_limit` takes.
+    """Return made-up examples with as many mistakes in each bin of the entropy, such as `abstention_limit` takes.
 
     Returns:
       Probabilities [N, 2], labels [N], and uncertainties [N], the upper edges of their bins.

@@ -1,4 +1,4 @@
-"""What the graph of a SavedModel may hold: arithmetic, variables, and the functions that predict.
+"""The operations that the graph of a SavedModel may hold: arithmetic, variables, and the functions that predict.
 
 Every check raises InvalidArgument with what is wrong, as half a sentence.
 """
@@ -61,7 +61,7 @@ def check_graph(meta: Any) -> None:
 
 
 def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
-    """Whether one of the operations is in `also`."""
+    """Return whether one of the operations is in `also`."""
     found = False
     for node in nodes:
         if node.op in also:
@@ -77,7 +77,7 @@ def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
 
 
 def _check_constant(tensor: Any) -> None:
-    """A few bytes can declare a constant of any size."""
+    """Return a few bytes can declare a constant of any size."""
     try:
         num_bytes = num_elements(tensor.tensor_shape) * tf.as_dtype(tensor.dtype).size
     except (TypeError, ValueError):
@@ -110,7 +110,7 @@ def _check_calls(functions: dict[str, Any]) -> None:
 
 
 def check_objects(meta: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """The tree of objects: a list of variables, the functions that predict, their signatures, and the asset.
+    """Return the tree of objects: a list of variables, the functions that predict, their signatures, and the asset.
 
     Returns:
       For the name of each variable in the checkpoint its data type and shape.
@@ -176,7 +176,7 @@ def _variable(node: Any) -> tuple[Any, tuple[int, ...]]:
 
 
 def check_signatures(meta: Any, outputs: Mapping[str, Mapping[str, int]]) -> None:
-    """Names and data types of what goes in and out, as other loaders read them; `outputs` as of `heads.Head`."""
+    """Return names and data types of what goes in and out, as other loaders read them; `outputs` as of `heads.Head`."""
     for name, signature in meta.signature_def.items():
         if name == INIT:
             continue
@@ -190,7 +190,7 @@ def check_signatures(meta: Any, outputs: Mapping[str, Mapping[str, int]]) -> Non
 
 
 def inputs_of(function: str) -> str:
-    """What a function takes, in words."""
+    """Return the inputs of a function, in words."""
     return ", ".join(("images", *INPUTS[function]))
 
 

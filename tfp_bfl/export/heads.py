@@ -1,4 +1,4 @@
-"""What a SavedModel tells of an example: a class, or a number. Its four functions are the same for both."""
+"""The outputs of a SavedModel: classes, or a number. Its four functions are the same for both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUMBER_OUTPUTS: dict[str, dict[str, int]] = {
 
 
 class Head(NamedTuple):
-    """How a model's outputs become answers.
+    """The mapping from a model's outputs to predictions.
 
     Fields:
       outputs: of each function.
@@ -49,7 +49,9 @@ class Head(NamedTuple):
 
 
 def head(target: Optional[Sequence[Any]]) -> Head:
-    """That of a model of numbers, whose target is (name, mean, standard deviation) of these; None: of classes."""
+    """Return the head of a regression model with target (name, mean, standard deviation), or of a
+    classifier for None.
+    """
     return _classes() if target is None else _numbers(*target[1:])
 
 

@@ -1,4 +1,4 @@
-"""What is known of an exported model, as a JSON file that travels with it."""
+"""Facts about an exported model, in a JSON file beside it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FACTS = {
 
 
 class Info(NamedTuple):
-    """What is known of a model; None where it is not known.
+    """Facts about a model; None where unknown.
 
     Fields:
       class_names: C names.
@@ -51,7 +51,7 @@ class Info(NamedTuple):
 
 
 def describe(model: tf.keras.Model, target: Any = None) -> dict[str, Any]:
-    """The field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
+    """Return the field `model` of a Keras model's `Info`; num_classes is 0 where it has a target (`target_of`).
 
     Raises:
       InvalidArgument: it does not return logits [B, C], or for a target [B, 2].
@@ -102,7 +102,7 @@ def columns_of(info: Info) -> list[tuple[str, float, float]]:
 
 
 def target_of(info: Info) -> Optional[tuple[str, float, float]]:
-    """(name, mean, standard deviation) of the number that a model predicts; None for one of classes.
+    """Return (name, mean, standard deviation) of the number that a model predicts; None for one of classes.
 
     Raises:
       InvalidArgument: `info.data` has a target of another form.
@@ -153,7 +153,7 @@ class Calibration(NamedTuple):
 
 
 def calibration_of(info: Info) -> Optional[Calibration]:
-    """What `tfp-bfl calibrate` found; None for a model that was not calibrated.
+    """Return the result of `tfp-bfl calibrate`; None for a model that was not calibrated.
 
     Raises:
       InvalidArgument: `info.calibration` is of another form.
@@ -172,12 +172,12 @@ def calibration_of(info: Info) -> Optional[Calibration]:
 
 
 def merged(new: Optional[Info], old: Info) -> Info:
-    """`old`, with what `new` knows."""
+    """Return `old`, with what `new` knows."""
     return Info._make(b if a is None else a for a, b in zip(new or Info(), old))
 
 
 def check(info: Any) -> Info:
-    """Returns what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None.
+    """Return what is given as `info`, if it is of the form that `Info` says; a metric that is not finite as None.
 
     Raises:
       InvalidArgument: it is not.
@@ -211,7 +211,7 @@ def _is_number(value: Any) -> bool:
 
 
 def to_json(info: Info) -> str:
-    """The content of the file.
+    """Return the content of the file.
 
     Raises:
       InvalidArgument: `info` holds what JSON has no form for, or more than the file may hold.
@@ -226,7 +226,7 @@ def to_json(info: Info) -> str:
 
 
 def from_json(content: bytes) -> Info:
-    """What a file says.
+    """Parse the text of a file.
 
     Raises:
       InvalidArgument: it is not what `to_json` gives.

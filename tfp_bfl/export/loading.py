@@ -30,7 +30,7 @@ _Made = TypeVar("_Made")
 
 
 def load(path: Union[str, os.PathLike]) -> Any:
-    """Loads a SavedModel that `save` wrote, and no other.
+    """Load a SavedModel that `save` wrote, and no other.
 
         loaded = bfl.export.load("saved/")
         loaded.predict(images, num_samples=20, seed=0)["epistemic"]                   # numpy or tensors
@@ -57,7 +57,7 @@ def load(path: Union[str, os.PathLike]) -> Any:
 
 
 def read_info(path: Union[str, os.PathLike]) -> Info:
-    """What the files of a SavedModel say of it: class names, configuration, metrics, data, and the model.
+    """Read the facts in the files of a SavedModel: class names, configuration, metrics, data, and the model.
 
     Raises:
       InvalidArgument: there is no such folder, or its files are not those of what `save` wrote.
@@ -66,7 +66,7 @@ def read_info(path: Union[str, os.PathLike]) -> Info:
 
 
 def _reading(path: Any, read: Callable[[pathlib.Path], _Made]) -> _Made:
-    """What `read` makes of a folder; what it raises as a sentence that names it."""
+    """Call `read` on a folder and translate its errors into a sentence that names the folder."""
     try:
         folder = pathlib.Path(path)
         is_folder = folder.is_dir()
@@ -110,7 +110,7 @@ def _load(folder: pathlib.Path) -> Any:
 
 
 def _read(folder: pathlib.Path, name: str, digests: dict[str, str], most: int) -> bytes:
-    """A file's content, held against its checksum."""
+    """Return a file's content, held against its checksum."""
     content = files.read_regular(folder / name, "file", most)
     if hashlib.sha256(content).hexdigest() != digests[name]:
         raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
@@ -135,7 +135,7 @@ def _check(graph: bytes, outputs: Any) -> dict[str, Any]:
 
 
 def _check_loaded(loaded: Any, info: Info, wanted: Any) -> None:
-    """The functions behind the names, which need not be as the file's own list of signatures says."""
+    """Return the functions behind the names, which need not be as the file's own list of signatures says."""
     facts: Any = info.model
     num_classes = facts["num_classes"]
     for name, signature in loaded.signatures.items():

@@ -24,14 +24,14 @@ _MOST_BYTES = 4096
 
 
 def write_manifest(folder: pathlib.Path) -> None:
-    """Writes the checksums of all files in `folder`."""
+    """Write the checksums of all files in `folder`."""
     names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     lines = [f"{digest(folder / name)}  {name}\n" for name in sorted(names - {MANIFEST})]
     (folder / MANIFEST).write_text("".join(lines), encoding="ascii")
 
 
 def read_manifest(folder: pathlib.Path) -> dict[str, str]:
-    """The checksums that the manifest gives, by file.
+    """Return the checksums that the manifest gives, by file.
 
     Raises:
       InvalidArgument: it can't be read, or does not name the files of an export and no others; or the folder holds
@@ -53,13 +53,13 @@ def read_manifest(folder: pathlib.Path) -> dict[str, str]:
 
 
 def check_digest(folder: pathlib.Path, name: str, wanted: str) -> None:
-    """Raises InvalidArgument unless a file has this checksum."""
+    """Raise InvalidArgument unless a file has this checksum."""
     if digest(folder / name) != wanted:
         raise InvalidArgument(f"{name} is not the file that was saved, by its checksum")
 
 
 def _walk(folder: pathlib.Path) -> Sequence[str]:
-    """Names of all that is in a folder but for the two folders of an export; links are not followed."""
+    """Return names of all that is in a folder but for the two folders of an export; links are not followed."""
     with os.scandir(folder) as entries:
         names = []
         for entry in entries:

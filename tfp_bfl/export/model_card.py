@@ -115,7 +115,7 @@ The same seed gives the same answer. Each function is a serving signature as wel
 
 
 def card(info: Info) -> str:
-    """The text of the card; `info.model` is what `info.describe` gives."""
+    """Return the text of the card; `info.model` is what `info.describe` gives."""
     facts, data = dict(info.model or {}), dict(info.data or {})
     is_image = len(facts["input_shape"]) == 3
     target = target_of(info)

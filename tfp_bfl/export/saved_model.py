@@ -29,7 +29,7 @@ _BOOKKEEPING = {
 
 
 def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Info] = None) -> None:
-    """Writes a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
+    """Write a SavedModel that predicts with uncertainty, and needs nothing but TensorFlow.
 
         loaded = tf.saved_model.load("saved/")
         loaded.predict(images)["epistemic"]                   # 20 samples, seed 0
@@ -110,7 +110,7 @@ def _make(folder: pathlib.Path) -> None:
 
 
 def _texts(info: Info) -> dict[str, str]:
-    """The files that tell what is known, by name."""
+    """Return the files that tell what is known, by name."""
     info = information.check(info)
     return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 
@@ -132,7 +132,7 @@ def _copy(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:
-    """A Keras model, and what is known of it.
+    """Return a Keras model, and what is known of it.
 
     Raises:
       InvalidArgument: it is neither a Keras model nor a simulation's result.

@@ -1,4 +1,4 @@
-"""What a SavedModel of this library can be asked, and the functions that answer."""
+"""The functions of a SavedModel of this library and their outputs."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ SIGNATURES = {f"{name}{suffix}": (name, dtype) for name in INPUTS for suffix, dt
 
 
 def image_types(shape: Sequence[int]) -> dict[str, tf.DType]:
-    """`IMAGES` for examples of this shape: bytes are pixels, and tables have none."""
+    """Return `IMAGES` for examples of this shape: bytes are pixels, and tables have none."""
     return {suffix: dtype for suffix, dtype in IMAGES.items() if dtype != tf.uint8 or len(shape) == 3}
 
 
 def output_type(name: str) -> tf.DType:
-    """The type of an output."""
+    """Return the type of an output."""
     return tf.int32 if name == "label" else tf.float32
 
 
 def make_functions(
     model: tf.keras.Model, columns: Sequence[Sequence[Any]] = (), target: Optional[Sequence[Any]] = None
 ) -> tf.Module:
-    """A module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
+    """Return a module with the functions of `INPUTS`, which takes NumPy's images as they are, and with `draw`.
 
     `draw(images, seed)` is what one weight sample says, p(y | x, w) or mean and standard deviation of a number:
     float32 [B, ...] and int32 [2] -> [B, C] or [B, 2]. The module holds
@@ -86,7 +86,7 @@ def make_functions(
 
     @traced(number["num_samples"], number["seed"])
     def drawn(images: tf.Tensor, num_samples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """[S, B, L]; a model without anything random has one sample."""
+        """Return [S, B, L]; a model without anything random has one sample."""
         with tf.control_dependencies([tf.debugging.assert_positive(num_samples, "num_samples must be at least 1.")]):
             seeds = sample_seeds(seed, num_samples if stochastic else 1)
         return tf.map_fn(lambda seed: at_sample(images, seed), seeds, fn_output_signature=tf.float32)
@@ -120,7 +120,9 @@ def make_functions(
 
 
 def _scaled(images: tf.Tensor) -> tf.Tensor:
-    """Examples as the model takes them; numbers that are not finite, and images of another scale, are refused."""
+    """Return examples as the model takes them; numbers that are not finite, and images of another scale,
+    are refused.
+    """
     if not images.dtype.is_floating:
         return as_floats(images)
     # Not by `is_finite`, an operation that TensorFlow Lite lacks.
@@ -150,7 +152,7 @@ def _portable(model: tf.keras.Model) -> Iterator[None]:
 
 
 def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The serving signatures of a module of `make_functions`, for examples of this shape."""
+    """Return the serving signatures of a module of `make_functions`, for examples of this shape."""
     signatures = {}
     for name in INPUTS:
         numbers = [tf.TensorSpec([], NUMBERS[number], number) for number in INPUTS[name]]

@@ -29,7 +29,7 @@ MOST_BYTES = 2**31 - 2**20
 
 
 def save_tflite(model_or_run: Source, path: Union[str, os.PathLike], num_samples: int = 20, seed: int = 0) -> None:
-    """Writes a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
+    """Write a TensorFlow Lite file that predicts with uncertainty, from weight samples that are drawn now.
 
         interpreter = tf.lite.Interpreter("model.tflite")
         interpreter.get_signature_runner("predict_uint8")(images=pixels)["epistemic"]
@@ -115,7 +115,7 @@ def _num_bytes(values: list[tf.Tensor]) -> int:
 def _split(
     draw: Any, images_spec: tf.TensorSpec
 ) -> tuple[Any, list[tf.Tensor], Callable[[tf.Tensor], list[tf.Tensor]]]:
-    """`draw(images, seed)` in two parts, at the tensors between what depends on the images and what does not.
+    """Return `draw(images, seed)` in two parts, at the tensors between what depends on the images and what does not.
 
     Returns:
       rest: (images, *fixed, *drawn(seed)) -> [draw(images, seed)].
@@ -144,7 +144,7 @@ def _split(
 
 
 def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
-    """The names of the operations that depend on a tensor."""
+    """Return the names of the operations that depend on a tensor."""
     found = {source.op.name}
     # In the order in which they were made, which is after their inputs.
     for operation in operations:
@@ -168,7 +168,7 @@ def _convert(module: _Fixed, shape: Any) -> bytes:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Without TensorFlow's line on where it wrote: to a folder that is gone before anybody can look."""
+    """Suppress TensorFlow's message about its temporary folder."""
     logger = logging.getLogger("tensorflow")
     level = logger.level
     logger.setLevel(max(level, logging.WARNING))

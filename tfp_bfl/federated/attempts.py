@@ -36,7 +36,7 @@ NO_CLIENTS = dict.fromkeys(("client", "fault", "diverged_at"), np.zeros(0, np.in
 
 
 class Outcome(NamedTuple):
-    """What a round came to.
+    """The result of an attempt at a round.
 
     Fields:
       state: the server's after the round.
@@ -156,7 +156,9 @@ class Attempts:
         raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:
-        """A round that does not tell who was in it: it is not tried again, and nobody is left out for the others."""
+        """Return a round that does not tell who was in it: it is not tried again, and nobody is left out
+        for the others.
+        """
         size, num_clients = self._cohorts.size, self._clients.num_clients
         chosen = each_drawn(num_clients, size or num_clients, number, self._seed)
         present = answering(chosen, self._cohorts.dropout, number, self._seed).tolist()
@@ -271,7 +273,7 @@ class Attempts:
         return outcome
 
     def _most_weight(self, outcome: Outcome) -> tuple[float, list[int]]:
-        """The largest weight that a client may have, and the clients who have more."""
+        """Return the largest weight that a client may have, and the clients who have more."""
         ratio, report = self._process.limits.max_weight_ratio, outcome.metrics["clients"]
         sound = report["fault"] == 0
         if ratio is None or not sound.any():
@@ -288,7 +290,7 @@ class Attempts:
                 logger.warning(sentence)
 
     def _datasets(self, present: Sequence[int]) -> Sequence[Any]:
-        """The clients' data; those of the last call stay, so that workers know them."""
+        """Return the clients' data; those of the last call stay, so that workers know them."""
         key = tuple(int(k) for k in present)
         if self._shards[0] != key:
             clients: Any = self._clients

@@ -37,7 +37,7 @@ _GOES_ON, _DIVERGED, _FAULTY = range(3)
 
 
 class Chains(NamedTuple):
-    """What M chains leave, arrays.
+    """The samples of M chains, as arrays.
 
     Fields:
       state: after the last round, leaves [M, ...].
@@ -52,7 +52,7 @@ class Chains(NamedTuple):
     metrics: dict[str, np.ndarray]
 
     def predictive(self) -> ModelWeights:
-        """The weights with all chains' draws as the posterior over them, for `models.predictive_model`.
+        """Return the weights with all chains' draws as the posterior over them, for `models.predictive_model`.
 
         What is no point weight, such as moments, is the last chain's.
         """
@@ -76,7 +76,7 @@ def simulate_chains(
     xla: bool = False,
     **options: Unpack[CohortKeywords],
 ) -> Chains:
-    """Runs rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
+    """Run rounds in a compiled loop in this process, without what a round of `simulate` costs besides its arithmetic.
 
     Chain m is the run of `simulate` with the seed `seed` + m: the same cohorts, noise and states, to the rounding of
     sums. (By XLA
@@ -184,8 +184,10 @@ def _first_states(
 def _compiled(
     process: BayesianProcess, clients: Clients, thinning: Thinning, at_once: int, metrics: tuple[str, ...], xla: bool
 ) -> Callable[..., Any]:
-    """The function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M, 4]): what has
-    happened, and of a fault the first client, its code and the local step at which its training diverged."""
+    """Return the function (states, cohorts [M, n, C], rounds of these) -> (states, rows [M, ...], verdicts [M,
+    4]): what has happened, and of a fault the first client, its code and the local step at which its training
+    diverged.
+    """
     round = process.round
     next_state = _round_over(round, _rows_of(clients, pad=xla))
 
@@ -235,7 +237,7 @@ def _compiled(
 
 
 def _round_over(round: Round, examples_of: Callable[[tf.Tensor], ClientExamples]) -> Callable[..., Any]:
-    """The function (state, cohort [C]) -> (the next state, metrics)."""
+    """Return the function (state, cohort [C]) -> (the next state, metrics)."""
     contribute = tf.function(round.build_client(), autograph=False)
 
     def next_state(state: ServerState, chosen: tf.Tensor) -> Any:
@@ -256,7 +258,7 @@ def _unrolled(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: t
 
 
 def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.Tensor, one: Any) -> Contribution:
-    """The sum in a loop of fixed shapes."""
+    """Return the sum in a loop of fixed shapes."""
     size = chosen.shape[0]
     told = one.memory, one.report
     arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(told)]
@@ -275,7 +277,7 @@ def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.
 
 
 def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExamples]:
-    """The function from a client's number, a scalar tensor, to its examples, which are held in memory.
+    """Return the function from a client's number, a scalar tensor, to its examples, which are held in memory.
 
     With `pad` all have as many rows as the largest; those beyond a client's own are zeros, of client -1.
     """
@@ -294,7 +296,7 @@ def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExample
 
 
 def _index(done: Any, thinning: Thinning) -> Any:
-    """Which draw the round after `done` is, or comes before."""
+    """Return the number of the sample that the round after `done` is, or precedes."""
     return tf.maximum(-((thinning.burn_in - done) // thinning.every), 0)
 
 

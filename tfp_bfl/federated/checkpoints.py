@@ -38,7 +38,7 @@ _LONGEST = {_SUMS: 1000, _INDEX: 2**24, _RECORD: 2**30}
 
 
 class Record(pydantic.BaseModel):
-    """What a run must remember besides the server's state: plain values.
+    """The plain values that a run stores besides the server's state.
 
     Fields:
       rows: the metrics of each round so far.
@@ -87,7 +87,7 @@ class Checkpoints:
         self._keep = check_count(keep, "keep_checkpoints")
 
     def save(self, state: ServerState, record: Record) -> None:
-        """Writes the checkpoint of the state's round, atomically, and deletes those before the last `keep`.
+        """Write the checkpoint of the state's round, atomically, and delete those before the last `keep`.
 
         Args:
           state: of the server.
@@ -120,13 +120,14 @@ class Checkpoints:
         self._tidy()
 
     def rounds(self) -> list[int]:
-        """The rounds of which there is a checkpoint, in order."""
+        """Return the rounds of which there is a checkpoint, in order."""
         names = [path.name for path in self.directory.iterdir()] if self.directory.is_dir() else []
         found = [match for name in names if (match := _OURS.fullmatch(name))]
         return sorted(int(match[1]) for match in found if match[2] == _SUMS and not match[3])
 
     def latest(self, first: ServerState, specs: Optional[Sequence[tf.TensorSpec]] = None) -> Optional[Found]:
-        """The newest checkpoint that is whole, of the run that began with `first`; None if there is no checkpoint.
+        """Return the newest checkpoint that is whole, of the run that began with `first`; None if there is no
+        checkpoint.
 
         Damaged ones are named in a warning, and the one before is taken.
 
@@ -151,7 +152,7 @@ class Checkpoints:
         return None
 
     def _tidy(self) -> None:
-        """Deletes what is before the last `keep`, and what a writer that was killed has left."""
+        """Delete what is before the last `keep`, and what a writer that was killed has left."""
         rounds = self.rounds()
         for number in rounds[: -self._keep]:
             _with(self._prefix(number), _SUMS).unlink()  # First: half a checkpoint is none.
@@ -223,13 +224,13 @@ class Checkpoints:
 
 
 def _place_of_examples(state: ServerState) -> int:
-    """Of the number of all clients' examples among the state's tensors."""
+    """Return the position of the number of all clients' examples among the state's tensors."""
     places = tf.nest.pack_sequence_as(state, list(range(len(tf.nest.flatten(state)))))
     return int(places.federation.num_examples)
 
 
 def _spans(index: bytes, wanted: dict[str, Any], examples: str) -> dict[str, Any]:
-    """Where each tensor lies; `examples` is int32 in checkpoints of earlier versions."""
+    """Return the position of each tensor; `examples` is int32 in checkpoints of earlier versions."""
     try:
         return check_index(index, wanted)
     except InvalidArgument:
@@ -249,7 +250,7 @@ def _with(prefix: pathlib.Path, end: str) -> pathlib.Path:
 
 
 def _to_disk(path: pathlib.Path) -> None:
-    """Waits until a file, or a folder's list of files, is on the disk, so that a loss of power takes nothing."""
+    """Wait until a file, or a folder's list of files, is on the disk, so that a loss of power takes nothing."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # Not every file system can.

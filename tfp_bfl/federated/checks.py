@@ -87,7 +87,7 @@ def _private_size(privacy: Privacy, clients: Union[ClientData, Parties], cohorts
 def check_clients(
     process: BayesianProcess, clients: Union[ClientData, Parties], cohort_size: Optional[int] = None
 ) -> None:
-    """Raises InvalidArgument for clients that `simulate` would refuse: too few, too many, or with data unfit."""
+    """Raise InvalidArgument for clients that `simulate` would refuse: too few, too many, or with data unfit."""
     if not isinstance(clients, (ClientData, Parties)):
         raise InvalidArgument(
             f"clients must be Clients, such as Source.partition(...) gives, not {type(clients).__name__}: a process's "

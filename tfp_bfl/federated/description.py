@@ -1,4 +1,4 @@
-"""What a run is of, in words: what a checkpoint must agree with before a run goes on from it."""
+"""The description of a run in words, which must equal that of a checkpoint before the run resumes from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfp_bfl.contracts import ClientWork, Rule, ServerStep
 
 
 def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
-    """The library, the model and the rule. Models of the same layers with the same options have the same words.
+    """Return the library, the model and the rule. Models of the same layers with the same options have the same words.
 
     Args:
       kept: tensors of the server step's own state; if there are any, they are told too.
@@ -36,7 +36,7 @@ def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = (
 
 
 def settings_of(**parts: Any) -> dict[str, str]:
-    """The numbers and names that functions were made with, name -> value: learning rates, epochs, batch sizes.
+    """Return the numbers and names that functions were made with, name -> value: learning rates, epochs, batch sizes.
 
     They are what the functions' closures hold, and the closures of functions in them, of a `ClientWork`, a rule or a
     server step as of a user's own; of a lambda its constants too. How a model is built is told by the model itself.
@@ -75,7 +75,7 @@ _OTHERS = ("tensorflow", "keras", "tf_keras", "numpy")
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a function was made with."""
+    """Return the values that a function was made with."""
     if isinstance(value, functools.partial):
         yield from (("argument", x) for x in (*value.args, value.func))
         yield from value.keywords.items()

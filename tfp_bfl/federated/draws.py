@@ -22,7 +22,7 @@ MOST_BYTES = 2**34
 
 
 class Thinning(NamedTuple):
-    """Which rounds of a chain are kept.
+    """The rounds of a chain whose samples are stored.
 
     Fields:
       burn_in: rounds before the first.
@@ -35,13 +35,13 @@ class Thinning(NamedTuple):
     most: Optional[int] = None
 
     def is_due(self, number: int) -> bool:
-        """Whether a round is kept, counted from 1."""
+        """Return whether a round's sample is stored; rounds count from 1."""
         since = number - self.burn_in
         return since >= 1 and (since - 1) % self.every == 0
 
 
 def check_thinning(thinning: Thinning) -> Thinning:
-    """The thinning, if its counts are in range; raises InvalidArgument otherwise."""
+    """Return the thinning, if its counts are in range; raises InvalidArgument otherwise."""
     check_count(thinning.burn_in, "burn_in_rounds", 0)
     check_count(thinning.every, "every")
     if thinning.most is not None:
@@ -70,7 +70,7 @@ class Draws:
         self.digests: dict[str, str] = {}
 
     def add(self, number: int, weights: ModelWeights) -> None:
-        """Keeps the weights after a round, if they are due."""
+        """Keep the weights after a round, if they are due."""
         if not self._thinning.is_due(number):
             return
         self._keep(tuple(np.asarray(x) for x in weights.point))
@@ -81,7 +81,7 @@ class Draws:
             self.digests[str(number)] = files.digest(path)
 
     def restore(self, digests: Mapping[str, str], weights: ModelWeights) -> None:
-        """Reads what a run wrote before it broke off.
+        """Read what a run wrote before it broke off.
 
         Raises:
           InvalidArgument: a file is missing, or not as it was written.
@@ -98,11 +98,11 @@ class Draws:
             self._keep(tuple(arrays[str(i)] for i in range(len(weights.point))))
 
     def samples(self) -> Optional[Samples]:
-        """The kept draws as a posterior; None before the first."""
+        """Return the kept draws as a posterior; None before the first."""
         return Samples(tuple(np.stack(leaves) for leaves in zip(*self._kept))) if self._kept else None
 
     def predictive(self, weights: ModelWeights) -> ModelWeights:
-        """The weights with the draws as the posterior over them; as they are before the first."""
+        """Return the weights with the draws as the posterior over them; as they are before the first."""
         samples = self.samples()
         return weights if samples is None else weights._replace(posterior=samples, point=())
 

@@ -1,4 +1,4 @@
-"""What runs a process's rounds: TFF's workers, a Ray cluster, or this process."""
+"""Engines that run a process's rounds: TFF's workers, a Ray cluster, or this process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Engine(Protocol):
     concurrent_calls: int
 
     def initialize(self) -> ServerState:
-        """The state before the first round, of arrays."""
+        """Return the state before the first round, of arrays."""
 
     def next(self, state: ServerState, datasets: Sequence[Any]) -> Any:
-        """The `state` after one more round over the datasets' clients, and its `metrics`, of arrays.
+        """Return the `state` after one more round over the datasets' clients, and its `metrics`, of arrays.
 
         The datasets are what the clients' `shards` gave. Also `left_out`, of an engine that knows clients by number:
         those who did not answer or whose answer is none, with the reason.
@@ -37,7 +37,7 @@ class Engine(Protocol):
         """
 
     def replace_dead_workers(self) -> int:
-        """Starts anew what is gone; returns how many of them, 0 if that is no use."""
+        """Start anew what is gone; return how many of them, 0 if that is no use."""
 
 
 MakeEngine = Callable[[BayesianProcess, Any], contextlib.AbstractContextManager[Engine]]
@@ -68,7 +68,7 @@ def default_engine() -> str:
 
 
 def check_engine(name: Optional[str]) -> str:
-    """The name of an engine; the default's for None.
+    """Return the name of an engine; the default's for None.
 
     Raises:
       InvalidArgument: there is none of that name.

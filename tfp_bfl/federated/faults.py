@@ -1,4 +1,4 @@
-"""What can be wrong with a client's contribution to a round."""
+"""Faults of a client's contribution to a round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BELOW_FLOOR = 0.25
 
 
 class Limits(NamedTuple):
-    """What a sound contribution keeps within.
+    """Bounds of a sound contribution.
 
     Fields:
       max_magnitude: of means, standard deviations, point weights and extra statistics.
@@ -54,7 +54,7 @@ LIMITS = Limits()
 
 
 def check_max_change_norm(max_change_norm: Optional[float], sends_weights: bool = True) -> None:
-    """Raises InvalidArgument for a bound that is not above zero, or on messages that are no model's weights."""
+    """Raise InvalidArgument for a bound that is not above zero, or on messages that are no model's weights."""
     if max_change_norm is None:
         return
     if not max_change_norm > 0:
@@ -75,7 +75,7 @@ def find_fault(
     given: Optional[Scalar] = None,
     known: Union[bool, tf.Tensor] = True,
 ) -> tf.Tensor:
-    """The code of the first fault in what a client returns: a scalar int32, 0 if there is none.
+    """Return the code of the first fault in what a client returns: a scalar int32, 0 if there is none.
 
     Args:
       result: of the client's work.
@@ -106,7 +106,7 @@ def find_fault(
 
 
 def within(sent: TensorTree, max_magnitude: float) -> tf.Tensor:
-    """Whether no mean, standard deviation or point weight of `ModelWeights` is beyond a bound, or not a number.
+    """Return whether all means, standard deviations and point weights of `ModelWeights` are finite and within a bound.
 
     BatchNorm's moments have a wider one of their own, and so has whatever is sent in the place of weights.
     """
@@ -125,17 +125,17 @@ def _all_below(structure: TensorTree, bound: float) -> tf.Tensor:
 
 
 def _flat(structure: TensorTree) -> tf.Tensor:
-    """All numbers of a structure: [N] float32, N may be 0."""
+    """Return all numbers of a structure: [N] float32, N may be 0."""
     leaves = [tf.cast(tf.reshape(x, [-1]), tf.float32) for x in tf.nest.flatten(structure)]
     return tf.concat([tf.zeros([0]), *leaves], 0)
 
 
 def is_sound(fault: tf.Tensor) -> tf.Tensor:
-    """Whether a code says that there is no fault, elementwise."""
+    """Return whether a code states no fault, elementwise."""
     # Not `fault == 0`: in the graphs that TFF traces, `==` compares tensors as Python objects.
     return tf.equal(fault, 0)
 
 
 def posterior_of(sent: TensorTree) -> Any:
-    """The posterior in what a client sends; one over nothing if there is none."""
+    """Return the posterior in what a client sends; one over nothing if there is none."""
     return getattr(sent, "posterior", None) or MeanField((), ())

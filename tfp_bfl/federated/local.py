@@ -20,7 +20,7 @@ from tfp_bfl.tensors import TensorTree
 
 
 class Output(NamedTuple):
-    """What a round gives, as a `tff.learning.templates.LearningProcessOutput` does.
+    """The result of a round, as a `tff.learning.templates.LearningProcessOutput` has it.
 
     Fields:
       left_out: clients without a sound answer, with the reason, where the engine knows clients by number.
@@ -47,11 +47,11 @@ class LocalEngine:
         self.concurrent_calls = len(os.sched_getaffinity(0))
 
     def initialize(self) -> ServerState:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Output:
-        """The round after the state's, over all clients of the datasets.
+        """Return the round after the state's, over all clients of the datasets.
 
         Raises:
           ComputationError: an operation of a client's work raised.
@@ -71,7 +71,7 @@ class LocalEngine:
         return 0
 
     def _contributions(self, sent: Broadcast, datasets: Sequence[Any]) -> list[Contribution]:
-        """Those of the datasets' clients, in a fixed order, each the sum of several."""
+        """Yield the contributions of the datasets' clients, in a fixed order, each the sum of several."""
         number = min(len(datasets), self.concurrent_calls)
         while len(self._lanes) < number:
             self._lanes.append(_lane(self._round, self._lanes[0] if self._lanes else None))
@@ -93,7 +93,7 @@ class _Lane(NamedTuple):
 
 
 def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
-    """What a client does, and the variables that it made for it."""
+    """Return the work of a client, and the variables that it made."""
     variables: list[tf.Variable] = []
 
     def remember(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
@@ -105,7 +105,7 @@ def client_of(round: Round) -> tuple[Contribute, list[tf.Variable]]:
 
 
 def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
-    """A lane with variables of its own, and the graph of the first one if that is all that it needs."""
+    """Return a lane with variables of its own, and the graph of the first one if that is all that it needs."""
     contribute, variables = client_of(round)
     if first and (work := _with_variables(first, variables)):
         return _Lane(work, variables)
@@ -115,7 +115,7 @@ def _lane(round: Round, first: Optional[_Lane]) -> _Lane:
 
 
 def _with_variables(lane: _Lane, variables: list[tf.Variable]) -> Any:
-    """The lane's work on other variables; None where these are not all that it writes to."""
+    """Return the lane's work on other variables; None where these are not all that it writes to."""
     if len(variables) != len(lane.variables):
         return None
     others = {id(own.handle): other.handle for own, other in zip(lane.variables, variables)}
@@ -135,12 +135,12 @@ def _check_once(clients: np.ndarray) -> None:
 
 
 def as_arrays(structure: TensorTree) -> Any:
-    """The structure with NumPy's arrays as leaves."""
+    """Return the structure with NumPy's arrays as leaves."""
     return tf.nest.map_structure(np.asarray, structure)
 
 
 def _reason(message: str) -> str:
-    """What an operation said, of TensorFlow's text on where it stands in the graph and in the program."""
+    """Return the message of an operation, without TensorFlow's text on its place in the graph and in the program."""
     around = ("Graph execution error", "Detected at node", "Node:", "<stack traces", " ", "\t")
     lines = [line for line in message.splitlines() if line.strip() and not line.startswith(around)]
     return (lines or [message])[0].strip()

@@ -1,4 +1,4 @@
-"""What clients keep over rounds, where all of them are simulated: a row for each, found by the client's number."""
+"""The memory of simulated clients between rounds: a row for each, found by the client's number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tfp_bfl.tensors import TensorTree
 
 
 def no_rows(row: TensorTree) -> Any:
-    """A `Memory` of nobody, of a type in which there may be any number of clients; () for work that keeps nothing."""
+    """Return a `Memory` of nobody, of a type in which there may be any number of clients; () for work that
+    keeps nothing.
+    """
     if not tf.nest.flatten(row):
         return ()
     return Memory(_growing([], tf.int32), tf.nest.map_structure(lambda x: _growing(x.shape, x.dtype), row))
@@ -22,7 +24,7 @@ def no_rows(row: TensorTree) -> Any:
 def with_clients(
     state: ServerState, clients: Sequence[int], shares: Any, first: Optional[Callable[..., Any]]
 ) -> ServerState:
-    """The state with a first row for each of the clients that has none; arrays.
+    """Return the state with a first row for each of the clients that has none; arrays.
 
     Args:
       state: of which clients that are there keep their rows.
@@ -43,7 +45,9 @@ def with_clients(
 
 
 def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:
-    """A client's row, and whether there is one: zeros if there is none. Of clients that keep nothing, () and True."""
+    """Return a client's row, and whether there is one: zeros if there is none. Of clients that keep
+    nothing, () and True.
+    """
     if memory == ():
         return (), True
     here = tf.equal(memory.client, client)
@@ -53,7 +57,7 @@ def find_row(memory: Any, client: tf.Tensor) -> tuple[Any, Any]:
 
 
 def replace_rows(memory: Any, client: tf.Tensor, rows: Any, sound: tf.Tensor) -> Any:
-    """The memory after a round: of sound clients the new rows, of all others those that were there.
+    """Return the memory after a round: of sound clients the new rows, of all others those that were there.
 
     Args:
       memory: in which every sound client has a row.

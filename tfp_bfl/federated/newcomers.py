@@ -19,7 +19,8 @@ _NEWCOMER = -4
 def fit_newcomers(
     process: BayesianProcess, state: ServerState, clients: Clients, *, rounds: int = 20, seed: int = 0
 ) -> list[ModelWeights]:
-    """The weights for clients that were never in training, by rows of their own: embeddings fitted to their examples.
+    """Return the weights for clients that were never in training, by rows of their own: embeddings fitted to their
+    examples.
 
     e <- e - rate (d l / d e)^T (l - l'),   rate = ||l - l'||^2 / ||(d l / d e)^T (l - l')||^2
 

@@ -1,4 +1,4 @@
-"""What a run tells of its posterior, in whole sentences: where it says nothing, or no longer does."""
+"""Warnings about a run's posterior, in whole sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"\d+\.?\d*(?:e[-+]?\d+)?")
 
 
 def collapse_warning(number: int) -> str:
-    """What to tell the user when the posterior has lost its spread."""
+    """Return the warning that the posterior standard deviations have collapsed."""
     return (
         f"The posterior collapsed in round {number}: its median standard deviation is below {COLLAPSED_SHARE:.0%} of "
         "what it was at first, or at its floor: the model is all but deterministic, its epistemic uncertainty near "
@@ -33,7 +33,7 @@ def collapse_warning(number: int) -> str:
 
 
 def has_collapsed(row: Mapping[str, Any], first_stddev: float) -> bool:
-    """Whether a round's metrics are of a posterior that has lost its spread."""
+    """Return whether a round's metrics show a posterior whose standard deviations have collapsed."""
     if "stddev_median" not in row:
         return False
     shrunk = row["stddev_median"] < COLLAPSED_SHARE * first_stddev
@@ -41,7 +41,7 @@ def has_collapsed(row: Mapping[str, Any], first_stddev: float) -> bool:
 
 
 def one_shot_warning(rule: str, rounds: int) -> str:
-    """What to tell the user who repeats a rule for one round."""
+    """Return the warning that a rule for one round is repeated."""
     return (
         f"The rule {rule} is for one round: in each of {rounds} it counts again what clients were sent, and variances "
         "shrink by about the number of clients; mean_precision_average and partitioned_vi are for many rounds."
@@ -49,7 +49,7 @@ def one_shot_warning(rule: str, rounds: int) -> str:
 
 
 def cores_warning(before: int, now: int) -> Optional[str]:
-    """What to tell the user whose run goes on with clients in other sums; None where it does not."""
+    """Return the warning that a run resumes with clients in other sums; None where it does not."""
     if not before or before == now:
         return None
     return (
@@ -59,7 +59,7 @@ def cores_warning(before: int, now: int) -> Optional[str]:
 
 
 def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Clients whose loss is not of the others' size, and what to tell the user of each.
+    """Return clients whose loss is not of the others' size, and what to tell the user of each.
 
     Args:
       clients: their numbers [K].

@@ -1,4 +1,4 @@
-"""What the models of single clients score, before and after each has adapted its own to its data."""
+"""Scores of single clients' models, before and after each has adapted its model to its data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def evaluate_clients(
     seed: int = 0,
     weights: Optional[Sequence[ModelWeights]] = None,
 ) -> list[ClientScores]:
-    """Scores each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
+    """Score each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
 
     Clients who were never in training are numbered after those who were: `first` is then the number of the latter, and
     a personal method has its rule for them. For fair comparisons all methods get the same adaptation, such as one step
@@ -112,7 +112,7 @@ def evaluate_clients(
 def summarise_clients(
     scores: Sequence[ClientScores], metric: str = "accuracy", adapted: bool = False
 ) -> dict[str, float]:
-    """A metric over clients: "uniform" mean, mean "weighted" by training examples, "least" and "greatest".
+    """Return a metric over clients: "uniform" mean, mean "weighted" by training examples, "least" and "greatest".
 
     Args:
       scores: of `evaluate_clients`.
@@ -139,7 +139,7 @@ def summarise_clients(
 
 
 def _adapted(process: BayesianProcess, result: SimulationResult, adaptation: ClientWork) -> Any:
-    """The function (weights, examples, seed) -> the weights after adaptation."""
+    """Return the function (weights, examples, seed) -> the weights after adaptation."""
     if adaptation.memory is not None or adaptation.sends != WEIGHTS:
         raise InvalidArgument(
             "adaptation must be client work that sends a model's weights and keeps nothing, such as "

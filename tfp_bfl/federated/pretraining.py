@@ -14,7 +14,7 @@ from tfp_bfl.weights import ModelWeights, get_weights
 
 
 class Pretrained(NamedTuple):
-    """What pre-training leaves.
+    """The result of pre-training.
 
     Fields:
       weights: those of the best epoch.
@@ -40,7 +40,7 @@ def pretrain(
     *,
     engine: Optional[str] = None,
 ) -> Pretrained:
-    """Trains the global model with early stopping: a federation of one client, the server.
+    """Train the global model with early stopping: a federation of one client, the server.
 
     The best epoch is the first with the highest validation accuracy; training ends `patience` epochs after it. Fischer
     et al. 2024 (arXiv:2403.15263) start distributed weight consolidation so, from a tenth of the data. Each epoch is a

@@ -130,7 +130,7 @@ class BayesianProcess:
 
     @property
     def is_personal(self) -> bool:
-        """Whether clients have models of their own (`personal_weights`)."""
+        """Whether clients have personal models (`personal_weights`)."""
         return self.server_step.personal is not None or self.client_work.personal is not None
 
     @property
@@ -138,11 +138,11 @@ class BayesianProcess:
         return self.learning_process if engine("tff").is_installed() else self.local
 
     def get_model_weights(self, state: ServerState) -> ModelWeights:
-        """The server's weights."""
+        """Return the server's weights."""
         return state.weights
 
     def set_model_weights(self, state: ServerState, weights: ModelWeights) -> ServerState:
-        """The state with other weights."""
+        """Return the state with other weights."""
         tf.nest.assert_same_structure(state.weights, weights)
         return state._replace(weights=weights)
 
@@ -159,12 +159,12 @@ class BayesianProcess:
         return with_clients(state._replace(federation=federation), clients, shares, self.client_work.memory)
 
     def predictive_weights(self, state: ServerState) -> ModelWeights:
-        """The weights with which the model predicts after the state's rounds (`ServerStep.predictive`)."""
+        """Return the weights with which the model predicts after the state's rounds (`ServerStep.predictive`)."""
         step, weights = tf.nest.map_structure(np.asarray, (state.step, state.weights))
         return self.server_step.predictive(step, weights)
 
     def personal_weights(self, state: ServerState, client: int) -> ModelWeights:
-        """The weights that predict for a client.
+        """Return the weights that predict for a client.
 
         They are its own by what the server has for it (`ServerStep.personal`) or by what it keeps
         (`ClientWork.personal`), else those for all.
@@ -197,7 +197,7 @@ def build_process(
     privacy: Optional[Privacy] = None,
     notices: Sequence[str] = (),
 ) -> BayesianProcess:
-    """Builds the process; its round runs in any engine, over any number of clients in constant server memory.
+    """Build the process; its round runs in any engine, over any number of clients in constant server memory.
 
     A dataset of a round holds one client, or several, who then work one after another and share the fixed cost of one
     call: which clients lie together changes the result by the rounding of sums alone.

@@ -29,7 +29,7 @@ Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
 
 
 class Broadcast(NamedTuple):
-    """What the server sends to all clients of a round.
+    """The message of the server to all clients of a round.
 
     Fields:
       seed: of the run.
@@ -43,7 +43,7 @@ class Broadcast(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What each client says of itself, or is seen to be: vectors over the clients.
+    """Facts about each client of a round: vectors over the clients.
 
     Fields:
       change: of its weights, `models.root_mean_square_change`.
@@ -65,7 +65,7 @@ class Report(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What comes back from one client, or from several together.
+    """The contribution of one client, or the sum of several.
 
     Fields:
       statistics: of the rule, merged.
@@ -92,7 +92,7 @@ class Take(Protocol):
         given: Scalar,
         known: Union[bool, tf.Tensor] = True,
     ) -> Contribution:
-        """The contribution, all zeros of a client with a fault.
+        """Return the contribution, all zeros of a client with a fault.
 
         Args:
           message: that the client was sent.
@@ -143,7 +143,7 @@ def make_round(
     seed: int,
     limits: Limits,
 ) -> Round:
-    """The round of a client work, a rule and a server step; arguments as of `build_process`.
+    """Return the round of a client work, a rule and a server step; arguments as of `build_process`.
 
     Args:
       first: the server's weights before the first round, arrays.
@@ -236,7 +236,9 @@ def make_round(
 def summed(
     contribute: Contribute, add: Callable[[Contribution, Contribution], Contribution], spec: ClientExamples
 ) -> Callable[..., Any]:
-    """The function of a broadcast and a dataset of clients that adds up what they contribute, one after another."""
+    """Return the function of a broadcast and a dataset of clients that adds up what they contribute, one
+    after another.
+    """
 
     def over(sent: Broadcast, dataset: tf.data.Dataset) -> Contribution:
         once = tf.function(lambda examples: contribute(sent, examples), input_signature=[spec], autograph=False)
@@ -261,7 +263,7 @@ def summed(
 
 
 def summed_spec(one: Summed, add: Callable[[Summed, Summed], Summed]) -> Summed:
-    """The type of a sum over any number of clients, from those of one and of two: an axis that grew has no size.
+    """Return the type of a sum over any number of clients, from those of one and of two: an axis that grew has no size.
 
     The sum of weights [3] stays [3]; numbers of clients [1] become [2], and so their type is [None].
     """
@@ -271,19 +273,19 @@ def summed_spec(one: Summed, add: Callable[[Summed, Summed], Summed]) -> Summed:
 
 
 def types_of(function: Callable[..., TensorTree], *args: TensorTree) -> Any:
-    """The shapes and types of what a function gives, by tracing it."""
+    """Return the shapes and types of what a function gives, by tracing it."""
     traced = function if hasattr(function, "get_concrete_function") else tf.function(function, autograph=False)
     outputs = traced.get_concrete_function(*args).structured_outputs
     return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
 
 
 def zeros(specs: TensorTree) -> Any:
-    """What adds nothing: zeros, and vectors of no clients."""
+    """Return the neutral contribution: zeros, and vectors of no clients."""
     return tf.nest.map_structure(lambda x: tf.zeros([0 if n is None else n for n in x.shape], x.dtype), specs)
 
 
 def fold(seed: Scalar, *numbers: Scalar) -> tf.Tensor:
-    """A seed [2] from the run's seed and the numbers, one folded into the other."""
+    """Return a seed [2] from the run's seed and the numbers, one folded into the other."""
     key = tf.stack([seed, 0])
     for number in numbers:
         key = tf.random.experimental.stateless_fold_in(key, number)
@@ -299,7 +301,7 @@ def _without_autotuning() -> tf.data.Options:
 
 
 def _round_metrics(report: Report) -> collections.OrderedDict:
-    """The clients' reports in the order of their numbers, and the mean metrics of the sound ones by examples."""
+    """Return the clients' reports in the order of their numbers, and the mean metrics of the sound ones by examples."""
     report = tf.nest.map_structure(lambda x: tf.gather(x, tf.argsort(report.client)), report)
     sound = is_sound(report.fault)
     share = tf.where(sound, tf.cast(report.num_examples, tf.float32), 0.0)
@@ -320,6 +322,6 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
 
 
 def _total(values: tf.Tensor, sound: tf.Tensor) -> tf.Tensor:
-    """The sum over sound clients; whole numbers as int64, which the counts of two clients do not exceed."""
+    """Return the sum over sound clients; whole numbers as int64, which the counts of two clients do not exceed."""
     values = tf.cast(values, tf.int64) if values.dtype.is_integer else values
     return tf.reduce_sum(tf.where(sound, values, tf.zeros_like(values)))

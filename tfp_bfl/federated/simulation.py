@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class SimulationResult(NamedTuple):
-    """What a simulation leaves.
+    """The result of a simulation.
 
     Fields:
       model: the Keras model with the last round's weights, or their average over the last rounds.
@@ -345,13 +345,13 @@ def _on_cohort(evaluate: Any, model: tf.keras.Model, clients: Any, outcome: Outc
 
 
 def _spread_of(weights: ModelWeights, floor: float = 0.0) -> dict[str, float]:
-    """The spread of a posterior that is over point weights: the round itself reports that of the layers' own."""
+    """Return the spread of a posterior that is over point weights: the round itself reports that of the layers' own."""
     found = spread(marginals(weights.posterior), floor)._asdict()
     return {name: float(x) for name, x in found.items() if math.isfinite(x)}
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
-    """A round's metrics as plain numbers; faulty clients by their number with the reason."""
+    """Return a round's metrics as plain numbers; faulty clients by their number with the reason."""
     row = {name: np.asarray(x).item() for name, x in outcome.metrics.items() if name != "clients"}
     # JSON has no NaN: a model without a posterior has no spread, and any other metric has no value.
     row = {name: value if math.isfinite(value) else None for name, value in row.items()}

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def start(function: Callable[[], T], name: str = "tfp_bfl-call") -> Future[T]:
-    """Runs a function on a thread of its own: a daemon, so that a program can exit in the middle of it."""
+    """Run a function on a thread of its own: a daemon, so that a program can exit in the middle of it."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -30,7 +30,7 @@ def start(function: Callable[[], T], name: str = "tfp_bfl-call") -> Future[T]:
 
 
 def share_cores(num_clients: int) -> None:
-    """Splits the cores among the clients that are worked through at once: operations of small models are faster so.
+    """Split the cores among the clients that are worked through at once: operations of small models are faster so.
 
     Without effect once TensorFlow has computed anything in this process, or where TF_NUM_INTRAOP_THREADS is set.
 

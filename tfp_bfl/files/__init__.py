@@ -13,7 +13,7 @@ from tfp_bfl.files.writing import write_whole as write_whole
 
 
 def open_regular(path: Path, what: str) -> BinaryIO:
-    """Opens a regular file for reading; a pipe, a device or a folder is refused.
+    """Open a regular file for reading; a pipe, a device or a folder is refused.
 
     Args:
       path: of the file.
@@ -36,7 +36,7 @@ def open_regular(path: Path, what: str) -> BinaryIO:
 
 
 def read_regular(path: Path, what: str, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+    """Return the content of a regular file of at most `most` bytes.
 
     Raises:
       InvalidArgument: as `open_regular`, or the file is larger.
@@ -52,7 +52,7 @@ def read_regular(path: Path, what: str, most: int) -> bytes:
 
 
 def digest(path: Path, what: str = "file") -> str:
-    """The SHA-256 sum of a regular file, as `sha256sum` prints it.
+    """Return the SHA-256 sum of a regular file, as `sha256sum` prints it.
 
     Raises:
       InvalidArgument: as `open_regular`.
@@ -65,6 +65,6 @@ def digest(path: Path, what: str = "file") -> str:
 
 
 def name(path: object) -> str:
-    """A path as errors show it: plainly, or quoted where it would break the line."""
+    """Return a path as errors show it: plainly, or quoted where it would break the line."""
     text = str(path)
     return text if text.isprintable() and text else shown(text)

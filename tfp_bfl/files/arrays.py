@@ -28,7 +28,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compressed: bool 
 
 
 def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> dict[str, np.ndarray]:
-    """The arrays of a file that `write_arrays` wrote; nothing is unpickled.
+    """Return the arrays of a file that `write_arrays` wrote; nothing is unpickled.
 
     Args:
       path: of the file.
@@ -43,14 +43,14 @@ def read_arrays(path: Path, what: str, most: int, compressed: bool = False) -> d
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], compressed: bool = False) -> bytes:
-    """The content of a file as `write_arrays` writes it."""
+    """Return the content of a file as `write_arrays` writes it."""
     content = io.BytesIO()
     (np.savez_compressed if compressed else np.savez)(content, **arrays)  # type: ignore[arg-type]
     return content.getvalue()
 
 
 class Form(NamedTuple):
-    """What an array is: known before it is unpacked."""
+    """The type and shape of an array, known before it is unpacked."""
 
     dtype: np.dtype
     shape: tuple[int, ...]

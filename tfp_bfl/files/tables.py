@@ -13,21 +13,21 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 
 
 def to_csv(rows: Rows) -> str:
-    """With commas, quoted where a cell needs it."""
+    """Format rows with commas, quoted where a cell requires it."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def to_markdown(rows: Rows) -> str:
-    """With pipes; **x** is bold."""
+    """Format rows with pipes; **x** is bold."""
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + "---|" * len(rows[0]))
     return "\n".join(lines) + "\n"
 
 
 def to_latex(rows: Rows) -> str:
-    """A tabular of booktabs: the first column to the left, the others to the right; **x** is bold."""
+    """Return a tabular of booktabs: the first column to the left, the others to the right; **x** is bold."""
     head, *body = [" & ".join(map(_latex, row)) + r" \\" for row in rows]
     columns = "l" + "r" * (len(rows[0]) - 1)
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]

@@ -25,7 +25,7 @@ _FOOTER = 48
 
 
 class Span(NamedTuple):
-    """Where a value lies in the file of values."""
+    """The position of a value in the file of values."""
 
     offset: int
     size: int
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 def check_index(
     table: bytes, variables: dict[str, tuple[Any, tuple[Optional[int], ...]]], texts: Sequence[str] = ()
 ) -> dict[str, Span]:
-    """Where each variable and each text lies in the file of values, by name in the checkpoint.
+    """Return the position of each variable and text in the file of values, by name in the checkpoint.
 
     Args:
       table: the index.
@@ -71,7 +71,7 @@ def check_index(
 
 
 def num_elements(shape: Any) -> int:
-    """Of a TensorShapeProto; ValueError if it is not fully known."""
+    """Return the number of elements of a TensorShapeProto; ValueError if it is not fully known."""
     sizes = [dim.size for dim in shape.dim]
     if shape.unknown_rank or min(sizes, default=0) < 0:
         raise ValueError
@@ -79,7 +79,7 @@ def num_elements(shape: Any) -> int:
 
 
 def check_strings(content: bytes) -> None:
-    """Raises InvalidArgument unless these bytes are one string as a file of values holds it.
+    """Raise InvalidArgument unless these bytes are one string as a file of values holds it.
 
     That is its length, the checksum of that, and the text. TensorFlow takes memory for the length that is written.
     """

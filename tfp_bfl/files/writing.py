@@ -1,4 +1,4 @@
-"""What is written: as a whole or not at all, and a full disk under one name, whichever library met it."""
+"""Writing of files as a whole or not at all, with one error for a full disk."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SMALLEST_STDDEV, LARGEST_STDDEV = 1e-12, 1e6
 
 
 class _Flipout(GaussianLayer):
-    """What the two layers share: variables with floors and their priors."""
+    """The base of both layers: variables with floors and their priors."""
 
     def __init__(
         self,

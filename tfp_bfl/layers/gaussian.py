@@ -1,4 +1,4 @@
-"""What dense and convolution layers with Gaussian kernels share: their shapes, the KL as a loss, and modes of noise.
+"""The base of dense and convolution layers with Gaussian kernels: shapes, the KL as a loss, and modes of noise.
 
 A batch under one draw of the weights needs no more than a plain layer. For examples that each have a perturbation of
 their own there is Flipout (Wen et al. 2018, arXiv:1803.04386): it perturbs the mean's output,
@@ -53,7 +53,7 @@ class GaussianLayer(tf.keras.layers.Layer):
         raise NotImplementedError
 
     def _add_weights(self, kernel_shape: list[int]) -> None:
-        """Adds `kernel_mean`, what decides its spread, and `bias` if there is one."""
+        """Add `kernel_mean`, what decides its spread, and `bias` if there is one."""
         raise NotImplementedError
 
     @property
@@ -62,7 +62,7 @@ class GaussianLayer(tf.keras.layers.Layer):
         raise NotImplementedError
 
     def kl_divergence(self) -> tf.Tensor:
-        """KL[q || prior] in nats, summed over the layer's variational weights: a scalar."""
+        """Return KL[q || prior] in nats, summed over the layer's variational weights: a scalar."""
         each = [
             w.kl_divergences(tf.convert_to_tensor(w.mean), tf.convert_to_tensor(w.scale))
             for w in self.variational_weights
@@ -115,7 +115,7 @@ class GaussianLayer(tf.keras.layers.Layer):
         return plus(self._linear(inputs, self.kernel_mean), self._bias_mean) + _signed(perturbation, sign_out)
 
     def _flipout_of_one_channel(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """a_n is one sign for the whole example here: b_n absorbs it, and both kernels fit into one pass.
+        """Return a_n is one sign for the whole example here: b_n absorbs it, and both kernels fit into one pass.
 
         y_n = [W_mean x_n, D x_n] [I; diag(b_n)], a small matrix for each example
         """
@@ -201,12 +201,12 @@ def _signed(x: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
 
 
 def plus(outputs: tf.Tensor, bias: tf.Tensor | None) -> tf.Tensor:
-    """Outputs with a bias, if there is one."""
+    """Return outputs with a bias, if there is one."""
     return outputs if bias is None else tf.nn.bias_add(outputs, bias)
 
 
 def _signs(inputs: tf.Tensor, width: int, units: int, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Random signs for inputs [B, ..., width] and outputs [B, ..., units], constant over the axes between."""
+    """Return random signs for inputs [B, ..., width] and outputs [B, ..., units], constant over the axes between."""
     between = [1] * (len(inputs.shape) - 2)
     signs = noise.random_signs(tf.shape(inputs)[0], width + units, seed, inputs.dtype)
     signs = tf.reshape(signs, [-1, *between, signs.shape[-1]])

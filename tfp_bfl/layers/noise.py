@@ -1,4 +1,4 @@
-"""Where stochastic layers get their noise from: an explicit stateless seed, or Keras' global generator without one."""
+"""The source of noise of stochastic layers: an explicit stateless seed, or Keras' global generator without one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _scopes = _Scopes()
 def sampling(
     mode: str = "flipout", seed: tf.Tensor = None, perturbations: Mapping[Any, tf.Tensor] | None = None
 ) -> Iterator[None]:
-    """Sets how the layers called inside the block draw their noise.
+    """Set how the layers called inside the block draw their noise.
 
         with bfl.layers.sampling("shared", seed=[7, 0]):
             logits = model(images)
@@ -69,7 +69,7 @@ def sampling(
 
 
 def mode() -> str:
-    """The mode of the innermost `sampling` block; "flipout" outside any."""
+    """Return the mode of the innermost `sampling` block; "flipout" outside any."""
     return _scopes.stack[-1].mode if _scopes.stack else "flipout"
 
 
@@ -79,12 +79,12 @@ def current_seed() -> tf.Tensor | None:
 
 
 def drawn(mean: tf.Variable) -> tf.Tensor | None:
-    """The perturbation that the innermost `sampling` block holds ready for the weight of this mean."""
+    """Return the perturbation that the innermost `sampling` block holds ready for the weight of this mean."""
     return _scopes.stack[-1].perturbations.get(mean.ref()) if _scopes.stack else None
 
 
 def standard_normal(size: Any, seed: tf.Tensor) -> tf.Tensor:
-    """`size` draws from N(0, 1) in float32, in less time than `tf.random.stateless_normal` (docs/speed.md).
+    """Return `size` draws from N(0, 1) in float32, in less time than `tf.random.stateless_normal` (docs/speed.md).
 
     Box & Muller (1958): (r cos t, r sin t) with r = sqrt(-2 log u), u and t / (2 pi) uniform on 2^20 and 2^12 midpoints
     from the 32 bits of one integer. Moments below the 4096th of the angle are exact; |draws| stay below 5.4.
@@ -107,7 +107,7 @@ def random_signs(rows: Any, width: int, seed: tf.Tensor, dtype: tf.DType) -> tf.
 
 
 def next_seeds(number: int) -> list[tf.Tensor]:
-    """`number` fresh seeds, each [2] int32, for one layer call."""
+    """Return `number` fresh seeds, each [2] int32, for one layer call."""
     scope = _scopes.stack[-1] if _scopes.stack else None
     if scope is None or scope.seed is None:
         drawn = tf.random.uniform([number, 2], maxval=tf.int32.max, dtype=tf.int32)

@@ -52,7 +52,7 @@ PARAMETRIZATIONS = {
 
 
 class _VariationalDropout(GaussianLayer):
-    """What the two layers share: logits, their range, the KL, and local reparametrisation."""
+    """The base of both layers: logits, their range, the KL, and local reparametrisation."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _VariationalDropout(GaussianLayer):
             self.bias = self.add_weight("bias", [self.units], initializer="zeros")
 
     def assign_logits(self, values: Any) -> None:
-        """Sets the kernel's logits, of the kernel's shape.
+        """Set the kernel's logits, of the kernel's shape.
 
         Raises:
           InvalidArgument: some lie outside `logit_range`, as far as the values are known (in eager mode).

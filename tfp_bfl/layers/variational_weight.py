@@ -1,4 +1,4 @@
-"""What a layer says of a weight that it holds as a Gaussian."""
+"""The Gaussian weights of a layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfp_bfl.posterior import gaussian_kl
 
 
 class Parametrization(NamedTuple):
-    """How a variable decides a weight's standard deviation s.
+    """The mapping from a variable to a weight's standard deviation s.
 
     Fields:
       log_stddev: (the variable's value, the weight's mean) -> log s.
@@ -52,7 +52,7 @@ class VariationalWeight(NamedTuple):
         return self.parametrization.log_stddev(self.scale, self.mean)
 
     def kl_divergences(self, mean: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-        """KL[N(mean, s^2) || prior] of each weight, nats, at these values of the two variables."""
+        """Return KL[N(mean, s^2) || prior] of each weight, nats, at these values of the two variables."""
         mean = tf.stop_gradient(mean) if self.detached else mean
         log_stddev = self.parametrization.log_stddev(scale, mean)
         if self.prior_stddev is None:
@@ -60,11 +60,11 @@ class VariationalWeight(NamedTuple):
         return gaussian_kl(mean, log_stddev, 0.0, math.log(self.prior_stddev))
 
     def projected(self, log_stddev: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-        """The nearest log s that the layer allows beside this mean."""
+        """Return the nearest log s that the layer allows beside this mean."""
         return self.parametrization.log_stddev(self._value(log_stddev, mean), mean)
 
     def assign_log_stddev(self, log_stddev: tf.Tensor) -> None:
-        """Sets s, or the nearest that the layer allows beside the present mean."""
+        """Set s, or the nearest that the layer allows beside the present mean."""
         self.scale.assign(self._value(log_stddev, tf.convert_to_tensor(self.mean)))
 
     def _value(self, log_stddev: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:

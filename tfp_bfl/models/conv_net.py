@@ -23,7 +23,8 @@ def conv_net(
     variational_layers: str | Sequence[str] = ("dense_1",),
     **options: Any,
 ) -> tf.keras.Model:
-    """Three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C units.
+    """Return three 3 x 3 convolutions with `width` filters, each with ReLU and pooled; dense layers of 4 w, 2 w and C
+    units.
 
     Args:
       input_shape: [height, width, channels], at least 8 x 8.

@@ -1,4 +1,4 @@
-"""What a kind of model means for its layers: deterministic, Monte Carlo dropout, Flipout, or variational dropout.
+"""Kinds of models and their layers: deterministic, Monte Carlo dropout, Flipout, or variational dropout.
 
 A builder writes its architecture once, with `Blocks.convolution` and `Blocks.dense`; the kind decides what they are.
 """
@@ -111,7 +111,7 @@ class Blocks:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Layers made in this block compute in the builder's precision."""
+        """Return layers made in this block compute in the builder's precision."""
         before = tf.keras.mixed_precision.global_policy()
         tf.keras.mixed_precision.set_global_policy(self._policy)
         try:
@@ -157,7 +157,7 @@ class Blocks:
         return self._dropout(x) if activation else x
 
     def logits(self, x: Any, num_classes: int) -> Any:
-        """The output layer; its result is float32 in every precision.
+        """Return the output layer; its result is float32 in every precision.
 
         Raises:
           InvalidArgument: a layer was to be variational that there is not.
@@ -205,7 +205,7 @@ def _initial_logit(initial_stddev: float | None, parametrization: str) -> float 
 
 
 def check_image_shape(model: str, input_shape: Sequence[int], num_classes: int, smallest: int) -> tuple[int, ...]:
-    """The shape as a tuple, if `model` can take images of it.
+    """Return the shape as a tuple, if `model` can take images of it.
 
     Raises:
       InvalidArgument: not [height, width, channels], smaller than `smallest` a side, or fewer than two classes.
@@ -221,6 +221,6 @@ def check_image_shape(model: str, input_shape: Sequence[int], num_classes: int, 
 
 
 def check_classes(num_classes: int) -> None:
-    """Raises InvalidArgument for fewer than two classes."""
+    """Raise InvalidArgument for fewer than two classes."""
     if num_classes < 2:
         raise InvalidArgument(f"num_classes must be at least 2, but is {num_classes}.")

@@ -10,7 +10,8 @@ from tfp_bfl.errors import InvalidArgument, shown
 
 
 def as_model_fn(model: Any) -> Callable[[], tf.keras.Model]:
-    """`model` if it is a function; of a Keras model, a function that builds its like with the weights that it has now.
+    """Return `model` if it is a function; of a Keras model, a function that builds its like with the weights that it
+    has now.
 
     Raises:
       InvalidArgument: it is neither, or a model that Keras can't clone: neither functional nor a built `Sequential`.

@@ -12,7 +12,7 @@ _TWIN = "_tfp_bfl_in_bfloat16"
 
 
 def in_bfloat16(model: tf.keras.Model) -> tf.keras.Model:
-    """The model with float32 layers computing in bfloat16 (Keras' mixed_bfloat16); its logits are float32.
+    """Return the model with float32 layers computing in bfloat16 (Keras' mixed_bfloat16); its logits are float32.
 
     Its variables are its own, float32, and have the model's values at the time of this call. The next call for the same
     model gives the same twin, with new values.

@@ -52,7 +52,7 @@ def resnet20(
 
 
 def _shrink(x: Any) -> Any:
-    """[B, H, W, D] -> [B, H / 2, W / 2, 2 D]: every second pixel, zeros for the new channels."""
+    """Return [B, H, W, D] -> [B, H / 2, W / 2, 2 D]: every second pixel, zeros for the new channels."""
     new = x.shape[-1] // 2
     # The mean of one pixel: half the time of slicing with strides, forth and back.
     x = tf.keras.layers.AveragePooling2D(pool_size=1, strides=2)(x)

@@ -16,12 +16,12 @@ from tfp_bfl.files.arrays import Stored
 
 
 def to_arrays(structure: Any) -> dict[str, np.ndarray]:
-    """The leaves of a structure, named by the way to them: "weights/posterior/mean/0"."""
+    """Return the leaves of a structure, named by the way to them: "weights/posterior/mean/0"."""
     return {_name(path): np.asarray(leaf) for path, leaf in tree.flatten_with_path(structure)}
 
 
 def from_arrays(arrays: Any, spec: Any) -> Any:
-    """The structure of a `spec` with the leaves that `to_arrays` named, whoever has sent them.
+    """Return the structure of a `spec` with the leaves that `to_arrays` named, whoever has sent them.
 
     Args:
       arrays: name -> array, such as `files.arrays.Stored`, of which nothing is unpacked before all names, types and

@@ -1,4 +1,4 @@
-"""What sites report of their data, compared with each other: whose statistics stand out."""
+"""Comparison of the sites' descriptions of their data: which statistics stand out."""
 
 from __future__ import annotations
 

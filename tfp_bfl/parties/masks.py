@@ -21,7 +21,7 @@ KEY_BYTES = 32
 
 
 def context_of(run: str, job: bytes, digest: bytes, attempt: Optional[int] = None) -> bytes:
-    """What seeds are of: a run, what its parties are told of it, one message of it, and which attempt at its sum.
+    """Return the context of seeds: the run, its job, one message of it, and the attempt at its sum.
 
     Args:
       run: its name.
@@ -33,17 +33,17 @@ def context_of(run: str, job: bytes, digest: bytes, attempt: Optional[int] = Non
 
 
 def seed_of(key: bytes, context: bytes) -> bytes:
-    """The seed of a mask; who has it knows no other."""
+    """Return the seed of a mask; who has it knows no other."""
     return hmac.digest(key, b"mask" + context, hashlib.sha256)
 
 
 def proof_of(key: bytes, context: bytes, members: np.ndarray, author: int) -> bytes:
-    """By which one party shows another, with whom it shares the key, that it has agreed to a set of members [K]."""
+    """Compute the proof that a site has agreed to a set of members [K], by the key that it shares with another."""
     return hmac.digest(key, b"set" + context + author.to_bytes(4, "big") + members.tobytes(), hashlib.sha256)
 
 
 def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
-    """Adds (sign 1) or subtracts (-1) the numbers of a seed, modulo 2^64, in place."""
+    """Add (sign 1) or subtracts (-1) the numbers of a seed, modulo 2^64, in place."""
     sizes = [x.size for x in leaves]
     stream = hashlib.shake_256(seed).digest(8 * sum(sizes))
     for leaf, mask in zip(leaves, np.split(np.frombuffer(stream, np.int64), np.cumsum(sizes)[:-1])):
@@ -51,17 +51,17 @@ def add_mask(leaves: Sequence[np.ndarray], seed: bytes, sign: int) -> None:
 
 
 class Kept(Protocol):
-    """Where promises are put, by the number of a round: such as a dictionary."""
+    """A store of promises by the number of a round, such as a dictionary."""
 
     def get(self, number: int, /) -> Optional[dict[str, Any]]:
-        """What there is of that round, or None."""
+        """Return the promise of that round, or None."""
 
     def __setitem__(self, number: int, promise: dict[str, Any], /) -> None:
-        """Puts it there."""
+        """Put it there."""
 
 
 class Promises:
-    """Of which set of parties one party lets the sum be known: one message a round, and of that one sum, for ever.
+    """The sets of sites for which one site lets a sum be known: one message a round, and one sum of it.
 
     A server that could have the sums over two sets, or of two messages that are nearly the same, would know what their
     difference found.
@@ -74,7 +74,7 @@ class Promises:
         self._kept: Kept = {} if kept is None else kept
 
     def answer(self, number: int, digest: bytes, attempt: Optional[int], found: bytes) -> None:
-        """Notes that a round is answered, for a sum over all parties or over those who answer.
+        """Note that a round is answered, for a sum over all parties or over those who answer.
 
         Args:
           number: of rounds done.
@@ -98,7 +98,7 @@ class Promises:
         self._kept[number] = record
 
     def agree(self, number: int, attempt: int, members: np.ndarray) -> bytes:
-        """Agrees to a set of members [K] for an attempt, and returns the digest of the round's message.
+        """Agree to a set of members [K] for an attempt, and return the digest of the round's message.
 
         Raises:
           InvalidArgument: it has agreed to another set of this attempt, or told of another attempt.
@@ -113,7 +113,7 @@ class Promises:
         return bytes.fromhex(record["digest"])
 
     def agreed(self, number: int, attempt: int) -> bytes:
-        """The digest of the message of a round in which it has agreed to a set.
+        """Return the digest of the message of a round in which it has agreed to a set.
 
         Raises:
           InvalidArgument: it has not.
@@ -124,7 +124,7 @@ class Promises:
         return bytes.fromhex(record["digest"])
 
     def tell(self, number: int, attempt: int, members: np.ndarray) -> None:
-        """Notes that what is needed for the sum over the members [K] is told.
+        """Note that what is needed for the sum over the members [K] is told.
 
         Raises:
           InvalidArgument: it has not agreed to them.

@@ -43,30 +43,30 @@ NO_ANSWER = "it did not answer in time"
 
 
 class Versions(Protocol):
-    """Where a party puts what it keeps, as named arrays, by the number of rounds done: such as a dictionary."""
+    """A store of a site's memory, as named arrays, by the number of rounds done, such as a dictionary."""
 
     def __contains__(self, version: object, /) -> bool:
-        """Whether there is something of that round."""
+        """Return whether there is a memory of that round."""
 
     def __getitem__(self, version: int, /) -> dict[str, np.ndarray]:
-        """What there is of that round."""
+        """Return the memory of that round."""
 
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray], /) -> None:
-        """Puts it there."""
+        """Put it there."""
 
 
 class Transport(Protocol):
     """Carries a message to parties, and their answers back."""
 
     def ask(self, numbers: Sequence[int], message: Arrays) -> Iterator[tuple[int, Answer]]:
-        """The answers of the parties with these numbers as they come, until all have come or time is up.
+        """Return the answers of the parties with these numbers as they come, until all have come or time is up.
 
         An answer's number is that of whom the transport has authenticated.
         """
 
 
 def at_server(process: BayesianProcess) -> BayesianProcess:
-    """The process as a server of parties runs it: of what a party keeps it knows in which round that was made.
+    """Return the process as a server of parties runs it: of what a party keeps it knows in which round that was made.
 
     What the party itself keeps (`ClientWork.memory`) stays with the party.
     """
@@ -124,7 +124,7 @@ class Party:
         self._work = work.get_concrete_function(*types)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
-        """What it sends back: its work's result, without what it keeps.
+        """Return the result of the site's work without its memory.
 
         Raises:
           InvalidArgument: the message is not one of this run, or of a round whose memory is gone.
@@ -138,7 +138,7 @@ class Party:
         return to_arrays(result._replace(weights=(), sent=sent))
 
     def _result(self, message: Arrays, received: Any) -> Any:
-        """Its work's result, whose memory it has put away."""
+        """Return the result of the site's work and store its memory."""
         if self._charge is not None:
             self._charge(message)
         done = int(received.round)
@@ -201,11 +201,11 @@ class PartyEngine:
         self._add = tf.function(process.round.add, input_signature=[some, some], autograph=False)
 
     def initialize(self) -> ServerState:
-        """The state before the first round."""
+        """Return the state before the first round."""
         return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
-        """The round after the state's, over the parties with these numbers.
+        """Return the round after the state's, over the parties with these numbers.
 
         Raises:
           Error: fewer than the quorum gave a sound answer.
@@ -224,7 +224,7 @@ class PartyEngine:
         return output
 
     def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
-        """The sum of what the parties answer to a message, and why others are not in it."""
+        """Return the sum of what the parties answer to a message, and why others are not in it."""
         return self._summed(message, to_arrays(message), numbers)
 
     def _summed(
@@ -324,7 +324,7 @@ def simulate_parties(
 
 
 def result_spec(process: BayesianProcess) -> Any:
-    """The type of what a party of this process answers, without what it keeps."""
+    """Return the type of what a party of this process answers, without what it keeps."""
     message, row = _message_specs(process)
     work = tf.function(process.round.build_work(), autograph=False)
     found = types_of(work, message._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32))
@@ -332,7 +332,7 @@ def result_spec(process: BayesianProcess) -> Any:
 
 
 def _message_specs(process: BayesianProcess) -> tuple[Any, Any]:
-    """The type of a message as it is sent, and of what a party keeps."""
+    """Return the type of a message as it is sent, and of what a party keeps."""
     message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
     first, numbers = process.client_work.memory, tf.TensorSpec([None], tf.int32)
     if first is None:

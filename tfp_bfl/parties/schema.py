@@ -21,7 +21,7 @@ MOST_MAGNITUDE = 1e30
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """What a party tells of its data, as JSON: sums over its examples, and no example.
+    """Describe a site's data as JSON: sums over its examples, and no example.
 
     They are the number of its examples, their shape, the names of its classes, and of a table the columns' names,
     means and standard deviations.
@@ -37,7 +37,7 @@ def describe(source: Source) -> dict[str, Any]:
 
 
 def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
-    """The schema of all parties' data: classes of any, columns by the mean and variance of all rows together.
+    """Return the schema of all parties' data: classes of any, columns by the mean and variance of all rows together.
 
     With n_k rows, means m_k and standard deviations s_k,
 
@@ -82,7 +82,7 @@ def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
 
 
 def fitted(source: Source, schema: Schema) -> Source:
-    """A party's examples as the schema has them: its standardisation, its classes' numbers.
+    """Return a party's examples as the schema has them: its standardisation, its classes' numbers.
 
     Raises:
       InvalidArgument: they are of another form.
@@ -108,7 +108,7 @@ def fitted(source: Source, schema: Schema) -> Source:
 
 
 def check_description(party: str, own: Any) -> None:
-    """Checks what a party tells of its data, by itself.
+    """Check what a party tells of its data, by itself.
 
     Raises:
       InvalidArgument: it is not of the form that `describe` gives.
@@ -158,7 +158,7 @@ def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
 
 
 def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Column]) -> np.ndarray:
-    """Standardised numbers [N, D] by other means and standard deviations."""
+    """Return standardised numbers [N, D] by other means and standard deviations."""
     scale = np.array([a.scale / b.scale for a, b in zip(old, new)])
     shift = np.array([(a.mean - b.mean) / b.scale for a, b in zip(old, new)])
     return (values * scale + shift).astype(np.float32)

@@ -40,7 +40,7 @@ _NLL, _KL, _COUNT = (2.0**10, 2.0**20), (2.0**26, 2.0**4), (2.0**36, 2.0**16)
 
 
 class Sealed(NamedTuple):
-    """What a party sends.
+    """The masked message of a site.
 
     Fields:
       statistics: of the rule, masked: int64.
@@ -54,7 +54,7 @@ class Sealed(NamedTuple):
 
 
 class SetOfParties(NamedTuple):
-    """Over whom a server wants a sum; what a party answers are its proofs for the others [K, 32].
+    """The set of sites over which a server asks for a sum; a site answers with its proofs for the others [K, 32].
 
     Fields:
       number: of rounds done, int32.
@@ -68,7 +68,8 @@ class SetOfParties(NamedTuple):
 
 
 class AgreedSet(NamedTuple):
-    """That all of them have agreed; what a party answers are seeds [K, 32]: its own, and those with who is not in it.
+    """The proofs that all sites agreed to the set; a site answers with seeds [K, 32]: its own, and those shared with
+    missing sites.
 
     Fields:
       parties: the `SetOfParties`.
@@ -122,7 +123,7 @@ class SealedParty(Party):
         self._last: tuple[bytes, Any] = (b"", None)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
-        """What it sends back: masked sums; or proofs and seeds, as `SetOfParties` and `AgreedSet` ask for them.
+        """Return masked sums; or proofs and seeds, as `SetOfParties` and `AgreedSet` ask for them.
 
         Raises:
           InvalidArgument: the message is not one of this run, would let a second sum of a round be known, or its work
@@ -281,7 +282,9 @@ class SealedEngine(PartyEngine):
         return seeds
 
     def _ask(self, what: Any, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
-        """What parties answer, by their numbers [K, K, 32] with zeros for others; and why some have not."""
+        """Return the sites' answers by their numbers [K, K, 32], zeros for others; and the reasons of those
+        without one.
+        """
         found = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
         reasons = dict.fromkeys(numbers, NO_ANSWER)
         for number, answer in self._transport.ask(numbers, to_arrays(what)):
@@ -299,7 +302,7 @@ class SealedEngine(PartyEngine):
     def _read(
         self, total: Contribution, there: Sequence[int], done: int, seeds: Optional[np.ndarray] = None
     ) -> Contribution:
-        """The sum over the parties who are there, less what is left of their masks."""
+        """Return the sum over the parties who are there, less what is left of their masks."""
         training = np.sum([self._training[number] for number in there], 0, np.int64)
         leaves = [np.array(x) for x in (*tf.nest.flatten(total.statistics), training)]
         if seeds is not None:
@@ -337,7 +340,7 @@ def _digest(message: Any) -> bytes:
 
 
 def _sealing(process: BayesianProcess) -> Any:
-    """The function (message, result, number, examples) -> `Sealed` without its masks."""
+    """Return the function (message, result, number, examples) -> `Sealed` without its masks."""
 
     def seal(message: Any, result: Any, number: tf.Tensor, size: tf.Tensor) -> Sealed:
         one = process.round.take(message, result._replace(memory=()), number, size)
@@ -366,7 +369,7 @@ def _whole(x: tf.Tensor, of: tuple[float, float], times: Any = 1.0) -> tf.Tensor
 
 
 def _with_training(report: Any, training: np.ndarray) -> Any:
-    """The report of all with the mean losses in each party's place, and the counts' sums in the first one's."""
+    """Return the report of all with the mean losses in each party's place, and the counts' sums in the first one's."""
     examples = max(1.0, float(np.sum(report.num_examples)))
     means = (training[:3] / np.array([_NLL[1], _KL[1], _KL[1]]) / examples).astype(np.float32)
     names = dict(zip(("nll", "kl", "tempered_elbo"), (tf.fill(report.nll.shape, mean) for mean in means)))

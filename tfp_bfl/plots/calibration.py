@@ -1,4 +1,4 @@
-"""Whether the model's confidence can be believed, as a picture."""
+"""Reliability diagrams: is the model's confidence justified?"""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tfp_bfl.plots import style
 
 
 def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, over: str = "top_label") -> Figure:
-    """Draws accuracy against confidence in bins of equal width, above a histogram of the confidences.
+    """Draw accuracy against confidence in bins of equal width, above a histogram of the confidences.
 
     A calibrated model's bars end on the diagonal, most of them within the range that chance leaves open, two binomial
     standard deviations about the confidence: wide in bins of few examples. The title gives the expected and the
@@ -35,7 +35,7 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, ove
 
 
 def reliability_bars(found: Reliability, over: str = "top_label") -> Figure:
-    """`reliability_diagram` of what `evaluation.reliability` or `evaluation.reliability_of` found."""
+    """Return `reliability_diagram` of what `evaluation.reliability` or `evaluation.reliability_of` found."""
     confidence, accuracy, count, edges = (part.numpy() for part in found)
     used = count > 0
     gaps = np.abs(accuracy - confidence)[used]

@@ -15,7 +15,7 @@ from tfp_bfl.posterior import effective_sample_size, potential_scale_reduction
 
 
 def chain_traces(values: Mapping[str, Any], rounds: Optional[Any] = None) -> Figure:
-    """Draws scalars of M chains against the round, a line for each chain, and how often each chain has which value.
+    """Draw scalars of M chains against the round, a line for each chain, and how often each chain has which value.
 
     Chains that have forgotten where they began wander over the same values, and their histograms lie on each other. The
     title of a panel has R-hat (`posterior.potential_scale_reduction`) and the effective sample size.

@@ -1,4 +1,4 @@
-"""Who holds how many examples, and of which labels, as pictures."""
+"""Figures of the clients' sizes and labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ _SHADES = LinearSegmentedColormap.from_list("shades", [to_rgba(style.BLUE, alpha
 
 
 def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
-    """Draws how many examples of each class each client holds, beneath each client's number of examples.
+    """Draw how many examples of each class each client holds, beneath each client's number of examples.
 
     Args:
       label_counts: [K, C], numbers of examples, K clients and C classes.
@@ -75,7 +75,7 @@ def client_labels(label_counts: Any, class_names: Sequence[str]) -> Figure:
 
 
 def client_sizes(sizes: Any) -> Figure:
-    """Draws how many examples each client holds, as bars in the order of the clients.
+    """Draw how many examples each client holds, as bars in the order of the clients.
 
     Args:
       sizes: [K], numbers of examples, such as `Clients.sizes`.

@@ -1,4 +1,4 @@
-"""Whether what several models are sure of is right, as a picture."""
+"""Accuracy against confidence of several models."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from tfp_bfl.plots import style
 
 
 def accuracy_confidence(probabilities: Mapping[str, Any], labels: Any, title: str = "") -> Figure:
-    """Draws the accuracy of the predictions above a confidence against that confidence, a line for each model.
+    """Draw the accuracy of the predictions above a confidence against that confidence, a line for each model.
 
     Beneath it, the share of examples that are predicted with that confidence. Below the dotted diagonal a model is
     surer than it is right.

@@ -32,7 +32,7 @@ def kernel_density(
     title: str = "",
     label: str = "value of the weight",
 ) -> Figure:
-    """Draws S clients' values of one weight as a rug beneath their kernel densities, a line for each curve.
+    """Draw S clients' values of one weight as a rug beneath their kernel densities, a line for each curve.
 
     p(x) = 1 / (S h) sum_i K((x - w_i) / h)
 
@@ -58,7 +58,7 @@ def kernel_density(
 
 
 def density_legend(figure: Figure, axes: Axes) -> None:
-    """One legend beneath all panels, of what one of them shows."""
+    """Return one legend beneath all panels, of what one of them shows."""
     handles, names = axes.get_legend_handles_labels()
     columns = 3 if figure.get_figwidth() < 8 else 4
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=style.SIZE - 1)
@@ -72,7 +72,7 @@ def draw_kernel_density(
     title: str = "",
     label: str = "value of the weight",
 ) -> None:
-    """`kernel_density` on axes that are there, such as one of many panels; without a legend.
+    """Return `kernel_density` on axes that are there, such as one of many panels; without a legend.
 
     Raises:
       InvalidArgument: as `kernel_density`.

@@ -22,7 +22,7 @@ def uncertain_examples(
     class_names: Sequence[str],
     count: int = 8,
 ) -> Optional[Figure]:
-    """Draws the `count` images of least and the `count` of most uncertainty, with the predictions.
+    """Draw the `count` images of least and the `count` of most uncertainty, with the predictions.
 
     Args:
       features: [N, H, W, 1] or [N, H, W, 3], uint8. Other data have no picture.
@@ -78,12 +78,12 @@ def uncertain_examples(
 
 
 def are_images(features: np.ndarray) -> bool:
-    """Whether features [N, ...] can be shown: [N, H, W, 1] or [N, H, W, 3], uint8."""
+    """Return whether features [N, ...] can be shown: [N, H, W, 1] or [N, H, W, 3], uint8."""
     return features.dtype == np.uint8 and features.ndim == 4 and features.shape[-1] in (1, 3)
 
 
 def extremes(uncertainty: np.ndarray, count: int) -> list[tuple[str, np.ndarray]]:
-    """Returns the numbers of the `count` examples of least and of most uncertainty, under a heading each.
+    """Return the numbers of the `count` examples of least and of most uncertainty, under a heading each.
 
     With fewer than 2 `count` examples, each is in one group only.
     """

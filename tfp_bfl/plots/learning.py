@@ -1,4 +1,4 @@
-"""How a run went, round by round."""
+"""Learning curves of a run, by round."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _COMPARED = {
 
 
 def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draws accuracy, negative log-likelihood and the posterior's spread against the round.
+    """Draw accuracy, negative log-likelihood and the posterior's spread against the round.
 
     A panel is drawn if any round holds its keys: "accuracy" (share), "rmse" (in units of the labels), "test_nll" and
     "nll" (test and training, nats per example), and "stddev_q05", "stddev_median", "stddev_q95" (quantiles of the
@@ -60,7 +60,7 @@ def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def learning_comparison(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Draws test accuracy, test NLL and the median spread of several runs against the round, a line for each run.
+    """Draw test accuracy, test NLL and the median spread of several runs against the round, a line for each run.
 
     A panel is drawn if any run holds its key; a run without it has no line there.
 
@@ -108,7 +108,7 @@ def _has(rounds: Sequence[Mapping[str, Any]], key: str) -> bool:
 
 
 def _series(rounds: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rounds that hold `key`, and their values."""
+    """Return the rounds that hold `key`, and their values."""
     pairs = [(row["round"], row[key]) for row in rounds if row.get(key) is not None]
     values = np.asarray(pairs, np.float64).reshape(-1, 2)
     return values[:, 0], values[:, 1]

@@ -1,4 +1,4 @@
-"""How an uncertainty is distributed on the model's own data and on data from elsewhere, as a picture."""
+"""The distribution of an uncertainty on test data and on out-of-distribution data."""
 
 from typing import Any, Optional
 
@@ -21,7 +21,7 @@ def uncertainty_density(
     upper: Optional[float] = None,
     num_bins: int = 30,
 ) -> Figure:
-    """Draws the distributions of an uncertainty in and out of distribution, as two histograms in the same bins.
+    """Draw the distributions of an uncertainty in and out of distribution, as two histograms in the same bins.
 
     The less they overlap, the better the uncertainty tells data from elsewhere; the title gives AUROC and AUPR. A
     histogram, since uncertainties pile up at their bounds, where a kernel density would leak over them.

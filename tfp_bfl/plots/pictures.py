@@ -43,7 +43,7 @@ class Example(NamedTuple):
 
 
 def picture(figure: Figure, caption: str = "") -> Picture:
-    """Draws a figure for the page, whose size it then has, laid out for good: to save it once more costs little."""
+    """Draw a figure for the page, whose size it then has, laid out for good: to save it once more costs little."""
     if figure.get_layout_engine() is not None:
         width, height = figure.get_size_inches()
         figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)
@@ -59,7 +59,7 @@ def picture(figure: Figure, caption: str = "") -> Picture:
 
 
 def _dark_style() -> str:
-    """Rules that give an SVG of matplotlib the dark colours where its page is dark."""
+    """Return rules that give an SVG of matplotlib the dark colours where its page is dark."""
     rules = ["svg{color-scheme:light dark}"]
     for light, dark in style.DARK.items():
         for role in ("fill", "stroke"):
@@ -68,7 +68,7 @@ def _dark_style() -> str:
 
 
 def _description(figure: Figure) -> str:
-    """The titles of the figure's panels and the names of its lines."""
+    """Return the titles of the figure's panels and the names of its lines."""
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
     parts = ["; ".join(filter(None, titles)), ", ".join(dict.fromkeys(names))]
@@ -76,7 +76,7 @@ def _description(figure: Figure) -> str:
 
 
 def galleries(run: RunResults, count: int = 8) -> list[tuple[str, list[Example]]]:
-    """The images of the test set that a run is surest and least sure of, each group under its heading."""
+    """Return the images of the test set that a run is surest and least sure of, each group under its heading."""
     entropy = np.asarray(run.uncertainties["entropy"])
     return [(title, [_example(run, i) for i in chosen]) for title, chosen in extremes(entropy, count)]
 

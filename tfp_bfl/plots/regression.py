@@ -16,7 +16,7 @@ _MOST_INTERVALS = 80
 
 
 def regression_figures(numbers: Mapping[str, Any], labels: Any) -> dict[str, Figure]:
-    """All of them, by name."""
+    """Return all of them, by name."""
     return {
         "predicted_against_true": predicted_against_true(numbers, labels),
         "interval_coverage": interval_coverage(numbers, labels),
@@ -25,7 +25,7 @@ def regression_figures(numbers: Mapping[str, Any], labels: Any) -> dict[str, Fig
 
 
 def predicted_against_true(numbers: Mapping[str, Any], labels: Any) -> Figure:
-    """Draws each prediction against the truth, some with their central 90 % interval; a perfect one is on the diagonal.
+    """Draw each prediction against the truth, some with their central 90 % interval; a perfect one is on the diagonal.
 
     Args:
       numbers: "mean", "low" and "high" -> [N].
@@ -52,7 +52,7 @@ def predicted_against_true(numbers: Mapping[str, Any], labels: Any) -> Figure:
 
 
 def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
-    """Draws how many labels lie within mean +- z stddev against how many should, for all z: the diagonal is calibrated.
+    """Draw how many labels lie within mean +- z stddev against how many should, for all z: the diagonal is calibrated.
 
     Args:
       numbers: "mean" and "stddev" -> [N].
@@ -78,7 +78,7 @@ def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
 
 
 def error_retention(numbers: Mapping[str, Any], labels: Any) -> Figure:
-    """Draws the error of the surest predictions against the share that is kept, by the uncertainty and its parts.
+    """Draw the error of the surest predictions against the share that is kept, by the uncertainty and its parts.
 
     Args:
       numbers: "mean", and of "stddev", "epistemic" and "aleatoric" those that there are -> [N].

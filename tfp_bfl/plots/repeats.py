@@ -24,11 +24,11 @@ class Repeated(NamedTuple):
     data: str = ""
 
     def values(self, key: str, seeds: Optional[Sequence[int]] = None) -> list[float]:
-        """A score of these seeds, or of all that have it."""
+        """Return a score of these seeds, or of all that have it."""
         return [self.scores[seed][key] for seed in (self.seeds(key) if seeds is None else seeds)]
 
     def seeds(self, key: str) -> list[int]:
-        """Those of the runs that have a score, in order."""
+        """Return the seeds of the runs that have a score, in order."""
         return sorted(seed for seed, scores in self.scores.items() if key in scores)
 
 
@@ -60,7 +60,9 @@ AS_THEY_ARE = Form()
 
 
 def scores(groups: Sequence[Repeated], keys: Sequence[str], form: Form = AS_THEY_ARE) -> Table:
-    """Mean and standard deviation over the seeds; bold what is better than each other group by the same seeds."""
+    """Return mean and standard deviation over the seeds; bold what is better than each other group by the
+    same seeds.
+    """
     rows = []
     for key in keys:
         best = _best(groups, key)
@@ -70,7 +72,9 @@ def scores(groups: Sequence[Repeated], keys: Sequence[str], form: Form = AS_THEY
 
 
 def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
-    """Each group less the first, by the same seeds, with 95 % intervals; bold where the interval leaves out 0."""
+    """Return each group less the first, by the same seeds, with 95 % intervals; bold where the interval
+    leaves out 0.
+    """
     first, *others = groups
     rows = []
     for key in keys:
@@ -80,8 +84,9 @@ def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
 
 
 def compare(group: Repeated, other: Repeated, key: str) -> Optional[Difference]:
-    """The paired difference of a score over the seeds that both have; None where those are fewer than two, or on other
-    data."""
+    """Return the paired difference of a score over the seeds that both have; None where those are fewer than
+    two, or on other data.
+    """
     if group.data != other.data:
         return None
     seeds = [seed for seed in group.seeds(key) if seed in other.seeds(key)]
@@ -89,7 +94,7 @@ def compare(group: Repeated, other: Repeated, key: str) -> Optional[Difference]:
 
 
 def keys_of(groups: Sequence[Repeated]) -> list[str]:
-    """The scores that say how good a model is, as far as there are any."""
+    """Return the scores that say how good a model is, as far as there are any."""
     return [key for key in tables.BETTER if any(group.seeds(key) for group in groups)]
 
 

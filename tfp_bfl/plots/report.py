@@ -32,7 +32,7 @@ def write_report(
     figures: Optional[Mapping[str, Figure]] = None,
     repeated: Sequence[Repeated] = (),
 ) -> pathlib.Path:
-    """Writes a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.
+    """Write a self-contained HTML page: pictures and style inline, no script, nothing loaded from elsewhere.
 
     Several runs stand side by side: what differs between their settings, their learning and retention curves in one
     picture, all else next to each other.
@@ -83,7 +83,9 @@ def write_report(
 
 
 def _blocks(found: Sequence[Section]) -> list[list[list[Section]]]:
-    """Columns of sections, in turn: wide ones alone, those between them in two columns of about the same height."""
+    """Return columns of sections, in turn: wide ones alone, those between them in two columns of about the
+    same height.
+    """
     blocks: list[list[list[Section]]] = []
     for is_alone, group in itertools.groupby(found, lambda section: section.is_wide or section.is_folded):
         own = list(group)
@@ -92,7 +94,9 @@ def _blocks(found: Sequence[Section]) -> list[list[list[Section]]]:
 
 
 def _columns(group: list[Section]) -> list[list[Section]]:
-    """The two columns, each in order, of which the longer one is as short as can be; the first section begins."""
+    """Return the two columns, each in order, of which the longer one is as short as can be; the first
+    section begins.
+    """
     heights = np.array([section.height for section in group])
     ways = np.array([*itertools.product([0.0, 1.0], repeat=len(group) - 1)])
     second = np.concatenate([np.zeros([len(ways), 1]), ways], 1)
@@ -114,5 +118,5 @@ def _template() -> jinja2.Template:
 
 
 def _breakable(text: str) -> Markup:
-    """A name that may go on in the next line after a mark, so that a narrow table still holds it."""
+    """Return a name that may go on in the next line after a mark, so that a narrow table still holds it."""
     return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))

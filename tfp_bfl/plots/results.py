@@ -1,4 +1,4 @@
-"""What a run has to show, and its figures."""
+"""The results of a run, and its figures."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class RunResults(NamedTuple):
 
 
 def _in_units_of_labels(rounds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Without the training's NLL, which is of standardised labels: the test set's is another number by log(sd)."""
+    """Return rounds without the training NLL, which is of standardised labels: the test set's differs by log(sd)."""
     return [{name: x for name, x in row.items() if name != "nll"} for row in rounds]
 
 
 def run_figures(run: RunResults) -> dict[str, Figure]:
-    """The figures of one run by name; those that its results don't suffice for are left out."""
+    """Return the figures of one run by name; those that its results don't suffice for are left out."""
     if run.numbers is not None:
         learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
         return {**learning, **regression_figures(run.numbers, run.labels)}

@@ -1,4 +1,4 @@
-"""Whether an uncertainty finds the mistakes, as a picture."""
+"""Error detection by an uncertainty: retention and risk-coverage curves."""
 
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -14,7 +14,7 @@ from tfp_bfl.plots import style
 
 
 def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str, Any]) -> Figure:
-    """Draws the accuracy on the surest examples against the share that is kept, a line for each uncertainty.
+    """Draw the accuracy on the surest examples against the share that is kept, a line for each uncertainty.
 
     The level line is what a random order would give. The legend gives each curve's area.
 
@@ -39,7 +39,7 @@ def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str
 
 
 def retention_comparison(models: Mapping[str, tuple[Any, Any, Any]], uncertainty: str = "entropy") -> Figure:
-    """Draws the accuracy on the surest examples against the share that is kept, a line for each model.
+    """Draw the accuracy on the surest examples against the share that is kept, a line for each model.
 
     Args:
       models: name -> (probabilities [B, C], labels [B], uncertainty [B]), as for `retention_curves`.
@@ -72,7 +72,7 @@ def _finish(figure: Figure, axes: Axes, by: str = "") -> None:
 
 
 def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: Optional[float] = None) -> Figure:
-    """Draws the share of mistakes among the examples kept against how many those are, and below it the limit for that.
+    """Draw the share of mistakes among the examples kept against how many those are, and below it the limit for that.
 
     Args:
       curve: what `tfp_bfl.evaluation.risk_coverage` gave.

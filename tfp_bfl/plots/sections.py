@@ -54,7 +54,7 @@ class Section(NamedTuple):
 
     @property
     def height(self) -> float:
-        """About how high it is in a column whose width is 1."""
+        """The approximate height in a column of width 1."""
         rows = sum(1 + len(table.rows) for table in self.tables)
         return _WORDS + sum(picture.ratio for picture in self.pictures) + _ROW * rows
 
@@ -115,7 +115,7 @@ def sections(
 
 
 def _federation(run: RunResults) -> Iterator[Section]:
-    """What the parties' sums say of them together, and of each."""
+    """Return the section on the sites' sums, together and each."""
     figures = run_figures(run)
     if "risk_coverage" in figures:
         how = (
@@ -129,12 +129,12 @@ def _federation(run: RunResults) -> Iterator[Section]:
 
 
 def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:
-    """A picture for each run, with its name where there are several."""
+    """Return a picture for each run, with its name where there are several."""
     return [picture(figure, run.name if len(runs) > 1 else "") for run, figure in zip(runs, figures)]
 
 
 def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
-    """What is known of all seeds; figures and all else below are of one."""
+    """Return the section on all seeds; figures and the other sections are of one."""
     keys = repeats.keys_of(repeated)
     yield Section(
         "Results over seeds",
@@ -196,7 +196,7 @@ def _retention(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
 
 
 def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iterator[Section]:
-    """Of runs that predict numbers."""
+    """Return the section on runs that predict numbers."""
     figures = [
         drawn if len(runs) == 1 and drawn else regression_figures(run.numbers, run.labels)
         for run in runs
@@ -287,7 +287,7 @@ def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Se
 
 
 def _alike(runs: Sequence[RunResults]) -> list[list[RunResults]]:
-    """The runs in groups whose clients hold the same."""
+    """Return the runs in groups whose clients hold the same."""
     groups: list[list[RunResults]] = []
     for run in runs:
         for group in groups:
@@ -320,7 +320,7 @@ def _examples(runs: Sequence[RunResults]) -> Iterator[Section]:
 
 
 def _records(runs: Sequence[RunResults]) -> Iterator[Section]:
-    """What was set and measured, in full."""
+    """Return the section of all settings and measurements."""
     if len(runs) == 1:
         settings = tables.settings(runs)
         if settings.rows:

@@ -1,4 +1,4 @@
-"""How every figure looks: one palette, one set of sizes, no more ink than the data need."""
+"""The style of every figure: one palette and one set of sizes."""
 
 from typing import Any, Literal, Optional
 
@@ -41,7 +41,7 @@ SIZE = 11
 
 
 def plain(text: Any, length: int = 1000) -> str:
-    """Returns a caller's text as one line, cut to `length`; its dollars start no formula, and it does not hide."""
+    """Return a caller's text as one line, cut to `length`; its dollars start no formula, and it does not hide."""
     # What is not printable has no place in an SVG; a label that begins with _ has none in a legend.
     text = "".join(letter if letter.isprintable() else "\ufffd" for letter in str(text))
     short = text if len(text) <= length else text[: length - 1] + "\u2026"
@@ -49,20 +49,20 @@ def plain(text: Any, length: int = 1000) -> str:
 
 
 def line(number: int) -> dict[str, Any]:
-    """Returns the colour and the dashes of one line of many: no two alike among the first 24."""
+    """Return the colour and the dashes of one line of many: no two alike among the first 24."""
     turn = number // len(PALETTE)
     return {"color": PALETTE[number % len(PALETTE)], "linestyle": _DASHES[(number + turn) % len(_DASHES)]}
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """Returns an empty white figure, in inches, outside pyplot's list of open figures."""
+    """Return an empty white figure, in inches, outside pyplot's list of open figures."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07), facecolor="white")
 
 
 def tidy(
     axes: Axes, title: str = "", x: str = "", y: str = "", grid: Optional[Literal["x", "y", "both"]] = "y"
 ) -> None:
-    """Gives `axes` the common look: title on the left, axis labels, and a light grid along `grid`."""
+    """Return `axes` the common look: title on the left, axis labels, and a light grid along `grid`."""
     axes.set_facecolor("white")
     if title:
         axes.set_title(title, loc="left", fontsize=SIZE + 1, color=INK, fontweight="bold")
@@ -78,7 +78,7 @@ def tidy(
 
 
 def logarithmic(axes: Axes) -> None:
-    """Makes the vertical axis logarithmic, with as many numbers on it as have room."""
+    """Make the vertical axis logarithmic, with as many numbers on it as have room."""
     # What is exactly zero has no place there: it is left out.
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
@@ -93,13 +93,13 @@ def logarithmic(axes: Axes) -> None:
 
 
 def legend(axes: Axes, **options: Any) -> None:
-    """Adds a legend without a frame, if there is more than one thing to tell apart."""
+    """Add a legend without a frame, if there is more than one thing to tell apart."""
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(frameon=False, fontsize=SIZE - 1, labelcolor=INK, **options)
 
 
 def figure_legend(figure: Figure, axes: Axes) -> None:
-    """Adds the legend of `axes` below the whole figure, if there is more than one thing to tell apart."""
+    """Add the legend of `axes` below the whole figure, if there is more than one thing to tell apart."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         # Long names stand below each other: side by side they would make the figure's axes narrow.

@@ -19,7 +19,7 @@ MOST_CLIENTS = 200
 
 
 class Cell(NamedTuple):
-    """What one cell says, and whether it is better than the others of its row by more than seeds vary."""
+    """The text of a cell, and whether it is better than the others of its row by more than seeds vary."""
 
     text: str
     is_best: bool = False
@@ -128,7 +128,7 @@ def is_share(key: str) -> bool:
 
 
 def headlines(run: RunResults) -> list[Headline]:
-    """The results that the page shows large."""
+    """Return the results that the page shows large."""
     return [
         Headline(name, form.format(float(run.summary[key])), hint)
         for key, (name, hint, form) in _HEADLINES.items()
@@ -137,7 +137,7 @@ def headlines(run: RunResults) -> list[Headline]:
 
 
 def results(runs: Sequence[RunResults]) -> Table:
-    """What the runs scored; of one run what is not shown large already."""
+    """Return the scores of the runs; of one run those that are not shown large already."""
     single = len(runs) == 1
     leave_out = {*_COSTS, "versions", "warnings", "method", *(_HEADLINES if single else ())}
     summaries = [
@@ -156,7 +156,7 @@ def results(runs: Sequence[RunResults]) -> Table:
 
 
 def name_of(key: str) -> str:
-    """What a key of a summary is called."""
+    """Return the label of a key of a summary."""
     for prefix, words in _OF_PARTS.items():
         if key.startswith(prefix):
             return f"{words}: {name_of(key.removeprefix(prefix))}"
@@ -164,7 +164,7 @@ def name_of(key: str) -> str:
 
 
 def _together(keys: list[str]) -> list[str]:
-    """The keys, those of parts that add up one after another."""
+    """Return the keys, those of parts that add up one after another."""
     parts = [key for key in ("aleatoric", "epistemic", "variance") if key in keys]
     place = keys.index(parts[0]) if parts else 0
     return [*(k for k in keys[:place] if k not in parts), *parts, *(k for k in keys[place:] if k not in parts)]
@@ -176,13 +176,13 @@ def _cell(value: Any) -> Cell:
 
 
 def _number(value: Any) -> Optional[float]:
-    """A result as a float; None for what is not one, or counts."""
+    """Return a result as a float; None for what is not one, or counts."""
     value = value.numpy() if hasattr(value, "numpy") else value
     return float(value) if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) else None
 
 
 def _score(score: float) -> str:
-    """A result, of which small ones keep their digits."""
+    """Return a result, of which small ones keep their digits."""
     return f"{score:.1e}" if 0 < abs(score) < 5e-4 else f"{score:.4f}"
 
 
@@ -197,7 +197,7 @@ def costs(runs: Sequence[RunResults]) -> Table:
 
 
 def settings(runs: Sequence[RunResults], differing: Optional[bool] = None) -> Table:
-    """What the runs were set to: only what differs between them, only what does not, or all."""
+    """Return the settings of the runs: only those that differ, only those that do not, or all."""
     configs = [{key: text(value) for key, value in flatten({**run.config, **_versions(run)})} for run in runs]
     rows = []
     for key in _keys(configs):
@@ -231,7 +231,7 @@ def _separation(run: RunResults, quantity: str) -> Optional[tuple[float, float]]
 
 
 def clients(runs: Sequence[RunResults]) -> Table:
-    """What each client holds and how the runs' models serve it; of runs whose clients hold the same.
+    """Return the data and the scores of each client, for runs with the same clients.
 
     accuracy_k = sum_c n_kc accuracy_c / sum_c n_kc,    accuracy_c of the test examples of class c
     """
@@ -263,7 +263,9 @@ def _entropy(run: RunResults) -> np.ndarray:
 
 
 def _served(run: RunResults, counts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[K], the mean over the test set with its classes in a client's shares; NaN where it has none of the classes."""
+    """Return [K], the mean over the test set with its classes in a client's shares; NaN where it has none
+    of the classes.
+    """
     classes = counts.shape[1]
     tested = np.bincount(run.labels, minlength=classes)
     means = np.bincount(run.labels, weights=values, minlength=classes) / np.maximum(tested, 1)
@@ -281,7 +283,7 @@ def _faulty_rounds(run: RunResults) -> dict[str, int]:
 
 
 def parties(run: RunResults) -> Table:
-    """What each party of a federation scored, and in how many rounds it was left out."""
+    """Return the scores of each site of a federation, and the rounds in which it was left out."""
     faulty = _faulty_rounds(run)
     every, rows = run.parties or {}, []
     numbers = any(sums is not None and is_of_numbers(sums) for sums in every.values())
@@ -296,7 +298,7 @@ def parties(run: RunResults) -> Table:
 
 
 def rounds(run: RunResults) -> Table:
-    """All that was recorded of each round."""
+    """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
     rows = [(text(row.get("round")), [Cell(text(row.get(key))) for key in columns]) for row in run.rounds]
     return Table(f"Rounds ({len(rows)})", ["round", *columns], rows)
@@ -307,12 +309,12 @@ def _heads(runs: Sequence[RunResults]) -> list[str]:
 
 
 def _keys(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All keys, in the order in which they first come."""
+    """Return all keys, in the order in which they first come."""
     return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings under dotted names."""
+    """Return the values of nested mappings under dotted names."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{key}.")
@@ -321,7 +323,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def text(value: Any) -> str:
-    """A value as a reader wants it."""
+    """Return a value as a reader wants it."""
     if value is None or (isinstance(value, Mapping) and not value):
         return DASH
     if getattr(value, "shape", None) == () and hasattr(value, "numpy"):

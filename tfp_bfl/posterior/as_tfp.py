@@ -17,7 +17,7 @@ tfd = tfp.distributions
 
 
 def to_tfp(q: LowRank | MeanField | Samples) -> Any:
-    """A posterior as a TFP distribution.
+    """Return a posterior as a TFP distribution.
 
         q = bfl.simulate(process, clients, rounds=20).state.weights.posterior
         bfl.posterior.to_tfp(q).sample(5)
@@ -54,6 +54,6 @@ def _normal(mean: tf.Tensor, variance: tf.Tensor) -> Any:
 
 
 def _joined(structure: TensorTree, leading: int) -> tf.Tensor:
-    """The leaves flattened but for their leading axes, and joined."""
+    """Return the leaves flattened but for their leading axes, and joined."""
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(structure)]
     return tf.concat([tf.reshape(leaf, [*leaf.shape[:leading], -1]) for leaf in leaves], -1)

@@ -1,4 +1,4 @@
-"""How far clients' posteriors lie apart beyond what their own spreads say: a random effect of each weight."""
+"""The variance of each weight between clients beyond their posterior standard deviations: a random effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfp_bfl.posterior.mean_field import MeanField
 
 
 def between_clients_variance(posteriors: Sequence[LowRank | MeanField]) -> Any:
-    """The variance between K clients of each weight, estimated by moments from what they sent.
+    """Return the variance between K clients of each weight, estimated by moments from what they sent.
 
         tau_d^2 = max(0, 1/(K - 1) sum_k (m_kd - mean_d)^2 - 1/K sum_k v_kd)
 
@@ -51,7 +51,7 @@ def between_clients_variance(posteriors: Sequence[LowRank | MeanField]) -> Any:
 
 
 def with_random_effects(posteriors: Sequence[LowRank | MeanField]) -> tuple[LowRank, ...]:
-    """The posteriors, each with `between_clients_variance` added to the independent part of its variances.
+    """Return the posteriors, each with `between_clients_variance` added to the independent part of its variances.
 
     Raises:
       InvalidArgument: as `between_clients_variance`.

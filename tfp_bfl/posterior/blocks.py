@@ -14,12 +14,12 @@ BLOCK = 2**22
 
 
 def width(num_rows: int) -> int:
-    """Weights in a block of matrices with so many rows."""
+    """Return weights in a block of matrices with so many rows."""
     return max(1, BLOCK // max(1, num_rows))
 
 
 def blocks(structure: TensorTree, leading: int, width: int) -> Iterator[tf.Tensor]:
-    """The leaves, one after another, in blocks of at most `width` weights: [*leading axes, width], float64."""
+    """Return the leaves, one after another, in blocks of at most `width` weights: [*leading axes, width], float64."""
     for leaf in tf.nest.flatten(structure):
         size = leaf.shape[leading:].num_elements()
         flat = tf.reshape(leaf, [*leaf.shape[:leading], size])
@@ -28,7 +28,7 @@ def blocks(structure: TensorTree, leading: int, width: int) -> Iterator[tf.Tenso
 
 
 def join(parts: Sequence[tf.Tensor], like: TensorTree, width: int) -> Any:
-    """A structure of the shapes of `like`, after the leading axes of the blocks: the inverse of `blocks`."""
+    """Return a structure of the shapes of `like`, after the leading axes of the blocks: the inverse of `blocks`."""
     remaining = iter(parts)
     leaves = []
     for leaf in tf.nest.flatten(like):

@@ -1,4 +1,4 @@
-"""What chains say of themselves: whether they agree, how many independent draws they are worth, where their mass is."""
+"""Diagnostics of Markov chains: convergence, effective sample size, highest-density regions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfp_bfl.tensors import Array
 
 
 def effective_sample_size(values: Array) -> np.ndarray:
-    """How many independent draws would say as much of a mean, over all chains together [...].
+    """Compute the effective sample size of the mean, over all chains together [...].
 
     R M / (1 + 2 sum_k rho_k), autocorrelations summed over Geyer's initial positive pairs; between-chain variance
     counts. NaN where a value never changes.
@@ -30,7 +30,7 @@ def effective_sample_size(values: Array) -> np.ndarray:
 
 
 def potential_scale_reduction(values: Array) -> np.ndarray:
-    """R-hat of split chains [...]: 1 where they agree, and above 1.01 where they do not yet.
+    """Return r-hat of split chains [...]: 1 where they agree, and above 1.01 where they do not yet.
 
     Args:
       values: as of `effective_sample_size`.
@@ -58,7 +58,7 @@ def hpd_level(potential: Array, alpha: float = 0.01) -> float:
 
 
 def _by_draw(values: Array) -> np.ndarray:
-    """[M, R, ...] as [R, M, ...]."""
+    """Return [M, R, ...] as [R, M, ...]."""
     values = np.asarray(values, np.float64)
     if values.ndim < 2 or values.shape[1] < 4:
         raise InvalidArgument(

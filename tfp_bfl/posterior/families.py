@@ -1,4 +1,4 @@
-"""What every family of posteriors can do: draws, marginals, and which numbers must stay above zero."""
+"""The functions of every family of posteriors: samples, marginals, and the leaves that must stay positive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _family(q: Any) -> Family:
 
 
 def marginals(q: LowRank | MeanField | Samples) -> MeanField:
-    """The mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
+    """Return the mean-field Gaussian with the means and variances of q: variance = diagonal + sum_r deviations_r^2.
 
     Of all mean-field p it is the one of the smallest KL[q || p]. Of `Samples` it has mean and variance of the draws.
 
@@ -52,7 +52,7 @@ def marginals(q: LowRank | MeanField | Samples) -> MeanField:
 
 
 def positive_leaves(q: LowRank | MeanField | Samples) -> list[tf.Tensor]:
-    """The leaves of q that must be above zero: variances or the diagonal; none of `Samples`."""
+    """Return the leaves of q that must be above zero: variances or the diagonal; none of `Samples`."""
     field = _family(q).positive
     return tf.nest.flatten(getattr(q, field)) if field else []
 
@@ -66,7 +66,7 @@ def floor_variance(q: Any, min_stddev: float) -> Any:
 
 
 def sample(q: LowRank | MeanField | Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
-    """Draws w ~ q; the same `seed` gives the same draws.
+    """Draw w ~ q; the same `seed` gives the same draws.
 
     w = mean + sqrt(diagonal) e + deviations^T z,   e ~ N(0, I_D), z ~ N(0, I_R)
 

@@ -106,7 +106,7 @@ def laplace(
 
 
 def _fitted_precision(eigenvalues: np.ndarray, square: float) -> float:
-    """The precision a at which sum_d h_d / (h_d + a) = a ||w||^2, by bisection in log a."""
+    """Return the precision a at which sum_d h_d / (h_d + a) = a ||w||^2, by bisection in log a."""
     low, high = -2 * math.log(LARGEST_STDDEV), -2 * math.log(SMALLEST_STDDEV)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
@@ -133,6 +133,6 @@ def _flat(leaves: Sequence[Array]) -> np.ndarray:
 
 
 def _shaped(flat: np.ndarray, like: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """Vectors [..., D] as arrays like `like` after the same leading axes."""
+    """Return vectors [..., D] as arrays like `like` after the same leading axes."""
     parts = np.split(flat, np.cumsum([x.size for x in like])[:-1], -1)
     return tuple(part.reshape(*flat.shape[:-1], *x.shape).astype(np.float32) for part, x in zip(parts, like))

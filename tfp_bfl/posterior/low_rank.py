@@ -78,7 +78,7 @@ def rank(q: LowRank) -> int:
 
 
 def check_same_weights(q: LowRank, like: LowRank, name: str) -> None:
-    """Raises InvalidArgument unless both are over weights of the same structure, shapes and type."""
+    """Raise InvalidArgument unless both are over weights of the same structure, shapes and type."""
     try:
         tf.nest.assert_same_structure(q.mean, like.mean)
     except (ValueError, TypeError) as error:
@@ -92,14 +92,14 @@ def check_same_weights(q: LowRank, like: LowRank, name: str) -> None:
 
 
 def marginals(q: LowRank) -> MeanField:
-    """The mean-field Gaussian of its means and variances (`posterior.marginals`)."""
+    """Return the mean-field Gaussian of its means and variances (`posterior.marginals`)."""
     q = as_low_rank(q)
     variance = lambda a, u: a + tf.reduce_sum(tf.square(u), 0)
     return MeanField(q.mean, tf.nest.map_structure(variance, q.diagonal, q.deviations))
 
 
 def sample(q: LowRank, seed: tf.Tensor, num_samples: int | None = None) -> Any:
-    """Draws from it (`posterior.sample`)."""
+    """Draw from it (`posterior.sample`)."""
     q = as_low_rank(q)
     seeds = tf.random.experimental.stateless_split(seed, 2)
     independent = mean_field.sample(MeanField(q.mean, q.diagonal), seeds[0], num_samples)
@@ -162,7 +162,8 @@ def log_prob(q: LowRank | MeanField, weights: TensorTree) -> tf.Tensor:
 
 
 def covariance(q: LowRank | MeanField) -> tf.Tensor:
-    """The dense covariance diag(diagonal) + deviations^T deviations: [D, D], the leaves' weights one after another.
+    """Return the dense covariance diag(diagonal) + deviations^T deviations: [D, D], the leaves' weights one after
+    another.
 
     Raises:
       InvalidArgument: more than 5,000 weights, or q as in `as_low_rank`.
@@ -181,7 +182,7 @@ def covariance(q: LowRank | MeanField) -> tf.Tensor:
 
 
 def cholesky(matrix: tf.Tensor, message: str) -> tf.Tensor:
-    """The lower Cholesky factor of a matrix, of which only the lower triangle is read.
+    """Return the lower Cholesky factor of a matrix, of which only the lower triangle is read.
 
     In a graph it is NaN for a matrix that is not positive definite.
 
@@ -232,7 +233,7 @@ def _check_values(q: LowRank, name: str) -> None:
 
 
 def _as_rows(weights: TensorTree, q: LowRank) -> tuple[Any, bool]:
-    """Weights as leaves [S, ...], and whether they were S of them."""
+    """Return weights as leaves [S, ...], and whether they were S of them."""
     try:
         tf.nest.assert_same_structure(q.mean, weights)
     except (ValueError, TypeError) as error:

@@ -23,7 +23,7 @@ class MeanField(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """How wide a posterior is: quantiles of the weights' standard deviations, and the share of them at the floor.
+    """Quantiles of the weights' posterior standard deviations, and the share of weights at the floor.
 
     `stddev_log_ratio` is log(q95 / q05): 0 where all standard deviations are the same number.
     """
@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
 
 def gaussian_kl(mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: Scalar, prior_log_stddev: Scalar) -> tf.Tensor:
-    """KL[N(mean, s^2) || N(m, t^2)] of each weight, in nats, elementwise.
+    """Return KL[N(mean, s^2) || N(m, t^2)] of each weight, in nats, elementwise.
 
     KL = log(t / s) + (s^2 + (mean - m)^2) / (2 t^2) - 1 / 2
     """
@@ -47,7 +47,7 @@ def gaussian_kl(mean: tf.Tensor, log_stddev: tf.Tensor, prior_mean: Scalar, prio
 
 
 def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
-    """KL[q || p] in nats, summed over all weights.
+    """Return KL[q || p] in nats, summed over all weights.
 
     KL[q || p] = sum_d log(t_d / s_d) + (s_d^2 + (m_d - n_d)^2) / (2 t_d^2) - 1 / 2 for q = N(m, s^2), p = N(n, t^2).
 
@@ -90,7 +90,7 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
 
 
 def sample(q: MeanField, seed: tf.Tensor, num_samples: int | None = None) -> Any:
-    """Draws w ~ q: a structure like `q.mean`, one draw, or S = `num_samples` of them with leaves [S, ...].
+    """Draw w ~ q: a structure like `q.mean`, one draw, or S = `num_samples` of them with leaves [S, ...].
 
     The same `seed` ([2], integer) gives the same draws.
 
@@ -108,7 +108,7 @@ def sample(q: MeanField, seed: tf.Tensor, num_samples: int | None = None) -> Any
 
 
 def stack(posteriors: Sequence[MeanField]) -> MeanField:
-    """Stacks K posteriors of one structure: leaves [...] become [K, ...].
+    """Stack K posteriors of one structure: leaves [...] become [K, ...].
 
     Raises:
       InvalidArgument: there are none, or their structures differ.
@@ -127,7 +127,7 @@ def stack(posteriors: Sequence[MeanField]) -> MeanField:
 
 
 def spread(q: MeanField, min_stddev: float = 0.0) -> Spread:
-    """The spread of q over all its weights; NaN for a model without variational weights.
+    """Return the spread of q over all its weights; NaN for a model without variational weights.
 
     A weight counts as at the floor if its standard deviation is within 1 % of `min_stddev` or below it. Quantiles are
     nearest ranks.

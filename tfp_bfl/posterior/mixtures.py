@@ -32,14 +32,14 @@ class MixtureSums(NamedTuple):
 
 
 def summarise(q: MeanField, centre: MeanField, weight: tf.Tensor) -> MixtureSums:
-    """The sums of one part."""
+    """Return the sums of one part."""
     shift = _each(lambda m, a: _double(m) - _double(a), q.mean, centre.mean)
     second = _each(lambda v, d: _double(weight) * (_double(v) + tf.square(d)), q.variance, shift)
     return MixtureSums(weight, _each(lambda d: _double(weight) * d, shift), second)
 
 
 def moments(total: MixtureSums, centre: MeanField) -> MeanField:
-    """The moments from the sums over all parts, in the types of the centre."""
+    """Return the moments from the sums over all parts, in the types of the centre."""
     weight = _double(total.weight)
 
     def mean(a: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
@@ -52,7 +52,7 @@ def moments(total: MixtureSums, centre: MeanField) -> MeanField:
 
 
 def mixture(stacked: MeanField, importance: Union[Array, Sequence[float]]) -> MeanField:
-    """The moments of a stack of parts.
+    """Return the moments of a stack of parts.
 
     Args:
       stacked: leaves [K, ...].

@@ -36,7 +36,7 @@ class Product(NamedTuple):
 
 
 def product_of(posteriors: Mapping[str, LowRank | MeanField], prior: MeanField | None = None) -> Product:
-    """The product of the clients' posteriors, by name; with a prior there may be none yet.
+    """Return the product of the clients' posteriors, by name; with a prior there may be none yet.
 
     Raises:
       InvalidArgument: neither clients nor a prior; names, posteriors or a prior that do not fit; a precision that is
@@ -52,7 +52,7 @@ def product_of(posteriors: Mapping[str, LowRank | MeanField], prior: MeanField |
 
 
 def add_client(product: Product, name: str, posterior: LowRank | MeanField) -> Product:
-    """The product with one more client.
+    """Return the product with one more client.
 
     Raises:
       InvalidArgument: there is a client of this name, the posterior does not fit, or the precision would not be
@@ -64,7 +64,7 @@ def add_client(product: Product, name: str, posterior: LowRank | MeanField) -> P
 
 
 def remove_client(product: Product, name: str) -> Product:
-    """The product without a client, as if it had never been there; without the last one it is the prior.
+    """Return the product without a client, as if it had never been there; without the last one it is the prior.
 
     Raises:
       InvalidArgument: there is no such client, it is the last one and there is no prior, or the precision would not be
@@ -80,7 +80,7 @@ def remove_client(product: Product, name: str) -> Product:
 
 
 def replace_client(product: Product, name: str, posterior: LowRank | MeanField) -> Product:
-    """The product with a client's new posterior in the place of its old one.
+    """Return the product with a client's new posterior in the place of its old one.
 
     Raises:
       InvalidArgument: there is no such client, the posterior does not fit, or the precision would not be positive
@@ -95,7 +95,7 @@ def replace_client(product: Product, name: str, posterior: LowRank | MeanField) 
 
 
 def pooled(product: Product, diagonal_only: bool = False, between_clients: bool = False) -> LowRank:
-    """The product as one Gaussian: `gaussian_product` of the clients that are there; of none, the prior.
+    """Return the product as one Gaussian: `gaussian_product` of the clients that are there; of none, the prior.
 
     Args:
       diagonal_only: of every posterior only the variances count. Whether that has a positive precision is seen here.
@@ -116,7 +116,7 @@ def pooled(product: Product, diagonal_only: bool = False, between_clients: bool 
 
 
 def product_to_arrays(product: Product) -> dict[str, np.ndarray]:
-    """The product as arrays, without copies, such as `np.savez` writes without pickling.
+    """Return the product as arrays, without copies, such as `np.savez` writes without pickling.
 
     Keys are "names", "0/mean/0" (client, field, leaf) and "prior/mean/0".
     """
@@ -132,7 +132,7 @@ def product_to_arrays(product: Product) -> dict[str, np.ndarray]:
 
 
 def product_from_arrays(arrays: Mapping[str, Any], like: Any = 0) -> Product:
-    """The product that `product_to_arrays` gave: what `np.load` returns serves as it is.
+    """Return the product that `product_to_arrays` gave: what `np.load` returns serves as it is.
 
     Args:
       like: a structure like the posteriors' means, with anything for leaves; by default one tensor.

@@ -49,7 +49,8 @@ from tfp_bfl.posterior.mean_field import MeanField
 def gaussian_product(
     posteriors: Sequence[LowRank | MeanField], prior: MeanField | None = None, diagonal_only: bool = False
 ) -> LowRank:
-    """The normalised product of b Gaussian posteriors over the same weights, q(w) ~ prod_i q_i(w) / prior(w)^(b - 1).
+    """Return the normalised product of b Gaussian posteriors over the same weights, q(w) ~ prod_i q_i(w) / prior(w)^(b
+    - 1).
 
     precision = sum_i Sigma_i^-1 - (b - 1) A_0^-1,   precision mean = sum_i Sigma_i^-1 m_i - (b - 1) A_0^-1 m_0
 
@@ -94,7 +95,7 @@ def gaussian_product(
 
 
 def check_prior(prior: Any, like: LowRank | None) -> LowRank:
-    """The prior as tensors.
+    """Return the prior as tensors.
 
     Raises:
       InvalidArgument: it is no `MeanField`, does not fit the posteriors, or holds values that no Gaussian has.
@@ -108,7 +109,7 @@ def check_prior(prior: Any, like: LowRank | None) -> LowRank:
 
 
 def pool(posteriors: Sequence[LowRank], prior: LowRank | None) -> LowRank:
-    """`gaussian_product` of posteriors and a prior that have been checked."""
+    """Return `gaussian_product` of posteriors and a prior that have been checked."""
     factor, projected = latent_precision(posteriors, prior)
     root = tf.linalg.triangular_solve(factor, tf.eye(factor.shape[0], dtype=tf.float64))  # root^T root = H^-1
     latent_mean = tf.linalg.cholesky_solve(factor, projected)
@@ -126,7 +127,7 @@ def pool(posteriors: Sequence[LowRank], prior: LowRank | None) -> LowRank:
 
 
 def latent_precision(posteriors: Sequence[LowRank], prior: LowRank | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """The Cholesky factor of H [R, R], and h [R, 1], with R = sum_i R_i.
+    """Return the Cholesky factor of H [R, R], and h [R, 1], with R = sum_i R_i.
 
     Raises:
       NotPositiveDefinite: L or H is not, and with them P.
@@ -196,7 +197,7 @@ def _jacobian(block: _Factors) -> tf.Tensor:
 
 
 def _precision_of(block: _Factors, jacobian: tf.Tensor) -> tf.Tensor:
-    """The block's part of H - I [R, R]; of what is above the diagonal, only that within one Gaussian."""
+    """Return the block's part of H - I [R, R]; of what is above the diagonal, only that within one Gaussian."""
     own_weights = tf.unstack(block.precisions * (block.others / block.total))
     strips, start = [], 0
     for deviations, own, precision in zip(block.deviations, own_weights, tf.unstack(block.precisions)):

@@ -16,7 +16,7 @@ class Samples(NamedTuple):
 
 
 def num_draws(q: Samples) -> int:
-    """L.
+    """Return L.
 
     Raises:
       InvalidArgument: leaves that do not share one L of at least 1.
@@ -30,14 +30,14 @@ def num_draws(q: Samples) -> int:
 
 
 def choose(q: Samples, seed: tf.Tensor, num_samples: int | None = None) -> Any:
-    """Draws with replacement: leaves [...], or [S, ...] for `num_samples` = S; the same seed, the same draws."""
+    """Draw with replacement: leaves [...], or [S, ...] for `num_samples` = S; the same seed, the same draws."""
     shape = [] if num_samples is None else [check_count(num_samples, "num_samples")]
     rows = tf.random.stateless_uniform(shape, seed, maxval=num_draws(q), dtype=tf.int32)
     return tf.nest.map_structure(lambda x: tf.gather(x, rows), q.values)
 
 
 def moments(q: Samples) -> tuple[Any, Any]:
-    """Mean and variance of the draws, leaves [...] each: variance = mean_l (values_l - mean)^2."""
+    """Return mean and variance of the draws, leaves [...] each: variance = mean_l (values_l - mean)^2."""
     num_draws(q)
     means = tf.nest.map_structure(lambda x: tf.reduce_mean(x, 0), q.values)
     return means, tf.nest.map_structure(lambda x: tf.math.reduce_variance(x, 0), q.values)

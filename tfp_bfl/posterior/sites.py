@@ -28,18 +28,20 @@ class Site(NamedTuple):
 
 
 def natural(posterior: MeanField) -> Site:
-    """The natural parameters of a mean-field Gaussian over D weights: 1 / s^2 and mean / s^2."""
+    """Return the natural parameters of a mean-field Gaussian over D weights: 1 / s^2 and mean / s^2."""
     precision = tf.math.reciprocal(flatten(posterior.variance))
     return Site(precision, precision * flatten(posterior.mean))
 
 
 def flatten(leaves: TensorTree) -> tf.Tensor:
-    """A structure of tensors as one vector [D]."""
+    """Return a structure of tensors as one vector [D]."""
     return tf.concat([tf.reshape(x, [-1]) for x in tf.nest.flatten(leaves)] or [tf.zeros([0])], 0)
 
 
 def unflatten(vector: tf.Tensor, like: TensorTree) -> Any:
-    """Vectors [..., D] as a structure like `like`, whose leaves have their shapes after the same leading axes."""
+    """Return vectors [..., D] as a structure like `like`, whose leaves have their shapes after the same
+    leading axes.
+    """
     leaves = tf.nest.flatten(like)
     parts = tf.split(vector, [math.prod(x.shape) for x in leaves], -1)
     shaped = [tf.reshape(part, [*vector.shape[:-1], *x.shape]) for part, x in zip(parts, leaves)]
@@ -70,13 +72,15 @@ def _like(structure: TensorTree, flat: tf.Tensor) -> Any:
 
 
 def check_damping(damping: Optional[float]) -> None:
-    """Raises InvalidArgument for a damping that is neither None nor above 0 and at most 1."""
+    """Raise InvalidArgument for a damping that is neither None nor above 0 and at most 1."""
     if damping is not None and check_number(damping, "damping") > 1:
         raise InvalidArgument(f"damping is {shown(damping)}, but must be above 0 and at most 1.")
 
 
 def damping_of(damping: Optional[float], num_clients: Scalar) -> tf.Tensor:
-    """The damping of sites in a federation of K clients: 1 / K where it is None, and 0.1 for K = 0, not known."""
+    """Return the damping of sites in a federation of K clients: 1 / K where it is None, and 0.1 for K = 0,
+    not known.
+    """
     if damping is not None:
         return tf.constant(damping)
     clients = tf.cast(num_clients, tf.float32)

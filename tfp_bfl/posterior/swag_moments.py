@@ -47,7 +47,7 @@ class SwagMoments(NamedTuple):
 
 
 def start(weights: TensorTree, max_columns: int) -> SwagMoments:
-    """The moments before any collection.
+    """Return the moments before any collection.
 
     Args:
       weights: theta_0, a structure of float tensors or variables.
@@ -65,7 +65,7 @@ def start(weights: TensorTree, max_columns: int) -> SwagMoments:
 
 
 def collect(state: SwagMoments, weights: TensorTree) -> SwagMoments:
-    """The moments with one more iterate.
+    """Return the moments with one more iterate.
 
     shift' = shift + (x - shift) / (n + 1),   column = x - shift',   sum_squares' = sum_squares + (x - shift) column
     for x = theta_n - theta_0.
@@ -103,7 +103,7 @@ def collect(state: SwagMoments, weights: TensorTree) -> SwagMoments:
 
 
 def posterior_of(state: SwagMoments, min_variance: float = 1e-6) -> LowRank:
-    """The SWAG posterior N(mean, Sigma_diag / 2 + D D^T / (2 (K - 1))), K the columns held.
+    """Return the SWAG posterior N(mean, Sigma_diag / 2 + D D^T / (2 (K - 1))), K the columns held.
 
     Sigma_diag = max(variance, min_variance). The deviations have as many rows as the state may hold columns; rows that
     are not collected yet are zero.
@@ -123,7 +123,8 @@ def posterior_of(state: SwagMoments, min_variance: float = 1e-6) -> LowRank:
 
 
 def mean_field_of(state: SwagMoments, min_variance: float = 1e-6) -> MeanField:
-    """The SWAG-Diagonal posterior N(mean, Sigma_diag), Sigma_diag = max(variance, min_variance), without the half.
+    """Return the SWAG-Diagonal posterior N(mean, Sigma_diag), Sigma_diag = max(variance, min_variance), without the
+    half.
 
     Raises:
       InvalidArgument: nothing collected, or min_variance not above zero. (In a graph as `posterior_of`.)

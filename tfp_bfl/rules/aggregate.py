@@ -27,7 +27,7 @@ _Unsound = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 def aggregate(
     rule: AnyRule, stacked: MeanField, weights: Optional[Array] = None, anchor: MeanField | None = None
 ) -> MeanField:
-    """Pools K posteriors by `rule`.
+    """Pool K posteriors by `rule`.
 
     Args:
       rule: of `tfp_bfl.rules`, or its name.
@@ -100,7 +100,7 @@ def _pool(rule: Rule[Statistics], stacked: MeanField, weights: tf.Tensor, anchor
 
 
 def _centre(stacked: MeanField, weights: tf.Tensor) -> MeanField:
-    """Where the sums are centred for rules whose equation has no anchor: at the weighted mean."""
+    """Return the weighted mean, where sums are centred for rules whose equation has no anchor."""
     shares = weights / tf.reduce_sum(weights)
 
     def mean(m: tf.Tensor) -> tf.Tensor:
@@ -142,6 +142,6 @@ def _check_values(means: list[tf.Tensor], variances: list[tf.Tensor], weights: t
 
 
 def _unsound(mean: tf.Tensor, variance: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Which clients have a mean, and which a variance, that can't be pooled: [K] each."""
+    """Return which clients have a mean, and which a variance, that cannot be pooled: [K] each."""
     rows = lambda bad: tf.reduce_any(tf.reshape(bad, [bad.shape[0], -1]), 1)
     return rows(~tf.math.is_finite(mean)), rows(~(tf.math.is_finite(variance) & (variance > 0)))

@@ -28,7 +28,7 @@ class _Gathered(NamedTuple, Generic[Sent]):
 
 
 def stacked() -> ModelRule[Any, Stack[Any]]:
-    """The stack itself: leaves [K, ...], for a server step that keeps each client's posterior apart.
+    """Return the stack itself: leaves [K, ...], for a server step that keeps each client's posterior apart.
 
     Memory clients x what each sends. Clients may send any structure of tensors.
     """
@@ -37,7 +37,7 @@ def stacked() -> ModelRule[Any, Stack[Any]]:
 
 
 def gathered(rule: GatherRule[Sent, Given, ModelWeights]) -> ModelRule[Sent, Given, _Gathered[Sent]]:
-    """The rule whose statistics are what the clients send: to merge is to join the stacks.
+    """Return the rule whose statistics are what the clients send: to merge is to join the stacks.
 
     Clients of weight zero, whom the round has found faulty, are left out. If none is left, zeros stand for one client,
     so that no rule meets an empty stack: what it makes of them is not used.
@@ -68,7 +68,7 @@ def gathered(rule: GatherRule[Sent, Given, ModelWeights]) -> ModelRule[Sent, Giv
 def summarise_stack(
     rule: ModelRule[Sent, Given, Statistics], stacked: Sent, importance: tf.Tensor, anchor: ModelWeights
 ) -> Statistics:
-    """The merged statistics of a stack (leaves [K, ...], importance [K]); K may be unknown in a graph."""
+    """Return the merged statistics of a stack (leaves [K, ...], importance [K]); K may be unknown in a graph."""
 
     def of(k: Scalar) -> Statistics:
         return rule.summarise(each(lambda x: x[k], stacked), anchor, importance[k])

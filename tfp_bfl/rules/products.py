@@ -48,7 +48,8 @@ def _product(numerator: Callable[[_Precisions], tf.Tensor]) -> Callable[[_Precis
 
 @functools.cache
 def conflation() -> Rule[_Precisions]:
-    """Conflation (equation 15; Hill 2011): the normalised product of the clients' densities; weights play no part.
+    """Return conflation (equation 15; Hill 2011): the normalised product of the clients' densities; weights play no
+    part.
 
     variance = 1 / sum_k 1 / s_k^2,   mean = variance sum_k m_k / s_k^2
 
@@ -74,7 +75,7 @@ def _merge_largest_weight(a: _Precisions, b: _Precisions) -> _Precisions:
 
 @functools.cache
 def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisions]:
-    """Weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
+    """Return weighted conflation (WC; equation 16; Hill & Miller 2011): larger clients count more.
 
     With w_max = max_k w_k,
 
@@ -105,7 +106,7 @@ def weighted_conflation(largest_weight: Optional[float] = None) -> Rule[_Precisi
 
 @functools.cache
 def log_linear_pool() -> Rule[_Precisions]:
-    """Log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
+    """Return log-linear pool (Genest & Zidek 1986): the normalised geometric mean of the clients' densities.
 
     variance = 1 / sum_k b_k / s_k^2,   mean = variance sum_k b_k m_k / s_k^2
 

@@ -15,7 +15,7 @@ from tfp_bfl.weights.kinds import Given, Sent
 
 
 def reweighted(rule: AnyRule[Sent, Given], weigh: Callable[[Sent], tf.Tensor]) -> ModelGatherRule[Sent, Given]:
-    """`rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
+    """Return `rule` with weights that depend on all clients' posteriors, such as those by maximum discrepancy.
 
     Memory clients x weights. Reports the largest client's share of the weights.
 

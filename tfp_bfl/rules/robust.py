@@ -33,7 +33,7 @@ class _Clipped(NamedTuple, Generic[Statistics]):
 
 
 def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[ModelWeights, Given]:
-    """`rule` over clients none of whom moves further than `max_norm` from the anchor.
+    """Return `rule` over clients none of whom moves further than `max_norm` from the anchor.
 
     x_k <- x_0 + min(1, max_norm / ||x_k - x_0||) (x_k - x_0)
 
@@ -80,7 +80,7 @@ def clipped(rule: AnyRule[ModelWeights, Given], max_norm: float) -> ModelRule[Mo
 
 
 def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGatherRule[ModelWeights, Given]:
-    """`rule` over what is left of every weight when the clients with its smallest and largest means are dropped.
+    """Return `rule` over what is left of every weight when the clients with its smallest and largest means are dropped.
 
     k = min(floor(share K), floor((K - 1) / 2)). Of each weight the k smallest and the k largest of the K means are
     dropped; the others keep their variances, limited to the range of the K - 2 k middle ones of all K variances, so
@@ -111,7 +111,7 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
 
 
 def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:
-    """`trimmed` to the one or two middle clients of every weight: k = floor((K - 1) / 2).
+    """Return `trimmed` to the one or two middle clients of every weight: k = floor((K - 1) / 2).
 
     For odd K this is N(median of the means, median of the variances), whichever of `RULES` it is; for even K the rule
     pools two pairs.
@@ -125,7 +125,8 @@ def median(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, 
 
 
 def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWeights, Given]:
-    """`rule` over clients drawn towards their geometric median: none lies further from it than the median client.
+    """Return `rule` over clients drawn towards their geometric median: none lies further from it than the median
+    client.
 
     z = argmin_z sum_k ||x_k - z||,  r = median_k ||x_k - z||,  x_k <- z + min(1, r / ||x_k - z||) (x_k - z)
 
@@ -169,7 +170,8 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
 
 
 def geometric_median(points: tf.Tensor, tolerance: float = 1e-6, most_steps: int = 200) -> tf.Tensor:
-    """argmin_z sum_k ||x_k - z|| of points [K, D]: a vector [D], by Weiszfeld's algorithm from the median of each axis.
+    """Return argmin_z sum_k ||x_k - z|| of points [K, D]: a vector [D], by Weiszfeld's algorithm from the median of
+    each axis.
 
     z <- sum_k x_k / d_k / sum_k 1 / d_k,  d_k = max(||x_k - z||, tolerance x the median distance),
 
@@ -256,7 +258,7 @@ def _of_weights(rule: AnyRule[ModelWeights, Given]) -> ModelRule[ModelWeights, G
 
 
 def _middle(k: tf.Tensor, stacked: MeanField) -> MeanField:
-    """Of each weight the pairs with the K - 2 k middle means, their variances limited: leaves [K - 2 k, ...]."""
+    """Return of each weight the pairs with the K - 2 k middle means, their variances limited: leaves [K - 2 k, ...]."""
 
     def of_leaf(mean: tf.Tensor, variance: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         num_clients = tf.shape(mean)[0]
@@ -281,13 +283,13 @@ def _limited(k: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _points(stacked: AnyWeights) -> tf.Tensor:
-    """Means and point weights of a stack: [K, D] float64, where no square of a float32 overflows."""
+    """Return means and point weights of a stack: [K, D] float64, where no square of a float32 overflows."""
     leaves = tf.nest.flatten(_values(stacked))
     return tf.concat([tf.cast(tf.reshape(x, [tf.shape(x)[0], -1]), tf.float64) for x in leaves], 1)
 
 
 def _with_points(stacked: AnyWeights, points: tf.Tensor) -> Any:
-    """The stack with other means and point weights."""
+    """Return the stack with other means and point weights."""
     values = _values(stacked)
     leaves = tf.nest.flatten(values)
     parts = tf.split(points, [x.shape[1:].num_elements() for x in leaves], 1)
@@ -324,7 +326,8 @@ ROBUST: named.Table = {
 
 
 def parse_robust(text: str) -> Callable[[AnyRule], Union[ModelRule, ModelGatherRule]]:
-    """The defence that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to the robust one.
+    """Return the defence that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to the robust
+    one.
 
     Raises:
       InvalidArgument: there is no such defence, or its argument is missing, superfluous, not a number or out of range.

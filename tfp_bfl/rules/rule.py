@@ -21,22 +21,22 @@ ONE_SHOT = ("weighted_sum", "conflation", "weighted_conflation")
 
 
 def each(function: Callable[..., TensorTree], *structures: TensorTree) -> Any:
-    """`function` on the corresponding leaves of structures of tensors."""
+    """Return `function` on the corresponding leaves of structures of tensors."""
     return tf.nest.map_structure(function, *structures)
 
 
 def add(a: Structure, b: Structure) -> Structure:
-    """The sum of two clients' statistics, leaf by leaf."""
+    """Return the sum of two clients' statistics, leaf by leaf."""
     return tf.nest.map_structure(tf.add, a, b)
 
 
 def typed_as(weight: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """A scalar weight in the type of the tensor that it multiplies."""
+    """Return a scalar weight in the type of the tensor that it multiplies."""
     return tf.cast(weight, like.dtype)
 
 
 def stddevs(q: MeanField) -> Any:
-    """The standard deviations, one where there is none: a unit of means."""
+    """Return the standard deviations, one where there is none: a unit of means."""
     return each(lambda v: tf.where(v > 0, tf.sqrt(v), tf.ones_like(v)), q.variance)
 
 
@@ -64,7 +64,7 @@ def checked_pool(name: str, pooled: Pooled[Weights]) -> Pooled[Weights]:
 
 
 def parse_rule(text: str) -> Rule:
-    """The rule that text names: "conflation", or "name:ARGUMENT" of one with a parameter.
+    """Return the rule that text names: "conflation", or "name:ARGUMENT" of one with a parameter.
 
     Raises:
       InvalidArgument: there is no such rule, or its argument is missing, superfluous, not a number or out of range.
@@ -79,7 +79,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def check_rule(rule: object) -> None:
-    """Raises InvalidArgument for anything but a `Rule` or a `GatherRule`."""
+    """Raise InvalidArgument for anything but a `Rule` or a `GatherRule`."""
     if not isinstance(rule, (Rule, GatherRule)):
         name = getattr(rule, "__name__", rule)
         raise InvalidArgument(

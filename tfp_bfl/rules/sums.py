@@ -30,7 +30,7 @@ class _Quantised(NamedTuple, Generic[Statistics]):
 
 
 def quantised(rule: AnyRule, *, max_weight: float = 1.0, bound: float = 1024.0, bits: int = 40) -> WeightsRule:
-    """`rule` over sums of whole numbers, which masks or encryption can hide from the server.
+    """Return `rule` over sums of whole numbers, which masks or encryption can hide from the server.
 
     q = round(min(max(z, -bound), bound) 2^bits / bound)
 
@@ -81,7 +81,7 @@ def private(
     cohort_size: int,
     variance_clip_norm: Optional[float] = None,
 ) -> WeightsRule:
-    """`rule` with client-level differential privacy: no client moves the sum further than the noise hides.
+    """Return `rule` with client-level differential privacy: no client moves the sum further than the noise hides.
 
     x_k <- min(1, C / ||x_k||) x_k,   sum_k x_k <- sum_k x_k + sqrt(2) s C N(0, I)      of the means
     v_k <- min(1, V / ||v_k||) v_k,   sum_k v_k <- sum_k v_k + sqrt(2) s V N(0, I)      of the variances
@@ -124,11 +124,11 @@ def private(
     noise = check_number(noise_multiplier, "noise_multiplier", zero=True)
 
     def start_of(anchor: ModelWeights) -> Any:
-        """What clients send who learn nothing: variances and precisions are positive, and means zero."""
+        """Return the message of clients that learn nothing: variances and precisions are positive, and means zero."""
         return inner.summarise(anchor, anchor, tf.ones([]))
 
     def units(anchor: ModelWeights) -> Any:
-        """What clipped sums are one of."""
+        """Return the unit of clipped sums."""
         of = lambda unit, start: unit * tf.cast(tf.where(start > 0, of_variances, clip_norm), unit.dtype)
         return each(of, of_anchor(anchor), start_of(anchor))
 
@@ -174,7 +174,7 @@ def _norm(structure: TensorTree) -> tf.Tensor:
 
 
 def _without_weights(sums: Parts) -> Parts:
-    """The sums of a whole model without noise on how much clients count, which all know."""
+    """Return the sums of a whole model without noise on how much clients count, which all know."""
     known = lambda part: part._replace(weight=tf.zeros_like(part.weight))
     return Parts(*map(known, sums))
 

@@ -28,7 +28,7 @@ class Parts(NamedTuple, Generic[Statistics]):
 
 
 def whole_model(rule: AnyRule[Sent, Given]) -> ModelRule[Sent, Given]:
-    """`rule` for the variational weights, with the fitting rules for the rest of a model's weights.
+    """Return `rule` for the variational weights, with the fitting rules for the rest of a model's weights.
 
     Point weights are averaged by weight: mean = sum_k b_k m_k. BatchNorm's moving statistics are moments of the mixture
     of the clients' data, so that the linear pool is their law of total variance:
@@ -114,12 +114,14 @@ def _like(anchor: AnyWeights, pooled: ModelWeights) -> Any:
 
 
 def _of_one_scale(model: ModelWeights) -> MeanField:
-    """Point weights with the mean variance of the posterior, as a measure of how far they move; 1 without any."""
+    """Return point weights with the mean variance of the posterior, as a measure of how far they move; 1
+    without any.
+    """
     variances = [tf.reshape(stddev, [-1]) for stddev in tf.nest.flatten(model.posterior.variance)]
     mean = tf.reduce_mean(tf.concat(variances, 0)) if variances else tf.ones([])
     return MeanField(model.point, each(lambda x: tf.cast(mean, x.dtype), model.point))
 
 
 def _certain(point: tuple[tf.Tensor, ...]) -> MeanField:
-    """Point weights as a posterior without variance."""
+    """Return point weights as a posterior without variance."""
     return MeanField(point, each(lambda x: tf.zeros([], x.dtype), point))

@@ -1,4 +1,4 @@
-"""What server steps ask of the model and of each other."""
+"""Checks of models and of compositions by server steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfp_bfl.weights.kinds import Given
 
 
 def check_point_weights(weights: ModelWeights, what: str) -> None:
-    """Raises InvalidArgument for a model with variational layers."""
+    """Raise InvalidArgument for a model with variational layers."""
     if tf.nest.flatten(weights.posterior):
         raise InvalidArgument(
             f"{what} finds a posterior over point weights, and this model's layers have one of their own: build it "
@@ -20,7 +20,7 @@ def check_point_weights(weights: ModelWeights, what: str) -> None:
 
 
 def check_step(step: ServerStep[Given], name: str, any_rule: bool = False) -> ServerStep[Given]:
-    """`step`, if it is a server step: one that goes on from pooled weights unless `any_rule`.
+    """Return `step`, if it is a server step: one that goes on from pooled weights unless `any_rule`.
 
     Raises:
       InvalidArgument: it is none; the message calls it by `name`.
@@ -37,5 +37,5 @@ def check_step(step: ServerStep[Given], name: str, any_rule: bool = False) -> Se
 
 
 def after(name: str, step: ServerStep[Given]) -> str:
-    """The name of a step that another one begins."""
+    """Return the name of a step that another one begins."""
     return name if step.name == "replace" else f"{name} after {step.name}"

@@ -163,7 +163,7 @@ def save(state: Curvatures, path: Path) -> None:
 
 
 def _mode(state: Curvatures) -> tuple[Any, ...]:
-    """The weights that the posterior is over: as many of the last as a client's gradient has."""
+    """Return the weights that the posterior is over: as many of the last as a client's gradient has."""
     number = len(next(iter(state.clients.values())).gradient)
     return tuple(state.weights.point[len(state.weights.point) - number :])
 

@@ -36,7 +36,7 @@ def distil(
     batch_size: int = 32,
     learning_rate: float = 1e-3,
 ) -> ServerStep[Stack[ModelWeights]]:
-    """The mean prediction of an ensemble is taught to the mean of the clients' weights.
+    """Return the mean prediction of an ensemble is taught to the mean of the clients' weights.
 
     teacher  p(x) = mean_m softmax(f(x; w_m)), sharpened: proportional to p(x)^(1 / T)
     student  minimises -sum_c p_c(x) log softmax_c(f(x; w)) by SGD from the mean; w is the mean of its iterates
@@ -103,7 +103,9 @@ def distil(
 
 
 def _built(model_fn: Callable[[], tf.keras.Model]) -> tf.keras.Model:
-    """The model; in a compiled function, which may make no variables when it is traced again, made outside of it."""
+    """Return the model; in a compiled function, which may make no variables when it is traced again, made
+    outside of it.
+    """
     if not tf.inside_function():
         return model_fn()
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -138,7 +140,7 @@ def _logits(model: tf.keras.Model, point: Point, inputs: tf.Tensor, moments: Mea
 
 
 def _draws(point: Point, seed: tf.Tensor, distribution: str, number: int, concentration: float) -> list[tf.Tensor]:
-    """Models from the clients' distribution: leaves [K, ...] -> [number, ...]."""
+    """Return models from the clients' distribution: leaves [K, ...] -> [number, ...]."""
     seeds = tf.random.experimental.stateless_split(seed, len(point))
     if distribution == "gaussian":
         noise = lambda x, i: tf.random.stateless_normal([number, *x.shape[1:]], seeds[i], dtype=x.dtype)
@@ -150,7 +152,7 @@ def _draws(point: Point, seed: tf.Tensor, distribution: str, number: int, concen
 
 
 def _teach(logits: Callable[..., tf.Tensor], members: Point, inputs: tf.Tensor) -> tf.Tensor:
-    """The mean prediction of the members [M, ...] on all inputs [U, ...]: [U, C]."""
+    """Return the mean prediction of the members [M, ...] on all inputs [U, ...]: [U, C]."""
     parts = [inputs[i : i + EXAMPLES_AT_ONCE] for i in range(0, inputs.shape[0], EXAMPLES_AT_ONCE)]
     predict = lambda own: tf.concat([tf.nn.softmax(logits(own, part)) for part in parts], 0)
     number = tf.shape(members[0])[0]
@@ -170,7 +172,7 @@ def _learn(
     batch_size: int,
     learning_rate: float,
 ) -> tuple[tf.Tensor, ...]:
-    """The mean of the student's iterates."""
+    """Return the mean of the student's iterates."""
     size = inputs.shape[0]
     steps_an_epoch = -(-size // batch_size)
 

@@ -27,7 +27,7 @@ PARTS = ("mean", "variance", "point", "moving_mean", "moving_variance")
 
 
 class Factors(NamedTuple):
-    """What the federation has of its clients.
+    """The federation's approximate likelihood factors, one for each client.
 
     Fields:
       names: of the clients.
@@ -43,7 +43,7 @@ class Factors(NamedTuple):
 
 
 def from_state(state: ServerState, num_examples: Union[Sequence[int], np.ndarray]) -> Factors:
-    """The factors of a run's last state, whose memory holds a `Site` a client; their names are their numbers."""
+    """Return the factors of a run's last state, whose memory holds a `Site` a client; their names are their numbers."""
     clients = np.asarray(state.memory.client).tolist()
     rows = [Site(*(np.asarray(x)[k] for x in state.memory.rows)) for k in range(len(clients))]
     sizes = tuple(int(num_examples[k]) for k in clients)
@@ -51,12 +51,12 @@ def from_state(state: ServerState, num_examples: Union[Sequence[int], np.ndarray
 
 
 def pool(state: Factors) -> ModelWeights:
-    """The server's weights."""
+    """Return the server's weights."""
     return tf.nest.map_structure(tf.convert_to_tensor, state.weights)
 
 
 def remove(state: Factors, *names: str) -> Factors:
-    """The state without these clients: their sites are divided out of the posterior.
+    """Return the state without these clients: their sites are divided out of the posterior.
 
     What they taught the others, and the point weights, stays.
 
@@ -77,7 +77,7 @@ def remove(state: Factors, *names: str) -> Factors:
 
 
 def join(state: Factors, others: Factors, names: Optional[Sequence[str]] = None, replace: bool = False) -> Factors:
-    """The state with clients of another one, whose sites multiply the posterior.
+    """Return the state with clients of another one, whose sites multiply the posterior.
 
     Args:
       names: of the clients to take; None for all.
@@ -105,12 +105,12 @@ def join(state: Factors, others: Factors, names: Optional[Sequence[str]] = None,
 
 
 def save(state: Factors, path: Path) -> None:
-    """Writes the state to a file, whole or not at all."""
+    """Write the state to a file, whole or not at all."""
     write_arrays(path, _arrays(state))
 
 
 def load(path: Path) -> Factors:
-    """Reads what `save` wrote.
+    """Read what `save` wrote.
 
     Raises:
       InvalidArgument: the file can't be read, or is none of these.
@@ -152,7 +152,7 @@ def _shapes(state: Factors) -> Any:
 
 
 def _check(state: Factors, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError for what is no file of sites."""
+    """Raise ValueError for what is no file of sites."""
     names, q, moments = arrays["names"], state.weights.posterior, state.weights.moments
     numbers = [x for key, x in arrays.items() if key != "names"]
     fits = names.dtype.kind == "U" and names.ndim == 1 and len(set(state.names)) == len(state.names)

@@ -36,7 +36,7 @@ MOST_BYTES = 2**34
 
 
 class OnlineState(NamedTuple):
-    """What the server has of its clients.
+    """The server's state: the posteriors of its clients.
 
     Fields:
       product: the clients' posteriors by name, over the last of the model's point weights.
@@ -52,7 +52,7 @@ class OnlineState(NamedTuple):
 
 
 def from_stack(clients: ClientPosterior, weights: ModelWeights, prior: MeanField | None = None) -> OnlineState:
-    """The state of clients in a stack, leaves [K, ...]; their names are their numbers.
+    """Return the state of clients in a stack, leaves [K, ...]; their names are their numbers.
 
     Raises:
       InvalidArgument: no clients and no prior, or a product that is not positive definite.
@@ -70,8 +70,8 @@ def from_stack(clients: ClientPosterior, weights: ModelWeights, prior: MeanField
 
 
 def pool(state: OnlineState, diagonal_only: bool = True, between_clients: bool = True) -> ModelWeights:
-    """The product of the clients' posteriors (`posterior.pooled`; as `algorithms.fl_swag`, unless told otherwise), with
-    the rest of the server's weights.
+    """Return the product of the clients' posteriors (`posterior.pooled`; as `algorithms.fl_swag`, unless told
+    otherwise), with the rest of the server's weights.
 
     BatchNorm's statistics are the moments of the mixture of the clients' data (as `rules.linear_pool`).
 
@@ -86,7 +86,7 @@ def pool(state: OnlineState, diagonal_only: bool = True, between_clients: bool =
 def join(
     state: OnlineState, others: OnlineState, names: Optional[Sequence[str]] = None, replace: bool = False
 ) -> OnlineState:
-    """The state with clients of another one.
+    """Return the state with clients of another one.
 
     Args:
       names: of the clients to take; None for all.
@@ -118,7 +118,7 @@ def join(
 
 
 def remove(state: OnlineState, *names: str) -> OnlineState:
-    """The state without these clients, as if they had never been there.
+    """Return the state without these clients, as if they had never been there.
 
     Raises:
       InvalidArgument: there is no such client, none would be left, or the product would not be positive definite.
@@ -132,7 +132,7 @@ def remove(state: OnlineState, *names: str) -> OnlineState:
 
 
 def save(state: OnlineState, path: Path) -> None:
-    """Writes the state to a file, whole or not at all."""
+    """Write the state to a file, whole or not at all."""
     write_arrays(path, _arrays(state))
 
 
@@ -146,7 +146,7 @@ def _arrays(state: OnlineState) -> dict[str, Any]:
 
 
 def load(path: Path) -> OnlineState:
-    """Reads what `save` wrote.
+    """Read what `save` wrote.
 
     Raises:
       InvalidArgument: the file can't be read, is none of these, or holds what makes no product or fits no model.
@@ -181,12 +181,14 @@ def _numbered(state: OnlineState) -> dict[str, MeanField]:
 
 
 def _over(state: OnlineState) -> list[tf.Tensor]:
-    """Tensors like the weights that the posteriors are over: there is a client or a prior."""
+    """Return tensors like the weights that the posteriors are over: there is a client or a prior."""
     return tf.nest.flatten(next(q.mean for q in (*state.product.posteriors, state.product.prior) if q is not None))
 
 
 def _frozen(state: OnlineState) -> list[tf.Tensor]:
-    """What lies below posteriors over the last layer, with BatchNorm's statistics; nothing below those over all."""
+    """Return the layers below posteriors over the last layer, with BatchNorm's statistics; nothing below
+    those over all.
+    """
     point = state.weights.point[: len(state.weights.point) - len(_over(state))]
     return [*point, *tf.nest.flatten(state.weights.moments)] if point else []
 
@@ -197,7 +199,7 @@ def _same(own: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> bool:
 
 
 def _check_types(arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError unless names are text on one line, numbers of examples above zero and all else finite."""
+    """Raise ValueError unless names are text on one line, numbers of examples above zero and all else finite."""
     names, counts = arrays["product/names"], arrays["num_examples"]
     numbers = [x for key, x in arrays.items() if key not in ("product/names", "num_examples")]
     fine = names.dtype.kind == "U" and names.ndim == 1 and all(map(str.isprintable, names.tolist()))
@@ -207,7 +209,7 @@ def _check_types(arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _check_fit(state: OnlineState) -> None:
-    """Raises ValueError unless posteriors and BatchNorm's moments have the shapes of the server's weights."""
+    """Raise ValueError unless posteriors and BatchNorm's moments have the shapes of the server's weights."""
     shapes = lambda structure: [(x.shape, x.dtype) for x in tf.nest.flatten(structure)]
     over, moments = shapes(_over(state)), [state.weights.moments, *state.moments.values()]
     fits = over == shapes(state.weights.point)[-len(over) :]
@@ -218,7 +220,7 @@ def _check_fit(state: OnlineState) -> None:
 
 
 def _mixture(state: OnlineState) -> MeanField:
-    """BatchNorm's moments over the data of all clients; the server's own if they have none."""
+    """Return BatchNorm's moments over the data of all clients; the server's own if they have none."""
     parts = [state.moments[client] for client in state.product.names]
     if not parts or not parts[0].mean:
         return state.weights.moments

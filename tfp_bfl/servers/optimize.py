@@ -54,7 +54,7 @@ def _trained(weights: ModelWeights) -> tuple[Any, Any]:
 
 
 def _in_words(optimizer: ServerOptimizer) -> str:
-    """Its name and its learning rate; those of TensorFlow Federated keep it in their first state."""
+    """Return the optimizer's name and learning rate; those of TensorFlow Federated store it in their first state."""
     if isinstance(optimizer, Optimizer):
         return f"{optimizer.name}, learning rate {optimizer.learning_rate:g}"
     name = type(optimizer).__name__.strip("_").lower()

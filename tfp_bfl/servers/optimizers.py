@@ -143,7 +143,7 @@ SERVER_OPTIMIZERS = {
 
 
 def server_optimizer(name: str, learning_rate: Optional[float] = None, **options: float) -> Optimizer:
-    """An optimizer for `servers.optimize` by its name.
+    """Return an optimizer for `servers.optimize` by its name.
 
     Args:
       name: "sgd", "adam", "yogi" or "adagrad" (FedAvgM, FedAdam, FedYogi, FedAdagrad of Reddi et al. 2021).

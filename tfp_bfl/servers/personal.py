@@ -16,7 +16,7 @@ from tfp_bfl.weights import LogitGradient, ModelWeights, Parameters, PersonalVar
 
 
 class Learning(NamedTuple):
-    """How parameters are learnt, by SGD: v <- momentum v + g + decay x,   x <- x - rate v."""
+    """The learning of the parameters by SGD: v <- momentum v + g + decay x, x <- x - rate v."""
 
     rate: Any
     momentum: float
@@ -49,7 +49,7 @@ def personal(
     threshold: Optional[float] = None,
     seed: int = 0,
 ) -> ServerStep:
-    """Weights by the pooled change, parameters of the variances by what clients pulled back.
+    """Return weights by the pooled change, parameters of the variances by what clients pulled back.
 
     theta <- optimizer(theta, theta - pooled),   psi, e_m by `Learning`
 

@@ -21,7 +21,8 @@ def online_product(
     between_clients: bool = True,
     frozen_moments: bool = False,
 ) -> ServerStep[Stack[ClientPosterior]]:
-    """The product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1), of `posterior.pooled`.
+    """Return the product of all clients' posteriors so far, q(w) ~ prod_k q_k(w) / prior(w)^(K - 1), of
+    `posterior.pooled`.
 
     Every client starts from the same weights, those of the server before the first round; it may come in any round, and
     one that comes again has its posterior replaced. The product is therefore that of one round with all of them (up to

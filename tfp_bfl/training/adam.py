@@ -21,7 +21,7 @@ class Adam(tf.keras.optimizers.Adam):
     """
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """One step; with amsgrad or a sparse gradient as Keras does it."""
+        """Return one step; with amsgrad or a sparse gradient as Keras does it."""
         if self.amsgrad or isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable)
             return
@@ -43,7 +43,7 @@ class Adam(tf.keras.optimizers.Adam):
 
 
 class Moments(NamedTuple):
-    """What Adam keeps between steps.
+    """Adam's state between steps.
 
     Fields:
       first, second: running means of the gradient and of its square.
@@ -56,13 +56,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, values: TensorTree) -> Moments:
-        """Those before the first step."""
+        """Return the moments before the first step."""
         zeros = tf.nest.map_structure(tf.zeros_like, values)
         return cls(zeros, zeros, tf.constant(0))
 
 
 def adam_step(values: Values, gradient: TensorTree, moments: Moments, rate: Scalar) -> tuple[Values, Moments]:
-    """`Adam` with its default numbers, as a function of a structure of tensors: the next values and moments."""
+    """Return `Adam` with its default numbers, as a function of a structure of tensors: the next values and moments."""
     each, (b1, b2), steps = tf.nest.map_structure, (0.9, 0.999), moments.steps + 1
     first = each(lambda m, g: m + (1 - b1) * (g - m), moments.first, gradient)
     second = each(lambda v, g: v + (1 - b2) * (tf.square(g) - v), moments.second, gradient)

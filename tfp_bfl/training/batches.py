@@ -1,4 +1,4 @@
-"""What all client work by gradient steps has in common: passes over one client's examples in batches."""
+"""Passes over one client's examples in batches, for all client work by gradient steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AUGMENTED = 2**29
 
 @dataclasses.dataclass
 class Augmenting:
-    """What changes the features of batches, and whether any were taken."""
+    """The augmentation of the features of batches, and whether there is any."""
 
     augmentation: Augmentation
     used: bool = False
@@ -33,7 +33,7 @@ _augmenting: contextvars.ContextVar[Optional[Augmenting]] = contextvars.ContextV
 
 @contextlib.contextmanager
 def augmenting(scope: Augmenting) -> Iterator[None]:
-    """Changes the features of every batch that `over_batches` takes inside the block, while it is traced."""
+    """Change the features of every batch that `over_batches` takes inside the block, while it is traced."""
     token = _augmenting.set(scope)
     try:
         yield
@@ -42,7 +42,7 @@ def augmenting(scope: Augmenting) -> Iterator[None]:
 
 
 def steps_per_epoch(num_examples: Scalar, batch_size: int) -> Any:
-    """Steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
+    """Return steps in a pass over N examples in batches of B, of which the last may be smaller: ceil(N / B)."""
     return (num_examples + batch_size - 1) // batch_size
 
 
@@ -54,7 +54,7 @@ def over_batches(
     step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor], State],
     state: State,
 ) -> State:
-    """The state after `step(state, features, labels, seed)` on each batch of each epoch.
+    """Return the state after `step(state, features, labels, seed)` on each batch of each epoch.
 
     Each epoch has a new order; its last batch may be smaller. Features are floats, integers scaled to [0, 1].
 
@@ -91,7 +91,7 @@ def _batch(features: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def without_initial_values(create: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
-    """Spares the random initial weights: the server's message overwrites them."""
+    """Spare the random initial weights: the server's message overwrites them."""
     if kwargs.get("shape") is not None and tf.TensorShape(kwargs["shape"]).is_fully_defined():
         kwargs["initial_value"] = lambda: tf.zeros(kwargs["shape"], kwargs.get("dtype") or tf.float32)
     return create(**kwargs)

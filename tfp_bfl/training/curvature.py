@@ -1,4 +1,4 @@
-"""How much a client's examples say of each weight: the diagonal of the Gauss-Newton matrix."""
+"""The curvature of a client's likelihood in each weight: the diagonal of the Gauss-Newton matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def curvature(
     seed: tf.Tensor,
     batch_size: int,
 ) -> tf.Tensor:
-    """The diagonal of the Gauss-Newton matrix of the negative log likelihood of all examples, where the weights are.
+    """Return the diagonal of the Gauss-Newton matrix of the negative log likelihood of all examples, where the weights
+    are.
 
     H = sum_n E_y[(d -log p(y | x_n) / d w)^2],   y from the model's own prediction
 
@@ -64,7 +65,7 @@ def curvature(
 
 
 def with_curvature(q: LowRank, known: TensorTree) -> LowRank:
-    """A posterior, its diagonal widened by what the data leave open.
+    """Return a posterior, its diagonal widened by what the data leave open.
 
     1 / (H + 1 / t^2),   t^2 = mean_d mean_d^2
 

@@ -18,7 +18,7 @@ _OF_NOISE, _OF_BATCH = 2**29 + 1, 2**29 + 2
 
 
 class ExamplePrivacy(NamedTuple):
-    """That what a client sends says little of any one of its examples.
+    """Example-level differential privacy of a client's messages.
 
     g = (1 / B) (sum_(i in S) min(1, C / ||g_i||) g_i + s C z),   z ~ N(0, I)
 
@@ -37,7 +37,7 @@ class ExamplePrivacy(NamedTuple):
     noise_multiplier: float
 
     def checked(self) -> ExamplePrivacy:
-        """Itself.
+        """Check the values and return this object.
 
         Raises:
           InvalidArgument: a number outside its range, or no such thing.
@@ -52,7 +52,7 @@ class ExamplePrivacy(NamedTuple):
 
 
 def check_alone(model: tf.keras.Model, inference: str) -> None:
-    """Raises InvalidArgument where a step asks for more of an example than its own gradient."""
+    """Raise InvalidArgument where a step asks for more of an example than its own gradient."""
     places = layout(model)
     if places.moving_mean:
         raise InvalidArgument(
@@ -74,7 +74,7 @@ def over_drawn(
     step: Callable[[State, tf.Tensor, tf.Tensor, tf.Tensor], State],
     state: State,
 ) -> State:
-    """`batches.over_batches`, but that each example is in a batch with probability B / N, for itself.
+    """Return `batches.over_batches`, but that each example is in a batch with probability B / N, for itself.
 
     There are as many steps as in passes over all examples; the batch of one may be empty.
     """

@@ -104,7 +104,7 @@ def update_of(
     stddev_rate: float = 1.0,
     step_damping: Optional[float] = None,
 ) -> Callable[[FlatWeights], Update]:
-    """The update of an inference for the weights of a model.
+    """Return the update of an inference for the weights of a model.
 
     Args:
       inference: one of `INFERENCES`.

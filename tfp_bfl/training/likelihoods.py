@@ -1,4 +1,4 @@
-"""What a model's outputs say of the labels."""
+"""Likelihoods of labels given a model's outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Likelihood(NamedTuple):
 
 
 def categorical() -> Likelihood:
-    """p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
+    """Return p(y | f) = softmax(f)_y, outputs the logits of C classes, labels integers."""
 
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         drawn = tf.random.stateless_categorical(outputs, 1, seed)[:, 0]
@@ -54,7 +54,7 @@ def categorical() -> Likelihood:
 
 
 def gaussian(stddev: float) -> Likelihood:
-    """p(y | f) = N(y; f, stddev^2), one output, labels floats.
+    """Return p(y | f) = N(y; f, stddev^2), one output, labels floats.
 
     Raises:
       InvalidArgument: stddev is not above 0.
@@ -77,7 +77,7 @@ def gaussian(stddev: float) -> Likelihood:
 
 
 def heteroscedastic() -> Likelihood:
-    """p(y | f) = N(y; f_0, exp(f_1)): two outputs, the mean and the logarithm of the variance, labels floats.
+    """Return p(y | f) = N(y; f_0, exp(f_1)): two outputs, the mean and the logarithm of the variance, labels floats.
 
     The log variance is bounded (`models.mean_and_log_variance`).
 
@@ -103,7 +103,7 @@ def heteroscedastic() -> Likelihood:
 
 
 def density() -> Likelihood:
-    """The one output is log p(row | w) itself, as of `models.density`; labels say nothing."""
+    """Return the one output is log p(row | w) itself, as of `models.density`; labels say nothing."""
 
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         raise InvalidArgument("A density has no labels to draw: use inference 'backprop', or a chain.")
@@ -121,7 +121,7 @@ LIKELIHOODS: Table = {
 
 
 def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
-    """ "categorical", "gaussian:STDDEV", "heteroscedastic" or "density" as a likelihood.
+    """Return "categorical", "gaussian:STDDEV", "heteroscedastic" or "density" as a likelihood.
 
     Raises:
       InvalidArgument: no such likelihood.

@@ -50,7 +50,7 @@ def find_mode(
     likelihood: Union[str, Likelihood] = "categorical",
     max_steps: int = 1000,
 ) -> Mode:
-    """Minimises U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) by L-BFGS from the model's own weights.
+    """Minimise U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) by L-BFGS from the model's own weights.
 
     Args:
       model_fn: as of `stochastic_gradient`.
@@ -91,14 +91,14 @@ def mode_at(
     prior_stddev: Optional[float] = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> Mode:
-    """A point of one's own as a `Mode`, with how far off it is; arguments as of `find_mode`."""
+    """Return a point of one's own as a `Mode`, with how far off it is; arguments as of `find_mode`."""
     potential, value_and_gradient, given = _target(model_fn, features, labels, prior_stddev, likelihood)
     vector = tf.concat([tf.reshape(tf.convert_to_tensor(x, tf.float32), [-1]) for x in point], 0)
     return _at(potential, value_and_gradient, vector, *given, prior_stddev, likelihood)
 
 
 def check_mode(mode: Mode, potential: Potential, clients: ClientData) -> None:
-    """Makes sure that a point is the mode of the examples of clients, each of whom is gone through once.
+    """Make sure that a point is the mode of the examples of clients, each of whom is gone through once.
 
     Args:
       mode: the point.
@@ -168,7 +168,7 @@ def _at(
 
 
 def squared_gradients(potential: Potential, w: tf.Tensor, features: Array, labels: Array) -> tf.Tensor:
-    """sum_j (grad u_j(w))^2 over all examples [D]: near the potential's curvature where the model is right."""
+    """Return sum_j (grad u_j(w))^2 over all examples [D]: near the potential's curvature where the model is right."""
     features, labels = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
 
     def add(j: tf.Tensor, total: tf.Tensor) -> Any:

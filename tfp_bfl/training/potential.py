@@ -54,29 +54,31 @@ class Potential:
         self.size = sum(v.shape.num_elements() for v in self.leaves)
 
     def shaped(self, vectors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Vectors [..., D] as the weights of the model, whose leaves keep the leading axes."""
+        """Return vectors [..., D] as the weights of the model, whose leaves keep the leading axes."""
         return unflatten(vectors, self.leaves)
 
     def start(self) -> tf.Tensor:
-        """The model's own weights [D]."""
+        """Return the model's own weights [D]."""
         return flatten([tf.convert_to_tensor(v) for v in self.leaves])
 
     @without_autograph
     def outputs(self, vector: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
-        """The model's outputs [B, C] at weights [D]; integer features are scaled to [0, 1]."""
+        """Return the model's outputs [B, C] at weights [D]; integer features are scaled to [0, 1]."""
         call = batch_normalized_call if self._by_batch else functional_call
         found = call(self.model, self.shaped(vector), as_floats(features))
         return found[0] if self._by_batch else found
 
     def each(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """u_j at weights [D], in nats [B]."""
+        """Return u_j at weights [D], in nats [B]."""
         return self._likelihood.nll(labels, self.outputs(vector, features))
 
     @without_autograph
     def gradient(
         self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """sum_j counts_j u_j in nats, a scalar, and its gradient [D]; each example counts once without `counts` [B]."""
+        """Return sum_j counts_j u_j in nats, a scalar, and its gradient [D]; each example counts once
+        without `counts` [B].
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(vector)
             losses = self.each(vector, features, labels)
@@ -85,7 +87,7 @@ class Potential:
 
     @without_autograph
     def value(self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """sum_j u_j of any number of examples, a few hundred at a time: a scalar."""
+        """Return sum_j u_j of any number of examples, a few hundred at a time: a scalar."""
         number = int(features.shape[0])
         parts = [slice(i, i + AT_ONCE) for i in range(0, number, AT_ONCE)]
         return tf.add_n([tf.reduce_sum(self.each(vector, features[part], labels[part])) for part in parts])
@@ -94,7 +96,7 @@ class Potential:
     def total(
         self, vector: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, counts: Optional[tf.Tensor] = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """`gradient` of any number of examples, a few hundred at a time."""
+        """Return `gradient` of any number of examples, a few hundred at a time."""
         number = features.shape[0] if features.shape[0] is not None else tf.shape(features)[0]
         if isinstance(number, int) and number <= AT_ONCE:
             return self.gradient(vector, features, labels, counts)
@@ -149,7 +151,7 @@ def potentials_of(
 
 
 def check_independent(model: tf.keras.Model) -> None:
-    """Makes sure that what the model says of an example is a function of that example and the weights.
+    """Make sure that what the model says of an example is a function of that example and the weights.
 
     Raises:
       InvalidArgument: a layer normalises by the batch, or drops units at random.

@@ -13,7 +13,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number
 def exponential_decay(
     learning_rate: float = 1e-3, decay: float = 0.04, silent_rounds: int = 50
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A learning rate that stays for some rounds and then falls exponentially.
+    """Return a learning rate that stays for some rounds and then falls exponentially.
 
     rate(r) = learning_rate * exp(-decay * max(0, r - silent_rounds)),   r the rounds done so far
 
@@ -83,7 +83,7 @@ def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callab
 
 
 def sigmoid_warm_up(weight: float = 10.0, num_rounds: int = 20) -> Callable[[tf.Tensor], tf.Tensor]:
-    """A weight that rises along a sigmoid in the first rounds and then stays, such as that of a KL.
+    """Return a weight that rises along a sigmoid in the first rounds and then stays, such as that of a KL.
 
     weight(r) = weight / (1 + exp(-1.2 (10 r / num_rounds - 5)))   for r <= num_rounds,   weight after them
 

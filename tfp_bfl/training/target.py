@@ -1,4 +1,4 @@
-"""What local training aims at: how often all clients together count the prior."""
+"""The target of local training: the scaling of the KL term."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def target_of(
     federation: Federation,
     num_examples: tf.Tensor,
 ) -> Target:
-    """The target of a client of `num_examples`.
+    """Return the target of a client of `num_examples`.
 
     The log-linear pool of the clients' optima, prior likelihood_k^(1 / b_k) with the weights b_k of the pool, is the
     posterior: prior prod_k likelihood_k. So, for "total",

@@ -75,7 +75,7 @@ class Trainer:
         target: Optional[Target] = None,
         resume: Callable[[Update], None] = lambda update: None,
     ) -> tuple[TrainingMetrics, State]:
-        """Trains from the message's weights on; the weights are then in `weights`.
+        """Train from the message's weights on; the weights are then in `weights`.
 
         A `LinearTerm` that the message tells is added to each gradient.
 
@@ -117,7 +117,7 @@ class Trainer:
         return TrainingMetrics(nll, kl, -(nll + kl / target.size), sums.diverged_at), state
 
     def _is_sound(self, nll: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Whether the loss of a step, and the weights after it, are finite."""
+        """Return whether the loss of a step, and the weights after it, are finite."""
         if self._privacy:  # The step would say something of the examples.
             return tf.constant(True)
         # By the sums, in one pass; NaN is below nothing. Weights may be NaN and the loss finite: ReLU gives 0 for NaN.
@@ -156,7 +156,7 @@ class Trainer:
         return nll
 
     def _private(self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
-        """The noised mean of the clipped gradients in means and point weights."""
+        """Return the noised mean of the clipped gradients in means and point weights."""
         weights, settings = self.weights, self._privacy
         assert settings
 
@@ -176,7 +176,7 @@ class Trainer:
     def _gradients(
         self, features: tf.Tensor, labels: tf.Tensor, seed: tf.Tensor, draw: Draw
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, Optional[Callable[[], tf.Tensor]]]:
-        """The sum of the batch's losses, and the first of `Batch`'s fields."""
+        """Return the sum of the batch's losses, and the first of `Batch`'s fields."""
         weights, draws_labels = self.weights, self.update.draws_labels
         # Shared by the batch, weights are mean + noise: the means' gradient is that in the noise.
         shared = self.update.noise == "shared" and weights.has_posterior

@@ -1,4 +1,4 @@
-"""What turns the gradients of a batch into a step of local training: by a Keras optimizer, or by natural gradients."""
+"""Updates of local training from the gradients of a batch: by a Keras optimizer, or by natural gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Schedule = Union[float, Callable[[tf.Tensor], tf.Tensor]]
 
 
 class Batch(NamedTuple):
-    """What a step knows of its batch.
+    """Facts about a batch that a step uses.
 
     Fields:
       in_values: the gradient of the batch's loss without KL, in means and point weights [D + P].
@@ -55,7 +55,7 @@ class Update(Protocol):
         """Begin anew, in this round."""
 
     def step(self, batch: Batch, target: Target) -> None:
-        """One step."""
+        """Return one step."""
 
 
 class ByOptimizer:
@@ -115,7 +115,7 @@ def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:
 def resettable(
     optimizer_fn: Optimizer, variables: list[tf.Variable]
 ) -> tuple[tf.keras.optimizers.Optimizer, Callable[[], None]]:
-    """An optimizer of the variables, and a function that starts its state anew.
+    """Return an optimizer of the variables, and a function that starts its state anew.
 
     Raises:
       InvalidArgument: an optimizer that can't take vectors of all weights.

@@ -1,4 +1,4 @@
-"""How far weights lie from others: the coordinates in which all that a client sends can be compared.
+"""Distances between weights, in coordinates in which all messages of clients can be compared.
 
 Means, point weights and log standard deviations; BatchNorm's moving means and variances in the same two.
 """
@@ -21,7 +21,7 @@ _Weights = TypeVar("_Weights", ModelWeights, MeanField)
 
 
 def change_norm(local: _Weights, anchor: _Weights) -> tf.Tensor:
-    """||x_k - x_0||, how far a client moved from the anchor in all coordinates together: a scalar, float64.
+    """Return ||x_k - x_0||, how far a client moved from the anchor in all coordinates together: a scalar, float64.
 
     x_k are means, log standard deviations and point weights, and BatchNorm's moments in the first two, as one vector.
 
@@ -34,7 +34,9 @@ def change_norm(local: _Weights, anchor: _Weights) -> tf.Tensor:
 
 
 def root_mean_square_change(local: TensorTree, anchor: ModelWeights) -> tf.Tensor:
-    """sqrt(mean_i (x_ki - x_0i)^2) over means and point weights: a scalar float32; 0 of what is no `ModelWeights`."""
+    """Return sqrt(mean_i (x_ki - x_0i)^2) over means and point weights: a scalar float32; 0 of what is no
+    `ModelWeights`.
+    """
     if not isinstance(local, ModelWeights):
         return tf.zeros([])
     values = lambda weights: tf.nest.flatten((getattr(weights.posterior, "mean", ()), weights.point))
@@ -44,14 +46,14 @@ def root_mean_square_change(local: TensorTree, anchor: ModelWeights) -> tf.Tenso
 
 
 def by_part(pairs: Callable[[MeanField], MeanField], point: Callable[[Point], Point], weights: _Weights) -> _Weights:
-    """The parts of a model's weights, or a posterior alone, each through its function."""
+    """Return the parts of a model's weights, or a posterior alone, each through its function."""
     if isinstance(weights, ModelWeights):
         return ModelWeights(pairs(weights.posterior), point(weights.point), pairs(weights.moments))
     return pairs(weights)
 
 
 def coordinates(weights: _Weights) -> _Weights:
-    """In float64, where no square of a finite change overflows."""
+    """Return the coordinates in float64, where no square of a finite change overflows."""
     double = lambda structure: tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), structure)
 
     def log_stddev(variance: tf.Tensor) -> tf.Tensor:
@@ -63,6 +65,6 @@ def coordinates(weights: _Weights) -> _Weights:
 
 
 def from_coordinates(coordinates: _Weights) -> _Weights:
-    """What `coordinates` was made from: weights with variances, in float64."""
+    """Invert `coordinates`: weights with variances, in float64."""
     variance = lambda log_stddev: tf.exp(2 * log_stddev)
     return by_part(lambda q: q._replace(variance=tf.nest.map_structure(variance, q.variance)), lambda x: x, coordinates)

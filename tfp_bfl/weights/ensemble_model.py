@@ -89,13 +89,13 @@ class MemberSampling(tf.keras.layers.Layer):
 
 
 def _mean_logits(outputs: tf.Tensor) -> tf.Tensor:
-    """log((1 / M) sum_m softmax(outputs_m)): [M, B, C] -> [B, C]."""
+    """Return log((1 / M) sum_m softmax(outputs_m)): [M, B, C] -> [B, C]."""
     probabilities = tf.reduce_mean(tf.nn.softmax(outputs), 0)
     return tf.math.log(tf.maximum(probabilities, probabilities.dtype.as_numpy_dtype(_LEAST)))
 
 
 def _mixture(outputs: tf.Tensor) -> tf.Tensor:
-    """The mean and the log variance of a mixture of Gaussians: [M, B, 2] -> [B, 2]."""
+    """Return the mean and the log variance of a mixture of Gaussians: [M, B, 2] -> [B, 2]."""
     means, variances = outputs[..., 0], tf.exp(outputs[..., 1])
     variance = tf.reduce_mean(variances, 0) + tf.math.reduce_variance(means, 0)
     return tf.stack([tf.reduce_mean(means, 0), tf.math.log(variance)], -1)

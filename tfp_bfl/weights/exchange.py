@@ -1,4 +1,4 @@
-"""What the server and its clients send each other."""
+"""The messages between the server and its clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfp_bfl.weights.model_weights import ModelWeights
 
 
 class Federation(NamedTuple):
-    """How large a federation is, its clients that are not in the round included: scalars.
+    """The size of a federation, clients outside the round included: scalars.
 
     `simulate` knows it. Where nobody has said, it is what the largest round so far has held: 0 before the first.
 
@@ -43,7 +43,7 @@ class Anchor(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What a client is told of weights that it does without: they are 0 and stay so.
+    """A message to a client about pruned weights: they are 0 and stay so.
 
     Fields:
       kept: 1 for each variational weight that it has, else 0: floats [D].
@@ -63,7 +63,7 @@ class LinearTerm(NamedTuple):
 
 
 class ServerMessage(NamedTuple):
-    """What a client of a round gets.
+    """The message of the server to a client of a round.
 
     Fields:
       weights: to start from.
@@ -81,7 +81,7 @@ class ServerMessage(NamedTuple):
 
 
 class TrainingMetrics(NamedTuple):
-    """What a client reports of its training, each a scalar.
+    """Metrics of a client's training, each a scalar.
 
     Fields:
       nll: mean negative log likelihood of the examples seen, nats per example.
@@ -99,7 +99,7 @@ class TrainingMetrics(NamedTuple):
 
 
 class ClientPosterior(NamedTuple):
-    """What a client sends where the server keeps each client's posterior apart.
+    """The message of a client whose posterior the server stores separately.
 
     Fields:
       client: its number, scalar int32.
@@ -134,7 +134,7 @@ class ClientCurvature(NamedTuple):
 
 
 class Compact(NamedTuple):
-    """What a client sends in the place of its result's weights.
+    """The compressed message of a client, in place of its result's weights.
 
     Fields:
       code: a compressor's message; on its way its bytes, uint8 [n].
@@ -146,7 +146,7 @@ class Compact(NamedTuple):
 
 
 class ClientResult(NamedTuple, Generic[Sent]):
-    """What client work returns.
+    """The result of client work.
 
     Fields:
       weights: the local `ModelWeights`, or what else the process's rule takes: any structure of tensors.

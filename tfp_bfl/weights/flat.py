@@ -82,12 +82,12 @@ class FlatWeights:
 
     @property
     def has_posterior(self) -> bool:
-        """There are variational weights."""
+        """Whether there are variational weights."""
         return bool(self._means)
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What an optimizer steps: `values`, and `log_stddev` if there is any."""
+        """The variables of an optimizer's step: `values`, and `log_stddev` if there is any."""
         return [self.values, self.log_stddev] if self._means else [self.values]
 
     def _constrained(self, values: tf.Tensor) -> tf.Tensor:
@@ -106,7 +106,7 @@ class FlatWeights:
         return given._replace(hierarchical=fill(follows), in_mean=in_mean)
 
     def at_present(self, prior: Prior, stddev: tf.Tensor) -> Prior:
-        """The prior with the t that hierarchical weights have at q = N(values, stddev^2)."""
+        """Return the prior with the t that hierarchical weights have at q = N(values, stddev^2)."""
         if not self._follows:
             return prior
         own = tf.square(self.values[: self._num_means]) + tf.square(stddev)
@@ -124,7 +124,7 @@ class FlatWeights:
         return _concat([w.projected(*of_it) for w, *of_it in zip(self._layout.variational, *parts)])
 
     def load(self, weights: ModelWeights) -> None:
-        """Sets the variables and BatchNorm's statistics; standard deviations below the floor come up to it."""
+        """Set the variables and BatchNorm's statistics; standard deviations below the floor come up to it."""
         self.values.assign(_concat([*weights.posterior.mean, *weights.point]))
         self.log_stddev.assign(self._allowed(0.5 * tf.math.log(_concat(weights.posterior.variance))))
         self.update_model()
@@ -133,7 +133,7 @@ class FlatWeights:
             variable.assign(value)
 
     def gaussian(self, mean: tf.Tensor, precision: tf.Tensor) -> Prior:
-        """N(mean, 1 / precision) over the variational weights [D] as a prior."""
+        """Return n(mean, 1 / precision) over the variational weights [D] as a prior."""
         return Prior(self._padded(mean), self._padded(precision), -0.5 * tf.math.log(precision))
 
     def factor(self, mean: tf.Tensor, precision: tf.Tensor, pull: tf.Tensor) -> Prior:
@@ -149,21 +149,21 @@ class FlatWeights:
         return tf.pad(x, [[0, sum(self._sizes) - self._num_means]], constant_values=value)
 
     def set_posterior(self, mean: tf.Tensor, precision: tf.Tensor) -> None:
-        """Sets means and standard deviations by m and 1 / s^2 [D]."""
+        """Set means and standard deviations by m and 1 / s^2 [D]."""
         self.values.assign(tf.concat([mean, self.values[self._num_means :]], 0))
         self.set_precision(precision)
 
     def set_precision(self, precision: tf.Tensor) -> None:
-        """Sets `log_stddev` by 1 / s^2 [D]; standard deviations below the floor come up to it."""
+        """Set `log_stddev` by 1 / s^2 [D]; standard deviations below the floor come up to it."""
         self.log_stddev.assign(self._allowed(-0.5 * tf.math.log(precision)))
 
     def update_model(self) -> None:
-        """Sets the model's means and point weights to `values`."""
+        """Set the model's means and point weights to `values`."""
         for variable, value in zip(self.leaves, self._shaped(self.values, self.leaves)):
             variable.assign(value)
 
     def store(self) -> ModelWeights:
-        """The variables and BatchNorm's statistics as `ModelWeights`; variances are exp(2 log s)."""
+        """Return the variables and BatchNorm's statistics as `ModelWeights`; variances are exp(2 log s)."""
         values = self._shaped(self.values, self.leaves)
         number = len(self._means)
         posterior = MeanField(tuple(values[:number]), tuple(self._shaped(tf.exp(2 * self.log_stddev), self._means)))
@@ -172,21 +172,21 @@ class FlatWeights:
         return ModelWeights(posterior, tuple(values[number:]), moments)
 
     def draw(self, seed: tf.Tensor) -> Draw:
-        """One draw for all variational weights."""
+        """Return one draw for all variational weights."""
         stddev = tf.exp(self.log_stddev)
         return Draw(stddev, stddev * standard_normal(self._num_means, seed))
 
     def by_weight(self, noise: tf.Tensor) -> dict[Any, tf.Tensor]:
-        """The noise [D] as `tfp_bfl.layers.sampling` takes it."""
+        """Return the noise [D] as `tfp_bfl.layers.sampling` takes it."""
         return {mean.ref(): part for mean, part in zip(self._means, self._shaped(noise, self._means))}
 
     def as_prior(self, posterior: MeanField) -> Prior:
-        """A posterior over the variational weights as the prior of the next."""
+        """Return a posterior over the variational weights as the prior of the next."""
         mean, variance = (_concat(part) for part in posterior)
         return self.gaussian(mean, 1 / variance)
 
     def kl_divergence(self, stddev: tf.Tensor, prior: Prior) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """KL[q || prior] in nats, and its gradient in `values` and in `log_stddev`; `stddev` is exp(log_stddev).
+        """Return KL[q || prior] in nats, and its gradient in `values` and in `log_stddev`; `stddev` is exp(log_stddev).
 
         KL = sum_d log(t_d / s_d) + (s_d^2 + (mean_d - m_d)^2) / (2 t_d^2) - 1 / 2   for the prior N(m, t^2)
         d KL / d mean = (mean - m) / t^2,   d KL / d log s = s^2 / t^2 - 1
@@ -203,11 +203,11 @@ class FlatWeights:
         return kl, in_values * prior.in_mean if self._follows else in_values, in_log_stddev
 
     def flatten(self, leaves: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Tensors shaped like `leaves` as one vector."""
+        """Return tensors shaped like `leaves` as one vector."""
         return tf.concat([tf.reshape(x, [-1]) for x in leaves], 0)
 
     def unflatten(self, flat: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Vectors [..., D + P] as tensors shaped like `leaves`, after the same leading axes."""
+        """Return vectors [..., D + P] as tensors shaped like `leaves`, after the same leading axes."""
         return tuple(self._shaped(flat, self.leaves))
 
     def _shaped(self, flat: tf.Tensor, like: Sequence[tf.Variable]) -> list[tf.Tensor]:

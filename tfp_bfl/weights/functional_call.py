@@ -16,7 +16,7 @@ from tfp_bfl.weights.model_weights import layout
 def functional_call(
     model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor, moments: MeanField | None = None
 ) -> tf.Tensor:
-    """The model's output at other weights than its own, differentiable in them.
+    """Return the model's output at other weights than its own, differentiable in them.
 
     Args:
       model: a Keras model.
@@ -55,7 +55,8 @@ def variational_call(
     features: tf.Tensor,
     moments: MeanField | None = None,
 ) -> tf.Tensor:
-    """The model's output at other variational weights and point weights, in the mode of `tfp_bfl.layers.sampling`.
+    """Return the model's output at other variational weights and point weights, in the mode of
+    `tfp_bfl.layers.sampling`.
 
     Args:
       model, features: as `functional_call`.
@@ -80,7 +81,7 @@ def variational_call(
 
 
 def batch_moments(model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor) -> MeanField:
-    """The statistics that BatchNorm's layers see in a batch at other weights than the model's own.
+    """Return the statistics that BatchNorm's layers see in a batch at other weights than the model's own.
 
     mean_l = mean_b x_lb,   variance_l = mean_b (x_lb - mean_l)^2
 
@@ -103,7 +104,7 @@ def batch_moments(model: tf.keras.Model, point: Sequence[tf.Tensor], features: t
 def batch_normalized_call(
     model: tf.keras.Model, point: Sequence[tf.Tensor], features: tf.Tensor
 ) -> tuple[tf.Tensor, MeanField]:
-    """The model's output where BatchNorm normalises by the batch, as in training, and the batch's statistics.
+    """Return the model's output where BatchNorm normalises by the batch, as in training, and the batch's statistics.
 
     Differentiable in the weights, through the statistics too.
 
@@ -154,7 +155,7 @@ def _last(variables: list[tf.Variable], values: Sequence[tf.Tensor]) -> list[tf.
 def _substituted(
     model: tf.keras.Model, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
 ) -> Iterator[None]:
-    """The layers' attributes are the values instead of the variables."""
+    """Return the layers' attributes are the values instead of the variables."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for layer in model._flatten_layers():
         for name, held in vars(layer).items():
@@ -185,7 +186,7 @@ def _as_value_of(variable: tf.Variable, value: Any) -> tf.Tensor:
 
 
 def _read_type(layer: tf.keras.layers.Layer, variable: tf.Variable) -> tf.DType:
-    """The type in which a layer reads its variable."""
+    """Return the type in which a layer reads its variable."""
     autocast = type(variable).__name__.startswith("AutoCast")
     return tf.as_dtype(layer.compute_dtype) if autocast else variable.dtype
 

@@ -18,7 +18,8 @@ class Parts(NamedTuple):
 
 
 def split_head(model: tf.keras.Model) -> Parts:
-    """Everything below the model's last dense layer, and that layer with what follows it: logistic regression.
+    """Split a model into the layers below its last dense layer, and that layer with those after it: logistic
+    regression.
 
     Raises:
       InvalidArgument: the model is not functional or sequential, its last layer with weights is not dense, is called

@@ -121,7 +121,7 @@ def _draws_noise(layer: Any) -> bool:
 
 
 def _outputs(model: tf.keras.Model, scale: float) -> Any:
-    """Outputs for random inputs, float32 [8, C]; None where the model does not take such numbers."""
+    """Return outputs for random inputs, float32 [8, C]; None where the model does not take such numbers."""
     rng = np.random.default_rng(0)
     shape = [_PROBES, *(n or _PROBES for n in model.input_shape[1:])]
     inputs = rng.random(shape) if scale == 1 else rng.normal(0, scale, shape)

@@ -38,7 +38,7 @@ class Layout(NamedTuple):
 
 
 def layout(model: tf.keras.Model) -> Layout:
-    """Sorts a model's variables.
+    """Sort a model's variables.
 
     Raises:
       InvalidArgument: the model has a state that no rule can pool (neither trained nor BatchNorm's).
@@ -60,7 +60,7 @@ def layout(model: tf.keras.Model) -> Layout:
 
 
 def get_weights(model: tf.keras.Model) -> ModelWeights:
-    """The model's weights; variances are exp(2 log_stddev)."""
+    """Return the model's weights; variances are exp(2 log_stddev)."""
     variables = layout(model)
     read = lambda group: tuple(tf.convert_to_tensor(v) for v in group)
     return ModelWeights(
@@ -74,7 +74,7 @@ def get_weights(model: tf.keras.Model) -> ModelWeights:
 
 
 def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
-    """Sets the model's variables; standard deviations that a layer does not allow become the nearest that it does.
+    """Set the model's variables; standard deviations that a layer does not allow become the nearest that it does.
 
     The posterior of a model without variational layers is over the last of its point weights, which get its mean.
 
@@ -111,7 +111,7 @@ def assign_weights(model: tf.keras.Model, weights: ModelWeights) -> None:
 
 
 def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values as tensors, if they fit the variables."""
+    """Return the values as tensors, if they fit the variables."""
     if len(variables) != len(values):
         raise InvalidArgument(f"The model has {len(variables)} {name}, but there are {len(values)} values.")
     tensors = [tf.convert_to_tensor(value) for value in values]
@@ -125,7 +125,7 @@ def _checked(name: str, variables: Sequence[tf.Variable], values: Sequence[tf.Te
 
 
 def prior(model: tf.keras.Model) -> MeanField:
-    """The prior N(0, t^2) of the model's variational weights, shaped like its posterior.
+    """Return the prior N(0, t^2) of the model's variational weights, shaped like its posterior.
 
     t is the layer's prior_stddev; where its prior is hierarchical, t^2 = mean^2 + s^2 of the present posterior.
     """
@@ -142,5 +142,5 @@ def _prior_variance(weight: VariationalWeight) -> tf.Tensor:
 
 
 def min_stddev(model: tf.keras.Model) -> float:
-    """The lowest floor of the model's standard deviations; 0 for a model without variational weights."""
+    """Return the lowest floor of the model's standard deviations; 0 for a model without variational weights."""
     return min((w.min_stddev for w in layout(model).variational), default=0.0)

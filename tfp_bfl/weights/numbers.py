@@ -9,5 +9,7 @@ MOST_LOG_VARIANCE = 14.0
 
 
 def mean_and_log_variance(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The mean [...] and the log variance [...], within +-MOST_LOG_VARIANCE, of a model's two outputs [..., 2]."""
+    """Return the mean [...] and the log variance [...], within +-MOST_LOG_VARIANCE, of a model's two
+    outputs [..., 2].
+    """
     return outputs[..., 0], tf.clip_by_value(outputs[..., 1], -MOST_LOG_VARIANCE, MOST_LOG_VARIANCE)

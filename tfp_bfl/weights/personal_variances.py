@@ -21,7 +21,7 @@ RANGES = {
 
 
 class Parameters(NamedTuple):
-    """What the server learns.
+    """The parameters that the server learns.
 
     Fields:
       shared: of all clients, tensors.
@@ -70,18 +70,18 @@ class PersonalVariances(NamedTuple):
     parametrization: str = "log_variance"
 
     def row(self, parameters: Parameters, client: Scalar) -> Any:
-        """The client's row, or the mean of all for one that was never in training."""
+        """Return the client's row, or the mean of all for one that was never in training."""
         if isinstance(parameters.rows, tuple):
             return ()
         known = tf.gather(parameters.rows, tf.minimum(client, self.num_clients - 1))
         return tf.where(client < self.num_clients, known, tf.reduce_mean(parameters.rows, 0))
 
     def of_client(self, parameters: Parameters, client: Scalar, mean: tf.Tensor) -> tf.Tensor:
-        """sigma^2 [D] of a client, known or never seen, whose weights have these means [D]."""
+        """Return sigma^2 [D] of a client, known or never seen, whose weights have these means [D]."""
         return self.variance(self.logits(parameters.shared, self.row(parameters, client)), mean)
 
     def variance(self, logits: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-        """sigma^2 [D] of l."""
+        """Return sigma^2 [D] of l."""
         return tf.exp(2 * PARAMETRIZATIONS[self.parametrization].log_stddev(logits, mean))
 
     def inverse(self, variance: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
@@ -142,7 +142,7 @@ def hypernetwork(
 def free_variances(
     num_clients: int, middle: float = -8.5, ranged: str = "smooth", parametrization: str = "log_variance"
 ) -> PersonalVariances:
-    """A free vector l [D] for each client, without a hypernetwork ("ensemble VD")."""
+    """Return a free vector l [D] for each client, without a hypernetwork ("ensemble VD")."""
     check_count(num_clients, "num_clients")
     within = _range(middle, ranged, parametrization)
     start = lambda num_weights, seed: Parameters((), np.zeros((num_clients, num_weights), np.float32))
@@ -152,7 +152,7 @@ def free_variances(
 def common_variances(
     num_clients: int, middle: float = -8.5, ranged: str = "smooth", parametrization: str = "log_variance"
 ) -> PersonalVariances:
-    """One vector l [D] for all clients, which the server learns ("VD")."""
+    """Return one vector l [D] for all clients, which the server learns ("VD")."""
     check_count(num_clients, "num_clients")
     within = _range(middle, ranged, parametrization)
     start = lambda num_weights, seed: Parameters((np.zeros(num_weights, np.float32),), ())
@@ -186,7 +186,8 @@ def _range(middle: float, ranged: str, parametrization: str) -> Callable[[tf.Ten
 
 
 def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
-    """1 for weights whose dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, is at most a threshold: [D].
+    """Return 1 for weights whose dropout rate p = alpha / (1 + alpha), alpha = sigma^2 / mean^2, is at most a
+    threshold: [D].
 
     p = sigma^2 / (mean^2 + sigma^2), so that a mean of 0 is above any threshold; all are kept if it is None.
     """

@@ -77,7 +77,7 @@ class WeightSampling(tf.keras.layers.Layer):
 
 
 def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: Any = None) -> tf.keras.Model:
-    """The Keras model with these weights, whose predictions are draws where there is a posterior over them.
+    """Return the Keras model with these weights, whose predictions are draws where there is a posterior over them.
 
     A posterior over the layers' own variational weights goes into the layers. One over point weights (a `LowRank` or
     `Samples`, or any over a model without variational layers) is drawn from at each call, in the same `sampling`
@@ -123,7 +123,7 @@ def weight_sampling(model: tf.keras.Model) -> Optional[WeightSampling]:
 
 
 def predictive_weights(model: tf.keras.Model) -> ModelWeights:
-    """The weights that a model predicts with, its posterior among them: what `predictive_model` was given."""
+    """Return the weights that a model predicts with, its posterior among them: what `predictive_model` was given."""
     sampling = weight_sampling(model)
     if sampling is None:
         return get_weights(model)
@@ -133,7 +133,7 @@ def predictive_weights(model: tf.keras.Model) -> ModelWeights:
 
 
 def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights:
-    """What `predictive_model` takes of a model, as `tf.TensorSpec`s.
+    """Return the arguments of `predictive_model` for a model, as `tf.TensorSpec`s.
 
     Args:
       model: a Keras model.

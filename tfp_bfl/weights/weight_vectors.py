@@ -15,7 +15,7 @@ _NO_NOISE = -30.0
 
 
 class Vectors(NamedTuple):
-    """What is trained.
+    """The trained vectors.
 
     Fields:
       values: means of the variational weights, then point weights: [D + P].
@@ -47,46 +47,46 @@ class WeightVectors:
         return sum(self._sizes[: len(self._variational)])
 
     def load(self, weights: ModelWeights) -> Vectors:
-        """The vectors of weights, with standard deviations that the layers allow."""
+        """Return the vectors of weights, with standard deviations that the layers allow."""
         logs = [0.5 * tf.math.log(v) for v in weights.posterior.variance]
         own = zip(self._variational, logs, weights.posterior.mean)
         scales = [w.parametrization.inverse(log_stddev, mean) for w, log_stddev, mean in own]
         return self.projected(Vectors(flatten((weights.posterior.mean, weights.point)), flatten(tuple(scales))))
 
     def store(self, vectors: Vectors, moments: MeanField) -> ModelWeights:
-        """The weights of the vectors; variances are exp(2 log s)."""
+        """Return the weights of the vectors; variances are exp(2 log s)."""
         means, scales, point = self._parts(vectors)
         own = zip(self._variational, means, scales)
         variances = [tf.exp(2 * w.parametrization.log_stddev(x, m)) for w, m, x in own]
         return ModelWeights(MeanField(tuple(means), tuple(variances)), tuple(point), moments)
 
     def gaussian(self, vectors: Vectors) -> tuple[tf.Tensor, tf.Tensor]:
-        """Means [D] and logarithms of the standard deviations [D]."""
+        """Return means [D] and logarithms of the standard deviations [D]."""
         means, scales, _ = self._parts(vectors)
         log_stddevs = [w.parametrization.log_stddev(x, m) for w, m, x in zip(self._variational, means, scales)]
         return flatten(tuple(means)), flatten(tuple(log_stddevs))
 
     def call(self, features: tf.Tensor, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Logits [B, C]; weights that are not `kept` [D] have no noise."""
+        """Return logits [B, C]; weights that are not `kept` [D] have no noise."""
         if kept is not None:
             vectors = vectors._replace(scales=tf.where(kept > 0, vectors.scales, _NO_NOISE))
         means, scales, point = self._parts(vectors)
         return variational_call(self._model, means, scales, point, features)
 
     def kl_divergence(self, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """KL[q || prior] in nats, of the weights that are `kept` [D]."""
+        """Return KL[q || prior] in nats, of the weights that are `kept` [D]."""
         means, scales, _ = self._parts(vectors)
         each = flatten([w.kl_divergences(m, x) for w, m, x in zip(self._variational, means, scales)])
         return tf.reduce_sum(each if kept is None else kept * each)
 
     def projected(self, vectors: Vectors) -> Vectors:
-        """The nearest vectors that the layers allow."""
+        """Return the nearest vectors that the layers allow."""
         _, scales, _ = self._parts(vectors)
         allowed = [w.scale.constraint(x) for w, x in zip(self._variational, scales)]
         return vectors._replace(scales=flatten(tuple(allowed))) if allowed else vectors
 
     def _parts(self, vectors: Vectors) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
-        """Means, scales and point weights in their shapes."""
+        """Return means, scales and point weights in their shapes."""
         number = len(self._variational)
         shape = lambda flat, sizes: [
             tf.reshape(x, shape) for x, shape in zip(tf.split(flat, sizes), self._shapes[: len(sizes)])

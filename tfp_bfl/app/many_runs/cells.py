@@ -30,22 +30,22 @@ Work = Callable[[pathlib.Path, Any], Any]
 
 
 def is_done(folder: pathlib.Path) -> bool:
-    """Whether the work of a folder was finished."""
+    """Return whether the work of a folder was finished."""
     return (folder / SUMMARY).exists()
 
 
 def read_summary(folder: pathlib.Path) -> dict[str, Any]:
-    """The summary of a folder that is done."""
+    """Return the summary of a folder that is done."""
     return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
 
 
 def read_cells(output: pathlib.Path) -> list[dict[str, Any]]:
-    """The summaries that are there."""
+    """Return the summaries that are there."""
     return [read_summary(path.parent) for path in sorted(output.glob(f"*/{SUMMARY}"))]
 
 
 def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = False) -> None:
-    """Calls `work`, which fills the folder and writes its summary last, unless that is there.
+    """Call `work`, which fills the folder and write its summary last, unless that is there.
 
     Of several processes at one folder the first works, and the others wait.
 
@@ -65,7 +65,7 @@ def run_once(folder: pathlib.Path, work: Callable[[], Any], goes_on: bool = Fals
 
 
 def options_in(folder: pathlib.Path) -> Optional[Options]:
-    """The options that a cell's summary holds; None of one that is not done."""
+    """Return the options that a cell's summary holds; None of one that is not done."""
     return read_summary(folder)["options"] if is_done(folder) else None
 
 
@@ -74,7 +74,7 @@ def check_cells(
     output: pathlib.Path,
     held: Callable[[pathlib.Path], Optional[Options]] = options_in,
 ) -> None:
-    """Whether what is there is of the same options.
+    """Check that existing folders hold cells of the same options.
 
     Args:
       every: name -> options of each cell.
@@ -99,7 +99,7 @@ def check_cells(
 
 
 def list_cells(names: Iterable[str], output: pathlib.Path) -> None:
-    """A line a cell, and whether it is done."""
+    """Return a line a cell, and whether it is done."""
     for name in names:
         click.echo(f"{'done' if is_done(output / name) else '    '}  {name}")
 
@@ -114,7 +114,7 @@ def run_cells(
     threads: Optional[int] = None,
     goes_on: bool = False,
 ) -> None:
-    """Runs the cells that are not done, and tells of each in a line. A cell that fails does not stop the others.
+    """Run the cells that are not done, and report of each in a line. A cell that fails does not stop the others.
 
     Args:
       every: name -> options of each cell.
@@ -185,7 +185,7 @@ def _beside(
 
 
 def _begin(parent: int, threads: int) -> None:
-    """What each of several processes does first: it ends with who started it, whatever becomes of that."""
+    """Prepare a worker process, which ends when its parent does."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -201,14 +201,14 @@ def _once(folder: pathlib.Path, work: Work, options: Options, goes_on: bool) -> 
 
 
 def forget_models() -> None:
-    """Models and graphs refer to each other in circles: over many cells memory would grow."""
+    """Collect garbage: models and graphs refer to each other in circles, and memory would grow over many cells."""
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].keras.backend.clear_session()
     gc.collect()
 
 
 def use_threads(number: Optional[int]) -> None:
-    """Tells TensorFlow how many threads an operation has, and to run one operation at a time; None: its own choice."""
+    """Report TensorFlow how many threads an operation has, and to run one operation at a time; None: its own choice."""
     if number:
         import tensorflow as tf
 

@@ -82,7 +82,7 @@ def run_many(
     progress: Optional[str] = None,
     listed: bool = False,
 ) -> None:
-    """Runs a sweep and prints its table."""
+    """Run a sweep and prints its table."""
     from tfp_bfl.app.many_runs.cells import list_cells
     from tfp_bfl.app.many_runs.sweep import make_cells, parse_seeds, sweep
 

@@ -1,4 +1,4 @@
-"""What runs there are in a folder, and how far each is."""
+"""The runs in a folder and their progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "sec
 
 
 def described(folder: pathlib.Path) -> list[str]:
-    """A head and a line for each run; none where there is no run."""
+    """Return a head and a line for each run; none where there is no run."""
     rows = [_row(folder, run) for run in find_runs(folder)]
     if not rows:
         return []
@@ -46,7 +46,7 @@ def _state(run: pathlib.Path, config: RunConfig) -> str:
 
 
 def _is_held(run: pathlib.Path) -> bool:
-    """Whether a process works on it, which locks the configuration."""
+    """Return whether a process works on the run and holds the lock of its configuration."""
     with open(run / "config.yaml", "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -43,7 +43,7 @@ def write(
     style: Style = DEFAULT,
     given: Sequence[Optional[GivenData]] = (),
 ) -> pathlib.Path:
-    """Writes one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
+    """Write one page about complete runs, side by side; of runs that differ in their seeds alone the first is shown,
     and their scores as mean and standard deviation.
 
     Args:
@@ -121,7 +121,7 @@ def _write_text(path: pathlib.Path, text: str) -> pathlib.Path:
 
 
 def _names(paths: Sequence[pathlib.Path]) -> list[str]:
-    """The folders' last names, or the whole paths where those are not all different."""
+    """Return the folders' last names, or the whole paths where those are not all different."""
     short = [path.resolve().name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]
 
@@ -142,7 +142,7 @@ def _read_results(
 
 
 def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
-    """The arrays of a run's predictions.npz."""
+    """Return the arrays of a run's predictions.npz."""
     found = read_predictions(path, test.num_examples, test.num_classes)
     if len(found["labels"]) != test.num_examples:
         raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
@@ -150,7 +150,7 @@ def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np
 
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
-    """The test split of the other dataset, whose examples all models must take."""
+    """Return the test split of the other dataset, whose examples all models must take."""
     own = [sources[build.data_key(config)].test for config, _ in records]
     for source in own:
         if source.name == ood:
@@ -172,7 +172,7 @@ def _form(source: bfl.data.Source) -> str:
 
 
 def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, most: int) -> dict[str, np.ndarray]:
-    """The uncertainties of a run's model, by the weight samples of its own predictions."""
+    """Return the uncertainties of a run's model, by the weight samples of its own predictions."""
     features = other.subset(min(most, other.num_examples), seed=config.seed).features
     loaded = bfl.export.load(model)  # Whose variables live as long as it does.
     parts = [

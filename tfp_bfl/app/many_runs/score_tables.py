@@ -162,7 +162,7 @@ def _without_seeds(table: Table) -> Table:
 
 
 def _transposed(table: Table) -> Rows:
-    """A line a group, as papers have it."""
+    """Return a line a group, as papers have it."""
     head = [table.title if table.title != "Results" else "", *(name for name, _ in table.rows)]
     columns = zip(*(cells for _, cells in table.rows))
     bold = lambda cell: f"**{cell.text}**" if cell.is_best else cell.text

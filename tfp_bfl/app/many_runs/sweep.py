@@ -37,7 +37,7 @@ _NOT_VARIED = {"seed": "--seeds 0..4", "output": "--output"}
 
 
 def parse_seeds(text: str) -> list[int]:
-    """ "0..4", "0,1,7" or both, as "0..4,10", as seeds.
+    """Return "0..4", "0,1,7" or both, as "0..4,10", as seeds.
 
     Raises:
       InvalidArgument: it is of another form, or names a seed twice.
@@ -133,7 +133,7 @@ def make_cells(
 def sweep(
     cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: Optional[str] = None
 ) -> pathlib.Path:
-    """Runs what is not done, goes on with what broke off, and writes tables and a page over all.
+    """Run what is not done, goes on with what broke off, and write tables and a page over all.
 
     The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
     differences over the seeds; runs.csv with a line a run; and report.html.
@@ -187,7 +187,7 @@ def sweep(
 
 
 def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: str = "none") -> None:
-    """Runs a configuration, or goes on with its run where that broke off.
+    """Run a configuration, or go on with its run where that broke off.
 
     Args:
       folder: of the run.
@@ -222,7 +222,7 @@ def settled_options(config: RunConfig) -> dict[str, Any]:
 
 
 def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The run folders in a folder, to a depth of three, by name; those of a sweep in its order."""
+    """Return the run folders in a folder, to a depth of three, by name; those of a sweep in its order."""
     if (folder / "config.yaml").is_file():
         yield folder
         return
@@ -245,7 +245,7 @@ def expand(folders: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what the data themselves say."""
+    """Return the given options without those that follow from the data."""
     return {name: x for name, x in options.items() if name != "clients" or options["partition"] != GIVEN}
 
 

@@ -1,4 +1,4 @@
-"""What a configuration stands for: its model and its process."""
+"""Build the model and the process that a configuration describes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_ANY_MODEL = ("kind", "seed", "prior_stddev", "initial_stddev", "min_stddev",
 def model_fn(
     config: RunConfig, source: Union[bfl.data.Source, bfl.data.Schema], code: Code = NO_CODE
 ) -> Callable[[], tf.keras.Model]:
-    """Builds the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
+    """Build the Keras model of a configuration for the examples of `source`; `code.model`, if given, in its place."""
     common = {name: getattr(config, name) for name in _OF_ANY_MODEL}
     if code.model is not None or own_model.names_code(config.model):
         return own_model.model_fn(code.model or own_model.load(config.model), source, common)
@@ -102,13 +102,13 @@ def _regresses(dataset: str, data_dir: Optional[str]) -> bool:
 
 
 def data_key(config: RunConfig) -> tuple[Any, ...]:
-    """All that says which data a run is of."""
+    """Return all that says which data a run is of."""
     where = config.dataset, config.data_dir
     return (*where, config.label, config.client_column, config.test_data, config.task, config.dropped, config.separator)
 
 
 def check_data(configs: Iterable[RunConfig]) -> None:
-    """Whether the data of configurations can be read, each dataset once.
+    """Check that the data of configurations can be read, each dataset once.
 
     Raises:
       InvalidArgument: as `load`.
@@ -141,7 +141,7 @@ def _unlabelled(config: RunConfig) -> Any:
 
 
 def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
-    """The configuration with the number of clients that the data name, if they are the run's.
+    """Return the configuration with the number of clients that the data name, if they are the run's.
 
     Raises:
       InvalidArgument: the options say another number, or draw larger cohorts.
@@ -159,7 +159,7 @@ def with_clients(config: RunConfig, data: bfl.data.OwnData) -> RunConfig:
 
 
 class Shares(NamedTuple):
-    """Who has which of the training data.
+    """The partition of the training data over clients.
 
     Fields:
       clients: the federation's.
@@ -179,7 +179,7 @@ class Shares(NamedTuple):
 
 
 def shares(config: RunConfig, train: bfl.data.Source, given: Optional[bfl.data.Clients] = None) -> Shares:
-    """The training data as a configuration shares them out; `given` are the clients that they name themselves.
+    """Return the training data as a configuration shares them out; `given` are the clients that they name themselves.
 
     Raises:
       InvalidArgument: a client would be left without any.
@@ -226,7 +226,9 @@ def _check_regression(options: Options, config: RunConfig, source: Union[bfl.dat
 
 
 def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
-    """(model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of the labels."""
+    """Return (model, features, labels) -> `evaluate` of such data, or `evaluate_regression` in the units of
+    the labels.
+    """
     options: dict[str, Any] = {
         "num_samples": num_samples(config),
         "seed": config.seed,
@@ -239,7 +241,9 @@ def scorer(config: RunConfig, source: bfl.data.Source) -> Callable[..., Any]:
 
 
 def batch_norm_examples(config: RunConfig, server: Optional[bfl.data.Clients]) -> Any:
-    """Examples of the server's on which BatchNorm's statistics are computed for each draw of all weights; or None."""
+    """Return examples of the server's on which BatchNorm's statistics are computed for each draw of all
+    weights; or None.
+    """
     if server is None or config.last_layer:
         return None
     return server.limit(BATCH_NORM_EXAMPLES, seed=config.seed).examples(0).features
@@ -302,7 +306,7 @@ def process(
     code: Code = NO_CODE,
     secure_sums: Optional[float] = None,
 ) -> bfl.federated.BayesianProcess:
-    """The federated process of a configuration.
+    """Return the federated process of a configuration.
 
     Args:
       config: of the run.
@@ -319,7 +323,7 @@ def process(
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
-    """The process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
+    """Return the process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
     own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
         config = resolved(config, source.target is not None)

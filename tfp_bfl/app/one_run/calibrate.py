@@ -37,7 +37,7 @@ def calibrate(
     set_coverage: float = 0.9,
     figure: Union[str, pathlib.Path, None] = None,
 ) -> bfl.export.Calibration:
-    """Writes a run's model with a temperature, a limit for abstaining and prediction sets, and says what they are.
+    """Write a run's model with a temperature, a limit for abstaining and prediction sets, and state what they are.
 
     The temperature is fitted on half of the held-out examples, drawn by chance; limit and sets are found on the other
     half at that temperature, so that what they promise holds.
@@ -100,7 +100,7 @@ def calibrate(
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
-    """Of distributions [B, C], divided by log C: [B]."""
+    """Return the entropy of distributions [B, C], divided by log C: [B]."""
     found: np.ndarray = bfl.evaluation.summarise(tf.constant(probabilities)[tf.newaxis]).entropy.numpy()
     return found
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def client_model(
     run: Union[str, os.PathLike], client: int, code: Mapping[str, str] = {}
 ) -> tuple[tf.keras.Model, bfl.export.Info]:
-    """The model that predicts for a client after a run's last round, and its scores on the whole test set.
+    """Return the model that predicts for a client after a run's last round, and its scores on the whole test set.
 
     A client whose number is not below the run's clients was never in training, and gets what the algorithm has for
     such; meta_vd the variances of the mean embedding.

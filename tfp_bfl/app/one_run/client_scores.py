@@ -1,4 +1,4 @@
-"""What the own model of each client scores at the end of a run, before and after a step on the client's own data."""
+"""Scores of each client's personal model at the end of a run, before and after a step on the client's data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ EXAMPLES = 64
 
 
 def everybody(clients: bfl.data.Clients, unseen: Optional[bfl.data.Clients]) -> bfl.data.Clients:
-    """Those in training, and after them those who never are."""
+    """Return the training clients followed by the held-out clients."""
     return clients if unseen is None else bfl.data.Clients(clients.source, (*clients.indices, *unseen.indices))
 
 
 def shards(config: RunConfig, test: bfl.data.Source, clients: bfl.data.Clients) -> Optional[bfl.data.Clients]:
-    """The test data, each class shared out as the clients hold it in training; None where nobody asked for scores.
+    """Return the test data, each class shared out as the clients hold it in training; None where nobody asked for
+    scores.
 
     Raises:
       InvalidArgument: the test data are too few for the clients.
@@ -36,7 +37,7 @@ def score(
     shards: bfl.data.Clients,
     **prediction: Any,
 ) -> list[bfl.federated.ClientScores]:
-    """Of every client; it adapts by one step of the inner rate."""
+    """Evaluate every client before and after one adaptation step at the inner rate."""
     one_step = bfl.clients.meta_learning(
         process.model_fn,
         local_epochs=1,
@@ -51,7 +52,9 @@ def score(
 
 
 def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str, float]:
-    """The clients' mean accuracy and the least one, before and after the step; of those from `number` on apart."""
+    """Return the clients' mean accuracy and the least one, before and after the step; of those from
+    `number` on apart.
+    """
     found = {}
     for whose, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
         for when, adapted in {"": False, "adapted_": True}.items() if part else ():
@@ -62,6 +65,6 @@ def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str
 
 
 def write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores]) -> None:
-    """A line for each client."""
+    """Return a line for each client."""
     lines = "".join(json.dumps(each._asdict()) + "\n" for each in scores)
     (folder / NAME).write_text(lines, encoding="utf-8")

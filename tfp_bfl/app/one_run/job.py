@@ -1,4 +1,4 @@
-"""What a run is made of: its configuration, data, clients, process and scores, prepared once."""
+"""The parts of a run, prepared once: configuration, data, clients, process and scores."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Job(NamedTuple):
         return records.predictions_of(bfl.evaluation.evaluate(model, features, labels, **self.prediction), labels)
 
     def in_words(self) -> str:
-        """What begins, and with how much."""
+        """Return the line that a run begins with: its task and its sizes."""
         sizes = self.clients.sizes
         return (
             f"{title(self.config, self.weights)} with {sizes.min():,} to {sizes.max():,} examples, {sizes.sum():,} "
@@ -129,6 +129,6 @@ def prepare(config: RunConfig, own: Optional[bfl.data.OwnData], code: Code) -> J
 
 
 def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
-    """The training data, the test data, and who has which of the former."""
+    """Return the training data, the test data, and who has which of the former."""
     train, test, given, _ = own or build.load(config)
     return train, test, build.shares(config, train, given)

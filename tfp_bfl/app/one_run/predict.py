@@ -36,7 +36,7 @@ MOST_SAMPLES = 10_000
 
 
 class Row(NamedTuple):
-    """What a model says of one image.
+    """A model's prediction for one image.
 
     Fields:
       image: path of the file, or path[i] for the i-th image of an archive.
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 class NumberRow(NamedTuple):
-    """What a model says of the number that one row has, in the units that it was trained on.
+    """A model's prediction of a number for one row, in the units of its training labels.
 
     Fields:
       image: path[i] for the i-th row of a table.
@@ -90,7 +90,7 @@ def predict(
     max_uncertainty: Optional[float] = None,
     separator: Optional[str] = None,
 ) -> tuple[list[AnyRow], tuple[tuple[str, str], ...]]:
-    """Predicts images, or rows of a table, with a SavedModel of this library.
+    """Predict images, or rows of a table, with a SavedModel of this library.
 
     Args:
       model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
@@ -193,7 +193,7 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optio
 
 
 def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.data.Images:
-    """The rows of tables, as if they were images."""
+    """Return the rows of tables, as if they were images."""
     columns = [name for name, _, _ in bfl.export.columns_of(info)]
     if not columns:
         shape: Any = (info.model or {})["input_shape"]
@@ -208,7 +208,7 @@ def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.da
 
 
 def as_csv(rows: Sequence[AnyRow]) -> str:
-    """A line of names, and a line for each row."""
+    """Return a line of names, and a line for each row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0]._fields, *rows])
@@ -216,12 +216,12 @@ def as_csv(rows: Sequence[AnyRow]) -> str:
 
 
 def as_json(rows: Sequence[AnyRow]) -> str:
-    """A list of objects."""
+    """Return a list of objects."""
     return json.dumps([row._asdict() for row in rows], indent=2)
 
 
 def as_table(rows: Sequence[AnyRow]) -> str:
-    """For people, as wide as its content: a line of a pipe or a file is not cut."""
+    """Format rows for people, as wide as their content: lines of a pipe or a file are not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     told = [row._asdict() for row in rows]
     if all(own.get("set", "") in ("", own.get("label")) for own in told):

@@ -50,7 +50,7 @@ def run(
     on_round: Optional[OnRound] = None,
     **options: Any,
 ) -> Run:
-    """Trains, evaluates, exports and reports a model, as `tfp-bfl run` does.
+    """Train, evaluate, export and report a model, as `tfp-bfl run` does.
 
         found = bfl.run("my_run", dataset="digits", rule="linear_pool", rounds=20)
         found.summary["accuracy"]

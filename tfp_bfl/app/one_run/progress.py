@@ -1,4 +1,4 @@
-"""What a run says while it runs: a bar in a terminal, lines elsewhere, and never nothing for long."""
+"""The progress of a run: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Reporter:
         self._announcement = ""
 
     def announce(self, words: str) -> None:
-        """Says what begins before whatever is said next: nothing where the run is refused until then."""
+        """State what begins before whatever is said next: nothing where the run is refused until then."""
         with self._lock:
             self._announcement = words
 
     def phase(self, doing: str, lazily: bool = False) -> None:
-        """Says what begins; lazily only once it has gone on for a while."""
+        """State what begins; lazily only once it has gone on for a while."""
         with self._lock:
             self._doing, self._since, self._is_told = doing, time.monotonic(), not lazily
             if not lazily:
@@ -70,7 +70,7 @@ class Reporter:
             self._say(text, note=text)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Says how a round went."""
+        """State how a round went."""
         with self._lock:
             now, number = time.monotonic(), int(row["round"])
             self._ends = [*self._ends[-_RECENT:], now]
@@ -87,7 +87,7 @@ class Reporter:
             self._say("  ".join(filter(None, parts)), round=number, rounds=self._rounds, metrics=metrics)
 
     def _left(self) -> list[str]:
-        """The time that the rounds to come take, if they take as long as the last ones."""
+        """Return the time that the rounds to come take, if they take as long as the last ones."""
         if len(self._ends) < 2 or self._number >= self._rounds:
             return []
         each = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
@@ -104,14 +104,14 @@ class Reporter:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self, doing: str, scores: Optional[str] = None) -> None:
-        """On the bar."""
+        """Show the text on the bar."""
         if self._bar is not None:
             (task,) = self._bar.task_ids
             fields: dict[str, Any] = {"doing": doing, **({} if scores is None else {"scores": scores})}
             self._bar.update(task, completed=self._number, **fields)
 
     def watch(self, ended: threading.Event) -> None:
-        """Says what is still going on, until the event."""
+        """State what is still going on, until the event."""
         while not ended.wait(0.2):
             with self._lock:
                 now = time.monotonic()
@@ -125,7 +125,7 @@ class Reporter:
 
 @contextlib.contextmanager
 def reporter(console: Console, form: Optional[str], rounds: int) -> Iterator[Reporter]:
-    """A `Reporter` for the time of a run.
+    """Return a `Reporter` for the time of a run.
 
     Args:
       console: where it is told; nothing is on a quiet one.
@@ -156,7 +156,7 @@ def _precisely(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In words, such as "40 s", "12 min" and "3.5 h"."""
+    """Return a duration in words, such as "40 s", "12 min" and "3.5 h"."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -78,12 +78,12 @@ def weights_in(summary: Mapping[str, Any]) -> Optional[str]:
 
 
 def score(summary: Mapping[str, Any]) -> str:
-    """The accuracy in a summary, or of a model of numbers the RMSE."""
+    """Return the accuracy in a summary, or of a model of numbers the RMSE."""
     return f"accuracy {summary['accuracy']:.4f}" if "accuracy" in summary else f"RMSE {summary['rmse']:.4g}"
 
 
 def in_a_line(summary: Mapping[str, Any]) -> str:
-    """What a run's model scores."""
+    """Return the scores of a run's model in one line."""
     last = (
         f"ECE {summary['ece']:.4f}"
         if "ece" in summary
@@ -114,7 +114,7 @@ def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) ->
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:
-    """The labels as predictions are of them: numbers in their own units."""
+    """Return the labels as predictions are of them: numbers in their own units."""
     return test.labels if test.target is None else test.target.mean + test.target.scale * test.labels
 
 
@@ -127,7 +127,7 @@ def results(
     test: bfl.data.Source,
     clients: bfl.data.Clients,
 ) -> RunResults:
-    """What a report shows of a run; `predictions` are the arrays of its predictions.npz."""
+    """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
     told = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
     settings = stated(config, test.target is not None, weights_in(summary))
@@ -149,7 +149,7 @@ def results(
 
 
 def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
-    """The configuration and the summary of a complete run.
+    """Return the configuration and the summary of a complete run.
 
     Raises:
       InvalidArgument: the folder is not that of one.
@@ -172,7 +172,7 @@ def read_record(folder: pathlib.Path) -> tuple[RunConfig, dict[str, Any]]:
 
 
 def read_json(path: pathlib.Path, what: str, most: int) -> list[dict[str, Any]]:
-    """The mapping that a file holds, or of a .jsonl those that its lines hold."""
+    """Return the mapping that a file holds, or of a .jsonl those that its lines hold."""
     content = files.read_regular(path, what, most)
     try:
         parts = content.splitlines() if path.suffix == ".jsonl" else [content]
@@ -192,7 +192,9 @@ def _is_sound(record: Mapping[str, Any]) -> bool:
 
 
 def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """What a file of predictions holds, of an `Evaluation` or a `RegressionEvaluation`; labels as of `truth`."""
+    """Return the arrays of a file of predictions, from an `Evaluation` or a `RegressionEvaluation`; labels
+    as of `truth`.
+    """
     if isinstance(evaluation, bfl.evaluation.RegressionEvaluation):
         return {"labels": labels, **{name: getattr(evaluation, name) for name in NUMBERS}}
     return {
@@ -203,8 +205,8 @@ def predictions_of(evaluation: Any, labels: np.ndarray) -> dict[str, np.ndarray]
 
 
 def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -> dict[str, np.ndarray]:
-    """The arrays of a file of predictions, which has no more than those of so many examples take; of numbers, without
-    classes, those of `NUMBERS`.
+    """Return the arrays of a file of predictions, which has no more than those of so many examples take; of numbers,
+    without classes, those of `NUMBERS`.
 
     Raises:
       InvalidArgument: it is none.

@@ -34,7 +34,7 @@ Change = Callable[[Any], Any]
 
 
 def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
-    """The file of a run's folder that holds its clients.
+    """Return the file of a run's folder that holds its clients.
 
     Raises:
       InvalidArgument: there is none.
@@ -49,7 +49,7 @@ def clients_file(run: Union[str, pathlib.Path]) -> pathlib.Path:
 
 
 def read_state(run: Union[str, pathlib.Path]) -> Any:
-    """The clients that a run's folder holds.
+    """Return the clients that a run's folder holds.
 
     Raises:
       InvalidArgument: it is not the folder of a complete run whose clients can be told apart, or its file is damaged.
@@ -59,7 +59,7 @@ def read_state(run: Union[str, pathlib.Path]) -> Any:
 
 
 def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: Any, replace: bool) -> Change:
-    """The change that takes clients of another run, all of them or those named.
+    """Return the change that takes clients of another run, all of them or those named.
 
     Raises:
       InvalidArgument: the runs are of two algorithms, or as `read_state`.
@@ -72,12 +72,12 @@ def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: A
 
 
 def remove(run: Union[str, pathlib.Path], names: Any) -> Change:
-    """The change that leaves clients out, as if they had never taken part."""
+    """Return the change that leaves clients out, as if they had never taken part."""
     return lambda state: _MODULES[clients_file(run).name].remove(state, *names)
 
 
 def describe(state: State) -> str:
-    """A table of the clients: their examples and how sure they are."""
+    """Return a table of the clients: their examples and how sure they are."""
     if isinstance(state, factors.Factors):
         rows = [("client", "examples", "share of the precision")]
         total = sum(float(np.sum(1 / np.float64(v))) for v in state.weights.posterior.variance)
@@ -103,7 +103,7 @@ def revise(
     output: Union[str, pathlib.Path],
     code: Mapping[str, str] = {},
 ) -> dict[str, Any]:
-    """Writes a run with other clients to a new folder, and returns its summary; the old one stays as it is.
+    """Write a run with other clients to a new folder, and return its summary; the old one stays as it is.
 
     The folder holds config.yaml, the file of the clients, saved_model/ and summary.json, and can be revised again.
 

@@ -49,7 +49,7 @@ def execute(
     code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
-    """Runs a configuration and returns its folder.
+    """Run a configuration and return its folder.
 
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
     round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
@@ -86,7 +86,7 @@ def resume(
     code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
-    """Goes on with a run that broke off, from its last checkpoint, and returns its folder.
+    """Go on with a run that broke off, from its last checkpoint, and return its folder.
 
     Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
 
@@ -186,7 +186,7 @@ def _simulated(
 
 
 def _pretrained(job: Job, folder: pathlib.Path, tell: Reporter, runtime: Any) -> Optional[bfl.models.ModelWeights]:
-    """Pre-train at the server, unless rounds have begun, and record the scores; None without pre-training."""
+    """Return pre-train at the server, unless rounds have begun, and record the scores; None without pre-training."""
     server, held_out = job.shares.server, job.shares.held_out
     if not server or not held_out or bfl.federated.Checkpoints(folder / "checkpoints", {}).rounds():
         return None
@@ -228,7 +228,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
 
 
 def _permuted(job: Job, result: bfl.federated.SimulationResult) -> dict[str, float]:
-    """Whether the standard deviations of the layers' weights mean anything; nothing for a model without them."""
+    """Return the scores with permuted standard deviations of the layers' weights; nothing for a model without them."""
     last = result.averaged.metrics if result.averaged else result.rounds[-1]
     if result.ensemble or not tf.nest.flatten(result.state.weights.posterior) or "stddev_log_ratio" not in last:
         return {}
@@ -262,7 +262,7 @@ def _of_last_round(job: Job, result: bfl.federated.SimulationResult) -> dict[str
 
 
 def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
-    """The runtime of an engine that has one; None for another."""
+    """Return the runtime of an engine that has one; None for another."""
     if engine == "ray":
         return bfl.federated.ray_runtime()
     return bfl.federated.local_workers() if engine == "tff" else contextlib.nullcontext()
@@ -270,7 +270,7 @@ def _workers(engine: str) -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _held(job: Job, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
-    """The clients as an engine takes them: for a cluster in files, which are gone after the last round."""
+    """Return the clients as an engine takes them: for a cluster in files, which are gone after the last round."""
     if job.engine != "ray":
         yield job.clients
         return
@@ -279,7 +279,7 @@ def _held(job: Job, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages that a run's numbers depend on, as far as they are installed."""
+    """Return the versions of the installed packages that a run's numbers depend on."""
     found = {}
     for name in _VERSIONED:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -288,7 +288,9 @@ def _versions() -> dict[str, str]:
 
 
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]) -> float:
-    """Median over the rounds, the first (which traces) left out; a cohort counts as its share of all clients' steps."""
+    """Return the median over the rounds, the first (which traces) left out; a cohort counts as its share of all
+    clients' steps.
+    """
     options = config.own_options()
     steps = sum(options.steps(int(size)) for size in clients.sizes)
     share = (config.cohort_size or clients.num_clients) / clients.num_clients

@@ -106,7 +106,7 @@ def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pa
 
 @contextlib.contextmanager
 def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Optional[OnRound]) -> Iterator[OnRound]:
-    """What happens after each round: a line in metrics.jsonl, progress, TensorBoard's events."""
+    """Return the function that records a round: metrics.jsonl, progress, TensorBoard events."""
     writer = tf.summary.create_file_writer(str(folder / "tensorboard")) if config.tensorboard else None
     begun: list[int] = []
     with open(folder / "metrics.jsonl", "a+", encoding="utf-8") as lines:
@@ -135,7 +135,7 @@ def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Opti
 
 
 def _cut_before(lines: TextIO, number: int) -> None:
-    """Leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
+    """Return leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
     lines.seek(0)
     kept = lines.readlines()[: number - 1]
     lines.truncate(0)
@@ -153,7 +153,7 @@ def write_results(
     info: bfl.export.Info,
     apart: Optional[dict[str, np.ndarray]],
 ) -> None:
-    """All metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
+    """Return all metrics, predictions.npz, the SavedModel, the figures, the report that shows them, and the summary."""
     # Of a run that broke off while it wrote them.
     for half in ("figures", "saved_model"):
         shutil.rmtree(folder / half, ignore_errors=True)

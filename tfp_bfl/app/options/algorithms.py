@@ -91,7 +91,7 @@ class _Inferred(Optimized, Bounded):
 
 
 class Variational(_Inferred, Pooled, Defended, AnyKind, Hidden, HiddenExamples, WithErrorMemory):
-    """Also the process of pre-training."""
+    """Options of `variational`, which pre-training uses too."""
 
     recipe: ClassVar[str] = "variational"
     summary: ClassVar[str] = "clients fit a posterior by the ELBO, many rounds; the server pools by a rule"
@@ -247,19 +247,19 @@ def fields() -> dict[str, FieldInfo]:
 
 
 def takers(name: str) -> tuple[str, ...]:
-    """The algorithms that an option is of; none for one that says something to all."""
+    """Return the algorithms that an option is of; none for one that says something to all."""
     if name in Options.model_fields:
         return ()
     return tuple(recipe for recipe, options in ALGORITHMS.items() if name in options.model_fields)
 
 
 def serves(name: str, algorithm: str) -> bool:
-    """Whether an option says something to an algorithm."""
+    """Return whether an algorithm has an option."""
     return not takers(name) or name in algorithm_options(algorithm).model_fields
 
 
 def in_words(algorithms: Iterable[str]) -> str:
-    """Algorithms in words, such as "variational and fl_swag"; all of the family fed_* by that name."""
+    """Return algorithms in words, such as "variational and fl_swag"; all of the family fed_* by that name."""
     algorithms = tuple(algorithms)
     others = [name for name in ALGORITHMS if name not in algorithms]
     if 0 < len(others) < 4 and len(algorithms) > 4:
@@ -272,7 +272,7 @@ def in_words(algorithms: Iterable[str]) -> str:
 
 
 def default_in_words(name: str, default: Any) -> str:
-    """The default of an option's field, and those of the algorithms that have another; "" for none."""
+    """Return the default of an option's field, and those of the algorithms that have another; "" for none."""
     others: dict[str, list[str]] = {}
     for algorithm in takers(name) or ALGORITHMS:
         value = ALGORITHMS[algorithm].defaults.get(name, default)
@@ -293,7 +293,7 @@ ALIASES = {"fedavg": "fed_opt", "pvi": "partitioned_vi"}
 
 
 def canonical(algorithm: str) -> str:
-    """The name here of an algorithm that others write otherwise, such as FedAvg, "fedProx" or "fl-swag"."""
+    """Return the name here of an algorithm that others write otherwise, such as FedAvg, "fedProx" or "fl-swag"."""
     plain = lambda name: name.lower().replace("_", "").replace("-", "")
     known = {**{plain(name): name for name in ALGORITHMS}, **ALIASES}
     if algorithm in ALGORITHMS or names_code(algorithm):

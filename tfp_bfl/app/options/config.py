@@ -56,7 +56,7 @@ OF_ONE_PLACE = (
 
 
 class RunConfig(pydantic.BaseModel):
-    """Everything that decides a run's result, and where it goes: what is no option of an algorithm.
+    """The options that decide a run's result and its folder, besides those of its algorithm.
 
     `make_config` makes one that holds the options of its algorithm too. Options of other algorithms read as their
     defaults.
@@ -242,7 +242,7 @@ class RunConfig(pydantic.BaseModel):
 
     @property
     def data_name(self) -> str:
-        """What the dataset is called: of a path the name of the file without its suffix."""
+        """The name of the dataset: of a path the name of the file without its suffix."""
         from tfp_bfl import data
 
         given = _recorded(self.dataset)
@@ -252,7 +252,7 @@ class RunConfig(pydantic.BaseModel):
 
     @property
     def model_name(self) -> str:
-        """What the model is called: of one's own the name of the file without its suffix."""
+        """The name of the model: of a user-supplied model the name of the file without its suffix."""
         return pathlib.Path(self.model).stem if names_code(self.model) else self.model
 
     @property
@@ -262,16 +262,16 @@ class RunConfig(pydantic.BaseModel):
         return pathlib.Path(name).stem if names_code(name) else name
 
     def own_options(self) -> Options:
-        """Those of this algorithm."""
+        """Return the options of this algorithm."""
         options = algorithm_options(self.algorithm)
         return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
 
     def told(self) -> dict[str, Any]:
-        """All that decides the result: without the folder."""
+        """Return all that decides the result: without the folder."""
         return {name: value for name, value in self if name != "output"}
 
     def record(self) -> str:
-        """What is told of a run, as YAML, from which it can be repeated."""
+        """Return the configuration as YAML, from which the run can be repeated."""
         return yaml.safe_dump(self.told(), sort_keys=False)
 
 
@@ -313,7 +313,7 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
 
 
 def _names_clients(dataset: Any, client_column: Any) -> bool:
-    """Whether data of one's own say who holds what."""
+    """Return whether user-supplied data assign their examples to clients."""
     from tfp_bfl import data
 
     given = _recorded(dataset)
@@ -332,7 +332,7 @@ def _recorded(dataset: Any) -> Any:
 
 
 def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], runs_code: bool = True) -> RunConfig:
-    """A configuration from a YAML file, if one is given, and options, which win.
+    """Return a configuration from a YAML file, if one is given, and options, which win.
 
     Args:
       file: of the configuration.
@@ -362,13 +362,13 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
 
 
 def _is_a_name(option: str) -> bool:
-    """Whether "none" is one that an option takes; of others it is what they are if not given, whatever a file says."""
+    """Return whether "none" is a value of the option; for other options it means the default."""
     names = extra(fields()[option], "names") if option in fields() else None
     return names is not None and "none" in names.forms()
 
 
 class _Loader(yaml.SafeLoader):
-    """Without aliases: a few lines of them stand for more values than any memory holds."""
+    """A YAML loader without aliases: a few lines of them stand for more values than any memory holds."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -377,7 +377,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(file: Union[str, pathlib.Path]) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Return the mapping in a YAML file.
 
     Raises:
       InvalidArgument: the file can't be read, is not a regular one, is larger than 64 KiB, is not YAML (or uses its

@@ -1,4 +1,4 @@
-"""What an option is, and those that several algorithms share. TensorFlow is imported where arguments are made."""
+"""Options and groups of options that several algorithms share. TensorFlow is imported where arguments are made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def option(
     names: Optional[choices.Table] = None,
     **limits: Any,
 ) -> Any:
-    """A field of a configuration.
+    """Return a field of a configuration.
 
     Args:
       default: of the option.
@@ -47,7 +47,7 @@ def option(
 
 
 class Options(pydantic.BaseModel):
-    """What every algorithm takes.
+    """Options of every algorithm.
 
     Attributes:
       recipe: of `tfp_bfl.algorithms`, and the algorithm's name.
@@ -69,16 +69,18 @@ class Options(pydantic.BaseModel):
     batch_size: Count = option(32, "Batch size of training.")
 
     def check(self, config: Any) -> None:
-        """Raises InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
+        """Raise InvalidArgument where the options do not fit each other or the `RunConfig` that they are of."""
         if self.point_weights and config.kind in choices.VARIATIONAL.forms():
             raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
 
     def steps(self, num_examples: int) -> int:
-        """Those of a client with so many examples, each round."""
+        """Return the local steps in a round of a client with that many examples."""
         raise NotImplementedError
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        """Those of the recipe, besides the model; `unlabelled` gives the server's examples without labels."""
+        """Return the arguments of the recipe besides the model; `unlabelled` gives the server's examples
+        without labels.
+        """
         given: dict[str, Any] = {}
         for name, argument in argument_names(type(self)).items():
             group, _, last = argument.rpartition(".")
@@ -93,7 +95,7 @@ class Training(Options):
     learning_rate: Optional[Positive] = option(None, "Learning rate of the clients; by default that of the inference.")
 
     def rate(self) -> float:
-        """The learning rate."""
+        """Return the learning rate."""
         return self.learning_rate or float(self.defaults["learning_rate"])
 
     def steps(self, num_examples: int) -> int:
@@ -173,7 +175,7 @@ class Prior(Options):
 
 
 class AnyKind(Prior):
-    """Also of models with variational layers."""
+    """Options of algorithms for models with or without variational layers."""
 
     point_weights: ClassVar[bool] = False
 
@@ -296,7 +298,7 @@ class Weighted(Options):
 
 
 class Hidden(Weighted):
-    """Whose clients can be hidden from those who see the model."""
+    """Options of algorithms that support client-level differential privacy."""
 
     privacy_clip_norm: Optional[Positive] = option(
         None,
@@ -332,12 +334,12 @@ class Hidden(Weighted):
 
 
 def extra(field: Any, what: str) -> Any:
-    """The `argument` or the `names` that `option` gave a field."""
+    """Return the `argument` or the `names` that `option` gave a field."""
     return field.json_schema_extra[what]
 
 
 def argument_names(options: type[Options]) -> dict[str, str]:
-    """The options that are an argument of the recipe each, and its name."""
+    """Return the options that are an argument of the recipe each, and its name."""
     places = {name: extra(field, "argument") for name, field in options.model_fields.items()}
     return {name: place or name for name, place in places.items() if place is not None}
 

@@ -76,7 +76,7 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
 def model_fn(
     function: Callable[..., Any], source: Union[data.Source, data.Schema], options: dict[str, Any]
 ) -> Callable[[], Any]:
-    """Builds a model by a user's function, which gets those of the options that it takes.
+    """Build a model by a user's function, which gets those of the options that it takes.
 
     Args:
       function: returns a Keras model that gives logits.

@@ -1,4 +1,4 @@
-"""What a value of an option must be, in words."""
+"""Requirements on the values of options, in words."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ NEIGHBOURS = 5
 
 
 def stddev(values: tf.Tensor) -> tf.Tensor:
-    """[C], with ddof 1; 0 of a single client."""
+    """Return [C], with ddof 1; 0 of a single client."""
     num_clients = _count(values)
     square = tf.reduce_sum(tf.math.squared_difference(values, tf.reduce_mean(values, -1, keepdims=True)), -1)
     return tf.sqrt(square / tf.maximum(num_clients - 1, 1))
 
 
 def interquartile_range(values: tf.Tensor) -> tf.Tensor:
-    """[C], with quantiles by linear interpolation between the ordered values."""
+    """Return [C], with quantiles by linear interpolation between the ordered values."""
     last = _count(values) - 1
 
     def quantile(q: float) -> tf.Tensor:
@@ -63,13 +63,13 @@ def scott(values: tf.Tensor, gaussian: bool) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def plug_in(values: tf.Tensor, gaussian: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """`improved_sheather_jones`; Silverman's where that finds none, as of few or tied values."""
+    """Return `improved_sheather_jones`; Silverman's where that finds none, as of few or tied values."""
     h, found = improved_sheather_jones(values)
     return tf.where(found, h, silverman(values, gaussian)[0]), ~found
 
 
 def cross_validated(values: tf.Tensor, gaussian: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """The one of 0.01, 0.1, 1 and 10 times Silverman's h with the largest leave-one-out log likelihood.
+    """Return the one of 0.01, 0.1, 1 and 10 times Silverman's h with the largest leave-one-out log likelihood.
 
     L(h) = sum_i log[1 / ((S - 1) h) sum_{j != i} K((w_i - w_j) / h)]
 
@@ -125,7 +125,8 @@ def _epanechnikov_log_likelihood(clients: Clients, bandwidths: list[tf.Tensor]) 
 
 
 def adaptive(values: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    """h(x) = sd_5(x) 5^(-1/5), sd_5 over the five clients nearest x (ddof 1; of two equally far the smaller one).
+    """Return h(x) = sd_5(x) 5^(-1/5), sd_5 over the five clients nearest x (ddof 1; of two equally far the smaller
+    one).
 
     With S < 5 clients these are all of them, and h = sd S^(-1/5).
 

@@ -36,7 +36,7 @@ class Clients(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """Where points came to rest: [C, Q] each."""
+    """The fixed points of mean shift: [C, Q] each."""
 
     points: tf.Tensor
     moving: tf.Tensor
@@ -49,7 +49,9 @@ def in_blocks(
     width: tf.Tensor | int,
     dtypes: Sequence[tf.DType],
 ) -> list[tf.Tensor]:
-    """function(start, stop) of one range of at most `width` after another, joined along the results' first axis."""
+    """Return function(start, stop) of one range of at most `width` after another, joined along the results'
+    first axis.
+    """
     num_blocks = tf.maximum(1, (size + width - 1) // width)
     arrays = [tf.TensorArray(dtype, num_blocks, infer_shape=False) for dtype in dtypes]
 
@@ -90,7 +92,8 @@ def iterate(step: Step, start: tf.Tensor, moving: tf.Tensor, tolerance: tf.Tenso
 
 
 def by_pairs(clients: Clients, bandwidth: Bandwidth, gaussian: bool, dtype: tf.DType) -> Step:
-    """The step that visits all pairs of points and clients: for any bandwidth, one a client included; sums in `dtype`.
+    """Return the step that visits all pairs of points and clients: for any bandwidth, one a client included; sums in
+    `dtype`.
 
         x <- sum_i w_i K(u_i) / h_i^2 / sum_i K(u_i) / h_i^2,  u_i = (x - w_i) / h_i
 
@@ -144,7 +147,9 @@ class Windows:
         self.rows = tf.range(tf.shape(z)[0])[:, tf.newaxis] * (tf.shape(z)[1] + 1)
 
     def sums(self, x: tf.Tensor, h: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Of the clients with |w - x| < h: sums of (w - x)^k for k < 4, how many, the smallest and the largest."""
+        """Return sums over the clients with |w - x| < h: of (w - x)^k for k < 4, their number, smallest and
+        largest value.
+        """
         first = tf.searchsorted(self.values, x - h, "right")
         last = tf.searchsorted(self.values, x + h, "left")
         low, high = (tf.gather(self.table, self.rows + i) for i in (first, last))
@@ -154,7 +159,8 @@ class Windows:
 
 
 def by_windows(clients: Clients, bandwidth: Bandwidth) -> Step:
-    """The step of the Epanechnikov kernel with the same bandwidth for all clients: by sums over windows, float64.
+    """Return the step of the Epanechnikov kernel with the same bandwidth for all clients: by sums over windows,
+    float64.
 
     sum_i K(u_i) (w_i - x) / sum_i K(u_i) = (h^2 s_1 - s_3) / (h^2 s_0 - s_2),  s_k = sum_{|w_i - x| < h} (w_i - x)^k
     """
@@ -171,12 +177,14 @@ def by_windows(clients: Clients, bandwidth: Bandwidth) -> Step:
 
 
 def table_serves(h: tf.Tensor, num_shifts: tf.Tensor) -> tf.Tensor:
-    """For which bandwidths [C] `by_table` is right, and cheaper than `by_pairs` for that many shifts of points."""
+    """Return for which bandwidths [C] `by_table` is right, and cheaper than `by_pairs` for that many shifts
+    of points.
+    """
     return (h >= INTERVALS_IN_A_BANDWIDTH * 2 / (NODES - 1)) & (num_shifts >= 4 * NODES)
 
 
 def by_table(clients: Clients, h: tf.Tensor) -> Step:
-    """The step of the Gaussian kernel by tables of its sums over [-1, 1], cubic between nodes, float32.
+    """Return the step of the Gaussian kernel by tables of its sums over [-1, 1], cubic between nodes, float32.
 
     sum_i K(u_i) and sum_i w_i K(u_i) are smooth on the scale of h, so that NODES values and slopes of each stand for
     them wherever the points go. For points that started at clients: the sum at such a point never falls below its

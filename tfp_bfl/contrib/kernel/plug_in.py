@@ -20,7 +20,7 @@ BISECTIONS = 40
 
 
 def improved_sheather_jones(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The bandwidth that minimises the asymptotic mean integrated squared error of a Gaussian kernel's density.
+    """Return the bandwidth that minimises the asymptotic mean integrated squared error of a Gaussian kernel's density.
 
     h = sqrt(t) L, t the root of t = (2 N sqrt(pi) |f''|^2(t_2))^(-2/5), with
 
@@ -61,7 +61,7 @@ def improved_sheather_jones(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _binned(place: tf.Tensor) -> tf.Tensor:
-    """The share of the values at each grid point [C, n], float32: of places [C, S] on the grid, linearly."""
+    """Return the share of the values at each grid point [C, n], float32: of places [C, S] on the grid, linearly."""
     num_rows, num_values = tf.shape(place)[0], tf.shape(place)[1]
     below = tf.floor(place)
     index = tf.cast(below, tf.int32) + GRID * tf.range(num_rows)[:, tf.newaxis]
@@ -73,7 +73,9 @@ def _binned(place: tf.Tensor) -> tf.Tensor:
 
 
 def _basis() -> tuple[np.ndarray, np.ndarray]:
-    """k^(2 s) exp(-k^2 pi^2 t) of all stages and times, each column over its largest, and the columns' logarithms."""
+    """Return k^(2 s) exp(-k^2 pi^2 t) of all stages and times, each column over its largest, and the
+    columns' logarithms.
+    """
     k = np.arange(1, GRID)[:, None, None]
     s = np.array(STAGES)[:, None]
     # a_k^2 is of the sum with both signs, twice the cosine: 2 pi^(2 s) |a / 2|^2 = pi^(2 s) / 2 a^2.
@@ -121,7 +123,9 @@ def _root(logs: tf.Tensor, num_values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def _interpolate(table: tf.Tensor, log_time: tf.Tensor) -> tf.Tensor:
-    """The cubic through the four nearest of a table's values [C, times], at one time a row [C]; constant outside."""
+    """Return the cubic through the four nearest of a table's values [C, times], at one time a row [C];
+    constant outside.
+    """
     step = LOG_TIMES[1] - LOG_TIMES[0]
     place = tf.clip_by_value((log_time - LOG_TIMES[0]) / step, 0.0, len(LOG_TIMES) - 1.0)
     first = tf.clip_by_value(tf.cast(place, tf.int32) - 1, 0, len(LOG_TIMES) - 4)

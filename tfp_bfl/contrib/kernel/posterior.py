@@ -51,7 +51,7 @@ class KernelModes(NamedTuple):
 
 
 class KernelOptions(NamedTuple):
-    """How modes are found.
+    """Options of the search for modes.
 
     Fields:
       start: "mean" shifts the clients' mean (FedKP); "clients" shifts every client's value, against the clients where
@@ -77,7 +77,7 @@ class KernelOptions(NamedTuple):
 
 
 def kernel_mode(values: Array, *options: Any, weights: Optional[Array] = None, **named_options: Any) -> tf.Tensor:
-    """A mode of the kernel density over S clients' values, for every weight alone, by mean shift.
+    """Return a mode of the kernel density over S clients' values, for every weight alone, by mean shift.
 
     x <- sum_i w_i K(u_i) / sum_i K(u_i),  u_i = (x - w_i) / h
 
@@ -115,7 +115,7 @@ def kernel_mode(values: Array, *options: Any, weights: Optional[Array] = None, *
 
 
 def kernel_modes(values: Array, *options: Any, weights: Optional[Array] = None, **named_options: Any) -> KernelModes:
-    """`kernel_mode` with counts of what happened on the way.
+    """Return `kernel_mode` with counts of what happened on the way.
 
     Raises:
       InvalidArgument: as `kernel_mode`.
@@ -134,7 +134,7 @@ def kernel_posterior(
     max_iterations: int = 20,
     weighting: Optional[str] = None,
 ) -> ModelGatherRule[ModelWeights, ModelWeights]:
-    """The rule that gives every weight the mode of a kernel density over the clients' values: `kernel_mode`.
+    """Return the rule that gives every weight the mode of a kernel density over the clients' values: `kernel_mode`.
 
     For a stack of `MeanField`s or of whole models' `ModelWeights`. Point weights and the means of posteriors are
     modes; the posteriors' variances are the clients' mean. BatchNorm's moving statistics are moments of the mixture of
@@ -158,7 +158,7 @@ def kernel_posterior(
     options = _check_options(KernelOptions(start, kernel, bandwidth, scale, max_iterations, weighting or WEIGHTINGS[0]))
 
     def modes_of(leaves: list[tf.Tensor], importance: Optional[tf.Tensor]) -> KernelModes:
-        """Of all leaves [K, ...] in one row [K, D]: one graph, however many layers there are."""
+        """Compute the modes of all leaves [K, ...] in one row [K, D]: one graph for any number of layers."""
         row = lambda leaf: tf.reshape(leaf, [tf.shape(leaf)[0], leaf.shape[1:].num_elements()])
         flat = tf.ensure_shape(tf.concat([row(leaf) for leaf in leaves], 1), [leaves[0].shape[0], None])
         return _run(options, *_check_values(flat, importance, bandwidth))
@@ -191,7 +191,7 @@ def _run(options: KernelOptions, values: tf.Tensor, weights: Optional[tf.Tensor]
 
 @functools.cache
 def _traced(options: KernelOptions) -> Callable[..., KernelModes]:
-    """One graph for any number of clients and weights."""
+    """Return one graph for any number of clients and weights."""
 
     @functools.cache
     def graph(dtype: tf.DType, weighted: bool) -> Callable[..., KernelModes]:
@@ -248,7 +248,7 @@ def _ordered(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tenso
 
 
 def _of_rows(options: KernelOptions, rows: tf.Tensor, weights: Optional[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-    """The modes of rows [C, S], and which of them each count of `KernelModes` counts, [C] each."""
+    """Return the modes of rows [C, S], and which of them each count of `KernelModes` counts, [C] each."""
     exact = rows.dtype == tf.float64
     clients, shares, middle, half = _ordered(options, tf.cast(rows, tf.float64), weights)
     points = clients.values
@@ -280,7 +280,7 @@ def _shift(
     tolerance: tf.Tensor,
     exact: bool,
 ) -> Rest:
-    """Mean shift of points [C, Q], by the cheapest step that serves the kernel."""
+    """Return the mean shift of points [C, Q], by the cheapest step that serves the kernel."""
     gaussian, same_for_all = options.kernel == "gaussian", clients.factors is None
     of_rows = points, moving, tolerance
     if same_for_all and not gaussian:

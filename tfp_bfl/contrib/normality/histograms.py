@@ -1,4 +1,4 @@
-"""How far clients' weights are from Gaussian, over all weights of a model, as a picture."""
+"""Histograms of normality statistics over all weights of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTSIDE = 0.02
 def normality_histograms(
     results: Mapping[str, Normality], reference: Optional[Normality] = None, title: str = ""
 ) -> Figure:
-    """Draws histograms of Lilliefors' p-values, skewness and excess kurtosis over the coordinates, a line a setting.
+    """Draw histograms of Lilliefors' p-values, skewness and excess kurtosis over the coordinates, a line a setting.
 
     Coordinates without spread are left out. Of skewness and kurtosis the middle 96 % over all settings together are
     shown; shares are of all coordinates.

@@ -1,4 +1,4 @@
-"""Whether the clients' values of a weight look like draws from a Gaussian, for every weight alone.
+"""Tests of whether the clients' values of each weight look like samples of a Gaussian.
 
 Letters: S clients, D coordinates (weights), M draws of a null distribution.
 """
@@ -19,7 +19,7 @@ BLOCK = 2**22
 
 
 class Normality(NamedTuple):
-    """Per coordinate: NaN where all clients agree.
+    """Normality statistics per coordinate: NaN where all clients agree.
 
     Fields:
       statistic: [D], the Kolmogorov-Smirnov distance to the Gaussian of the coordinate's own mean and sd.
@@ -39,7 +39,7 @@ class Normality(NamedTuple):
 
 
 def normality(values: Any, num_draws: int = 10_000, seed: int = 0) -> Normality:
-    """Tests S clients' values of every coordinate for normality.
+    """Test S clients' values of every coordinate for normality.
 
     z_i = (w_i - mean) / sd, in ascending order, sd with ddof 1
     statistic = max_i max(i / S - Phi(z_i), Phi(z_i) - (i - 1) / S)
@@ -101,7 +101,7 @@ def normality(values: Any, num_draws: int = 10_000, seed: int = 0) -> Normality:
 
 
 def normality_summary(result: Normality, level: float = 0.05) -> dict[str, float]:
-    """What `normality` says of all coordinates together, without those on which all clients agree.
+    """Summarise `normality` over all coordinates, without those on which all clients agree.
 
     Returns:
       ks_rejected, lilliefors_rejected: shares of the coordinates with that p-value below the level; for Gaussian values
@@ -148,7 +148,7 @@ def _standardised(x: np.ndarray) -> np.ndarray:
 
 
 def _distance(z: np.ndarray) -> np.ndarray:
-    """The Kolmogorov-Smirnov distance of columns in ascending order [S, D] to the standard Gaussian: [D]."""
+    """Return the Kolmogorov-Smirnov distance of columns in ascending order [S, D] to the standard Gaussian: [D]."""
     from scipy import special
 
     probability = special.ndtr(z)
@@ -158,7 +158,7 @@ def _distance(z: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def _null(num_clients: int, num_draws: int, seed: int) -> np.ndarray:
-    """The distances of Gaussian stacks, in ascending order: [M]."""
+    """Return the distances of Gaussian stacks, in ascending order: [M]."""
     rng, width = np.random.default_rng([seed, num_clients]), max(1, BLOCK // num_clients)
     sizes = [min(width, num_draws - i) for i in range(0, num_draws, width)]
     draws = (np.sort(rng.standard_normal((num_clients, size)), axis=0) for size in sizes)
@@ -167,7 +167,9 @@ def _null(num_clients: int, num_draws: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=32)
 def _plain_p_value(num_clients: int) -> Any:
-    """The p-value as a function of the distance: SciPy's takes a third of a millisecond each, so of some thousand."""
+    """Return the p-value as a function of the distance: SciPy's takes a third of a millisecond each, so of
+    some thousand.
+    """
     from scipy import interpolate, stats
 
     nodes = 0.5 / num_clients + (1 - 0.5 / num_clients) * np.linspace(0, 1, NODES) ** 2

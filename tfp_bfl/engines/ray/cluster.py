@@ -51,7 +51,7 @@ _ANSWER_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class RayRuntime:
-    """What a with-block of `ray_runtime` holds.
+    """The runtime that a with-block of `ray_runtime` holds.
 
     Attributes:
       ray: the module, connected to the cluster.
@@ -72,7 +72,7 @@ class RayRuntime:
 def ray_runtime(
     address: Optional[str] = None, num_workers: Optional[int] = None, *, threads: int = 1, patience: float = 60.0
 ) -> Iterator[RayRuntime]:
-    """Connects to a Ray cluster for the with-block, or starts one of this machine that ends with it.
+    """Connect to a Ray cluster for the with-block, or starts one of this machine that ends with it.
 
         files = bfl.data.write_clients(clients, "/shared/clients")
         with bfl.federated.ray_runtime("10.0.0.1:6379") as runtime:
@@ -113,7 +113,7 @@ def ray_runtime(
 
 
 class Program(NamedTuple):
-    """What clients do, as graphs over flat lists of tensors.
+    """The work of clients, as graphs over flat lists of tensors.
 
     Fields:
       code: a SavedModel in a tar [bytes], uint8.
@@ -159,7 +159,7 @@ class RayEngine(LocalEngine):
         return [pack(leaves) for leaves in self._results(asked)]
 
     def _check_machines(self, reference: Reference) -> None:
-        """Whether all machines have this library, and see the clients."""
+        """Check that all machines have this version of the library and see the clients' files."""
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         nodes = self._machines()
         on = [affinity(node_id=node["NodeID"], soft=False) for node in nodes]
@@ -173,11 +173,11 @@ class RayEngine(LocalEngine):
                 raise InvalidArgument(f"{where} does not see the clients: {trouble}")
 
     def _machines(self) -> list[Any]:
-        """Those that do work."""
+        """Return the machines that run tasks."""
         return [n for n in self._runtime.ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
 
     def _results(self, asked: Sequence[Callable[[], Any]]) -> list[Any]:
-        """What tasks give, each of which starts by a call; again on other machines where one is lost.
+        """Return the results of tasks, each started by a call; repeat tasks of a lost machine on another.
 
         Ray itself does not notice when the machine of a task that runs is cut off: it would wait for ever.
 
@@ -215,7 +215,7 @@ class RayEngine(LocalEngine):
         return {node["NodeID"] for node in self._machines()}
 
     def _result(self, ref: Any, last: bool) -> Any:
-        """A task's result; None for one that is lost and not the last of its kind."""
+        """Return a task's result; None for one that is lost and not the last of its kind."""
         ray = self._runtime.ray
         try:
             return ray.get(ref)
@@ -232,7 +232,7 @@ class RayEngine(LocalEngine):
 
 
 def program_of(round: Round) -> Program:
-    """What clients do in a round, for processes elsewhere (`Learner`)."""
+    """Return the work of clients in a round, for processes elsewhere (`Learner`)."""
     contribute, variables = client_of(round)
     sent, examples = types_of(round.broadcast, types_of(round.initialize)), round.element_spec
     leaves = tf.nest.flatten(sent)
@@ -271,7 +271,7 @@ class Learner:
             self._module = tf.saved_model.load(folder)
 
     def learn(self, message: Sequence[np.ndarray], clients: ClientFiles, numbers: Sequence[int]) -> list[np.ndarray]:
-        """The leaves of what these clients contribute together, one after another."""
+        """Return the leaves of what these clients contribute together, one after another."""
         message, total = [tf.constant(x) for x in message], None
         for k in numbers:
             try:
@@ -285,13 +285,13 @@ class Learner:
 
 @functools.lru_cache(maxsize=4)
 def _learners(key: str) -> list[Learner]:
-    """Where a process keeps the learner of a program's key, once it is there."""
+    """Return the cache of this process: program key -> learner."""
     del key
     return []
 
 
 def work_on(code: Sequence[Any], key: str, message: Sequence[np.ndarray], part: Reference) -> list[np.ndarray]:
-    """A task: the leaves of what the clients of a reference contribute together."""
+    """Return a task: the leaves of what the clients of a reference contribute together."""
     kept = _learners(key)
     if not kept:
         kept.append(Learner(require_ray().get(code[0])))
@@ -299,7 +299,7 @@ def work_on(code: Sequence[Any], key: str, message: Sequence[np.ndarray], part: 
 
 
 def examine(reference: Reference) -> tuple[str, str]:
-    """A task: a machine's versions, and why it does not see the clients, or ""."""
+    """Return a task: a machine's versions, and why it does not see the clients, or ""."""
     try:
         _files(reference)
     except InvalidArgument as error:
@@ -323,7 +323,7 @@ def _first_line(error: Any) -> str:
 
 
 def require_ray() -> ModuleType:
-    """The module `ray`.
+    """Return the module `ray`.
 
     Raises:
       MissingDependency: it is not installed.

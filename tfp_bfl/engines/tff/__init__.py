@@ -13,19 +13,19 @@ from tfp_bfl.errors import missing_package
 
 
 def is_installed() -> bool:
-    """Whether TFF is there; whether it can be imported shows when it is."""
+    """Return whether TensorFlow Federated is installed; importing it may still fail."""
     return importlib.util.find_spec("tensorflow_federated") is not None
 
 
 def learning_process(*args: Any) -> Any:
-    """As `tfp_bfl.engines.tff.process.learning_process`."""
+    """Call `tfp_bfl.engines.tff.process.learning_process`."""
     from tfp_bfl.engines.tff import process
 
     return process.learning_process(*args)
 
 
 def process_type() -> Optional[type]:
-    """TFF's class of learning processes, if TFF has been imported."""
+    """Return TFF's class of learning processes, if TFF has been imported."""
     tff = sys.modules.get("tensorflow_federated")
     return getattr(getattr(getattr(tff, "learning", None), "templates", None), "LearningProcess", None)
 

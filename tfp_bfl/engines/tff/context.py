@@ -32,20 +32,20 @@ class RemoteWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was not given up."""
+        """Whether the worker still counts as alive."""
         return not self._silent_seconds
 
     def open_channel(self) -> Any:
-        """Another channel to it."""
+        """Open another channel to the worker."""
         return open_channel(self.address, local=False, tls=self._tls)
 
     def give_up(self, seconds: float) -> None:
-        """Closes the channel, which ends the calls that wait for an answer."""
+        """Close the channel, which ends the calls that wait for an answer."""
         self._silent_seconds = seconds
         self.channel.close()
 
     def check(self) -> None:
-        """Raises WorkerError if the worker does not answer within `connect_seconds`, or was given up."""
+        """Raise WorkerError if the worker does not answer within `connect_seconds`, or was given up."""
         if self._silent_seconds:
             raise WorkerError(
                 f"The worker at {self.address} did not answer for {self._silent_seconds:g} s: its machine is stopped "
@@ -59,7 +59,7 @@ class RemoteWorker:
             )
 
     def stop(self) -> None:
-        """Closes the channel; the worker runs on."""
+        """Close the channel; the worker runs on."""
         self.channel.close()
 
 
@@ -68,7 +68,7 @@ AnyWorker = Union[Worker, RemoteWorker]
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What a with-block of `local_workers` or `remote_workers` holds.
+    """The runtime that a with-block of `local_workers` or `remote_workers` holds.
 
     Attributes:
       context: the `tff.framework.SyncContext` in which computations run; installed for the thread of the
@@ -95,7 +95,7 @@ def local_workers(
     heartbeat_seconds: float = 60.0,
     own_network: bool = True,
 ) -> Iterator[Runtime]:
-    """Starts workers on this machine, runs the with-block's TFF computations on them, and always ends them.
+    """Start workers on this machine, runs the with-block's TFF computations on them, and always ends them.
 
     With several workers the clients of a computation are split among them and what they aggregate is merged:
     see `remote_workers` for what such a computation may look like. On one machine, one worker is as fast.
@@ -174,7 +174,7 @@ def remote_workers(
     heartbeat_seconds: float = 60.0,
     tls: Optional[Tls] = None,
 ) -> Iterator[Runtime]:
-    """Runs the with-block's TFF computations on workers that run already, which stay as they are.
+    """Run the with-block's TFF computations on workers that run already, which stay as they are.
 
     With several workers the clients of a computation are split among them, each part is aggregated where it
     was computed, and the parts are merged. That takes a computation whose aggregations do not depend on each
@@ -222,7 +222,7 @@ class _Connection:
         self._worker = worker
 
     def explain(self, error: Exception) -> Exception:
-        """The error, or why the worker was given up, of which it is only what a call felt."""
+        """Return the error, or why the worker was given up, of which it is only what a call felt."""
         if isinstance(self._worker, RemoteWorker) and not self._worker.is_alive:
             try:
                 self._worker.check()
@@ -231,12 +231,12 @@ class _Connection:
         return error
 
     def abandon(self) -> None:
-        """Forgets what the worker holds, which is about to end or has ended."""
+        """Forget what the worker holds, which is about to end or has ended."""
         for executor in self._executors:
             executor.abandon()
 
     def close(self) -> None:
-        """Frees what the worker holds."""
+        """Free what the worker holds."""
         for executor in list(self._executors):
             executor.close()
 
@@ -246,7 +246,7 @@ def _stop_at(workers: list[Any], i: int) -> None:
 
 
 def _create_context(connections: list[_Connection]) -> Any:
-    """Returns a synchronous context over the workers of these connections, which may be replaced in their list."""
+    """Return a synchronous context over the workers of these connections, which may be replaced in their list."""
     tff = require_tff()
 
     class AsyncContext(tff.framework.AsyncContext):  # type: ignore[name-defined,misc]
@@ -291,7 +291,7 @@ def _create_context(connections: list[_Connection]) -> Any:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turns gRPC's error for a computation that failed into one sentence."""
+    """Turn gRPC's error for a computation that failed into one sentence."""
     import grpc
 
     try:
@@ -308,7 +308,7 @@ def _abandon(connections: list[_Connection]) -> None:
 
 
 def _release(connections: list[_Connection]) -> None:
-    """Frees what workers hold that go on. On a thread: one that computes answers late, a dead one never."""
+    """Free what workers hold that go on. On a thread: one that computes answers late, a dead one never."""
 
     def close_all() -> None:
         for connection in connections:
@@ -320,7 +320,7 @@ def _release(connections: list[_Connection]) -> None:
 
 
 def _create_async_context(worker: AnyWorker, executors: "weakref.WeakSet[Any]") -> Any:
-    """Returns TFF's asynchronous context over one worker; adds the executors that it makes to `executors`."""
+    """Return TFF's asynchronous context over one worker; add the executors that it makes to `executors`."""
     tff = require_tff()
     from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
 
@@ -346,7 +346,7 @@ def _create_async_context(worker: AnyWorker, executors: "weakref.WeakSet[Any]") 
 
 
 def _start(make: Callable[[], Coroutine[Any, Any, Any]]) -> "Future[Any]":
-    """Runs a coroutine on a thread: TFF's own context keeps one, and an event loop, that nothing ends."""
+    """Run a coroutine on a thread: TFF's own context keeps one, and an event loop, that nothing ends."""
     return start(lambda: asyncio.run(make()))
 
 

@@ -27,21 +27,23 @@ class TffEngine:
         self.concurrent_calls = runtime.concurrent_calls
 
     def initialize(self) -> ServerState:
-        """As of `Engine`."""
+        """Implement `Engine.initialize`."""
         return self._process.initialize()
 
     def next(self, state: ServerState, datasets: Sequence[tf.data.Dataset]) -> Any:
-        """As of `Engine`."""
+        """Implement `Engine.next`."""
         return self._process.next(state, datasets)
 
     def replace_dead_workers(self) -> int:
-        """As of `Engine`; 0 for workers that are not ours."""
+        """Implement `Engine.replace_dead_workers`; return 0 for workers that this process did not start."""
         return self._runtime.replace_dead_workers()
 
 
 @contextlib.contextmanager
 def running(process: BayesianProcess, runtime: Optional[Runtime]) -> Iterator[TffEngine]:
-    """The engine over a runtime, its context installed for this thread; over a worker of our own if there is none."""
+    """Return the engine over a runtime, its context installed for this thread; over a worker of our own if
+    there is none.
+    """
     if runtime is None:
         with local_workers() as own:
             yield TffEngine(process, own)

@@ -18,7 +18,7 @@ _KEPT_COMPUTATIONS = 8
 
 
 def create_stub(channel: Any) -> Any:
-    """Returns TFF's interface to the worker behind a gRPC channel."""
+    """Return TFF's interface to the worker behind a gRPC channel."""
     tff = require_tff()
     from tensorflow_federated.proto.v0 import executor_pb2_grpc
 
@@ -44,7 +44,7 @@ def create_stub(channel: Any) -> Any:
 
 @functools.cache
 def executor_type() -> Any:
-    """Returns the class of executors over a stub."""
+    """Return the class of executors over a stub."""
     tff = require_tff()
     from tensorflow_federated.python.core.impl.executors.remote_executor import RemoteValue
 
@@ -87,12 +87,12 @@ def executor_type() -> Any:
             return remote
 
         def forget(self) -> None:
-            """Frees what is left at the worker."""
+            """Free what is left at the worker."""
             self._computations.clear()
             self._datasets.clear()
 
         def abandon(self) -> None:
-            """Forgets a worker that is gone, and with it all that it held."""
+            """Forget a worker that is gone, and with it all that it held."""
             self._executor_id = None
             self.forget()
 

@@ -1,4 +1,4 @@
-"""Whether workers still answer: one that is stopped, swapped out or cut off keeps its callers waiting for ever."""
+"""Checks that workers still answer: a stopped, swapped out or disconnected worker would block its callers forever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONCE_MORE_SECONDS = 5.0
 
 @contextlib.contextmanager
 def heartbeat(workers: list[Any], seconds: float) -> Iterator[None]:
-    """Watches workers, also those that come into their list later: who does not answer for `seconds` is given up.
+    """Watch workers, also those that come into their list later: who does not answer for `seconds` is given up.
 
     A worker answers from threads that do not compute, so that a busy one answers at once however long its clients take;
     the question has a connection of its own, so that no large message is before it. After `seconds` without an answer
@@ -50,7 +50,7 @@ def heartbeat(workers: list[Any], seconds: float) -> Iterator[None]:
             channel.close()
 
     def look() -> None:
-        """Begins to watch who is new."""
+        """Begin to watch who is new."""
         while True:
             for i, worker in enumerate(workers):
                 if watched.get(i) is not worker:

@@ -12,7 +12,7 @@ from tfp_bfl.errors import INSTALL_TFF_COMMAND, MissingDependency, WorkerError, 
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033  (functools.cache hides the type from mypy on 3.9)
 def require_tff() -> ModuleType:
-    """Returns the module `tensorflow_federated`, imported at the first call (about 5 s).
+    """Return the module `tensorflow_federated`, imported at the first call (about 5 s).
 
     Raises:
       MissingDependency: TFF is absent, or importing it fails.
@@ -31,7 +31,7 @@ def require_tff() -> ModuleType:
 
 
 def _drop_default_context(tff: ModuleType) -> None:
-    """Lets go of TFF's default context while its destructor still works.
+    """Let go of TFF's default context while its destructor still works.
 
     TFF installs a default context when it is imported. Left to the interpreter's teardown, its destructor
     prints an exception and, if a computation ran in it, leaves that computation's worker process behind.

@@ -1,4 +1,4 @@
-"""Becomes a worker that dies with who started it, in a network of its own if asked to. Run as a script:
+"""The start of a worker that ends with its parent process, in a network of its own if asked to. Run as a script:
 
     python -I -S launcher.py PARENT SOCKET PORT PROGRAM [ARGUMENT ...]
 
@@ -55,7 +55,7 @@ def _die_with(parent: int, number: int) -> None:
 
 
 def _enter_network() -> None:
-    """Leaves the machine's network for one with nothing but a loopback interface. Raises OSError if not allowed."""
+    """Leave the machine's network for one with nothing but a loopback interface. Raises OSError if not allowed."""
     user, group = os.getuid(), os.getgid()
     if _libc.unshare(_NEW_NETWORK):  # Allowed to administrators; to others in a namespace where they are one.
         if _libc.unshare(_NEW_USER | _NEW_NETWORK):
@@ -69,7 +69,7 @@ def _enter_network() -> None:
 
 
 def _relay(listener: socket.socket, path: str, port: int) -> None:
-    """Carries the bytes of each connection to the worker's port and back, until the worker ends."""
+    """Carry the bytes of each connection to the worker's port and back, until the worker ends."""
 
     def end(*_: object) -> None:
         for remove, name in ((os.unlink, path), (os.rmdir, os.path.dirname(path))):

@@ -16,7 +16,9 @@ tff = require_tff()
 
 
 def learning_process(round: Round, model_fn: Callable[[], tf.keras.Model]) -> Any:
-    """The round as a `tff.learning.templates.LearningProcess`, over any number of clients in constant server memory."""
+    """Return the round as a `tff.learning.templates.LearningProcess`, over any number of clients in
+    constant server memory.
+    """
     with _keras_classes_kept(model_fn()):
         return _build(round)
 
@@ -66,7 +68,7 @@ def _build(round: Round) -> Any:
 
 @contextlib.contextmanager
 def _keras_classes_kept(model: tf.keras.Model) -> Iterator[None]:
-    """Undoes what TFF's tracing does to Keras.
+    """Undo what TFF's tracing does to Keras.
 
     It traces in graphs of TensorFlow 1; a Keras model that is built there turns the classes of its layers into those of
     version 1, which breaks every model that exists. Making an object of a class outside turns it back.

@@ -10,7 +10,7 @@ from tfp_bfl.engines.tff.installation import require_tff
 
 
 def create_value_request(executor_id: Any, value: Any, type_spec: Any) -> Any:
-    """The request that leaves `value`, of the TFF type `type_spec`, at a worker's executor.
+    """Return the request that leaves `value`, of the TFF type `type_spec`, at a worker's executor.
 
     Equal, byte for byte, to that of TFF's own `serialize_value`, and with its errors.
     """
@@ -22,7 +22,7 @@ def create_value_request(executor_id: Any, value: Any, type_spec: Any) -> Any:
 
 
 def _fill(message: Any, value: Any, type_spec: Any) -> None:
-    """Makes the empty `message` that of the value."""
+    """Make the empty `message` that of the value."""
     tff = require_tff()
     if isinstance(type_spec, tff.StructType):
         _fill_struct(message, value, type_spec)
@@ -59,7 +59,7 @@ def _fill_federated(message: Any, value: Any, type_spec: Any) -> None:
 
 
 def _is_array_of(value: Any, type_spec: Any) -> bool:
-    """Whether TFF sends the value as the bytes of an array, without a conversion."""
+    """Return whether TFF sends the value as the bytes of an array, without a conversion."""
     return (
         isinstance(value, np.ndarray)
         and value.ndim > 0

@@ -39,7 +39,7 @@ _MOST_SOCKET_PATH = 100
 
 
 def worker_path() -> str:
-    """Returns the path of the worker binary that the installed TFF brings.
+    """Return the path of the worker binary that the installed TFF brings.
 
     To serve other machines, run it there: `worker_binary --port=8000 --max_concurrent_computation_calls=8`.
     """
@@ -69,7 +69,7 @@ class Worker:
         binary: Optional[str] = None,
         own_network: bool = True,
     ) -> "Worker":
-        """Starts a worker and waits until it answers.
+        """Start a worker and wait until it answers.
 
         Args:
           max_concurrent_calls: how many client computations it runs at once.
@@ -131,21 +131,21 @@ class Worker:
         return self._process.poll() is None
 
     def open_channel(self) -> Any:
-        """Another channel to it."""
+        """Open another channel to the worker."""
         return open_channel(self.address, local=True)
 
     def give_up(self, seconds: float) -> None:
-        """Ends a process that has not answered for so many seconds: who waits for it is told so."""
+        """End a process that has not answered for so many seconds: who waits for it is told so."""
         self._silent_seconds = seconds
         _signal_group(self._process, signal.SIGKILL)
 
     def check(self) -> None:
-        """Raises WorkerError, with how it ended and the end of its log, if the process does not run."""
+        """Raise WorkerError, with how it ended and the end of its log, if the process does not run."""
         if not self.is_alive:
             raise self._how_it_ended()
 
     def log_tail(self) -> str:
-        """Returns the end of what the worker has printed."""
+        """Return the end of what the worker has printed."""
         # The worker writes at the offset that both processes share, so this must not move it.
         if self._log.closed:
             return "(stopped)"
@@ -154,15 +154,15 @@ class Worker:
         return text or "(an empty log)"
 
     def memory_bytes(self) -> int:
-        """Returns the memory that the process holds now (its resident set)."""
+        """Return the memory that the process holds now (its resident set)."""
         return self._memory("VmRSS:")
 
     def peak_memory_bytes(self) -> int:
-        """Returns the most memory that the process has held at once."""
+        """Return the most memory that the process has held at once."""
         return self._memory("VmHWM:")
 
     def stop(self) -> None:
-        """Ends the process and waits for its end. May be called again, and from an interrupted call."""
+        """End the process and wait for its end. May be called again, and from an interrupted call."""
         # A forked copy of the owner must not end its parent's worker.
         if self._log.closed or os.getpid() != self._owner:
             return
@@ -181,7 +181,7 @@ class Worker:
             _live.discard(self)
 
     def _wait_until_ready(self, deadline: float, startup_seconds: float) -> bool:
-        """Returns True once the worker answers, False if it has ended."""
+        """Return True once the worker answers, False if it has ended."""
         while self.is_alive:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -214,7 +214,7 @@ class Worker:
 
 
 class Tls(NamedTuple):
-    """What a connection is encrypted and known by; TFF's worker itself has neither, but a proxy before it may.
+    """The encryption and identity of a connection; TFF's worker has neither, but a proxy before it may.
 
     Fields:
       authority: file of the certificate that signed the proxy's, PEM.
@@ -226,7 +226,7 @@ class Tls(NamedTuple):
     key: Union[str, os.PathLike[str], None] = None
 
     def read(self) -> Any:
-        """The `grpc.ChannelCredentials`.
+        """Return the `grpc.ChannelCredentials`.
 
         Raises:
           InvalidArgument: a file can't be read, or of certificate and key there is one alone.
@@ -243,7 +243,7 @@ class Tls(NamedTuple):
 
 
 def open_channel(address: str, local: bool, tls: Optional[Tls] = None) -> Any:
-    """Returns a `grpc.Channel` to "host:port" for messages of any size; `local` goes round any HTTP proxy."""
+    """Return a `grpc.Channel` to "host:port" for messages of any size; `local` goes round any HTTP proxy."""
     require_tff()
     import grpc
 
@@ -264,7 +264,7 @@ def open_channel(address: str, local: bool, tls: Optional[Tls] = None) -> Any:
 
 
 def is_ready(channel: Any, seconds: float) -> bool:
-    """Returns whether a gRPC server at the other end of a channel answers within so many seconds."""
+    """Return whether a gRPC server at the other end of a channel answers within so many seconds."""
     import grpc
 
     # Any answer will do. gRPC's own watch on a channel is a thread that fails loudly when the channel closes.
@@ -281,7 +281,7 @@ def _environment(**threads: Optional[int]) -> dict[str, str]:
 
 
 def _make_folder() -> str:
-    """A new folder that only this user can enter, with a path short enough for that of a socket in it."""
+    """Return a new folder that only this user can enter, with a path short enough for that of a socket in it."""
     folder = tempfile.mkdtemp(prefix="tfp_bfl-")
     if len(folder) < _MOST_SOCKET_PATH:
         return folder
@@ -301,7 +301,7 @@ def _tell_who_can_use_it(reason: str) -> None:
 
 
 def _reserve_port() -> socket.socket:
-    """Returns a socket bound to a free port, which the worker may share and nobody else can be given."""
+    """Return a socket bound to a free port, which the worker may share and nobody else can be given."""
     # gRPC listens with SO_REUSEPORT: two workers with the same port would silently share their callers.
     dual = socket.has_dualstack_ipv6()
     reservation = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
@@ -348,7 +348,7 @@ _starter: Optional[_Starter] = None
 
 
 def _launch(command: list[str], environment: dict[str, str]) -> tuple["subprocess.Popen[bytes]", IO[bytes]]:
-    """Starts a command that dies with this process; returns it and its log, a nameless file."""
+    """Start a command that dies with this process; return it and its log, a nameless file."""
     global _starter
     if _starter is None or _starter.owner != os.getpid():  # Threads don't survive a fork.
         _starter = _Starter()

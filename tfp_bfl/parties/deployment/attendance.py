@@ -1,4 +1,4 @@
-"""Who takes part in a run, with how many examples each counts, and why others do not."""
+"""The sites of a run, the example counts that weight them, and the reasons of those that are left out."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Attendance:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of those who have a number, by which they are in order."""
+        """The names of numbered sites, in the order of their numbers."""
         return tuple(self.told)
 
     def counted(self, max_examples: Optional[int]) -> dict[str, Any]:
-        """What is told, but of so many examples at most."""
+        """Return the message with its number of examples capped."""
         most = max_examples or np.inf
         return {party: {**own, _SIZE: min(own[_SIZE], most)} for party, own in self.told.items()}
 
@@ -57,25 +57,27 @@ class Attendance:
         return found
 
     def absences(self) -> list[str]:
-        """A sentence for each party that takes no part."""
+        """Return a sentence for each party that takes no part."""
         return [f"Without {party}: {reason}" for party, reason in sorted(self.refused.items())]
 
     def check(self, quorum: int, without: Collection[str] = ()) -> None:
-        """Raises Error where fewer than the quorum are there, `without` those who are not."""
+        """Raise Error where fewer than the quorum are there, `without` those who are not."""
         number = len(self.told) - len(without)
         if number < quorum:
             reasons = "; ".join(f"{party}: {reason}" for party, reason in sorted(self.refused.items()))
             raise Error(f"{number} parties take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
 
     def write(self, folder: pathlib.Path) -> None:
-        """As `parties.json`: of each what it tells, or `refused` and why, or both where it has a number nonetheless."""
+        """Write `parties.json`: each site's description, or `refused` and why, or both where it has a
+        number nonetheless.
+        """
         every = sorted({*self.told, *self.refused})
         why = {party: {_REFUSED: reason} for party, reason in self.refused.items()}
         content = {party: {**self.told.get(party, {}), **why.get(party, {})} for party in every}
         (folder / PARTIES).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def begin(self, channel: Channel, jobs: Mapping[str, bytes], quorum: int) -> None:
-        """Tells all of the run, and notes who refuses or does not answer.
+        """Report all of the run, and notes who refuses or does not answer.
 
         Raises:
           Error: fewer than the quorum take part.
@@ -88,7 +90,7 @@ class Attendance:
 
 
 def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequence[str] = ()) -> Attendance:
-    """Asks all what data they have, each of whom is refused by itself; of a run that broke off it is who was there.
+    """Ask all what data they have, each of whom is refused by itself; of a run that broke off it is who was there.
 
     Args:
       folder: of the run.

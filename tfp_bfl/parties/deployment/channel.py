@@ -1,4 +1,4 @@
-"""What a server asks its parties, and by what it reaches them."""
+"""The requests of a server to its sites, and the channel that carries them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_BYTES = 2**32
 
 
 class Refusal(str):
-    """Why a party does not do what it is asked."""
+    """The reason why a site refuses a request."""
 
 
 Reply = Union[bytes, Refusal]
@@ -23,7 +23,7 @@ class Channel(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Of those who can be reached."""
+        """The names of reachable sites."""
 
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
-        """The replies of parties, each by its authenticated name, as they come, until all have or time is up."""
+        """Return the replies of parties, each by its authenticated name, as they come, until all have or time is up."""

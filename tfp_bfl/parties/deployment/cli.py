@@ -31,7 +31,7 @@ environment without TensorFlow Federated.
 @click.group("deploy", epilog=DEPLOY_EXAMPLES, invoke_without_command=True)
 @click.pass_context
 def deploy(context: click.Context) -> None:
-    """Federations of real parties: each with hosts, data and a key of its own."""
+    """Return federations of real parties: each with hosts, data and a key of its own."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -135,7 +135,7 @@ def run(
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=8402, show_default=True, help="On this machine.")
 def demo(output: str, rounds: int, port: int) -> None:
-    """Three hospitals, each a process with a third of the breast cancer data, and a server, on this machine."""
+    """Return three hospitals, each a process with a third of the breast cancer data, and a server, on this machine."""
     from tfp_bfl.parties.deployment.demo import run_demo
 
     with ends_with_cleanup():

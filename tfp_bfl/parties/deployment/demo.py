@@ -27,7 +27,7 @@ _SECONDS_TO_START, _SECONDS_TO_END = 120.0, 30.0
 
 
 def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Callable[[str], None]) -> pathlib.Path:
-    """Makes the folders, starts everybody, runs, ends everybody, and returns the run's folder.
+    """Make the folders, starts everybody, runs, ends everybody, and return the run's folder.
 
     Raises:
       InvalidArgument: the folder is there, or the port is taken.
@@ -69,7 +69,7 @@ def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Cal
 
 
 def write_hospitals(kits: pathlib.Path) -> None:
-    """A third of the breast cancer data for each, as a table in its folder."""
+    """Return a third of the breast cancer data for each, as a table in its folder."""
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
@@ -86,7 +86,7 @@ def write_hospitals(kits: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess.Popen]]:
-    """Processes of a server, which is first, and of parties, all of which end with the context."""
+    """Return processes of a server, which is first, and of parties, all of which end with the context."""
     processes: list[subprocess.Popen] = []
     try:
         for kit in kits:
@@ -108,7 +108,7 @@ def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess
 
 
 def start_process(kit: pathlib.Path) -> subprocess.Popen:
-    """The server or the party of a folder, in a session of its own, which writes `process.log` there."""
+    """Return the server or the party of a folder, in a session of its own, which writes `process.log` there."""
     command = [sys.executable, "-m", "tfp_bfl", "deploy", "start", str(kit)]
     with open(kit / "process.log", "ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

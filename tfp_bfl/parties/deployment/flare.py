@@ -48,22 +48,22 @@ class _Aborted(Error):
 
 
 class _Lines(io.TextIOBase):
-    """What is told of a run: to the server's own output, and kept for whoever submitted it and asks."""
+    """The messages of a run: written to the server's output, and stored for its submitter."""
 
     def __init__(self) -> None:
         self._every: list[str] = []
 
     def write(self, text: str) -> int:
-        """Takes whole lines."""
+        """Take whole lines."""
         self._every += filter(None, text.splitlines())
         return sys.stdout.write(text)
 
     def flush(self) -> None:
-        """Of the server's output."""
+        """Flush the server's output."""
         sys.stdout.flush()
 
     def last(self) -> dict[str, Any]:
-        """The last lines, and how many there were before them."""
+        """Return the last lines, and how many there were before them."""
         every = self._every[:]
         return {"before": max(0, len(every) - _KEPT), "lines": every[-_KEPT:]}
 
@@ -101,19 +101,19 @@ class Server(Controller):
         }
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing is to be prepared."""
+        """Do nothing: there is nothing to prepare."""
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing is to be cleared."""
+        """Do nothing: there is nothing to clear."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tells of the rounds where it is asked how the run goes."""
+        """Report of the rounds where it is asked how the run goes."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(TOLD, self._lines.last())
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """The run, from its first question to its folder."""
+        """Return the run, from its first question to its folder."""
         name, options, quorum, deadline = self._arguments
         workspace = fl_ctx.get_engine().get_workspace()
         channel = _Channel(self, fl_ctx, abort_signal, deadline)
@@ -135,7 +135,7 @@ class Server(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """An answer that came too late is not looked at."""
+        """Ignore an answer that came too late."""
         self.log_warning(fl_ctx, f"{client.name} answered {task_name} too late.")
 
 
@@ -147,11 +147,11 @@ class _Channel:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the parties that the job was deployed to."""
+        """The names of the sites that the job was deployed to."""
         return [client.name for client in self._fl_ctx.get_engine().get_clients()]
 
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
-        """As of `channel.Channel`; a party that is not connected refuses."""
+        """Implement `channel.Channel.ask`; a site that is not connected refuses."""
         there = set(self.names)
         asked = [name for name in what if name in there]
         yield from ((name, Refusal("it is not connected")) for name in what if name not in there)
@@ -204,7 +204,7 @@ class Site(Executor):
         self._answers: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Reads the party's file and data when a job starts; what is wrong with them is told when it is asked."""
+        """Read the party's file and data when a job starts; what is wrong with them is told when it is asked."""
         if event_type == EventType.START_RUN:
             folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
             try:
@@ -213,7 +213,7 @@ class Site(Executor):
                 self._answers = str(error)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """The answer to a task, or why there is none."""
+        """Return the answer to a task, or why there is none."""
         started, reply = time.perf_counter(), Shareable()
         try:
             if isinstance(self._answers, str):

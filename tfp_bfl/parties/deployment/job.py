@@ -1,4 +1,4 @@
-"""What a server tells its parties of a run: options without code, and what the data look like, as JSON."""
+"""The job that a server sends to its sites: options without code, and the schema of the data, as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: str) -> str:
-    """Returns the name of a run, which is that of folders too.
+    """Return the name of a run, which is that of folders too.
 
     Raises:
       InvalidArgument: it can't be.
@@ -27,7 +27,7 @@ def check_name(name: str) -> str:
 
 
 def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
-    """The configuration of a run over so many parties.
+    """Return the configuration of a run over so many parties.
 
     Raises:
       InvalidArgument: an option is of data in one place or names code, is unknown, or does not fit the others.
@@ -50,13 +50,13 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
 
 
 def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
-    """A schema as JSON."""
+    """Return a schema as JSON."""
     told = dataclasses.asdict(schema)
     return {**told, "columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
 
 
 def from_json(told: Any) -> bfl.data.Schema:
-    """The schema that `to_json` wrote.
+    """Return the schema that `to_json` wrote.
 
     Raises:
       InvalidArgument: it is none.

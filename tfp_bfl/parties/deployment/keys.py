@@ -16,8 +16,9 @@ _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
 
 
 def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
-    """A party's half, for all others: its public key, its certificate and the signature, as text; None without a
-    certificate."""
+    """Return a party's half, for all others: its public key, its certificate and the signature, as text; None
+    without a certificate.
+    """
     if not (startup / _CERTIFICATE).exists():
         return None
     from cryptography.hazmat.primitives import serialization
@@ -30,7 +31,7 @@ def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
 
 
 def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
-    """The keys that a party shares with the others, by their names.
+    """Return the keys that a party shares with the others, by their names.
 
     Args:
       startup: its folder of certificates.

@@ -83,7 +83,7 @@ options.
 
 
 def check_installed() -> None:
-    """Raises MissingDependency where NVIDIA FLARE is not installed."""
+    """Raise MissingDependency where NVIDIA FLARE is not installed."""
     try:
         import nvflare  # noqa: F401
     except ImportError:
@@ -94,7 +94,7 @@ def check_installed() -> None:
 
 
 def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: Sequence[str]) -> list[pathlib.Path]:
-    """Writes a folder for the server, one for each party and one for the administrator, and returns them.
+    """Write a folder for the server, one for each party and one for the administrator, and return them.
 
     Each has the certificate and the key of its own; the folder `authority` has the authority's key, and stays with
     whoever made it: with the same folder, more parties can be added.
@@ -187,7 +187,7 @@ def _finish(kit: pathlib.Path, name: str, host: str) -> None:
 
 
 def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
-    """What a folder is for: role, name and host.
+    """Return the role, name and host of a folder.
 
     Raises:
       InvalidArgument: it is none of `make_kits`.
@@ -200,7 +200,7 @@ def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
 
 
 def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
-    """The command that runs the server or a party, after its resources were written for the place where it is.
+    """Return the command that runs the server or a party, after its resources were written for the place where it is.
 
     Raises:
       InvalidArgument: the folder is neither a server's nor a party's.
@@ -222,7 +222,7 @@ def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
 
 
 def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[str, Any]:
-    """With one class of ours that jobs may name, storage in the kit, and no logs sent."""
+    """Return FLARE's resources: one class that jobs may name, storage in the kit, and no logs sent."""
     resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
     resources["allow_log_streaming"] = False
     resources["components"] = [
@@ -234,7 +234,7 @@ def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[
 
 
 def start(kit: Union[str, pathlib.Path]) -> None:
-    """Becomes the server or the party, until it is ended.
+    """Run the server or the site in this process, until it is ended.
 
     Raises:
       InvalidArgument: the folder is neither's, or of another federation than the server that is there.

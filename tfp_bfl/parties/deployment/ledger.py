@@ -1,4 +1,4 @@
-"""What a party has told of its examples, run by run, and what it may still tell."""
+"""The privacy budget that a site has spent on its examples, run by run, and what remains."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Ledger:
         self._write(own["messages"] if own else {})
 
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
-        """Notes that a round is answered.
+        """Note that a round is answered.
 
         Raises:
           InvalidArgument: the run has no such round, or the round had another message.

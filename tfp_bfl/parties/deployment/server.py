@@ -50,7 +50,7 @@ def serve(
     without: Sequence[str] = (),
     again: bool = False,
 ) -> pathlib.Path:
-    """Runs a federation to its end, or goes on from where it broke off, and returns its folder.
+    """Run a federation to its end, or go on from where it broke off, and return its folder.
 
     The folder holds what a run's does: config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json; and
     parties.json: who takes part, and what their data look like. summary.json has what each scored, scores.npz the sums
@@ -158,7 +158,7 @@ class _Carrier:
         self._silent: set[str] = set()
 
     def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
-        """As of `federated.Transport`."""
+        """Implement `federated.Transport.ask`."""
         asked = [self._names[number] for number in numbers]
         self._begin_again([party for party in asked if party in self._again])
         silent = set(asked)
@@ -246,7 +246,7 @@ def _arrays(reply: Reply) -> Any:
 
 
 def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
-    """The bound of the parties' weights, of whom each must have offered half of a key."""
+    """Return the bound of the parties' weights, of whom each must have offered half of a key."""
     without = [party for party, offer in offers.items() if offer is None]
     if without:
         raise InvalidArgument(
@@ -299,7 +299,7 @@ def _report(
     schema: bfl.data.Schema,
     of_parties: Mapping[str, Any],
 ) -> None:
-    """The page about the run, from the rounds and the parties' sums."""
+    """Return the page about the run, from the rounds and the parties' sums."""
     summary = {name: x for name, x in metrics.items() if name != "round"}
     variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
     summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})

@@ -37,7 +37,7 @@ _MOST_BYTES = 2**33
 
 
 class PartyFile(pydantic.BaseModel):
-    """What a party says for itself; nobody else reads it.
+    """The configuration of a site, which stays there.
 
     Attributes:
       data: of its own (`data.read_own`): a table, an archive or a folder of images.
@@ -81,7 +81,7 @@ class PartyFile(pydantic.BaseModel):
 
 
 def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
-    """The party's file in a folder, whose paths are from there.
+    """Return the party's file in a folder, whose paths are from there.
 
     Raises:
       InvalidArgument: there is none, or it says something else than it may.
@@ -98,7 +98,7 @@ def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
 
 
 def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
-    """The party's secret, made when it is first asked for, which only its owner may read."""
+    """Return the party's secret, made when it is first asked for, which only its owner may read."""
     path = pathlib.Path(folder) / SECRET
     try:
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -121,7 +121,7 @@ class Site:
     seen = "The server sees nothing."
 
     def __init__(self, folder: Union[str, os.PathLike[str]]):
-        """The party's folder; its file and data are read at once.
+        """Return the party's folder; its file and data are read at once.
 
         Raises:
           InvalidArgument: the file or the data can't be read.
@@ -143,13 +143,13 @@ class Site:
         self._open = contextlib.ExitStack()
 
     def describe(self) -> str:
-        """What its data look like, as JSON: no example; and its half of the keys by which it can mask what it sends."""
+        """Return the schema of the data as JSON, without examples; and the site's public keys for masks."""
         told = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
         half = keys.offer(self._startup, secret_of(self._folder))
         return json.dumps(told if half is None else {**told, OFFER: half})
 
     def begin(self, told: str) -> None:
-        """Takes part in a run, of which the server says options, schema, name, and the party's number.
+        """Take part in a run, of which the server says options, schema, name, and the party's number.
 
         Raises:
           InvalidArgument: its file forbids that, or what is told is not of the form that it must have.
@@ -231,7 +231,7 @@ class Site:
         return {names.index(other): key for other, key in shared.items()}
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Its work in a round, or what lets a masked sum be read (`federated.SealedParty`).
+        """Return the site's work in a round, or the shares that unmask a sum (`federated.SealedParty`).
 
         Raises:
           InvalidArgument: its examples would be told of more than its file allows, or a second sum be known.
@@ -239,7 +239,7 @@ class Site:
         return self._begun().answer(message)
 
     def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Sums of a model's scores on its own test data (`evaluation.score_sums`).
+        """Return sums of a model's scores on its own test data (`evaluation.score_sums`).
 
         Raises:
           InvalidArgument: it shares none, or the weights are none of this run's model.
@@ -322,7 +322,7 @@ def _digest_of(job: Mapping[str, Any]) -> str:
 
 
 class _Versions:
-    """What a party keeps over rounds, a file for each round in which it did, of the last rounds.
+    """The memory of a site between rounds, a file for each of the last rounds in which it took part.
 
     A server that asks for one round has its result, and can go back to its own checkpoints, but no further: files of
     rounds before these are deleted.
@@ -356,7 +356,7 @@ class _Versions:
 
 
 class _Promises:
-    """What a party has promised of a run's rounds, a file for each, on the disk before its answer goes."""
+    """The promises of a site for a run's rounds, a file for each, on disk before the answer is sent."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder

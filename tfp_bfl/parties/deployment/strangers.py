@@ -1,4 +1,6 @@
-"""Whether a server and a folder are of one federation, which FLARE tells from a server that is not there by no word."""
+"""A check that a server and a folder belong to one federation, since FLARE reports a foreign server as a
+missing one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0,
 
 
 def strangers(startup: pathlib.Path, host: str, port: int) -> str:
-    """Why a server and a folder do not trust each other, in a sentence; "" where they do or nothing is told of it.
+    """Return why a server and a folder do not trust each other, in a sentence; "" where they do or nothing is known.
 
     Args:
       startup: the folder of certificates.

@@ -37,7 +37,7 @@ def write_job(
     without: Sequence[str] = (),
     again: bool = False,
 ) -> pathlib.Path:
-    """Writes a job's folder: two files that name one class each, and one that names the job."""
+    """Write a job's folder: two files that name one class each, and one that names the job."""
     config = folder / name / "app" / "config"
     config.mkdir(parents=True)
     server = {"name": name, "options": dict(options), "quorum": quorum, "deadline": deadline}
@@ -80,7 +80,7 @@ def submit(
     max_examples: Optional[int] = None,
     without: Sequence[str] = (),
 ) -> pathlib.Path:
-    """Submits a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
+    """Submit a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
     saved_model/.
 
     The same name goes on with a run that broke off, as this does where a process of the server or of a party died:
@@ -155,7 +155,7 @@ class _Server:
         self._connect()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What a method of FLARE's session gives.
+        """Return the result of a method of FLARE's session.
 
         Raises:
           Error: the server can't be reached, or refuses.
@@ -174,7 +174,7 @@ class _Server:
         raise Error("The server answers and then does not: look at its log.")
 
     def wait_for(self, parties: Collection[str], seconds: float) -> set[str]:
-        """Those who are connected, once these are, or time is up: who goes on with a run goes on with all of it."""
+        """Wait for the sites to connect and return the connected ones; a resumed run requires all of its sites."""
         end, waits = time.monotonic() + seconds, False
         while True:
             there = {client.name for client in self.call("get_system_info").client_info}
@@ -187,7 +187,7 @@ class _Server:
             time.sleep(_POLL)
 
     def told(self, number: str) -> dict[str, Any]:
-        """The server's last lines about a job that runs, if it answers."""
+        """Return the server's last lines about a job that runs, if it answers."""
         with contextlib.suppress(Exception):
             for found in dict(self._session.show_stats(number, "server")).values():
                 if isinstance(found, dict) and TOLD in found:
@@ -195,7 +195,7 @@ class _Server:
         return {}
 
     def close(self) -> None:
-        """Ends the session."""
+        """End the session."""
         with contextlib.suppress(Exception):
             self._session.close()
 
@@ -248,7 +248,7 @@ def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
 
 
 def tell_new(told: Mapping[str, Any], known: int, tell: Callable[[str], None]) -> int:
-    """Tells what a server has told since so many lines of its were known, and returns how many are now.
+    """Report what a server has told since so many lines of its were known, and return how many are now.
 
     Args:
       told: `lines`, and how many there were `before` them; nothing where the server did not answer.

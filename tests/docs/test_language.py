@@ -1,0 +1,78 @@
+"""The language of docstrings, option help and pages: standard terms, sentences that open with a verb or a noun."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from tfp_bfl.app.options.algorithms import ALGORITHMS, algorithm_options
+from tfp_bfl.app.options.config import RunConfig
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOT_FIRST = {
+    *("What", "Whether", "Who", "Whose", "Those", "Of", "How", "That", "Which", "Why", "Where", "Without", "Its"),
+    *("As", "Such", "Nothing", "Everything", "Also"),
+}
+# Properties and flags are documented as conditions.
+CONDITIONS = {"Whether"}
+# Pages that use the field's terms throughout; the other pages are not checked yet.
+PAGES = ("concepts", "ensemble", "langevin", "limits", "personal", "quickstart", "regression", "report", "uncertainty")
+PAGES += ("from_flower", "from_tfp", "validation")
+BANNED = (
+    r"\btold\b",
+    r"\bone's own\b",
+    r"\bforeign images\b",
+    r"\bgoes on\b",
+    r"\bbroke off\b",
+    r"\bdefences?\b",
+    r"\bmends?\b",
+    r"\bcould not be told\b",
+    r"\bthe verdict\b",
+    r"\bcolder\b",
+    r"\bwide start\b",
+    r"\borders mistakes\b",
+    r"\bshares? out\b",
+    r"\bwhat is kept\b",
+)
+MOST_COLUMNS = 120
+
+
+def docstrings():
+    """(place, kind, text) of each docstring of the library."""
+    for path in sorted((ROOT / "tfp_bfl").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                is_property = any("property" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+                place = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
+                yield place, "property" if is_property else type(node).__name__, ast.get_docstring(node)
+
+
+def test_docstrings_open_with_a_verb_or_a_noun():
+    found = {
+        place: text.split("\n")[0]
+        for place, kind, text in docstrings()
+        if text.split()[0].strip(",.") in NOT_FIRST - (CONDITIONS if kind == "property" else set())
+    }
+    assert found == {}
+
+
+def test_help_is_a_noun_phrase_or_an_imperative():
+    classes = (RunConfig, *(algorithm_options(name) for name in ALGORITHMS))
+    helps = {name: field.description for of in classes for name, field in of.model_fields.items() if field.description}
+    assert len(helps) > 100
+    assert {name: text for name, text in helps.items() if text.split()[0] in NOT_FIRST} == {}
+    assert {name: text for name, text in helps.items() if not text.endswith(".")} == {}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_use_the_fields_terms(page):
+    text = re.sub(r"\]\([^)]*\)", "]", (ROOT / "docs" / f"{page}.md").read_text())
+    assert [word for word in BANNED if re.search(word, text)] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_of_pages_are_short(page):
+    lines = (ROOT / "docs" / f"{page}.md").read_text().splitlines()
+    prose = [x for x in lines if not x.startswith(("|", "$", "![")) and "http" not in x]
+    assert [line for line in prose if len(line) > MOST_COLUMNS] == []
