@@ -45,7 +45,7 @@ def test_a_header_that_promises_more_than_there_is_is_refused(tmp_path, shape):
 def test_an_import_error_is_not_called_damage(tmp_path, monkeypatch):
     np.savez(tmp_path / "p.npz", a=np.zeros(3))
     monkeypatch.setattr(
-        np, "load", lambda *_, **__: (_ for _ in ()).throw(ModuleNotFoundError("no module", name="zlib"))
+        zipfile, "ZipFile", lambda *_, **__: (_ for _ in ()).throw(ModuleNotFoundError("no module", name="zlib"))
     )
     with pytest.raises(ModuleNotFoundError):
         read_arrays(tmp_path / "p.npz", "file", 10_000)

@@ -250,7 +250,7 @@ def test_each_pass_sees_every_example_once_in_a_new_order(batch_size, sizes):
     features = np.arange(7, dtype=np.uint8)[:, None] * 42
     langevin_chain(model_fn, features, np.zeros(7, int), step_size=0.1, num_steps=9, batch_size=batch_size, burn_in=4)
     assert [len(batch) for batch in batches] == sizes
-    rows = np.round(255 / 42 * np.concatenate(batches)).astype(int)  # integers come scaled to [0, 1]
+    rows = np.round(np.concatenate(batches) / 42).astype(int)
     passes = [rows[i : i + 7] for i in range(0, len(rows) - 6, 7)]
     assert all(sorted(one) == list(range(7)) for one in passes)
     assert len({tuple(one) for one in passes}) == len(passes)

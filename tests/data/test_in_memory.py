@@ -184,7 +184,7 @@ def test_what_is_no_data(given, options, message):
         (["a", 1, 2, 3], "The table dataset can't be read: "),
         (["a", "b", "c", "d"], "In dataset the column 'b' holds 'a' in row 1, which is no number"),
         ([1.0, float("nan"), 2.0, 3.0], "In dataset the column 'b' has 1 empty cell, the first in row 2"),
-        ([[1], [2], [3], [4]], r"column 'b' of dataset holds \[1\], but must hold numbers"),
+        ([[1], [2], [3], [4]], r"In dataset the column 'b' holds '\[1\]' in row 1, which is no number"),
     ],
 )
 def test_columns_of_objects_in_a_data_frame(column, message):

@@ -9,6 +9,15 @@ import pytest
 from tfp_bfl.parties.deployment.signals import ends_with_cleanup
 
 
+@pytest.fixture(autouse=True)
+def nobody_handles_signals():
+    """A program that starts the tests by nohup has them ignore SIGHUP."""
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_what_was_begun_and_a_second_one_does_not_cut_that_short(number):
     ended = []

@@ -115,7 +115,7 @@ class GaussianLayer(tf.keras.layers.Layer):
         return plus(self._linear(inputs, self.kernel_mean), self._bias_mean) + _signed(perturbation, sign_out)
 
     def _flipout_of_one_channel(self, inputs: tf.Tensor, kernel_noise: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        """Return a_n is one sign for the whole example here: b_n absorbs it, and both kernels fit into one pass.
+        """Return the outputs in one pass of both kernels: a_n is one sign for the example, and b_n absorbs it.
 
         y_n = [W_mean x_n, D x_n] [I; diag(b_n)], a small matrix for each example
         """

@@ -36,7 +36,7 @@ def distil(
     batch_size: int = 32,
     learning_rate: float = 1e-3,
 ) -> ServerStep[Stack[ModelWeights]]:
-    """Return the mean prediction of an ensemble is taught to the mean of the clients' weights.
+    """Teach the mean prediction of an ensemble to the mean of the clients' weights.
 
     teacher  p(x) = mean_m softmax(f(x; w_m)), sharpened: proportional to p(x)^(1 / T)
     student  minimises -sum_c p_c(x) log softmax_c(f(x; w)) by SGD from the mean; w is the mean of its iterates

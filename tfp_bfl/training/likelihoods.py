@@ -103,7 +103,7 @@ def heteroscedastic() -> Likelihood:
 
 
 def density() -> Likelihood:
-    """Return the one output is log p(row | w) itself, as of `models.density`; labels say nothing."""
+    """Return the likelihood of models with one output, log p(row | w), as of `models.density`; labels are ignored."""
 
     def draw(outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         raise InvalidArgument("A density has no labels to draw: use inference 'backprop', or a chain.")

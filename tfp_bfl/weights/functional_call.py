@@ -155,7 +155,7 @@ def _last(variables: list[tf.Variable], values: Sequence[tf.Tensor]) -> list[tf.
 def _substituted(
     model: tf.keras.Model, variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]
 ) -> Iterator[None]:
-    """Return the layers' attributes are the values instead of the variables."""
+    """Replace the layers' variables by the values inside the block."""
     places: dict[int, list[tuple[Any, str]]] = {}
     for layer in model._flatten_layers():
         for name, held in vars(layer).items():

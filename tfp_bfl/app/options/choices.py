@@ -25,7 +25,7 @@ class Table(NamedTuple):
     values: tuple[float, ...] = ()
 
     def forms(self) -> list[str]:
-        """Return how each is written."""
+        """Return the form of each name."""
         return list(self.entries)
 
     def numbers(self) -> dict[str, float]:
