@@ -41,7 +41,7 @@ const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseco
 
 
 def measure(site, pages, widths, words, folder):
-    """What Chromium sees of a built site.
+    """Headless Chromium on a built site.
 
     Args:
       site: the folder of the site.

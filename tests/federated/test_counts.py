@@ -13,7 +13,7 @@ COUNTS = (1_500_000_000, 1_500_000_000, 2**31 - 1, 7)
 
 
 def reported(message, count):
-    """What a client sends that returns the weights it got."""
+    """Return the result of a client that sends the weights it got."""
     zero, counts = tf.constant(0.0), {"weights_at_floor": count}
     return ClientResult(message.weights, count, TrainingMetrics(zero, zero, zero), counts=counts)
 

@@ -68,7 +68,7 @@ def test_an_entry_without_a_job_counts_and_is_no_run_that_can_begin_again(tmp_pa
 
 
 def at_once(number, call):
-    """What each of as many threads got or was refused by; each opens the lock for itself, as processes do."""
+    """Return the result or the refusal of each thread; each opens the lock for itself, as processes do."""
     gate = threading.Barrier(number)
 
     def one(i):

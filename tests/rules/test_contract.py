@@ -123,7 +123,7 @@ def test_summaries_of_two_groups_merge_to_that_of_all(name, split):
 
 @every_rule
 def test_merge_is_associative_and_commutative_with_zeros_as_neutral_element(name):
-    """Of a stack what is pooled is the same: its rows stand in another order, or are a client of weight zero."""
+    """Compare pooled results; a stack may have its rows in another order, or a client of weight zero."""
     rule, anchor, (a, b, c, *rest) = summaries(name, *case())
     pooled = lambda total: rule.pool(fold(rule, [total, *rest]), anchor).weights
     outcome = pooled if is_over_stack(name) else (lambda total: total)
@@ -138,7 +138,7 @@ def test_merge_is_associative_and_commutative_with_zeros_as_neutral_element(name
 
 @every_rule
 def test_statistics_have_the_same_size_for_any_number_of_clients(name):
-    """Those of a stack have a row a client."""
+    """Statistics of a stack have one row for each client."""
     rule, _, parts = summaries(name, *case())
     total, first = ([list(x.shape) for x in tf.nest.flatten(part)] for part in (fold(rule, parts), parts[0]))
     assert total == ([[NUM_CLIENTS, *shape[1:]] for shape in first] if is_over_stack(name) else first)

@@ -1,4 +1,4 @@
-"""Federations over real places: what each says of its data, its client work, and sums that hide the summands.
+"""Federations of real sites: their descriptions of data, their client work, and secure aggregation.
 
 Names are imported when they are first used: `tfp_bfl.parties.deployment` offers commands without TensorFlow.
 """

@@ -91,7 +91,7 @@ def mode_at(
     prior_stddev: Optional[float] = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> Mode:
-    """Return a point of one's own as a `Mode`, with how far off it is; arguments as of `find_mode`."""
+    """Return a given point as a `Mode`, with its distance from the optimum; arguments as of `find_mode`."""
     potential, value_and_gradient, given = _target(model_fn, features, labels, prior_stddev, likelihood)
     vector = tf.concat([tf.reshape(tf.convert_to_tensor(x, tf.float32), [-1]) for x in point], 0)
     return _at(potential, value_and_gradient, vector, *given, prior_stddev, likelihood)
