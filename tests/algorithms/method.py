@@ -70,7 +70,9 @@ def result_of(work, model_fn, client):
     weights, federation = models.get_weights(model_fn()), models.Federation(len(SIZES), sum(SIZES))
     row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
     message = models.ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
-    return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client))
+    # Rounds of private examples also fold the secret seed, which is zero until `simulate` draws it.
+    secret = (0, 0) if isinstance(work, ClientWork) and work.is_private else ()
+    return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client, *secret))
 
 
 def fold(*numbers):
