@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.default_posterior import cell, run, tables
+from experiments.default_posterior import cell, controls, run, tables
 from experiments.default_posterior.config import COMMON, DEFAULT, METHODS, SIZES, TEMPERATURES
 from tfp_bfl import algorithms, clients
 from tfp_bfl.training import inference, optimizers
@@ -57,6 +57,25 @@ def test_a_trial_sees_no_test_image(tmp_path, monkeypatch):
     cell.run_cell(tmp_path / "b", options)
     first, second = (json.loads((tmp_path / name / "summary.json").read_text())["rows"] for name in "ab")
     assert first == second
+
+
+@pytest.mark.deep(after="tests/test_default_posterior_study.py")
+def test_a_control_scores_learned_and_equal_standard_deviations(tmp_path):
+    (name, options), *_ = controls.control_cells()
+    few = {"rounds": 2, "average": 2, "num_samples": 2, "test_examples": 50, "elsewhere_examples": 20}
+    cell.run_cell(tmp_path / "cell", {**options, **few, "model": "mlp", "examples_per_client": 8})
+    record = json.loads((tmp_path / "cell" / "summary.json").read_text())
+    assert all(value > 0 for row in record["rows"].values() for value in row.values())
+    assert record["rows"]["averaged"]["nll"] != record["rows"]["constant"]["nll"]
+    _, learned, constant = tables.controls_table({name: record})
+    assert learned[:2] == ["32,true", "learned"] and constant[:2] == ["32,true", "one number"]
+
+
+def test_shuffled_labels_are_another_order_of_the_same():
+    data = cell.data_of(SMALL)
+    labels = controls.shuffled_labels(data, 0).clients.source.labels
+    true = data.clients.source.labels
+    assert sorted(labels) == sorted(true) and (labels != true).mean() > 0.8
 
 
 def record(nll, fitted):

@@ -11,6 +11,7 @@ import numpy as np
 import tfp_bfl as bfl
 from experiments.cells import write_summary
 from experiments.default_posterior.config import COMMON
+from experiments.default_posterior.controls import control_scores, shuffled_labels
 from experiments.global_posterior.federation import data_of
 from experiments.global_posterior.scores import constant_spread, fitted_scores, permuted, scores, spread_scores
 
@@ -21,7 +22,7 @@ FIT = 400  # Images of the server on which a softmax temperature is fitted where
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
     """Runs a cell and writes its summary; of a method that fails, why."""
-    write_summary(folder, options, lambda: trained(options))
+    write_summary(folder, options, lambda: controlled(options) if options.get("control") else trained(options))
 
 
 def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess:
@@ -90,6 +91,18 @@ def trained(options: Options) -> dict[str, Any]:
     together = {name: [np.concatenate(samples) for samples in zip(*members)] for name, members in predicted.items()}
     score = on_held_out if options.get("trial") else on_test
     return {"training": {"seconds": seconds, **row}, "rows": {name: score(x, data) for name, x in together.items()}}
+
+
+def controlled(options: Options) -> dict[str, Any]:
+    """The rows of a control: the default's average of rounds, as it is and with one number for all deviations."""
+    data, seed = data_of(options), options["seed"]
+    if options["shuffled"]:
+        data = shuffled_labels(data, seed)
+    process, wall = process_of(options, data.clients, seed), time.perf_counter()
+    run = {name: options[name] for name in ("rounds", "seed")}
+    result = bfl.simulate(process, data.clients, engine="local", average_rounds=options["average"], **run)
+    rows = control_scores(process.model_fn, result.averaged.weights, data, options)
+    return {"training": {"seconds": time.perf_counter() - wall}, "rows": rows}
 
 
 def on_held_out(predicted: list[np.ndarray], data: Any) -> dict[str, Any]:

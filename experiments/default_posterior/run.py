@@ -1,6 +1,7 @@
 """Runs the study: `python -m experiments.default_posterior.run`.
 
-Trials first, on held-out training images; then the study with `config.METHODS`, by five seeds; then temperatures.
+Trials first, on held-out training images; then the study with `config.METHODS`, by five seeds; then controls; then
+temperatures.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from experiments.default_posterior.config import (
     TRIED_AT,
     TUNED,
 )
+from experiments.default_posterior.controls import control_cells
 from experiments.default_posterior.tables import write_all
 
 Options = dict[str, Any]
@@ -58,6 +60,7 @@ def cells() -> Iterator[tuple[str, Options]]:
         for seed, where, name in itertools.product(seeds, (*PARTITIONS, "digits", "cifar10"), methods):
             if seed in SEEDS_OF.get(name, SEEDS):
                 yield _study_cell(name, where, seed)
+    yield from control_cells()
     for data, share, temperature in itertools.product(SIZES, SHARES, TEMPERATURES):
         size, settings = SIZES[data], {**DEFAULT, "temperature": temperature}
         share_of = {"examples_per_client": round(share * size.get("examples_per_client", 129))}
