@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments.default_posterior import cell, controls, run, tables
@@ -63,12 +64,18 @@ def test_a_trial_sees_no_test_image(tmp_path, monkeypatch):
 def test_a_control_scores_learned_and_equal_standard_deviations(tmp_path):
     (name, options), *_ = controls.control_cells()
     few = {"rounds": 2, "average": 2, "num_samples": 2, "test_examples": 50, "elsewhere_examples": 20}
-    cell.run_cell(tmp_path / "cell", {**options, **few, "model": "mlp", "examples_per_client": 8})
+    cell.run_cell(tmp_path / "cell", {**options, **few, "model": "mlp", "examples_per_client": 32})
     record = json.loads((tmp_path / "cell" / "summary.json").read_text())
     assert all(value > 0 for row in record["rows"].values() for value in row.values())
+    assert all(value <= 1 for row in record["rows"].values() for name, value in row.items() if "auroc" in name)
     assert record["rows"]["averaged"]["nll"] != record["rows"]["constant"]["nll"]
     _, learned, constant = tables.controls_table({name: record})
-    assert learned[:2] == ["32,true", "learned"] and constant[:2] == ["32,true", "one number"]
+    assert learned[:2] == ["fashion_mnist,32,true", "learned"] and constant[1] == "one number"
+
+
+def test_small_clothes_are_as_large_as_digits():
+    images = controls.small_clothes(5)
+    assert images.shape == (5, 8, 8, 1) and images.dtype == np.uint8 and images.max() > 100
 
 
 def test_shuffled_labels_are_another_order_of_the_same():

@@ -71,7 +71,8 @@ TEMPERATURES = (0.005, 0.01, 0.02, 0.05, 1.0)
 SHARES = (1.0, 1 / 3, 0.1)
 
 # Controls: examples of a client, with as many local steps; standard deviation of the noise of pixels in [0, 1].
-CONTROLS = {"examples": (32, 100, 320), "partition": "iid", "seeds": (0, 1, 2), "noise": 0.3}
+_EXAMPLES = {"fashion_mnist": (32, 100, 320), "digits": (13, 43, 129)}
+CONTROLS = {"examples": _EXAMPLES, "partition": "iid", "seeds": (0, 1, 2), "noise": 0.3}
 
 PARTITIONS = ("label_skew:2", "dirichlet:0.5", "iid", "dirichlet:0.1")
 SEEDS = (0, 1, 2, 3, 4)

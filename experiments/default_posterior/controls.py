@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,26 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.default_posterior.config import CONTROLS, DEFAULT, SIZES
-from experiments.global_posterior.federation import Data
+from experiments.global_posterior.federation import Data, load
 from experiments.global_posterior.scores import constant_spread
 from experiments.tables import mean_and_sd
 
 Options = dict[str, Any]
 ROWS = ("averaged", "constant")
+PARTS = ("entropy", "aleatoric", "epistemic")
+KINDS = ("noisy", "rotated", "elsewhere")
 
 
 def control_cells() -> Iterator[tuple[str, Options]]:
     """The name and the options of each cell: as many local steps whatever the number of examples."""
-    size = SIZES["fashion_mnist"]
-    usual = size["examples_per_client"]
-    for seed in CONTROLS["seeds"]:
-        for number, shuffled in (*((n, False) for n in CONTROLS["examples"]), (usual, True)):
+    for seed, (data, numbers) in itertools.product(CONTROLS["seeds"], CONTROLS["examples"].items()):
+        usual = max(numbers)
+        for number, shuffled in (*((n, False) for n in numbers), (usual, True)):
             options = {"examples_per_client": number, "local_epochs": round(usual / number), "shuffled": shuffled}
             labels = "shuffled" if shuffled else "true"
-            name = f"control,examples={number},labels={labels},seed={seed}"
+            name = f"control,{data},examples={number},labels={labels},seed={seed}"
             of_cell = {"control": True, "settings": DEFAULT, "partition": CONTROLS["partition"], "seed": seed}
-            yield name, {**size, **options, **of_cell}
+            yield name, {**SIZES[data], **options, **of_cell}
 
 
 def shuffled_labels(data: Data, seed: int) -> Data:
@@ -41,38 +43,80 @@ def shuffled_labels(data: Data, seed: int) -> Data:
 
 
 def images_of(data: Data) -> dict[str, np.ndarray]:
-    """Test images [N, h, w, c] as they are, with Gaussian noise, rotated, and images of another dataset."""
+    """Test images [N, h, w, c], the same with Gaussian noise, the same rotated, and images of another dataset."""
     test = data.test.features
     noise = CONTROLS["noise"] * 255 * np.random.default_rng(0).standard_normal(test.shape)
     noisy = np.clip(np.round(test + noise), 0, 255).astype(test.dtype)
-    return {"test": test, "noisy": noisy, "rotated": np.rot90(test, axes=(1, 2)).copy(), "elsewhere": data.elsewhere}
+    elsewhere = small_clothes(len(test)) if data.elsewhere is None else data.elsewhere
+    return {"noisy": noisy, "rotated": np.rot90(test, axes=(1, 2)).copy(), "elsewhere": elsewhere}
+
+
+def small_clothes(number: int) -> np.ndarray:
+    """Test images of Fashion-MNIST at the size of the digits [number, 8, 8, 1]: means over 3 x 3 pixels."""
+    images = load("fashion_mnist", "test").subset(number, seed=0).features[:, 2:-2, 2:-2]
+    return np.round(images.reshape(len(images), 8, 3, 8, 3, 1).mean((2, 4))).astype(images.dtype)
 
 
 def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, options: Options) -> Options:
-    """Scores of test images and the mean epistemic part of all images, by row of standard deviations."""
+    """By row of standard deviations: scores of test images, and each part of the uncertainty of all images.
+
+    `error_auroc_PART` detects wrong predictions by a part, `KIND_auroc_PART` images of a kind.
+    """
     rows: Options = {}
     for name, own in zip(ROWS, (weights, constant_spread(weights))):
         model = bfl.models.predictive_model(model_fn(), own)
-        found: Options = {}
+        summary = lambda images: bfl.evaluation.summarise(
+            tf.constant(bfl.evaluation.predict(model, images, options["num_samples"], options["seed"]))  # noqa: B023
+        )
+        test = summary(data.test.features)
+        mean, wrong = np.asarray(test.mean), np.argmax(test.mean, 1) != data.test.labels
+        parts = {part: np.asarray(getattr(test, part)) for part in PARTS}
+        scores = {
+            "accuracy": bfl.evaluation.accuracy(mean, data.test.labels),
+            "nll": bfl.evaluation.negative_log_likelihood(mean, data.test.labels),
+            **{f"{part}_{which}": parts[part][of].mean() for part in PARTS for which, of in _parted(wrong).items()},
+            **{f"error_auroc_{part}": auroc(parts[part][~wrong], parts[part][wrong]) for part in PARTS},
+        }
         for kind, images in images_of(data).items():
-            samples = bfl.evaluation.predict(model, images, options["num_samples"], options["seed"])
-            found[f"epistemic_{kind}"] = float(np.mean(bfl.evaluation.summarise(tf.constant(samples)).epistemic))
-            if kind == "test":
-                mean = samples.mean(0)
-                found["accuracy"] = float(bfl.evaluation.accuracy(mean, data.test.labels))
-                found["nll"] = float(bfl.evaluation.negative_log_likelihood(mean, data.test.labels))
-        rows[name] = found
+            other = summary(images)
+            for part in PARTS:
+                values = np.asarray(getattr(other, part))
+                scores |= {f"{part}_{kind}": values.mean(), f"{kind}_auroc_{part}": auroc(parts[part], values)}
+        rows[name] = {column: float(value) for column, value in scores.items()}
     return rows
 
 
+def _parted(wrong: np.ndarray) -> dict[str, np.ndarray]:
+    return {"test": np.full_like(wrong, True), "right": ~wrong, "wrong": wrong}
+
+
+def auroc(low: np.ndarray, high: np.ndarray) -> float:
+    """The area under the ROC curve of a score that should be larger in the second sample."""
+    return bfl.evaluation.out_of_distribution(low, high).auroc
+
+
 def controls_table(done: dict[str, Options]) -> list[list[str]]:
-    """Mean and standard deviation over seeds, by number of examples and by standard deviations."""
-    columns = ("accuracy", "nll", *(f"epistemic_{kind}" for kind in ("test", "noisy", "rotated", "elsewhere")))
+    """The size of the epistemic part, mean and standard deviation over seeds."""
+    columns = ("accuracy", "nll", *(f"epistemic_{kind}" for kind in ("test", *KINDS)))
+    return _by_group(done, columns)
+
+
+def detection_table(done: dict[str, Options]) -> list[list[str]]:
+    """Detection of errors and of unlike images by each part, mean and standard deviation over seeds."""
+    return _by_group(done, [f"{what}_auroc_{part}" for what in ("error", *KINDS) for part in PARTS])
+
+
+def parts_table(done: dict[str, Options]) -> list[list[str]]:
+    """The mean of each part over right and wrong predictions and over unlike images."""
+    return _by_group(done, [f"{part}_{what}" for part in PARTS for what in ("right", "wrong", *KINDS)])
+
+
+def _by_group(done: dict[str, Options], columns: Sequence[str]) -> list[list[str]]:
     groups: dict[str, list[Options]] = {}
     for name, record in done.items():
         if name.startswith("control,"):
             groups.setdefault(name.rpartition(",")[0].removeprefix("control,"), []).append(record["rows"])
-    lines = [["examples of a client, labels", "standard deviations", *columns, "seeds"]]
+    lines = [["data, examples of a client, labels", "standard deviations", *columns, "seeds"]]
     for group, records in groups.items():
         for row, text in zip(ROWS, ("learned", "one number")):
             cells = [mean_and_sd([record[row][column] for record in records], 4) for column in columns]

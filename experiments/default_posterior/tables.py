@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments.default_posterior.config import METHODS, SHARES, SIZES, TEMPERATURES
-from experiments.default_posterior.controls import controls_table
+from experiments.default_posterior.controls import controls_table, detection_table, parts_table
 from experiments.tables import interval, mean_and_sd, paired, write
 
 Record = dict[str, Any]
@@ -24,6 +24,7 @@ def write_all(records: dict[str, Record], folder: pathlib.Path) -> None:
     """Writes every table of which there is something."""
     done = {name: record for name, record in records.items() if "rows" in record}
     tables = {"trials": trials_table, "temperatures": temperature_table, "controls": controls_table}
+    tables |= {"detection": detection_table, "parts": parts_table}
     for name, lines in ((name, table(done)) for name, table in tables.items()):
         if len(lines) > 1:
             write(lines, folder / name)
