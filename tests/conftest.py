@@ -20,6 +20,7 @@ import pytest
 pytest_plugins = ["tests.seeds"]
 SLOW = pathlib.Path(__file__).with_name("slow.txt")
 _KEY = pytest.StashKey[float]()
+_FILE = pytest.StashKey()
 # A full collection takes half a second: only a process that holds this many bytes has one after each file.
 _COLLECT_ABOVE = 1.5e9
 
@@ -72,15 +73,29 @@ def pytest_runtest_makereport(item, call):
         report.longrepr = f"It took {seconds:.1f} CPU seconds of {limit:g}: make it smaller, or mark it deep."
 
 
-def pytest_runtest_logreport(report):
-    seconds = dict(report.user_properties).get("cpu_seconds")
-    if seconds is not None:
-        _TIMES[report.nodeid] = seconds
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    path = config.getoption("--cpu-times")
+    if path and not hasattr(config, "workerinput"):  # An interrupted run leaves the times of what has run.
+        config.stash[_FILE] = open(path, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+        config.pluginmanager.register(_Times(config.stash[_FILE]))
+
+
+class _Times:
+    def __init__(self, file):
+        self._file = file
+
+    def pytest_runtest_logreport(self, report):
+        seconds = dict(report.user_properties).get("cpu_seconds")
+        if seconds is not None:
+            _TIMES[report.nodeid] = seconds
+            self._file.write(f"{seconds:8.2f} {report.nodeid}\n")
 
 
 def pytest_terminal_summary(terminalreporter, config):
     path = config.getoption("--cpu-times")
     if path:
+        config.stash[_FILE].close()
         slowest = sorted(_TIMES.items(), key=lambda row: -row[1])
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(f"{seconds:8.2f} {test}\n" for test, seconds in slowest)
