@@ -5,6 +5,10 @@ reached t = 0, 1, ..., which reach t + 1? A plane is the number of its ones, and
 symbols in the Rice code that is shortest for their share. What has not ended after `PLANES` of them is written as it
 is. Then the signs of what is not 0.
 
+A library is no shorter: a range coder of the counts of the levels (constriction 0.5, with its table) makes 36 of 73
+measured messages longer, those below 1,000 values by up to four times, the largest ones up to 4 % shorter, and its
+length can't be counted without writing it (`lengths.py`).
+
 Source: Golomb 1966, "Run-length encodings"; Gallager and Van Voorhis 1975 for the parameter.
 """
 
