@@ -76,6 +76,12 @@ def check_count(value: Any, name: str, least: int = 1) -> int:
     return int(value)
 
 
+def check_counts(least: int = 1, **values: Any) -> None:
+    """Raise InvalidArgument unless each of the named values is an integer of at least `least`."""
+    for name, value in values.items():
+        check_count(value, name, least)
+
+
 def check_number(value: Any, name: str, zero: bool = False) -> float:
     """Return `value` as a float.
 
@@ -92,6 +98,12 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
             f"{name} is {shown(value)}, but must be a finite number {'of at least' if zero else 'above'} 0."
         )
     return number
+
+
+def check_numbers(**values: Any) -> None:
+    """Raise InvalidArgument unless each of the named values is a finite number above 0."""
+    for name, value in values.items():
+        check_number(value, name)
 
 
 # Of noise multipliers: what the accountant of differential privacy can bear.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers, lookup
 from tfp_bfl.training.potential import Potential, check_independent
 
 KERNELS = {"hmc": "Hamiltonian Monte Carlo", "mala": "Metropolis-adjusted Langevin"}
@@ -74,17 +74,11 @@ def exact_chains(
     """
     lookup(KERNELS, kernel, "kernel")
     check_independent(potential.model)
-    for name, value, least in (
-        ("num_draws", num_draws, 1),
-        ("burn_in", burn_in, 10),
-        ("thin", thin, 1),
-        ("seed", seed, 0),
-    ):
-        check_count(value, name, least)
-    check_count(num_leapfrog_steps, "num_leapfrog_steps")
-    for name, number in (("prior_stddev", prior_stddev), ("step_size", step_size)):
-        if number is not None:
-            check_number(number, name)
+    check_counts(num_draws=num_draws, thin=thin, num_leapfrog_steps=num_leapfrog_steps)
+    check_counts(10, burn_in=burn_in)
+    check_counts(0, seed=seed)
+    given = {"prior_stddev": prior_stddev, "step_size": step_size}
+    check_numbers(**{name: number for name, number in given.items() if number is not None})
     if kernel == "mala" and step_size is None:
         raise InvalidArgument(
             "The kernel 'mala' needs a step_size: about D^(-1/3) / L for the largest curvature L of U."
@@ -103,17 +97,11 @@ def exact_chains(
         return tf.stack([log_density(x) for x in tf.unstack(w)])
 
     if kernel == "hmc":
-        transition: Any = tfp.mcmc.DualAveragingStepSizeAdaptation(
-            tfp.mcmc.HamiltonianMonteCarlo(of_chains, step_size=first, num_leapfrog_steps=num_leapfrog_steps),
-            num_adaptation_steps=4 * burn_in // 5,
-            target_accept_prob=TARGET_ACCEPTANCE,
-        )
-        used = lambda results: results.new_step_size
-        ratio = lambda results: results.inner_results.log_accept_ratio
+        transition, trace = _hmc(of_chains, first, num_leapfrog_steps, burn_in)
     else:
         # TFP's step is 2 gamma.
         transition = tfp.mcmc.MetropolisAdjustedLangevinAlgorithm(of_chains, step_size=2 * first)
-        used, ratio = lambda results: tf.constant(first), lambda results: results.log_accept_ratio
+        trace = lambda _, results: (results.log_accept_ratio, tf.constant(first))
 
     @tf.function(autograph=False)
     def chains() -> Any:
@@ -123,7 +111,7 @@ def exact_chains(
             kernel=transition,
             num_burnin_steps=burn_in,
             num_steps_between_results=thin - 1,
-            trace_fn=lambda _, results: (ratio(results), used(results)),
+            trace_fn=trace,
             seed=tf.constant([seed, 0]),
         )
 
@@ -137,3 +125,15 @@ def exact_chains(
             "not moved; give a smaller step_size."
         )
     return ExactChains(draws, rates, float(step_sizes[-1]))
+
+
+def _hmc(
+    log_density: Callable[[tf.Tensor], tf.Tensor], step_size: float, num_leapfrog_steps: int, burn_in: int
+) -> tuple[Any, Callable[..., Any]]:
+    """Return HMC's kernel, whose step size adapts, and its trace: the log acceptance ratio and the step size."""
+    transition = tfp.mcmc.DualAveragingStepSizeAdaptation(
+        tfp.mcmc.HamiltonianMonteCarlo(log_density, step_size=step_size, num_leapfrog_steps=num_leapfrog_steps),
+        num_adaptation_steps=4 * burn_in // 5,
+        target_accept_prob=TARGET_ACCEPTANCE,
+    )
+    return transition, lambda _, results: (results.inner_results.log_accept_ratio, results.new_step_size)

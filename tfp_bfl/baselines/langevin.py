@@ -96,6 +96,69 @@ class _Chain(NamedTuple):
     order: tf.Tensor
 
 
+class _Steps(NamedTuple):
+    """The steps of a chain on N examples, which go on while its weights are finite.
+
+    Fields:
+      potential: of the model.
+      features, labels: of the examples [N, ...], [N].
+      batch_size: at most N.
+      precision: of the prior.
+      step_size: a number, or a function from the steps done so far.
+      second_moments: decay and stabilizer of `psgld_step`; None for `sgld_step`.
+    """
+
+    potential: Potential
+    features: tf.Tensor
+    labels: tf.Tensor
+    batch_size: int
+    precision: float
+    step_size: Schedule
+    second_moments: Optional[tuple[float, float]]
+
+    def size(self, steps: tf.Tensor) -> Any:
+        """Return the step size after so many steps."""
+        return self.step_size(steps) if callable(self.step_size) else self.step_size
+
+    @without_autograph
+    def some(self, chain: _Chain, goes_on: tf.Tensor, number: int, key: tf.Tensor) -> tuple[_Chain, tf.Tensor]:
+        """Return the chain after at most `number` more steps, and whether its weights are still finite."""
+        more = lambda i, chain, goes_on: (i < number) & goes_on
+        a_step = lambda i, chain, goes_on: (i + 1, *self._advance(chain, key))
+        return tf.while_loop(more, a_step, (tf.constant(0), chain, goes_on), parallel_iterations=1)[1:]
+
+    @without_autograph
+    def _advance(self, chain: _Chain, key: tf.Tensor) -> tuple[_Chain, tf.Tensor]:
+        before, num_examples = chain, self.labels.shape[0]
+        steps, weights, second_moment, order = chain
+        orders, noises = tf.unstack(tf.random.experimental.stateless_split(key))
+        steps_a_pass = steps_per_epoch(num_examples, self.batch_size)
+        of_pass = tf.random.experimental.stateless_fold_in(orders, steps // steps_a_pass)
+        position = steps % steps_a_pass
+        shuffle = lambda: tf.random.experimental.stateless_shuffle(tf.range(num_examples), of_pass)
+        order = tf.cond(tf.equal(position, 0), shuffle, lambda: order)
+        rows = order[position * self.batch_size : (position + 1) * self.batch_size]
+        of_step = tf.random.experimental.stateless_fold_in(noises, steps)
+        masks, noise = tf.unstack(tf.random.experimental.stateless_split(of_step))
+        likelihood = self._mean_gradient(weights, rows, masks)
+        gradient = num_examples * likelihood - self.precision * weights
+        step = self.size(steps)
+        if self.second_moments:
+            moved = psgld_step(weights, second_moment, gradient, likelihood, step, noise, *self.second_moments)
+            weights, second_moment = moved
+        else:
+            weights = sgld_step(weights, gradient, step, noise)
+        goes_on = tf.reduce_all(tf.math.is_finite(weights))
+        after = _Chain(steps + 1, weights, second_moment, order)
+        return tf.nest.map_structure(lambda x, y: tf.where(goes_on, x, y), after, before), goes_on
+
+    def _mean_gradient(self, weights: tf.Tensor, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        with sampling("flipout", seed):
+            batch = tf.gather(self.features, rows), tf.gather(self.labels, rows)
+            _, gradient = self.potential.gradient(weights, *batch)
+        return -gradient / tf.cast(tf.shape(rows)[0], tf.float32)
+
+
 def langevin_chain(
     model_fn: Callable[[], tf.keras.Model],
     features: Any,
@@ -164,62 +227,25 @@ def langevin_chain(
     potential = Potential(model, likelihood)
     precision = 0.0 if prior_stddev is None else 1 / prior_stddev**2
     num_examples, batch_size = labels.shape[0], min(batch_size, labels.shape[0])
-    steps_a_pass = steps_per_epoch(num_examples, batch_size)
-
-    @without_autograph
-    def mean_gradient(weights: tf.Tensor, rows: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        with sampling("flipout", seed):
-            _, gradient = potential.gradient(weights, tf.gather(features, rows), tf.gather(labels, rows))
-        return -gradient / tf.cast(tf.shape(rows)[0], tf.float32)
-
-    @without_autograph
-    def advance(chain: _Chain, key: tf.Tensor) -> tuple[_Chain, tf.Tensor]:
-        before = chain
-        steps, weights, second_moment, order = chain
-        orders, noises = tf.unstack(tf.random.experimental.stateless_split(key))
-        of_pass = tf.random.experimental.stateless_fold_in(orders, steps // steps_a_pass)
-        position = steps % steps_a_pass
-        shuffle = lambda: tf.random.experimental.stateless_shuffle(tf.range(num_examples), of_pass)
-        order = tf.cond(tf.equal(position, 0), shuffle, lambda: order)
-        rows = order[position * batch_size : (position + 1) * batch_size]
-        of_step = tf.random.experimental.stateless_fold_in(noises, steps)
-        masks, noise = tf.unstack(tf.random.experimental.stateless_split(of_step))
-        likelihood = mean_gradient(weights, rows, masks)
-        gradient = num_examples * likelihood - precision * weights
-        step = step_size(steps) if callable(step_size) else step_size
-        if preconditioned:
-            weights, second_moment = psgld_step(
-                weights, second_moment, gradient, likelihood, step, noise, decay, stabilizer
-            )
-        else:
-            weights = sgld_step(weights, gradient, step, noise)
-        goes_on = tf.reduce_all(tf.math.is_finite(weights))
-        after = _Chain(steps + 1, weights, second_moment, order)
-        return tf.nest.map_structure(lambda x, y: tf.where(goes_on, x, y), after, before), goes_on
-
-    @without_autograph
-    def some(chain: _Chain, goes_on: tf.Tensor, number: int, key: tf.Tensor) -> tuple[_Chain, tf.Tensor]:
-        more = lambda i, chain, goes_on: (i < number) & goes_on
-        a_step = lambda i, chain, goes_on: (i + 1, *advance(chain, key))
-        return tf.while_loop(more, a_step, (tf.constant(0), chain, goes_on), parallel_iterations=1)[1:]
+    second_moments = (decay, stabilizer) if preconditioned else None
+    steps = _Steps(potential, features, labels, batch_size, precision, step_size, second_moments)
 
     @tf.function
     def run(start: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, _Chain, tf.Tensor]:
         chain = _Chain(tf.constant(0), start, tf.zeros_like(start), tf.range(num_examples))
-        chain, goes_on = some(chain, tf.constant(True), burn_in, key)
+        chain, goes_on = steps.some(chain, tf.constant(True), burn_in, key)
         number = (num_steps - burn_in) // thin
         draws = tf.TensorArray(start.dtype, number, element_shape=start.shape)
         for i in tf.range(number):
-            chain, goes_on = some(chain, goes_on, thin, key)
+            chain, goes_on = steps.some(chain, goes_on, thin, key)
             draws = draws.write(i, chain.weights)
         return draws.stack(), chain, goes_on
 
     draws, last, goes_on = run(potential.start(), tf.constant([seed, 0]))
     if not goes_on:
-        done = int(last.steps)
-        step = step_size(last.steps) if callable(step_size) else step_size
+        done, step = int(last.steps), float(steps.size(last.steps))
         raise Diverged(
-            f"The weights are not finite after step {done + 1}, of the step size {float(step):g}: take a smaller "
+            f"The weights are not finite after step {done + 1}, of the step size {step:g}: take a smaller "
             f"step_size; the state after step {done} is kept.",
             tuple(x.numpy() for x in potential.shaped(last.weights)),
         )

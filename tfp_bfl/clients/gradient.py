@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Optional, Union
+import functools
+from typing import Any, Callable, NamedTuple, Optional, Union, cast
 
 import numpy as np
 import tensorflow as tf
@@ -95,22 +96,15 @@ def stochastic_gradient(
     """
     model_fn = as_model_fn(model_fn)
     lookup(ESTIMATORS, estimator, "estimator")
-    first = model_fn()
-    check_independent(first)
-    potential = Potential(first, likelihood)
+    potential = Potential(model_fn(), likelihood)
+    check_independent(potential.model)
     compressor = compressor_of(compressor, potential, per_tensor)
     check_batch_size(batch_size)
     _check_participation(participation)
     check_memory_rate(memory_rate, compressor, potential.size)
     mode = _checked_mode(fixed_point, potential, estimator, likelihood)
     anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
-    nothing: Any = ()
-
-    def memory(weights: ModelWeights, share: Scalar) -> Kept:
-        del weights, share
-        zeros = tf.zeros([potential.size])
-        eta = nothing if memory_rate is None else zeros
-        return Kept(eta, zeros, tf.constant(-1)) if anchored else Kept(eta, nothing, nothing)
+    memory = functools.partial(_first_memory, potential.size, memory_rate is not None, anchored)
 
     def build() -> Work[tf.Tensor]:
         with tf.variable_creator_scope(without_initial_values):
@@ -118,21 +112,14 @@ def stochastic_gradient(
 
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[tf.Tensor]:
             of_batch, of_noise, of_coin = (tf.random.experimental.stateless_fold_in(seed, i) for i in range(3))
-            w, here = flatten(message.weights.point), examples.client >= 0
-            number = tf.math.count_nonzero(here, dtype=tf.int32)
-            rows, counts = draw_batch(here, number, batch_size, of_batch)
-            batch = tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts
-            value, h = potential.total(w, *batch)
+            number, batch = _batch(examples, batch_size, of_batch)
+            value, h = potential.total(flatten(message.weights.point), *batch)
             kept, fresh = message.memory, tf.constant(False)
-            if estimator == "fixed_point":
+            if anchored:
+                kept, fresh = _met(message, potential, examples)
+                h += kept.gradient - potential.total(flatten(message.told.point), *batch)[1]
+            elif mode is not None:
                 h -= potential.total(tf.constant(mode), *batch)[1]
-            elif anchored:
-                zeta, met = flatten(message.told.point), message.told.number
-                fresh = tf.not_equal(kept.number, met)
-                every = examples.features, examples.labels, tf.cast(here, tf.float32)
-                whole = tf.cond(fresh, lambda: potential.total(zeta, *every)[1], lambda: kept.gradient)
-                h += whole - potential.total(zeta, *batch)[1]
-                kept = kept._replace(gradient=whole, number=met)
             takes_part = tf.random.stateless_uniform([], of_coin) < participation
             sent = compressor.compress(h if memory_rate is None else h - kept.memory, of_noise)
             sent = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), sent)
@@ -141,30 +128,55 @@ def stochastic_gradient(
                 kept = kept._replace(memory=kept.memory + memory_rate * g)
             if participation < 1 and anchored:
                 kept = tf.nest.map_structure(lambda x, y: tf.where(takes_part, x, y), kept, message.memory)
+            download = tf.where(fresh, 64.0, 32.0) * potential.size
+            bits = {"participants": tf.constant(1), "upload_bound": tf.constant(bound), "download_bits": download}
+            bits.update({"upload_bits": tf.cast(compressor.num_bits(sent), tf.float32)} if count_bits else {})
+            bits = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), bits)
             mean = value / tf.cast(tf.maximum(number, 1), tf.float32)
-            bits = {
-                "participants": tf.constant(1),
-                "upload_bound": tf.constant(bound),
-                "download_bits": tf.where(fresh, 64.0, 32.0) * potential.size,
-            }
-            if count_bits:
-                bits["upload_bits"] = tf.cast(compressor.num_bits(sent), tf.float32)
-            told = {name: tf.where(takes_part, x, tf.zeros_like(x)) for name, x in bits.items()}
             metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
-            return ClientResult(g, number, metrics, told, memory=kept, sent=Compact(sent))
+            return ClientResult(g, number, metrics, bits, memory=kept, sent=Compact(sent))
 
         return tf.function(work, autograph=False)
 
-    keeps = anchored or memory_rate is not None
-    shapes = DYNAMIC if count_bits else PADDED
-    coding = Coding(
+    keeps = memory if anchored or memory_rate is not None else None
+    shapes, coding = DYNAMIC if count_bits else PADDED, _coding(compressor, potential.size)
+    check = fixed_point and (lambda clients: check_mode(fixed_point, Potential(model_fn(), likelihood), clients))
+    return ClientWork(build, sends=GRADIENT, memory=keeps, shapes=shapes, coding=coding, check=check)
+
+
+def _first_memory(size: int, remembers: bool, anchored: bool, weights: ModelWeights, share: Scalar) -> Kept:
+    """Return the memory of a client of D weights before its first round."""
+    del weights, share
+    zeros, nothing = tf.zeros([size]), cast(Any, ())
+    eta = zeros if remembers else nothing
+    return Kept(eta, zeros, tf.constant(-1)) if anchored else Kept(eta, nothing, nothing)
+
+
+def _met(message: ServerMessage, potential: Potential, examples: ClientExamples) -> tuple[Kept, tf.Tensor]:
+    """Return a client's memory with its whole gradient at the message's anchor, and whether the anchor is new to it."""
+    kept, zeta, number = message.memory, flatten(message.told.point), message.told.number
+    fresh = tf.not_equal(kept.number, number)
+    every = examples.features, examples.labels, tf.cast(examples.client >= 0, tf.float32)
+    whole = tf.cond(fresh, lambda: potential.total(zeta, *every)[1], lambda: kept.gradient)
+    return kept._replace(gradient=whole, number=number), fresh
+
+
+def _batch(
+    examples: ClientExamples, batch_size: Union[int, float, None], seed: tf.Tensor
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+    """Return a client's number of examples, and the features, labels and counts of a batch (`draw_batch`)."""
+    here = examples.client >= 0
+    number = tf.math.count_nonzero(here, dtype=tf.int32)
+    rows, counts = draw_batch(here, number, batch_size, seed)
+    return number, (tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts)
+
+
+def _coding(compressor: Compressor, size: int) -> Coding:
+    return Coding(
         lambda message, sent: compressor.decompress(sent.code),
         lambda message, code: compressor.encode(code),
-        lambda message, code: compressor.decode(code, potential.size),
+        lambda message, code: compressor.decode(code, size),
     )
-    check = fixed_point and (lambda clients: check_mode(fixed_point, Potential(model_fn(), likelihood), clients))
-    kept_by = memory if keeps else None
-    return ClientWork(build, sends=GRADIENT, memory=kept_by, shapes=shapes, coding=coding, check=check)
 
 
 def memory_rate(

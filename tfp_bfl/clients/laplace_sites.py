@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfp_bfl.clients.laplace import LaplaceSums, add_diagonal, check_fisher, laplace_weights
 from tfp_bfl.contracts import SITE_CHANGE, ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import check_count, check_number
+from tfp_bfl.errors import check_counts, check_numbers
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten
@@ -74,11 +74,8 @@ def laplace_sites(
     from partitioned variational inference with Laplace's approximation; the paper's own were not compared.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
-    check_count(local_epochs, "local_epochs")
-    check_count(batch_size, "batch_size")
-    numbers = {"temperature": temperature, "step_size": step_size, "prior_stddev": prior_stddev}
-    for name, value in numbers.items():
-        check_number(value, name)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    check_numbers(temperature=temperature, step_size=step_size, prior_stddev=prior_stddev)
     check_damping(damping)
     if covariance:
         check_fisher(density)
@@ -99,16 +96,6 @@ def laplace_sites(
         weights = trainer.weights
         add = add_diagonal(trainer.model, weights.point, density) if covariance else None
 
-        def curvature(examples: ClientExamples, seed: tf.Tensor) -> tf.Tensor:
-            if add is None:
-                return tf.zeros_like(weights.values)
-            zeros = tf.zeros_like(weights.values)
-            own_seed = tf.random.experimental.stateless_fold_in(seed, _CURVATURE_SEED)
-            with sampling("mean"):
-                return over_batches(
-                    examples, own_seed, 1, batch_size, add, LaplaceSums(zeros, zeros, tf.zeros([]))
-                ).curvature
-
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[Site]:
             site, precision, mean = message.memory, message.told, flatten(message.weights.point)
@@ -119,7 +106,8 @@ def laplace_sites(
             target = Target(Prior(mean, lowest, tf.zeros([0]), pull), size)
             metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
             local = weights.values
-            own = lowest + curvature(examples, seed) / (temperature * step_size)
+            curvature = _curvature(add, local, examples, seed, batch_size) if add else tf.zeros_like(local)
+            own = lowest + curvature / (temperature * step_size)
             gain = Site(own - precision, own * (local - mean) + (own - precision) * mean)
             share = damping_of(damping, message.federation.num_clients) * step_size
             kept = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
@@ -132,3 +120,14 @@ def laplace_sites(
         return work
 
     return ClientWork(build, sends=SITE_CHANGE, memory=memory)
+
+
+def _curvature(
+    add: Callable[..., LaplaceSums], like: tf.Tensor, examples: ClientExamples, seed: tf.Tensor, batch_size: int
+) -> tf.Tensor:
+    """Return the Gauss-Newton diagonal of a client's examples at the present weights [D], by `add` over batches."""
+    zeros = tf.zeros_like(like)
+    own_seed = tf.random.experimental.stateless_fold_in(seed, _CURVATURE_SEED)
+    with sampling("mean"):
+        begin = LaplaceSums(zeros, zeros, tf.zeros([]))
+        return over_batches(examples, own_seed, 1, batch_size, add, begin).curvature

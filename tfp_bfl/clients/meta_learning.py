@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers, lookup
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.batches import over_batches, without_initial_values
@@ -71,15 +71,12 @@ def meta_learning(
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates and norms by the authors' program.
     """
-    model_fn = as_model_fn(model_fn)
+    model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     lookup(LEARNERS, learner, "learner")
-    check_count(local_epochs, "local_epochs")
-    check_count(batch_size, "batch_size")
-    for name, value in (("inner_rate", inner_rate), ("clip_norm", clip_norm), ("difference", difference)):
-        check_number(value, name)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    check_numbers(inner_rate=inner_rate, clip_norm=clip_norm, difference=difference)
     if kl_reduction not in KL_REDUCTIONS:
         raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
-    density = parse_likelihood(likelihood)
     if learning_rate is None:
         learning_rate = RATES[learner]
     if layout(model_fn()).moving_mean:
@@ -113,10 +110,9 @@ def meta_learning(
                 carried: tuple[_Sums, Vectors], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
             ) -> tuple[_Sums, Vectors]:
                 sums, vectors = carried
-                losses = []
-                for number, (start, end) in enumerate(_shares(tf.shape(labels)[0], learner)):
-                    noise = tf.random.experimental.stateless_fold_in(step_seed, number)
-                    losses.append(nll(features[start:end], labels[start:end], noise))
+                noises = (tf.random.experimental.stateless_fold_in(step_seed, i) for i in range(3))
+                shares = _shares(tf.shape(labels)[0], learner)
+                losses = [nll(features[a:b], labels[a:b], noise) for (a, b), noise in zip(shares, noises)]
                 penalty = lambda vectors: scale * kl(vectors)
                 loss, gradient = meta_gradient(learner, losses, vectors, inner_rate, clip_norm, difference, penalty)
                 if kept is not None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import InvalidArgument, check_counts, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import Site, check_damping, damping_of, flatten, natural
 from tfp_bfl.tensors import Scalar
@@ -20,7 +20,8 @@ from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer
 from tfp_bfl.training.target import Target, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
-from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, layout, prior
+from tfp_bfl.weights import ClientResult, FlatWeights, ModelWeights, ServerMessage, TrainingMetrics, layout, prior
+from tfp_bfl.weights.flat import Prior
 
 NATURAL = ("natural", "ivon")
 # Damping of natural gradients, by which they are stable in networks, and the least precision of a client's posterior as
@@ -102,45 +103,25 @@ def sites(
 
     Raises:
       InvalidArgument: numbers outside their ranges, empty sites that are sent, a momentum that no natural gradients
-        have, or a model without variational weights,
-        or whose initial posterior is wider than its prior.
+        have, or a model without variational weights, or whose initial posterior is wider than its prior.
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1; Möllenhoff et al. 2026 (arXiv:2506.13150), eqs. of
     IVON-ADMM, whose v_k is -t_k.
     """
-    model_fn = as_model_fn(model_fn)
-    check_count(local_epochs, "local_epochs")
-    check_count(batch_size, "batch_size")
+    model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
     temperature = settings_for(inference, temperature, likelihood=likelihood).temperature
-    for name, value in (("temperature", temperature), ("step_size", step_size)):
-        check_number(value, name)
-    check_damping(damping)
-    if empty and send_site:
-        raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
-    if keep_momentum and inference not in NATURAL:
-        raise InvalidArgument(
-            f"keep_momentum is an option of natural gradients, and inference is {inference!r}: leave it out, or use "
-            "inference 'natural' or 'ivon'."
-        )
-    if step_damping is None and inference == "natural":
-        step_damping = SITES_DAMPING
-    density = parse_likelihood(likelihood)
-    update_fn = update_of(
-        inference,
-        learning_rate=learning_rate,
-        optimizer_fn=optimizer_fn,
-        noise=noise,
-        decay=decay,
-        step_damping=step_damping,
-    )
+    check_numbers(temperature=temperature, step_size=step_size)
+    _check_sites(damping, empty, send_site, keep_momentum, inference)
+    step_damping = SITES_DAMPING if step_damping is None and inference == "natural" else step_damping
+    of_steps: Any = {"noise": noise, "decay": decay, "step_damping": step_damping}
+    update_fn = update_of(inference, learning_rate=learning_rate, optimizer_fn=optimizer_fn, **of_steps)
     # Arrays: a graph of TensorFlow 1, as TFF traces them, takes no tensor from outside.
     first = tf.nest.map_structure(np.asarray, _prior(model_fn()))
 
     def memory(weights: ModelWeights, share: Scalar) -> Any:
-        q = natural(weights.posterior)
-        share = 0.0 if empty else share
-        site = Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
-        return MovingSite(*site, tf.zeros_like(q.shift), tf.constant(0)) if keep_momentum else site
+        site, zeros = _first_site(first, weights, 0.0 if empty else share), tf.zeros_like(first.shift)
+        return MovingSite(*site, zeros, tf.constant(0)) if keep_momentum else site
 
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, likelihood=density)
@@ -148,41 +129,17 @@ def sites(
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-            site, mean = Site(*message.memory[:2]), flatten(message.weights.posterior.mean)
-            precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
-            without = precision - site.precision / step_size
-            floor = FLOOR * weights.prior.precision[: mean.shape[0]]
-            share = damping_of(damping, message.federation.num_clients) * step_size
+            local = _Local.of(message, weights, step_size)
             number = tf.shape(examples.labels)[0]
             size = tf.cast(number, tf.float32) / (temperature * step_size)
-            # From the server's mean on, where no large numbers cancel.
-            local_prior = weights.factor(mean, without, (site.shift - site.precision * mean) / step_size)
             resume = lambda update: cast(ByCurvature, update).resume(*message.memory[2:]) if keep_momentum else None
+            target = Target(local.prior(weights, step_size), size, local.floor)
             metrics, steps = trainer.train(
-                message,
-                examples,
-                seed,
-                local_epochs,
-                batch_size,
-                lambda _, done: done,
-                tf.constant(0),
-                Target(local_prior, size, floor),
-                resume,
+                message, examples, seed, local_epochs, batch_size, _steps_done, tf.constant(0), target, resume
             )
-            found = tf.maximum(tf.exp(-2 * weights.log_stddev), tf.maximum(without, floor))
-            floored = tf.math.count_nonzero((found <= floor) & (without < floor), dtype=tf.int32)
-            moved = found * (weights.values[: mean.shape[0]] - mean)
-            gain = Site(found - precision, moved + (found - precision) * mean)
-            new: Any = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
-            if send_site:
-                found = precision + share * gain.precision
-                moved = share * moved
-            kl, _, _ = weights.kl_divergence(tf.exp(weights.log_stddev), weights.prior)
-            of_all = target_of(
-                "total", "train_size", temperature, weights.prior, message.federation, tf.cast(number, tf.float32)
-            )
-            metrics = metrics._replace(kl=kl, tempered_elbo=-(metrics.nll + kl / of_all.size))
-            weights.set_posterior(mean + moved / found, found)
+            metrics = _of_all(metrics, weights, message, temperature, tf.cast(number, tf.float32))
+            share = damping_of(damping, message.federation.num_clients) * step_size
+            new, floored = local.refine(weights, share, send_site)
             if keep_momentum:
                 momentum = cast(ByCurvature, trainer.update).momentum_after(steps)
                 new = MovingSite(new.precision, new.shift, *momentum)
@@ -191,6 +148,90 @@ def sites(
         return work
 
     return ClientWork(build, memory=memory)
+
+
+class _Local(NamedTuple):
+    """The server's posterior q as a client meets it, and what remains of its precision without the client's site.
+
+    Fields:
+      site: of the client, t_k.
+      mean, precision: of q [D].
+      remaining: precision of the local prior q / t_k^(1 / rho) [D], which may be negative for rho < 1.
+      floor: least precision of the client's posterior [D].
+    """
+
+    site: Site
+    mean: tf.Tensor
+    precision: tf.Tensor
+    remaining: tf.Tensor
+    floor: tf.Tensor
+
+    @classmethod
+    def of(cls, message: ServerMessage, weights: FlatWeights, step_size: float) -> _Local:
+        """Return the local prior of a client that was sent the message."""
+        site, mean = Site(*message.memory[:2]), flatten(message.weights.posterior.mean)
+        precision = tf.math.reciprocal(flatten(message.weights.posterior.variance))
+        floor = FLOOR * weights.prior.precision[: mean.shape[0]]
+        return cls(site, mean, precision, precision - site.precision / step_size, floor)
+
+    def prior(self, weights: FlatWeights, step_size: float) -> Prior:
+        """Return the local prior, as a factor about the server's mean, where no large numbers cancel."""
+        shift = (self.site.shift - self.site.precision * self.mean) / step_size
+        return weights.factor(self.mean, self.remaining, shift)
+
+    def refine(self, weights: FlatWeights, share: Scalar, send_site: bool) -> tuple[Any, tf.Tensor]:
+        """Set the trained weights to the posterior that the client sends.
+
+        Args:
+          weights: of the client's posterior q_k after its training.
+          share: of the step to it that the site takes.
+          send_site: set q with the new site in the place of the old one; False: q_k.
+
+        Returns:
+          The new site, and the number of weights at the floor.
+        """
+        least = tf.maximum(self.remaining, self.floor)
+        found = tf.maximum(tf.exp(-2 * weights.log_stddev), least)
+        floored = tf.math.count_nonzero((found <= self.floor) & (self.remaining < self.floor), dtype=tf.int32)
+        moved = found * (weights.values[: self.mean.shape[0]] - self.mean)
+        gain = Site(found - self.precision, moved + (found - self.precision) * self.mean)
+        new = tf.nest.map_structure(lambda t, g: t + share * g, self.site, gain)
+        if send_site:
+            found, moved = self.precision + share * gain.precision, share * moved
+        weights.set_posterior(self.mean + moved / found, found)
+        return new, floored
+
+
+def _of_all(
+    metrics: TrainingMetrics, weights: FlatWeights, message: ServerMessage, temperature: float, number: tf.Tensor
+) -> TrainingMetrics:
+    """Return the metrics with the KL to the model's prior and the ELBO of all data; `number` is the client's."""
+    kl, _, _ = weights.kl_divergence(tf.exp(weights.log_stddev), weights.prior)
+    of_all = target_of("total", "train_size", temperature, weights.prior, message.federation, number)
+    return metrics._replace(kl=kl, tempered_elbo=-(metrics.nll + kl / of_all.size))
+
+
+def _steps_done(before: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
+    del before
+    return steps
+
+
+def _first_site(first: Site, weights: ModelWeights, share: Scalar) -> Site:
+    """Return (q / prior)^share of the server's first posterior; `first` is the prior."""
+    q = natural(weights.posterior)
+    return Site(share * (q.precision - first.precision), share * (q.shift - first.shift))
+
+
+def _check_sites(damping: Optional[float], empty: bool, send_site: bool, keep_momentum: bool, inference: str) -> None:
+    check_damping(damping)
+    if empty and send_site:
+        raise InvalidArgument("Sites that are empty at first can't be sent: q would keep its first posterior for ever.")
+
+    if keep_momentum and inference not in NATURAL:
+        raise InvalidArgument(
+            f"keep_momentum is an option of natural gradients, and inference is {inference!r}: leave it out, or use "
+            "inference 'natural' or 'ivon'."
+        )
 
 
 def _prior(model: tf.keras.Model) -> Site:

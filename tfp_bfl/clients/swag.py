@@ -13,6 +13,7 @@ from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
 from tfp_bfl.layers import as_floats, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import LowRank, MeanField, swag_moments
+from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.batches import steps_per_epoch, without_initial_values
 from tfp_bfl.training.curvature import curvature as curvature_of
 from tfp_bfl.training.curvature import with_curvature
@@ -22,6 +23,7 @@ from tfp_bfl.training.updates import ByOptimizer
 from tfp_bfl.weights import (
     ClientPosterior,
     ClientResult,
+    FlatWeights,
     ServerMessage,
     assign_weights,
     batch_moments,
@@ -99,8 +101,7 @@ def swag(
     or curvature (MacKay 1992, Laplace's approximation) can be given.
     """
     model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
-    if burn_in_epochs is None:
-        burn_in_epochs = _half(local_epochs)
+    burn_in_epochs = _half(local_epochs) if burn_in_epochs is None else burn_in_epochs
     _check_options(local_epochs, burn_in_epochs, collect_every, max_columns, min_variance, batch_size)
     _check_rates(learning_rate, momentum, weight_decay)
 
@@ -113,30 +114,6 @@ def swag(
         optimizer_fn = functools.partial(tf.keras.optimizers.SGD, momentum=momentum)
         update_fn = functools.partial(ByOptimizer, optimizer_fn=optimizer_fn, learning_rate=learning_rate)
         trainer = Trainer(lambda: network, update_fn, weight_decay=weight_decay, likelihood=of_labels)
-        weights = trainer.weights
-        has_statistics = bool(get_weights(network).moments.mean)
-
-        @without_autograph
-        def posterior_of(moments: swag_moments.SwagMoments, examples: ClientExamples, seed: tf.Tensor) -> LowRank:
-            enough = moments.num_collected >= 2
-            moments = moments._replace(num_collected=tf.maximum(moments.num_collected, 2))
-            q = swag_moments.posterior_of(moments, min_variance)
-            # The round leaves out what is not finite, and names whose it is; an assertion would end it.
-            q = q._replace(mean=tf.where(enough, q.mean, float("nan")))
-            posterior = LowRank(*map(weights.unflatten, q))
-            if not curvature:
-                return posterior
-            weights.values.assign(q.mean)
-            known = weights.unflatten(curvature_of(network, weights, of_labels, examples, seed, batch_size))
-            return with_curvature(posterior, known)
-
-        @without_autograph
-        def statistics(q: LowRank, features: tf.Tensor, seed: tf.Tensor) -> MeanField:
-            if not has_statistics:
-                return MeanField((), ())
-            images = as_floats(features[:NORMALIZED_AT_ONCE])
-            with sampling("mean", seed):
-                return batch_moments(network, q.mean, images)
 
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[ClientPosterior]:
@@ -147,26 +124,61 @@ def swag(
             num_examples = tf.shape(examples.labels)[0]
             an_epoch = steps_per_epoch(num_examples, batch_size)
             every, first = collect_every or an_epoch, burn_in_epochs * an_epoch
-
-            @without_autograph
-            def collect(moments: swag_moments.SwagMoments, steps: tf.Tensor) -> swag_moments.SwagMoments:
-                values = tf.identity(weights.values)
-                moments = tf.cond(
-                    tf.equal(steps, first), lambda: swag_moments.start(values, max_columns), lambda: moments
-                )
-                due = (steps > first) & tf.equal((steps - first) % every, 0)
-                return tf.cond(due, lambda: swag_moments.collect(moments, values), lambda: moments)
-
-            start = swag_moments.start(weights.flatten(own.weights.point), max_columns)
+            collect = functools.partial(_collect, trainer.weights, first, every, max_columns)
+            start = swag_moments.start(trainer.weights.flatten(own.weights.point), max_columns)
             metrics, moments = trainer.train(own, examples, seed, local_epochs, batch_size, collect, start)
-            q = posterior_of(moments, examples, seed)
+            q = _posterior(trainer.weights, moments, min_variance)
+            if curvature:
+                known = curvature_of(network, trainer.weights, of_labels, examples, seed, batch_size)
+                q = with_curvature(q, trainer.weights.unflatten(known))
             client = tf.reduce_max(tf.concat([[-1], examples.client], 0))  # -1: it has no examples.
-            local = ClientPosterior(client, num_examples, q, statistics(q, examples.features, seed))
+            local = ClientPosterior(client, num_examples, q, _statistics(network, q, examples.features, seed))
             return ClientResult(local, num_examples, metrics)
 
         return work
 
     return ClientWork(build, sends=CLIENT_POSTERIOR)
+
+
+@without_autograph
+def _collect(
+    weights: FlatWeights,
+    first: tf.Tensor,
+    every: Scalar,
+    max_columns: int,
+    moments: swag_moments.SwagMoments,
+    steps: tf.Tensor,
+) -> swag_moments.SwagMoments:
+    """Return the moments after a step: begun anew after the `first`, then with one of `every` iterates added."""
+    values = tf.identity(weights.values)
+    moments = tf.cond(tf.equal(steps, first), lambda: swag_moments.start(values, max_columns), lambda: moments)
+    due = (steps > first) & tf.equal((steps - first) % every, 0)
+    return tf.cond(due, lambda: swag_moments.collect(moments, values), lambda: moments)
+
+
+@without_autograph
+def _posterior(weights: FlatWeights, moments: swag_moments.SwagMoments, min_variance: float) -> LowRank:
+    """Return the posterior of the moments, at the mean of which the weights then are.
+
+    Of fewer than two iterates the mean is NaN: the round leaves out the client and names it; an assertion would end
+    the round.
+    """
+    enough = moments.num_collected >= 2
+    moments = moments._replace(num_collected=tf.maximum(moments.num_collected, 2))
+    q = swag_moments.posterior_of(moments, min_variance)
+    q = q._replace(mean=tf.where(enough, q.mean, float("nan")))
+    weights.values.assign(q.mean)
+    return LowRank(*map(weights.unflatten, q))
+
+
+@without_autograph
+def _statistics(network: tf.keras.Model, q: LowRank, features: tf.Tensor, seed: tf.Tensor) -> MeanField:
+    """Return BatchNorm's statistics at the posterior's mean; empty for a network without it."""
+    if not layout(network).moving_mean:
+        return MeanField((), ())
+    images = as_floats(features[:NORMALIZED_AT_ONCE])
+    with sampling("mean", seed):
+        return batch_moments(network, q.mean, images)
 
 
 def swag_weights(model: tf.keras.Model, last_layer: bool = False) -> list[tf.Variable]:

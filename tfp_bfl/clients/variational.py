@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import check_count, check_number, lookup
+from tfp_bfl.errors import check_counts, check_number, lookup
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.example_privacy import ExamplePrivacy, check_alone
 from tfp_bfl.training.inference import default_optimizer, settings_for, update_of
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer
-from tfp_bfl.training.target import KLS, target_of
+from tfp_bfl.training.target import KLS, Target, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
 from tfp_bfl.weights import ClientResult, FlatWeights, ServerMessage
@@ -93,24 +94,15 @@ def variational(
         inference, noise or kl, an optimizer that can't take vectors of all weights; or, with example_privacy, BatchNorm
         or another inference than "backprop".
     """
-    model_fn = as_model_fn(model_fn)
-    check_count(local_epochs, "local_epochs")
-    check_count(batch_size, "batch_size")
+    model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_number(proximal, "proximal", zero=True)
-    density = parse_likelihood(likelihood)
-    inference, temperature, kl = settings_for(
-        inference,
-        temperature,
-        kl,
-        likelihood=likelihood,
-        update_prior=update_prior,
-        example_privacy=bool(example_privacy),
-    )
+    given: Any = {"likelihood": likelihood, "update_prior": update_prior, "example_privacy": bool(example_privacy)}
+    inference, temperature, kl = settings_for(inference, temperature, kl, **given)
     check_number(temperature, "temperature")
     lookup(KLS, kl, "kl")
     if example_privacy:
-        example_privacy = ExamplePrivacy.checked(example_privacy)
-        check_alone(model_fn(), inference)
+        check_alone(example_privacy, model_fn(), inference)
     update_fn = update_of(
         inference,
         learning_rate=learning_rate,
@@ -120,26 +112,47 @@ def variational(
         stddev_rate=stddev_rate,
         step_damping=step_damping,
     )
-
-    def prior_of(weights: FlatWeights, message: ServerMessage) -> Any:
-        if not update_prior:
-            return weights.prior
-        pooled = weights.as_prior(message.weights.posterior)
-        if pretrained:
-            return pooled
-        return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
+    prior_of = functools.partial(_prior_of, update_prior=update_prior, pretrained=pretrained)
 
     def build() -> Work:
         trainer = Trainer(model_fn, update_fn, proximal, likelihood=density, example_privacy=example_privacy)
-
-        @tf.function(autograph=False)
-        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-            number, prior = tf.shape(examples.labels)[0], prior_of(trainer.weights, message)
-            own = tf.cast(number, tf.float32)
-            target = target_of(kl, weighting, temperature, prior, message.federation, own)
-            metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
-            return ClientResult(trainer.weights.store(), number, metrics)
-
-        return work
+        target = functools.partial(target_of, kl, weighting, temperature)
+        return _work(trainer, prior_of, target, local_epochs, batch_size)
 
     return ClientWork(build, is_private=example_privacy is not None)
+
+
+def _work(
+    trainer: Trainer,
+    prior_of: Callable[[FlatWeights, ServerMessage], Any],
+    target: Callable[..., Target],
+    local_epochs: int,
+    batch_size: int,
+) -> Work:
+    """Return the client work of a trainer.
+
+    Args:
+      trainer: of the model.
+      prior_of: weights and message -> the prior.
+      target: prior, federation and the client's number of examples -> the target.
+      local_epochs, batch_size: of the client's training.
+    """
+
+    @tf.function(autograph=False)
+    def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+        number, prior = tf.shape(examples.labels)[0], prior_of(trainer.weights, message)
+        of_client = target(prior, message.federation, tf.cast(number, tf.float32))
+        metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=of_client)
+        return ClientResult(trainer.weights.store(), number, metrics)
+
+    return work
+
+
+def _prior_of(weights: FlatWeights, message: ServerMessage, update_prior: bool, pretrained: bool) -> Any:
+    """Return the prior: the layers' own or, with `update_prior`, the server's posterior once it is learnt."""
+    if not update_prior:
+        return weights.prior
+    pooled = weights.as_prior(message.weights.posterior)
+    if pretrained:
+        return pooled
+    return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)

@@ -51,8 +51,9 @@ class ExamplePrivacy(NamedTuple):
         return self
 
 
-def check_alone(model: tf.keras.Model, inference: str) -> None:
-    """Raise InvalidArgument where a step asks for more of an example than its own gradient."""
+def check_alone(privacy: ExamplePrivacy, model: tf.keras.Model, inference: str) -> None:
+    """Raise InvalidArgument for wrong settings, and where a step asks for more of an example than its own gradient."""
+    ExamplePrivacy.checked(privacy)
     places = layout(model)
     if places.moving_mean:
         raise InvalidArgument(
