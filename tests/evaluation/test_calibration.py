@@ -2,6 +2,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import sklearn.calibration
 import tensorflow as tf
 import tensorflow_probability as tfp
 
@@ -77,6 +78,17 @@ def test_against_tensorflow_probability(num_bins):
     )
     got = expected_calibration_error(p, y, num_bins)
     assert float(got) == pytest.approx(float(expected), abs=1e-5)
+
+
+@pytest.mark.parametrize("num_bins", [1, 7, 15])
+def test_bins_are_those_of_scikit_learn(num_bins):
+    """It leaves out empty bins, and puts an edge into the bin above: no confidence is on one."""
+    p, y = random_case(4)
+    bins = reliability(p, y, num_bins)
+    shares, means = sklearn.calibration.calibration_curve(p.argmax(-1) == y, p.max(-1), n_bins=num_bins)
+    used = bins.count.numpy() > 0
+    np.testing.assert_allclose(bins.accuracy.numpy()[used], shares)
+    np.testing.assert_allclose(bins.confidence.numpy()[used], means)
 
 
 @hypothesis.settings(max_examples=20, deadline=None)

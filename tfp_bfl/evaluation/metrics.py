@@ -1,4 +1,7 @@
-"""Accuracy and proper scores of predicted class probabilities."""
+"""Accuracy and proper scores of predicted class probabilities.
+
+They run in graphs too and keep the dtype of the probabilities, which scikit-learn's do not. Tests compare them with it.
+"""
 
 from typing import Any
 
