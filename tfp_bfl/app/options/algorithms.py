@@ -223,9 +223,6 @@ class OwnAlgorithm(Optimized, Pooled, Bounded, Defended, AnyKind, Weighted):
     summary: ClassVar[str] = "an algorithm of the user"
     default_schedule: ClassVar[str] = "inverse"
 
-    def rate(self) -> float:
-        return self.learning_rate or choices.OPTIMIZERS.numbers()[self.optimizer or "momentum"]
-
 
 _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),

@@ -1,4 +1,8 @@
-"""The options of a run on the command line, from the fields of its configuration."""
+"""The options of a run on the command line, from the fields of its configuration.
+
+pydantic-settings would replace this module at most: it builds a parser of argparse, without completion and without help
+by algorithm; its YAML reader takes aliases and files of any size; and version 2.16 requires Python 3.11.
+"""
 
 from __future__ import annotations
 

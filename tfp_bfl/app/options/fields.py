@@ -161,6 +161,9 @@ class Optimized(ManyRounds):
         names=choices.OPTIMIZERS,
     )
 
+    def rate(self) -> float:
+        return self.learning_rate or choices.OPTIMIZERS.numbers()[self.optimizer or "momentum"]
+
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
         return given if self.optimizer else {name: x for name, x in given.items() if name != "optimizer_fn"}

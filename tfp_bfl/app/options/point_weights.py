@@ -35,9 +35,6 @@ class _ByMomentum(Optimized, SGD):
         **{"kind": "deterministic", "rounds": 30, "momentum": 0.9},
     }
 
-    def rate(self) -> float:
-        return self.learning_rate or choices.OPTIMIZERS.numbers()[self.optimizer or "momentum"]
-
     def check(self, config: Any) -> None:
         super().check(config)
         if self.optimizer not in (None, "momentum") and self.momentum != self.defaults["momentum"]:
