@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Callable, Generic, Optional, Union, cast
 
@@ -143,6 +144,19 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
 
     def __call__(self) -> Work[Sent]:
         return self.build()
+
+    def around(self, run: Callable[..., ClientResult[Sent]], **fields: Any) -> ClientWork[Sent, Any]:
+        """Return client work that calls this work as a part of it.
+
+        Args:
+          run: (what `build` returns, message, examples, seed) -> the result.
+          **fields: of the new work that differ from this one's.
+        """
+
+        def build() -> Work[Sent]:
+            return tf.function(functools.partial(run, self.build()), autograph=False)
+
+        return self._replace(build=build, **fields)
 
 
 class Memory(NamedTuple):

@@ -66,20 +66,13 @@ def fed_dyn(
 def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWork:
     local = clients.variational(model_fn, proximal=alpha, **options)
 
-    def build() -> Work:
-        train = local.build()
+    def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+        own = message.memory
+        result = train(message._replace(memory=(), told=LinearTerm(-own)), examples, seed)
+        moved = flat_values(result.weights) - flat_values(message.weights)
+        return result._replace(memory=own - alpha * moved)
 
-        @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-            own = message.memory
-            result = train(message._replace(memory=(), told=LinearTerm(-own)), examples, seed)
-            moved = flat_values(result.weights) - flat_values(message.weights)
-            return result._replace(memory=own - alpha * moved)
-
-        return run
-
-    zeros = lambda weights, share: tf.zeros_like(flat_values(weights))
-    return ClientWork(build, memory=zeros, keeps_sent=False, is_private=local.is_private)
+    return local.around(run, memory=lambda weights, share: tf.zeros_like(flat_values(weights)), keeps_sent=False)
 
 
 def _server(alpha: float) -> ServerStep:

@@ -48,23 +48,17 @@ def fed_nova(model_fn: Model, *, rule: AnyRule = DEFAULT_RULE, **options: object
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     local, reach = clients.variational(model_fn, **options), reach_of(**options)
 
-    def build() -> Work:
-        train = local.build()
+    def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+        result = train(message, examples, seed)
+        # Where the server does not know the federation, a client of one batch is the measure.
+        num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
+        mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
+        usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
+        own = reach(message.round, result.num_examples).steps
+        weights = _scaled(message.weights, result.weights, usual / own)
+        return result._replace(weights=weights, extra=own / usual - 1)
 
-        @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-            result = train(message, examples, seed)
-            # Where the server does not know the federation, a client of one batch is the measure.
-            num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
-            mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
-            usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
-            own = reach(message.round, result.num_examples).steps
-            weights = _scaled(message.weights, result.weights, usual / own)
-            return result._replace(weights=weights, extra=own / usual - 1)
-
-        return run
-
-    return ClientWork(build, extra=lambda weights: tf.constant(0.0), is_private=local.is_private)
+    return local.around(run, extra=lambda weights: tf.constant(0.0))
 
 
 def _step(

@@ -126,10 +126,7 @@ def fed_pa(
 
     Source: Al-Shedivat et al. 2021 (arXiv:2010.05273), algorithm 1.
     """
-    work, process = _options(fed_pa, options, clients.posterior_averaging)
-    local = clients.posterior_averaging(model_fn, **work)
-    burn_in = work.get("burn_in_rounds", 0)
-    return compose(model_fn, local, MEAN, _step(server_optimizer), burn_in_rounds=burn_in, **process)
+    return _sampled(fed_pa, model_fn, MEAN, server_optimizer, options)
 
 
 def fed_kp(
@@ -173,11 +170,7 @@ def fed_kppa(
 
     Source: Johansson & Gullbrandson 2022, FedKPPA.
     """
-    work, process = _options(fed_kppa, options, clients.posterior_averaging)
-    rule = _kernel(start, kernel_options)
-    local = clients.posterior_averaging(model_fn, **work)
-    burn_in = work.get("burn_in_rounds", 0)
-    return compose(model_fn, local, rule, _step(server_optimizer), burn_in_rounds=burn_in, **process)
+    return _sampled(fed_kppa, model_fn, _kernel(start, kernel_options), server_optimizer, options)
 
 
 def fed_sgld(
@@ -204,6 +197,20 @@ def fed_sgld(
     thinning = federated.check_thinning(federated.Thinning(burn_in_rounds, most=max_samples))
     local = clients.variational(model_fn, **work)
     return compose(model_fn, local, MEAN, step, burn_in_rounds=burn_in_rounds, thinning=thinning, **process)
+
+
+def _sampled(
+    recipe: Callable[..., object],
+    model_fn: Model,
+    rule: Any,
+    server_optimizer: Optional[ServerOptimizer],
+    options: Mapping[str, object],
+) -> federated.BayesianProcess:
+    """Return the process of a recipe whose clients sample from their posteriors (`clients.posterior_averaging`)."""
+    work, process = _options(recipe, options, clients.posterior_averaging)
+    local = clients.posterior_averaging(model_fn, **work)
+    burn_in = work.get("burn_in_rounds", 0)
+    return compose(model_fn, local, rule, _step(server_optimizer), burn_in_rounds=burn_in, **process)
 
 
 def _options(recipe: Callable[..., object], options: Mapping[str, object], work: Any = None) -> tuple[dict, dict]:

@@ -74,22 +74,16 @@ def scaffold(
 def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     local, reach = clients.variational(model_fn, **options), reach_of(**options)
 
-    def build() -> Work:
-        train = local.build()
-
-        @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-            own, control = message.memory, message.told
-            result = train(message._replace(memory=(), told=LinearTerm(control - own)), examples, seed)
-            rate, steps = reach(message.round, result.num_examples)
-            moved = flat_values(message.weights) - flat_values(result.weights)
-            change = moved / (rate * steps) - control
-            return result._replace(memory=own + change, extra=change)
-
-        return run
+    def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+        own, control = message.memory, message.told
+        result = train(message._replace(memory=(), told=LinearTerm(control - own)), examples, seed)
+        rate, steps = reach(message.round, result.num_examples)
+        moved = flat_values(message.weights) - flat_values(result.weights)
+        change = moved / (rate * steps) - control
+        return result._replace(memory=own + change, extra=change)
 
     zeros = lambda weights, *_: tf.zeros_like(flat_values(weights))
-    return ClientWork(build, memory=zeros, extra=zeros, keeps_sent=False, is_private=local.is_private)
+    return local.around(run, memory=zeros, extra=zeros, keeps_sent=False)
 
 
 def _server(inner: ServerStep) -> ServerStep:

@@ -72,32 +72,26 @@ def compressed(
     def memory(weights: ModelWeights, share: Scalar) -> tuple[Any, Any]:
         return keeps(weights, share) if keeps else (), tf.zeros([of(weights)[1]]) if error_memory else ()
 
-    def build() -> Work:
-        inner = work.build()
-
-        @tf.function(autograph=False)
-        def run(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-            own, error = message.memory or ((), ())
-            result = inner(message._replace(memory=own), examples, seed)
-            c, size, factor = of(message.weights)
-            change = flatten(_compressed_leaves(result.weights)) - flatten(_compressed_leaves(message.weights))
-            wanted = change + error if error_memory else change
-            code = c.compress(wanted, tf.random.experimental.stateless_fold_in(seed, _NOISE))
-            rest = result.weights._replace(posterior=result.weights.posterior._replace(mean=()), point=())
-            sent = Compact(code, rest)
-            down = _size(message.weights)
-            up = down - size + _size(result.extra)
-            bits = {
-                "upload_bits": tf.cast(c.num_bits(code), tf.float32) + 32.0 * up,
-                "upload_bound": tf.constant(float(c.bound(size)) + 32.0 * up),
-                "download_bits": tf.constant(32.0 * (down + _size(message.told))),
-            }
-            error = wanted - factor * c.decompress(code) if error_memory else ()
-            kept = (result.memory, error) if keeps or error_memory else ()
-            weights, counts = expand(message, sent), {**result.counts, **bits}
-            return result._replace(weights=weights, counts=counts, memory=kept, sent=sent)
-
-        return run
+    def run(inner: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
+        own, error = message.memory or ((), ())
+        result = inner(message._replace(memory=own), examples, seed)
+        c, size, factor = of(message.weights)
+        change = flatten(_compressed_leaves(result.weights)) - flatten(_compressed_leaves(message.weights))
+        wanted = change + error if error_memory else change
+        code = c.compress(wanted, tf.random.experimental.stateless_fold_in(seed, _NOISE))
+        rest = result.weights._replace(posterior=result.weights.posterior._replace(mean=()), point=())
+        sent = Compact(code, rest)
+        down = _size(message.weights)
+        up = down - size + _size(result.extra)
+        bits = {
+            "upload_bits": tf.cast(c.num_bits(code), tf.float32) + 32.0 * up,
+            "upload_bound": tf.constant(float(c.bound(size)) + 32.0 * up),
+            "download_bits": tf.constant(32.0 * (down + _size(message.told))),
+        }
+        error = wanted - factor * c.decompress(code) if error_memory else ()
+        kept = (result.memory, error) if keeps or error_memory else ()
+        weights, counts = expand(message, sent), {**result.counts, **bits}
+        return result._replace(weights=weights, counts=counts, memory=kept, sent=sent)
 
     coding = Coding(
         expand,
@@ -105,7 +99,7 @@ def compressed(
         lambda message, code: of(message.weights)[0].decode(code, of(message.weights)[1]),
     )
     kept_by = memory if keeps or error_memory else None
-    return work._replace(build=build, shapes=DYNAMIC, memory=kept_by, coding=coding)
+    return work.around(run, shapes=DYNAMIC, memory=kept_by, coding=coding)
 
 
 def _size(structure: TensorTree) -> int:
