@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import tensorflow as tf
 
 from tfp_bfl import posterior
-from tfp_bfl.errors import Diverged, InvalidArgument, check_count, check_number, shown
+from tfp_bfl.errors import Diverged, InvalidArgument, check_counts, check_number, shown
 from tfp_bfl.layers import sampling, without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, Samples
@@ -264,14 +264,8 @@ def _examples(features: Any, labels: Any, of_classes: bool) -> tuple[tf.Tensor, 
 
 
 def _check_counts(num_steps: Any, burn_in: Any, thin: Any, batch_size: Any, seed: tf.Tensor) -> None:
-    for name, value, least in (
-        ("num_steps", num_steps, 1),
-        ("burn_in", burn_in, 0),
-        ("thin", thin, 1),
-        ("batch_size", batch_size, 1),
-        ("seed", seed, 0),
-    ):
-        check_count(value, name, least)
+    check_counts(num_steps=num_steps, thin=thin, batch_size=batch_size)
+    check_counts(0, burn_in=burn_in, seed=seed)
     if burn_in + thin > num_steps:
         raise InvalidArgument(
             f"burn_in + thin is {burn_in + thin}, but must be at most num_steps, {num_steps}, for the chain to have a "

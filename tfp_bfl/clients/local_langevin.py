@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfp_bfl.clients.gradient import check_batch_size, draw_batch
 from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Array
@@ -67,8 +67,7 @@ def coupled_langevin(
 
     Source: Plassier et al. 2021 (arXiv:2106.06300), DG-LMC with stochastic gradients.
     """
-    check_number(step_size, "step_size")
-    check_number(coupling, "coupling")
+    check_numbers(step_size=step_size, coupling=coupling)
     if step_size >= 2 * coupling:
         raise InvalidArgument(
             f"step_size is {step_size:g}, but must be below 2 coupling, {2 * coupling:g}: clients diverge from there."

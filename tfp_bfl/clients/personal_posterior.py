@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import InvalidArgument, check_counts, check_number
 from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, gaussian_kl
@@ -75,8 +75,7 @@ def personal_posterior(
     Source: Zhang et al. 2022 (arXiv:2206.07977), algorithm 1 (pFedBayes).
     """
     model_fn = as_model_fn(model_fn)
-    check_count(local_epochs, "local_epochs")
-    check_count(batch_size, "batch_size")
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_number(kl_weight, "kl_weight")
     density, own_layout = parse_likelihood(likelihood), layout(model_fn())
     if not own_layout.variational or own_layout.moving_mean:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number
+from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.tensors import Array
@@ -113,10 +113,8 @@ def posterior_averaging(
     model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
     optimizer_of(optimizer_fn)
     check_number(shrinkage, "shrinkage", zero=True)
-    for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
-        check_count(value, name)
-    for name, value in (("burn_in_rounds", burn_in_rounds), ("local_burn_in_epochs", local_burn_in_epochs)):
-        check_count(value, name, 0)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
+    check_counts(0, burn_in_rounds=burn_in_rounds, local_burn_in_epochs=local_burn_in_epochs)
     if steps_per_sample is not None:
         check_count(steps_per_sample, "steps_per_sample")
     if local_burn_in_epochs >= local_epochs:

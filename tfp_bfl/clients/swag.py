@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import CLIENT_POSTERIOR, ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, shown
+from tfp_bfl.errors import InvalidArgument, check_count, check_counts, check_number, shown
 from tfp_bfl.layers import as_floats, sampling, without_autograph
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import LowRank, MeanField, swag_moments
@@ -241,8 +241,7 @@ def _check_options(
     min_variance: float,
     batch_size: int,
 ) -> None:
-    for name, value in (("local_epochs", local_epochs), ("batch_size", batch_size)):
-        check_count(value, name)
+    check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_count(burn_in_epochs, "burn_in_epochs", 0)
     check_count(max_columns, "max_columns", 2)
     check_number(min_variance, "min_variance")

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.data.checks import checked_features
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
+from tfp_bfl.errors import InvalidArgument, check_counts, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
 from tfp_bfl.evaluation.decomposition import summarise
 from tfp_bfl.evaluation.memory import check_num_samples
@@ -248,8 +248,7 @@ def _batches(
     batch_size: int,
     precision: str,
 ) -> Iterator[np.ndarray]:
-    check_count(num_samples, "num_samples")
-    check_count(batch_size, "batch_size")
+    check_counts(num_samples=num_samples, batch_size=batch_size)
     lookup(PRECISIONS, precision, "precision of prediction")
     if not len(features):
         raise InvalidArgument("There are no examples to predict: features is empty.")

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import DYNAMIC, PADDED, ServerState, traced_for_xla
 from tfp_bfl.data import ClientExamples, Clients, cohort
-from tfp_bfl.errors import Diverged, InvalidArgument, check_count
+from tfp_bfl.errors import Diverged, InvalidArgument, check_counts
 from tfp_bfl.federated.checks import check_clients
 from tfp_bfl.federated.draws import Thinning
 from tfp_bfl.federated.faults import FAULTS, is_sound, within
@@ -106,8 +106,7 @@ def simulate_chains(
       Diverged: the weights of a chain are not finite after the server's step, or a client is faulty
         (`federated.faults`), whom `simulate` would leave out; the error has the `state` before.
     """
-    check_count(rounds, "rounds")
-    check_count(num_chains, "num_chains")
+    check_counts(rounds=rounds, num_chains=num_chains)
     drawn = settings_of(simulate_chains, {"cohorts": cohorts, **options}, ["cohorts"]).cohorts
     if drawn.dropout or drawn.max_retries != Cohorts().max_retries:
         raise InvalidArgument(

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_counts
 
 
 class _LogDensity(tf.keras.layers.Layer):
@@ -44,8 +44,7 @@ def density(
     Raises:
       InvalidArgument: numbers below 1, a start of another shape, or a function that does not give [B].
     """
-    check_count(num_parameters, "num_parameters")
-    check_count(num_features, "num_features")
+    check_counts(num_parameters=num_parameters, num_features=num_features)
     start = np.asarray(start, np.float32)
     if start.shape not in ((), (num_parameters,)):
         raise InvalidArgument(f"start has the shape {start.shape}, but must be one number or ({num_parameters},).")

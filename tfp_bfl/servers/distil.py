@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ServerStep, Stack, rows_of, stack_of
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_counts, check_number, lookup, shown
 from tfp_bfl.layers import as_floats, sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import MeanField, mixtures
@@ -65,8 +65,7 @@ def distil(
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """
     lookup(DISTRIBUTIONS, distribution, "distribution of FedBE")
-    for name, value in (("num_models", num_models), ("num_epochs", num_epochs), ("batch_size", batch_size)):
-        check_count(value, name)
+    check_counts(num_models=num_models, num_epochs=num_epochs, batch_size=batch_size)
     rates = {"concentration": concentration, "temperature": temperature, "learning_rate": learning_rate}
     for name, rate in rates.items():
         check_number(rate, name)
