@@ -145,18 +145,17 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     def __call__(self) -> Work[Sent]:
         return self.build()
 
-    def around(self, run: Callable[..., ClientResult[Sent]], **fields: Any) -> ClientWork[Sent, Any]:
+    def around(self, run: Callable[..., ClientResult[Sent]]) -> ClientWork[Sent, Kept]:
         """Return client work that calls this work as a part of it.
 
         Args:
           run: (what `build` returns, message, examples, seed) -> the result.
-          **fields: of the new work that differ from this one's.
         """
 
         def build() -> Work[Sent]:
             return tf.function(functools.partial(run, self.build()), autograph=False)
 
-        return self._replace(build=build, **fields)
+        return self._replace(build=build)
 
 
 class Memory(NamedTuple):

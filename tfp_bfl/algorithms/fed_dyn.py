@@ -72,7 +72,8 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
         moved = flat_values(result.weights) - flat_values(message.weights)
         return result._replace(memory=own - alpha * moved)
 
-    return local.around(run, memory=lambda weights, share: tf.zeros_like(flat_values(weights)), keeps_sent=False)
+    zeros = lambda weights, share: tf.zeros_like(flat_values(weights))
+    return local.around(run)._replace(memory=zeros, keeps_sent=False)
 
 
 def _server(alpha: float) -> ServerStep:

@@ -58,7 +58,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
         weights = _scaled(message.weights, result.weights, usual / own)
         return result._replace(weights=weights, extra=own / usual - 1)
 
-    return local.around(run, extra=lambda weights: tf.constant(0.0))
+    return local.around(run)._replace(extra=lambda weights: tf.constant(0.0))
 
 
 def _step(

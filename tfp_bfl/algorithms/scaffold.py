@@ -83,7 +83,7 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
         return result._replace(memory=own + change, extra=change)
 
     zeros = lambda weights, *_: tf.zeros_like(flat_values(weights))
-    return local.around(run, memory=zeros, extra=zeros, keeps_sent=False)
+    return local.around(run)._replace(memory=zeros, extra=zeros, keeps_sent=False)
 
 
 def _server(inner: ServerStep) -> ServerStep:

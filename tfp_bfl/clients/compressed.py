@@ -99,7 +99,7 @@ def compressed(
         lambda message, code: of(message.weights)[0].decode(code, of(message.weights)[1]),
     )
     kept_by = memory if keeps or error_memory else None
-    return work.around(run, shapes=DYNAMIC, memory=kept_by, coding=coding)
+    return work.around(run)._replace(shapes=DYNAMIC, memory=kept_by, coding=coding)
 
 
 def _size(structure: TensorTree) -> int:

@@ -19,6 +19,7 @@ from tfp_bfl.training.target import KLS, Target, target_of
 from tfp_bfl.training.trainer import Trainer
 from tfp_bfl.training.updates import Schedule
 from tfp_bfl.weights import ClientResult, FlatWeights, ServerMessage
+from tfp_bfl.weights.flat import Prior
 
 
 def variational(
@@ -124,7 +125,7 @@ def variational(
 
 def _work(
     trainer: Trainer,
-    prior_of: Callable[[FlatWeights, ServerMessage], Any],
+    prior_of: Callable[[FlatWeights, ServerMessage], Prior],
     target: Callable[..., Target],
     local_epochs: int,
     batch_size: int,
@@ -148,11 +149,12 @@ def _work(
     return work
 
 
-def _prior_of(weights: FlatWeights, message: ServerMessage, update_prior: bool, pretrained: bool) -> Any:
+def _prior_of(weights: FlatWeights, message: ServerMessage, update_prior: bool, pretrained: bool) -> Prior:
     """Return the prior: the layers' own or, with `update_prior`, the server's posterior once it is learnt."""
     if not update_prior:
         return weights.prior
     pooled = weights.as_prior(message.weights.posterior)
     if pretrained:
         return pooled
-    return tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
+    chosen: Prior = tf.nest.map_structure(lambda new, own: tf.where(message.round > 0, new, own), pooled, weights.prior)
+    return chosen
