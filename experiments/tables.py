@@ -31,6 +31,13 @@ def interval(difference: Difference, digits: int = 4, scale: float = 1.0) -> str
     return f"**{text}**" if float(low) * float(high) > 0 else text
 
 
+def less(first: Mapping[int, float], second: Mapping[int, float]) -> str:
+    """Return a difference paired by seed with its 95 % interval; alone of one common seed, empty of none."""
+    difference = paired(first, second)
+    common = first.keys() & second.keys()
+    return interval(difference) if difference else "".join(f"{first[s] - second[s]:+.4f}" for s in common)
+
+
 def write(rows: list[list[str]], path: pathlib.Path) -> None:
     """Writes a table as .csv and .md."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -213,15 +213,15 @@ def as_published():
     return runs
 
 
-def test_findings_hold_fail_and_cannot_be_told():
+def test_findings_are_supported_or_have_too_few_seeds():
     runs = as_published()
-    assert set(map(frozenset, answers(runs).values())) == {frozenset({findings.HOLDS})}
+    assert set(map(frozenset, answers(runs).values())) == {frozenset({findings.SUPPORTED})}
     alone = answers([run for run in runs if run["seed"] == 0])
     assert set(map(frozenset, alone.values())) == {frozenset({findings.FEW})}
     assert set(map(frozenset, answers([]).values())) == {frozenset()}
 
 
-def test_findings_fail_where_the_opposite_is_told():
+def test_findings_are_contradicted_by_the_opposite():
     turned = [{**run, "accuracy": 1 - run["accuracy"], "nll": -run["nll"]} for run in as_published()]
     for one in turned:
         one |= dict.fromkeys(tables.RETENTION, one["accuracy"])
@@ -229,18 +229,18 @@ def test_findings_fail_where_the_opposite_is_told():
         one["per_round"] = rounds_of(one["accuracy"], late)
     got = answers(turned)
     level = {name for name in got if "level" in name or name == "WC with equal weights is conflation"}
-    assert all(found == {findings.FAILS} for name, found in got.items() if name not in level)
+    assert all(found == {findings.CONTRADICTED} for name, found in got.items() if name not in level)
 
 
-def test_what_seeds_contradict_cannot_be_told():
+def test_seeds_that_disagree_are_inconclusive():
     first, second = {0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.6, 1: 0.5, 2: 0.6}
-    assert findings.Compared("iid", first, second).answer()[0] == findings.UNTOLD
-    assert findings.Compared("iid", first, second, level=True).answer()[0] == findings.UNTOLD
-    assert findings.Compared("rounds", {0: 3.0, 1: 4.0}, {0: 2.0, 1: 3.0}).answer()[0] == findings.UNTOLD
+    assert findings.Compared("iid", first, second).answer()[0] == findings.INCONCLUSIVE
+    assert findings.Compared("iid", first, second, level=True).answer()[0] == findings.INCONCLUSIVE
+    assert findings.Compared("rounds", {0: 3.0, 1: 4.0}, {0: 2.0, 1: 3.0}).answer()[0] == findings.INCONCLUSIVE
     near = {seed: score + 0.001 * seed for seed, score in first.items()}
-    assert findings.Compared("iid", near, first, level=True).answer()[0] == findings.HOLDS
+    assert findings.Compared("iid", near, first, level=True).answer()[0] == findings.SUPPORTED
     far = {seed: score + 0.1 + 0.001 * seed for seed, score in first.items()}
-    assert findings.Compared("iid", far, first, level=True).answer()[0] == findings.FAILS
+    assert findings.Compared("iid", far, first, level=True).answer()[0] == findings.CONTRADICTED
 
 
 def test_a_group_lacks_a_seed_where_one_of_its_rules_does_and_says_which_rule_is_missing():

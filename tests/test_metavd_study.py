@@ -133,3 +133,17 @@ def test_calibration_is_over_the_examples_of_all_clients():
     np.testing.assert_allclose(evaluated.together(0)["all_ece"], wanted, rtol=1e-6)
     assert evaluated.together(1)["all_ece"] != evaluated.together(0)["all_ece"]
     assert set(SHORT) <= set(METHODS) and set(PRUNED) <= set(METHODS)
+
+
+def test_differences_are_paired_by_seed_and_have_intervals():
+    key = ", ".join(tables.ACCURACIES["known, after"])
+    columns = {", ".join(which): 0.5 for which in (*tables.ACCURACIES.values(), *tables.PARTS.values())}
+    row = lambda method, seed, after: {**columns, "method": method, "seed": seed, key: after}
+    rows = [row("fed_avg", seed, 0.5 + seed / 10) for seed in range(3)]
+    rows += [row("fed_avg+metavd", seed, 0.5 + seed / 10 + gain) for seed, gain in enumerate((0.01, 0.01, 0.02))]
+    rows.append(row("fed_avg+noise", 1, 0.7))
+    head, several, single = tables.parts(rows)
+    # Mean of .01, .01, .02 and t_2(.975) = 4.3027 of their standard deviation .0057735 over sqrt(3).
+    assert several[head.index("known, after")] == "+0.0133 [-0.0010, +0.0277]" and several[-1] == "3"
+    assert single[head.index("known, after")] == "+0.1000" and single[-1] == "1"
+    assert tables.adaptation(rows)[1][1] == "+0.1000 [-0.1484, +0.3484]"

@@ -69,6 +69,21 @@ def test_the_page_has_the_costs_that_are_kept(federation):
     assert to_markdown(rows) in (run.HERE / "README.md").read_text()
 
 
+@pytest.mark.parametrize("federation", run.COSTS.values())
+def test_the_page_has_the_losses_of_posteriors(federation):
+    page = (run.HERE / "README.md").read_text()
+    rows = tables.extra_losses(list(read_records(run.HERE / "results").values()), federation)
+    assert rows[1:] and [row for row in rows[1:] if row[-1].strip("*") not in page] == []
+
+
+def test_extra_losses_are_differences_of_paired_differences():
+    given = {"federation": config.MANY, "method": "log_linear_pool"}
+    cells = cells_like(lambda seed: 0.5, **given, noise=None) + cells_like(lambda seed: 0.25, **given, noise=1.0)
+    average = {**given, "method": "FedAvg"}
+    cells += cells_like(lambda seed: 0.5, **average, noise=None) + cells_like(lambda seed: 0.375, **average, noise=1.0)
+    assert tables.extra_losses(cells, config.MANY)[1:] == [["log_linear_pool", "1.0", "**-0.1250 [-0.1250, -0.1250]**"]]
+
+
 def small(monkeypatch, federation, **wanted):
     """The score of a cell of a few of the digits."""
     digits = bfl.data.load("digits")

@@ -1,7 +1,7 @@
-"""The paper's findings as questions to our numbers: differences paired by seed, and what their 95 % intervals leave.
+"""The paper's findings: differences paired by seed, with 95 % intervals and verdicts.
 
-A finding is asked of each partition, or rule, by itself. It holds where the interval of other seeds lies on the side
-that it claims, does not hold where it lies on the other, and can't be told where it has both.
+Each finding is tested by partition or rule. It is supported if the interval lies on the claimed side of zero,
+contradicted if it lies on the other side, and inconclusive if it contains zero.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MANY = {1: 300, 5: 60}
 # What counts as level: accuracies that differ by less.
 NEAR = 0.02
 _WIDE = {"initial_stddev": WIDE_STDDEV}
-HOLDS, FAILS, UNTOLD, FEW = "holds", "does not hold", "cannot be told", "one seed or none"
+SUPPORTED, CONTRADICTED, INCONCLUSIVE, FEW = "supported", "contradicted", "inconclusive", "one seed or none"
 
 Scores = dict[int, float]
 
@@ -57,7 +57,7 @@ class Compared(NamedTuple):
             inside, outside = low > 0, high < 0
         # Whole numbers, such as rounds, that are the same in each of so few seeds have no interval.
         told = difference.stddev > 0 or self.level
-        return (HOLDS if told and inside else FAILS if told and outside else UNTOLD), difference
+        return (SUPPORTED if told and inside else CONTRADICTED if told and outside else INCONCLUSIVE), difference
 
 
 Question = Callable[[list[Run]], list[Compared]]
@@ -241,29 +241,31 @@ FINDINGS: dict[str, Question] = {
     "E = 1: WS, WC and conflation end above NWA and LP": groups_apart,
     "E = 1: WS, WC and conflation converge faster, in rounds": products_converge_faster,
     "E = 1: LP ends below NWA": _ASK(groups_apart, **_LP),
-    "E = 1, wide start: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_WIDE),
-    "E = 1, wide start: NWA and LP have more NLL than WS, WC and conflation": (
+    "E = 1, initial sd 0.05: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_WIDE),
+    "E = 1, initial sd 0.05: NWA and LP have a higher NLL than WS, WC and conflation": (
         _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll", **_WIDE)
     ),
-    "E = 1, wide start: WS, WC and conflation converge faster, in rounds": _ASK(products_converge_faster, **_WIDE),
-    "E = 1, wide start: LP ends below NWA": _ASK(groups_apart, **_LP, **_WIDE),
-    "E = 1, wide start: the epistemic part gains more area by retention under WS, WC and conflation": (
+    "E = 1, initial sd 0.05: WS, WC and conflation converge faster, in rounds": _ASK(products_converge_faster, **_WIDE),
+    "E = 1, initial sd 0.05: LP ends below NWA": _ASK(groups_apart, **_LP, **_WIDE),
+    "E = 1, initial sd 0.05: the epistemic part gains more area by retention under WS, WC and conflation": (
         _ASK(groups_apart, score=RETENTION[2], **_WIDE)
     ),
-    "E = 1, learnt spreads: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_LEARNT),
-    "E = 1, learnt spreads: NWA and LP have more NLL than WS, WC and conflation": (
+    "E = 1, learned sd: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_LEARNT),
+    "E = 1, learned sd: NWA and LP have a higher NLL than WS, WC and conflation": (
         _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll", **_LEARNT)
     ),
-    "E = 1, learnt spreads: LP ends below NWA": _ASK(groups_apart, **_LP, **_LEARNT),
+    "E = 1, learned sd: LP ends below NWA": _ASK(groups_apart, **_LP, **_LEARNT),
     "E = 5, few rounds: the groups are level": _ASK(groups_apart, level=True, local_epochs=5),
-    "E = 5, few rounds, wide start: the groups are level": _ASK(groups_apart, level=True, local_epochs=5, **_WIDE),
-    "E = 5, 60 rounds, wide start: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(5)),
+    "E = 5, few rounds, initial sd 0.05: the groups are level": _ASK(groups_apart, level=True, local_epochs=5, **_WIDE),
+    "E = 5, 60 rounds, initial sd 0.05: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(5)),
     "E = 1, as many steps as that: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(1)),
-    "E = 5, 60 rounds, wide start: WS has more NLL than NWA and LP": _ASK(groups_apart, score="nll", **_many(5)),
-    "E = 5, 60 rounds, learnt spreads: WS is level with NWA and LP": (
+    "E = 5, 60 rounds, initial sd 0.05: WS has a higher NLL than NWA and LP": _ASK(
+        groups_apart, score="nll", **_many(5)
+    ),
+    "E = 5, 60 rounds, learned sd: WS is level with NWA and LP": (
         _ASK(groups_apart, level=True, **_many(5, inference="curvature"))
     ),
-    "E = 5, 60 rounds, learnt spreads: WS has more NLL than NWA and LP": (
+    "E = 5, 60 rounds, learned sd: WS has a higher NLL than NWA and LP": (
         _ASK(groups_apart, score="nll", **_many(5, inference="curvature"))
     ),
     "MC dropout is above the deterministic network": _ASK(dropout_beats_none, output_dropout=False),
@@ -276,14 +278,14 @@ FINDINGS: dict[str, Question] = {
     "One round, pre-trained: the clients' round is above the start alone": clients_add_to_the_start,
     "One round from a pre-trained start is above all rounds of E = 1": one_round_is_above_many,
     **{
-        f"E = {epochs}{few}, wide start: a weighting by {words} is above one by training-set size": (
+        f"E = {epochs}{few}, initial sd 0.05: a weighting by {words} is above one by training-set size": (
             _ASK(weighting_is_above_that_by_size, weighting=name, local_epochs=epochs)
         )
         for epochs, few, words, name in (
             (1, "", "maximum discrepancy", "max_discrepancy"),
             (1, "", "maximum discrepancy to the farthest", "max_discrepancy_farthest"),
             (1, "", "distance", "distance"),
-            (1, "", "equal shares", "equal"),
+            (1, "", "equal weights", "equal"),
             (5, ", few rounds", "maximum discrepancy", "max_discrepancy"),
             (5, ", few rounds", "distance", "distance"),
         )
@@ -295,7 +297,7 @@ FINDINGS: dict[str, Question] = {
 
 def write_findings(runs: list[Run], output: pathlib.Path) -> None:
     """Writes what the records say of each finding: a row for each place in which it can be asked."""
-    rows = [["finding", "where", "difference", "seeds", "here"]]
+    rows = [["finding", "where", "difference", "seeds", "verdict"]]
     for name, question in FINDINGS.items():
         asked = [compared for compared in question(runs) if compared.first and compared.second]
         answers = [(compared, *compared.answer()) for compared in asked]

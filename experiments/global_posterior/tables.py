@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.global_posterior.config import BASELINE, CURVE_METHODS, METHODS, PLAN, PUBLISHED_METHODS, VARIANTS
 from experiments.global_posterior.figures import curve_figure
-from experiments.tables import interval, mean_and_sd, paired, write
+from experiments.tables import less, mean_and_sd, write
 
 Summary = dict[str, Any]
 Row = dict[str, Any]
@@ -133,13 +133,6 @@ def pairs_table(groups: dict[str, list[Row]]) -> list[list[str]]:
         seeds = len(of_seeds(both[0], "nll").keys() & of_seeds(both[1], "nll").keys())
         lines += [[first, second, where, *cells, str(seeds)]] if seeds else []
     return lines
-
-
-def less(first: dict[int, float], second: dict[int, float]) -> str:
-    """A paired difference with its interval; alone of a single seed; empty of none."""
-    difference = paired(first, second)
-    common = first.keys() & second.keys()
-    return interval(difference) if difference else "".join(f"{first[s] - second[s]:+.4f}" for s in common)
 
 
 def of_seeds(rows: list[Row], column: str) -> dict[int, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from experiments import WITHOUT_RECORDS
 from experiments.metavd.config import METHODS, PRUNED, PUBLISHED, SHORT
 from experiments.metavd.figures import reliability_figure
-from experiments.tables import mean_and_sd, write
+from experiments.tables import less, mean_and_sd, write
 
 Summary = dict[str, Any]
 Row = dict[str, Any]
@@ -82,6 +82,7 @@ def write_all(records: Sequence[Summary], summaries: list[Summary], folder: path
         write(table(compared, ACCURACIES), folder / f"accuracy-{size}")
         write(table(compared, CALIBRATION), folder / f"calibration-{size}")
         write(parts(usual), folder / f"parts-{size}")
+        write(adaptation(compared), folder / f"adaptation-{size}")
         if any(row["method"] in PRUNED for row in usual):
             write(compression(usual), folder / f"compression-{size}")
         if size.startswith("cifar10"):
@@ -107,23 +108,30 @@ def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int
 
 
 def parts(rows: list[Row]) -> list[list[str]]:
-    """Each method of a family less the family's baseline of the same seed: what noise, precisions and h are worth."""
+    """Return each method of a family less the family's baseline of the same seed, with 95 % intervals."""
     lines = [["", *PARTS, "seeds"]]
     for family in ("fed_avg", "reptile", "maml", "per_fed_avg"):
-        base = {row["seed"]: row for row in rows if row["method"] == family}
+        base = [row for row in rows if row["method"] == family]
         for name, same in by_method(rows).items():
-            paired = [(row, base[row["seed"]]) for row in same if row["seed"] in base]
-            if not name.startswith(f"{family}+") or not paired:
-                continue
-            cells = [signed([a[", ".join(w)] - b[", ".join(w)] for a, b in paired]) for w in PARTS.values()]
-            lines.append([f"{name} less {family}", *cells, str(len(paired))])
+            common = {row["seed"] for row in same} & {row["seed"] for row in base}
+            if name.startswith(f"{family}+") and common:
+                cells = [less(by_seed(same, which), by_seed(base, which)) for which in PARTS.values()]
+                lines.append([f"{name} less {family}", *cells, str(len(common))])
     return lines
 
 
-def signed(values: list[float]) -> str:
-    """Mean and sd of differences."""
-    spread = f" +- {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
-    return f"{np.mean(values):+.4f}{spread}"
+def adaptation(rows: list[Row]) -> list[list[str]]:
+    """Return the accuracy after one step of adaptation less that before it, with 95 % intervals."""
+    lines = [["", "known", "unseen", "seeds"]]
+    for name, same in by_method(rows).items():
+        after, before = ([ACCURACIES[f"{who}, {when}"] for who in ("known", "unseen")] for when in ("after", "before"))
+        gains = [less(by_seed(same, first), by_seed(same, second)) for first, second in zip(after, before)]
+        lines.append([name, *gains, str(len(same))])
+    return lines
+
+
+def by_seed(rows: list[Row], which: tuple[str, str, str]) -> dict[int, float]:
+    return {row["seed"]: row[", ".join(which)] for row in rows}
 
 
 def compression(rows: list[Row]) -> list[list[str]]:

@@ -29,7 +29,7 @@ from experiments.privacy.config import (
     cell_name,
     cells,
 )
-from experiments.privacy.tables import costs, table
+from experiments.privacy.tables import costs, extra_losses, table
 from experiments.tables import write
 from tfp_bfl.federated.round import types_of
 from tfp_bfl.parties.party import result_spec
@@ -151,7 +151,9 @@ def main(study: Study) -> None:
         made = {name: table(summaries, federation) for name, federation in TABLES.items()}
         # Of noises that were not run again, what was written stays.
         made = {name: rows for name, rows in made.items() if len(rows) == 1 + len(METHODS) * len(NOISES)}
-        for name, rows in {**made, **{name: costs(summaries, of) for name, of in COSTS.items()}}.items():
+        for name, federation in COSTS.items():
+            made |= {name: costs(summaries, federation), f"extra_{name}": extra_losses(summaries, federation)}
+        for name, rows in made.items():
             write(rows, study.results / name)
 
 

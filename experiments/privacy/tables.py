@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from experiments.privacy.config import COLUMNS, METHODS, NOISES, PARTIES, SENT, Options
-from experiments.tables import interval, mean_and_sd, paired
+from experiments.tables import interval, less, mean_and_sd, paired
 
 Summary = dict[str, Any]
-PLAIN = "as they are"
-# What is compared with messages as they are: name -> what its cells have.
+PLAIN = "uncompressed"
+# Row of the tables -> the options of its cells.
 COSTS: dict[str, Options] = {
     PLAIN: {"noise": None},
-    **{name: {"noise": None, "sent": name} for name in SENT},
+    **{name.replace("secure sums", "secure aggregation"): {"noise": None, "sent": name} for name in SENT},
     "noise 0.5": {"noise": 0.5},
     "noise 1": {"noise": 1.0},
 }
@@ -74,10 +74,29 @@ def costs_in_short(summaries: list[Summary], federation: str) -> list[list[str]]
     return rows
 
 
+def extra_losses(summaries: list[Summary], federation: str) -> list[list[str]]:
+    """Return how much more accuracy each noise costs a posterior than FedAvg, paired by seed, with 95 % intervals."""
+    rows = [["method", "noise", "loss of accuracy less that of FedAvg"]]
+
+    def lost(method: str, noise: float) -> dict[int, float]:
+        of = lambda wanted: _by_seed(same(summaries, federation=federation, method=method, noise=wanted), "accuracy")
+        plain = of(None)
+        return {seed: accuracy - plain[seed] for seed, accuracy in of(noise).items() if seed in plain}
+
+    for noise, method in itertools.product(NOISES, METHODS):
+        if noise and method != "FedAvg" and lost(method, noise):
+            rows.append([method, str(noise), less(lost(method, noise), lost("FedAvg", noise))])
+    return rows
+
+
 def _epsilon(summary: Summary) -> str:
     return "" if summary["epsilon"] is None else f"{summary['epsilon']:.2f}"
 
 
 def _difference(group: list[Summary], plain: list[Summary], key: str) -> str:
-    found = paired(*({one["options"]["seed"]: one[key] for one in part} for part in (group, plain)))
+    found = paired(_by_seed(group, key), _by_seed(plain, key))
     return "" if found is None else interval(found)
+
+
+def _by_seed(group: list[Summary], key: str) -> dict[int, float]:
+    return {one["options"]["seed"]: one[key] for one in group}

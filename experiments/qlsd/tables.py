@@ -27,13 +27,14 @@ from experiments.qlsd.config import (
 from experiments.qlsd.figures import budget_figure, memory_figure, toy_figure
 from experiments.qlsd.logistic import errors_of
 from experiments.qlsd.memory import apart, variances
-from experiments.tables import write
+from experiments.tables import less, write
 
 Summary = dict[str, Any]
 Lines = list[list[str]]
 
 REFERENCE = "LSD++"
 TRUTH = "HMC"
+PAIRED_WITH = ("SGLD, one client", "LSD++, 5 of 20")
 
 
 def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
@@ -64,6 +65,7 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
     for name in NETWORKS:
         if of[name]:
             write(network_table(of[name]), folder / name)
+            write(network_pairs(of[name]), folder / f"{name}_pairs")
             write(movement_table(of[name]), folder / f"{name}_movement")
 
 
@@ -234,6 +236,19 @@ def network_table(summaries: Sequence[Summary]) -> Lines:
         row += [str(rounds or ""), str(len(s["accuracy"])), f"{s['seconds']:.0f}"]
         found = published.get(s["options"]["method"], {})
         lines.append([*row, *(f"{found[name]:g}" if name in found else "" for name in theirs)])
+    return lines
+
+
+def network_pairs(summaries: Sequence[Summary]) -> Lines:
+    """Return each chain's scores less those of SGLD and of LSD++ in equal seeds, with 95 % intervals."""
+    names = ("accuracy", "agreement", "total_variation")
+    lines = [["", "less", *(name.replace("_", " ") for name in names)]]
+    several = [s for s in ordered(summaries, NETWORK_METHODS) if len(s["accuracy"]) > 1]
+    for base in (s for s in several if s["options"]["method"] in PAIRED_WITH):
+        for s in several:
+            if s is not base:
+                cells = [less(*(dict(enumerate(one[name])) for one in (s, base))) for name in names]
+                lines.append([s["options"]["method"], base["options"]["method"], *cells])
     return lines
 
 

@@ -1,6 +1,7 @@
 """The language of docstrings, option help and pages: standard terms, sentences that open with a verb or a noun."""
 
 import ast
+import itertools
 import pathlib
 import re
 
@@ -79,3 +80,60 @@ def test_lines_of_pages_are_short(page):
     lines = (ROOT / "docs" / f"{page}.md").read_text().splitlines()
     prose = [x for x in lines if not x.startswith(("|", "$", "![")) and "http" not in x]
     assert [line for line in prose if len(line) > MOST_COLUMNS] == []
+
+
+# The page of the default posterior is rewritten with its study.
+STUDIES = [path for path in sorted(ROOT.glob("experiments/*/README.md")) if path.parent.name != "default_posterior"]
+READMES = [*STUDIES, ROOT / "README.md", ROOT / "experiments" / "README.md"]
+READMES += sorted(ROOT.glob("experiments/*/results/**/README.md"))
+BANNED_IN_STUDIES = (
+    *BANNED,
+    *(r"\bdid not hold\b", r"\bdoes not hold\b", r"\bcan(no|')t be told\b", r"\bwhose\b", r"\bnarrow start\b"),
+    *(r"\borders? mistakes\b", r"\bsecure sums\b", r"\bthe spread\b", r"\bparties\b", r"\bof one's\b", r"\bas here\b"),
+)
+CLAIMS = ["claim", "published", "ours, 95 % interval, seeds", "control", "verdict"]
+VERDICTS = ("supported", "contradicted", "inconclusive")
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def table_under(text, heading):
+    """The rows of the first table under a heading, the head first."""
+    lines = text.split(f"\n{heading}\n", 1)[1].splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("|"))
+    rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[first:]))
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[:1] + rows[2:]]
+
+
+@pytest.mark.parametrize("path", READMES, ids=name_of)
+def test_readmes_use_the_fields_terms(path):
+    text = re.sub(r"```.*?```|`[^`]*`|^    .*?$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    assert [word for word in BANNED_IN_STUDIES if re.search(word, text, re.IGNORECASE)] == []
+
+
+@pytest.mark.parametrize("path", READMES, ids=name_of)
+def test_lines_of_readmes_are_short(path):
+    prose = [x for x in path.read_text().splitlines() if not x.startswith(("|", "$", "![", "[![")) and "http" not in x]
+    assert [line for line in prose if len(line) > MOST_COLUMNS] == []
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=name_of)
+def test_a_study_has_at_most_eight_claims_with_controls_and_verdicts(path):
+    head, *claims = table_under(path.read_text(), "## Claims")
+    assert head == CLAIMS and 0 < len(claims) <= 8
+    assert [claim for claim in claims if len(claim) != len(CLAIMS) or not all(claim)] == []
+    assert [claim for claim in claims if claim[-1].split(",")[0] not in VERDICTS] == []
+    numbers = [ours for _, _, ours, _, _ in claims]
+    assert [x for x in numbers if not re.search(r"\[|no interval|closed form|exact", x)] == []
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=name_of)
+def test_the_summary_has_the_claims_of_a_study(path):
+    head, *summary = table_under((ROOT / "experiments" / "README.md").read_text(), "## Claims")
+    assert head == ["study", "claim", "ours, 95 % interval, seeds", "verdict"]
+    study = path.parent.name
+    rows = [row[1:] for row in summary if f"({study}/README.md" in row[0]]
+    assert rows == [[c[0], c[2], c[4]] for c in table_under(path.read_text(), "## Claims")[1:]]
