@@ -5,6 +5,10 @@
 Each mutant is a fork of this process, which has imported TensorFlow and nothing of the library; it takes the changed
 module from a file of its own (AutoGraph reads source from there) and runs the tests of `tests_of` until one fails.
 Mutants that change nothing anyone can see stand in accepted.txt, with why. Ends with 1 below `WANTED` of the others.
+
+mutmut 3.8.1 with a fork server runs these tests too, but it makes 2,318 mutants of tfp_bfl/rules, two thirds of them a
+changed argument of a call, where this makes 854; it takes no sample of them, runs every test once beforehand to map
+tests to functions, and has its exceptions as comments in the code.
 """
 
 from __future__ import annotations
