@@ -73,6 +73,12 @@ class Options(pydantic.BaseModel):
         if self.point_weights and config.kind in choices.VARIATIONAL.forms():
             raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
 
+    def require(self, giver: str, what: str, *names: str) -> None:
+        """Raise InvalidArgument where one of the named options is given, and `giver`, which has the `what`, is not."""
+        for name in names:
+            if getattr(self, giver) is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise InvalidArgument(f"{name} is of {what}, and there is none: give {giver}.")
+
     def steps(self, num_examples: int) -> int:
         """Return the local steps in a round of a client with that many examples."""
         raise NotImplementedError
@@ -227,9 +233,7 @@ class ServerOptimized(Options):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.server_optimizer is None and (self.server_learning_rate is not None or self.server_momentum):
-            name = "server_momentum" if self.server_learning_rate is None else "server_learning_rate"
-            raise InvalidArgument(f"{name} is of the server's optimizer, and there is none: give server_optimizer.")
+        self.require("server_optimizer", "the server's optimizer", "server_learning_rate", "server_momentum")
         if self.server_momentum and self.server_optimizer != "sgd":
             raise InvalidArgument(
                 f"server_momentum is of the server optimizer sgd, and this is {self.server_optimizer}: leave it out."
@@ -318,11 +322,9 @@ class Hidden(Weighted):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        fields, of_examples = type(self).model_fields, getattr(self, "example_clip_norm", None) is not None
-        for name in ("privacy_variance_clip_norm", "privacy_noise", "privacy_delta"):
-            needed = self.privacy_clip_norm is None and not (of_examples and name == "privacy_delta")
-            if needed and getattr(self, name) != fields[name].default:
-                raise InvalidArgument(f"{name} is of differential privacy, and there is none: give privacy_clip_norm.")
+        of_clients = ("privacy_variance_clip_norm", "privacy_noise")
+        of_both = () if getattr(self, "example_clip_norm", None) is not None else ("privacy_delta",)
+        self.require("privacy_clip_norm", "differential privacy", *of_clients, *of_both)
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
@@ -361,10 +363,7 @@ class HiddenExamples(Options):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.example_clip_norm is None and self.example_noise != type(self).model_fields["example_noise"].default:
-            raise InvalidArgument(
-                "example_noise is of differential privacy, and there is none: give example_clip_norm."
-            )
+        self.require("example_clip_norm", "differential privacy", "example_noise")
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)

@@ -21,10 +21,9 @@ class Compressed(Options):
 
     def check(self, config: Any) -> None:
         super().check(config)
+        self.require("compressor", "the compressor", "per_tensor")
         if self.compressor is not None:
             self.check_bias(bfl.compression.parse_compressor(self.compressor))
-        elif self.per_tensor:
-            raise InvalidArgument("per_tensor is of the compressor, and there is none: give compressor.")
 
     def check_bias(self, compressor: Any) -> None:
         if not compressor.unbiased:
@@ -41,8 +40,7 @@ class WithErrorMemory(Compressed):
 
     def check(self, config: Any) -> None:
         super().check(config)
-        if self.error_memory and self.compressor is None:
-            raise InvalidArgument("error_memory is of the compressor, and there is none: give compressor.")
+        self.require("compressor", "the compressor", "error_memory")
 
     def check_bias(self, compressor: Any) -> None:
         if not compressor.unbiased and not self.error_memory:
