@@ -60,6 +60,11 @@ def test_scaffold_is_that_of_the_library(capsys, tmp_path):
     assert found.summary["accuracy"] > 0.7
 
 
+@pytest.mark.deep(after="tests/docs/test_examples.py")
+def test_scaffold_learns_where_clients_differ(capsys):
+    assert float(run("scaffold", capsys)[1].split()[-1]) > 0.9
+
+
 def test_server_step_learns(capsys):
     first, last = map(float, re.findall(r"\d+\.\d+", run("server_step", capsys)[1]))
     assert last < 0.8 * first
