@@ -43,12 +43,18 @@ SLOW_TO_IMPORT += ("matplotlib.pyplot", "hypothesis", "KDEpy", "pytest", "pydant
 
 # Tests elsewhere than beside the file, and what tests it first.
 ALSO = {
+    "clients/displacement": ["tests/algorithms/test_drift.py"],
+    "clients/local_langevin": ["tests/algorithms/test_local_langevin.py"],
+    "clients/personal": ["tests/servers/test_personal.py"],
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
     "rules/gaussian": ["tests/servers/test_gaussian.py", "tests/servers/test_langevin.py"],
     "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/posterior/test_products.py"],
     "posterior/online": ["tests/servers/test_online.py"],
     "posterior/products": ["tests/servers/test_product.py"],
     "posterior/swag_moments": ["tests/clients/test_swag.py"],
+    "servers/curvatures": ["tests/algorithms/test_laplace.py"],
+    "servers/laplace": ["tests/algorithms/test_laplace.py"],
+    "servers/laplace_dual": ["tests/clients/test_laplace_sites.py"],
 }
 
 
