@@ -4,7 +4,8 @@ Pure TensorFlow, `(message, examples, seed) -> ClientResult`, a file a mechanism
 a posterior by gradients of minibatches.
 """
 
-from tfp_bfl.baselines import ExactChains, exact_chains, langevin_chain, psgld_step, sgld_step
+from tfp_bfl.baselines import *  # noqa: F403
+from tfp_bfl.baselines import __all__ as _of_baselines
 from tfp_bfl.clients.augmented import augmented
 from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
@@ -19,50 +20,20 @@ from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_d
 from tfp_bfl.clients.sites import sites
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.variational import variational
-from tfp_bfl.training import (
-    INFERENCES,
-    KLS,
-    OPTIMIZERS,
-    TEMPERATURES,
-    ExamplePrivacy,
-    Mode,
-    Potential,
-    cosine_decay,
-    default_rate,
-    exponential_decay,
-    find_mode,
-    inverse_decay,
-    mode_at,
-    potentials_of,
-    sigmoid_warm_up,
-)
+from tfp_bfl.training import *  # noqa: F403
+from tfp_bfl.training import __all__ as _of_training
 
 __all__ = [
     "ESTIMATORS",
-    "INFERENCES",
-    "KLS",
     "LEARNERS",
-    "OPTIMIZERS",
     "STRUCTURES",
-    "TEMPERATURES",
-    "ExactChains",
-    "ExamplePrivacy",
-    "Mode",
     "PersonalPosterior",
-    "Potential",
     "Surrogate",
     "augmented",
     "compressed",
     "conducive_langevin",
-    "cosine_decay",
     "coupled_langevin",
-    "default_rate",
-    "exact_chains",
-    "exponential_decay",
-    "find_mode",
     "fit_surrogate",
-    "inverse_decay",
-    "langevin_chain",
     "laplace",
     "laplace_sites",
     "laplace_weights",
@@ -70,19 +41,16 @@ __all__ = [
     "memory_rate",
     "meta_gradient",
     "meta_learning",
-    "mode_at",
     "personal",
     "personal_posterior",
     "posterior_averaging",
     "posterior_delta",
-    "potentials_of",
-    "psgld_step",
-    "sgld_step",
-    "sigmoid_warm_up",
     "sites",
     "smallest_client",
     "stochastic_gradient",
     "swag",
     "swag_weights",
     "variational",
+    *_of_baselines,
+    *_of_training,
 ]
