@@ -146,7 +146,7 @@ def largest_example_epsilon(
     return None if None in found else max((x for x in found if x is not None), default=0.0)
 
 
-def composed_epsilon(told: Sequence[Steps], delta: float = 1e-5) -> Optional[float]:
+def composed_epsilon(mechanisms: Sequence[Steps], delta: float = 1e-5) -> Optional[float]:
     """Return the epsilon of all these sums together, as `epsilon` has it; None where some have no noise.
 
     Raises:
@@ -154,7 +154,7 @@ def composed_epsilon(told: Sequence[Steps], delta: float = 1e-5) -> Optional[flo
       MissingDependency: the package dp-accounting is not installed.
     """
     numbers: collections.Counter[tuple[float, float]] = collections.Counter()
-    for noise_multiplier, share, number in told:
+    for noise_multiplier, share, number in mechanisms:
         if not 0 < check_number(share, "share") <= 1:
             raise InvalidArgument(f"share is {shown(share)}, but must be above 0 and at most 1.")
         numbers[check_noise(noise_multiplier), float(share)] += check_count(number, "number", least=0)
@@ -164,27 +164,27 @@ def composed_epsilon(told: Sequence[Steps], delta: float = 1e-5) -> Optional[flo
 
 
 @functools.lru_cache(maxsize=1024)
-def _account(told: tuple[Steps, ...], delta: float) -> float:
+def _account(mechanisms: tuple[Steps, ...], delta: float) -> float:
     accounting = _accountant()
-    told = tuple(steps for steps in told if steps.number)
-    if not told:
+    mechanisms = tuple(steps for steps in mechanisms if steps.number)
+    if not mechanisms:
         return 0.0
-    stddevs = math.sqrt(sum(number * _squared_shift(noise, share) for noise, share, number in told))
-    if stddevs <= _MOST_STDDEVS and sum(steps.number for steps in told) <= _MOST_SUMS:
+    stddevs = math.sqrt(sum(number * _squared_shift(noise, share) for noise, share, number in mechanisms))
+    if stddevs <= _MOST_STDDEVS and sum(steps.number for steps in mechanisms) <= _MOST_SUMS:
         # A grid of 10^4 to 10^5 points: any grid gives an upper bound.
-        one = max(_largest_loss(noise, share) for noise, share, _ in told)
+        one = max(_largest_loss(noise, share) for noise, share, _ in mechanisms)
         grid = max(5e-4 * (stddevs**2 / 2 + 5 * stddevs), 5e-5 * one)
-        return _composed(accounting.pld.PLDAccountant(value_discretization_interval=grid), told, delta)
+        return _composed(accounting.pld.PLDAccountant(value_discretization_interval=grid), mechanisms, delta)
     try:
-        return _composed(accounting.rdp.RdpAccountant(), told, delta)
+        return _composed(accounting.rdp.RdpAccountant(), mechanisms, delta)
     except ValueError:  # Divergences so small that rounding makes them negative; those of larger shares bound them.
-        larger = tuple(steps._replace(share=max(steps.share, 1e-3)) for steps in told)
+        larger = tuple(steps._replace(share=max(steps.share, 1e-3)) for steps in mechanisms)
         return _composed(accounting.rdp.RdpAccountant(), larger, delta)
 
 
-def _composed(accountant: Any, told: Sequence[Steps], delta: float) -> float:
+def _composed(accountant: Any, mechanisms: Sequence[Steps], delta: float) -> float:
     accounting = _accountant()
-    for noise_multiplier, share, number in told:
+    for noise_multiplier, share, number in mechanisms:
         one = accounting.GaussianDpEvent(noise_multiplier)
         accountant.compose(one if share == 1 else accounting.PoissonSampledDpEvent(share, one), number)
     return float(accountant.get_epsilon(delta))

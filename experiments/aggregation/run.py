@@ -81,7 +81,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
             raise errors.InvalidArgument(f"The size {size} has no table {table}: it has {', '.join(own)}.")
     every = {table: {cell_name(options): options for options in cells(table, size)} for table in own}
     todo = {
-        name: resolved(config_of(o), regression=False).told()
+        name: resolved(config_of(o), regression=False).recorded()
         for table in tables or own
         for name, o in every[table].items()
     }

@@ -172,7 +172,7 @@ def test_resolved_leaves_nothing_open_that_the_algorithm_fills_in(algorithm, reg
     assert all(getattr(found, name) is not None for name in DEFAULTS if name in fields)
     assert all(getattr(found, name) == getattr(config, name) for name in all_fields() if name not in fields)
     assert resolve.resolved(found, regression) == found
-    assert make_config(None, found.told()) == found  # What is recorded is a configuration, and the same one.
+    assert make_config(None, found.recorded()) == found  # What is recorded is a configuration, and the same one.
     if "temperature" in fields:
         assert found.temperature == (1.0 if regression else TEMPERATURE)
 

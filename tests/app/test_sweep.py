@@ -96,7 +96,7 @@ def test_three_rules_and_three_algorithms_are_six_runs():
     cells = sweep.make_cells(None, {"rounds": 2}, sweep.parse_varied(items), [0, 1])
     assert len(cells) == 12 and all(config.rounds == 2 for config in cells.values())
     assert list(cells)[::2][2:4] == ["rule=log_linear_pool,seed=0", "algorithm=fed_opt,seed=0"]
-    assert cells["algorithm=fed_prox,proximal=1,seed=1"].told()["proximal"] == 1.0
+    assert cells["algorithm=fed_prox,proximal=1,seed=1"].recorded()["proximal"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_combination_by_every_seed():
     varied = {"partition": ["iid", "dirichlet:0.5"], "rounds": ["2", "3"]}
     cells = sweep.make_cells(None, {"clients": 3}, [varied], [0, 1])
     assert len(cells) == 8 and all(config.clients == 3 for config in cells.values())
-    assert cells["partition=dirichlet_0.5,rounds=3,seed=1"].told()["partition"] == "dirichlet:0.5"
+    assert cells["partition=dirichlet_0.5,rounds=3,seed=1"].recorded()["partition"] == "dirichlet:0.5"
 
 
 @pytest.mark.parametrize(

@@ -193,22 +193,24 @@ def split_options(
         if "optimizer_fn" in options:
             raise InvalidArgument("optimizer and optimizer_fn are the same option: give one of them.")
         options = {"optimizer_fn" if name == "optimizer" else name: x for name, x in options.items()}
-    own = [name for name, x in inspect.signature(recipe).parameters.items() if x.kind is x.KEYWORD_ONLY]
-    of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in own]
-    _check_names(options, (*own, *of_work, *shared), recipe.__name__)
+    recipe_options = [name for name, x in inspect.signature(recipe).parameters.items() if x.kind is x.KEYWORD_ONLY]
+    of_work = [name for name in inspect.signature(work).parameters if name != "model_fn" and name not in recipe_options]
+    _check_names(options, (*recipe_options, *of_work, *shared), recipe.__name__)
     process = {name: x for name, x in options.items() if name in shared or name not in of_work}
     return {**defaults, **{name: x for name, x in options.items() if name in of_work}}, process
 
 
-def known_options(function: Callable[..., object], options: object, what: str, own: tuple[str, ...]) -> dict[str, Any]:
-    """Return the options for a function, all of which it must have, but for its `own` that a recipe gives it.
+def known_options(
+    function: Callable[..., object], options: object, what: str, given: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the options for a function, all of which it must have, except those `given` by the recipe.
 
     Raises:
       InvalidArgument: no dictionary, or an option that the function does not have.
     """
     if options is not None and not isinstance(options, Mapping):
         raise InvalidArgument(f"The options of {what} are {shown(options)}, but must be a dictionary.")
-    names = tuple(name for name in inspect.signature(function).parameters if name not in own)
+    names = tuple(name for name in inspect.signature(function).parameters if name not in given)
     _check_names(options or {}, names, what)
     return dict(options or {})
 

@@ -67,10 +67,10 @@ def _client(model_fn: Model, alpha: float, options: dict[str, Any]) -> ClientWor
     local = clients.variational(model_fn, proximal=alpha, **options)
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-        own = message.memory
-        result = train(message._replace(memory=(), told=LinearTerm(-own)), examples, seed)
+        gradient = message.memory
+        result = train(message._replace(memory=(), told=LinearTerm(-gradient)), examples, seed)
         moved = flat_values(result.weights) - flat_values(message.weights)
-        return result._replace(memory=own - alpha * moved)
+        return result._replace(memory=gradient - alpha * moved)
 
     zeros = lambda weights, share: tf.zeros_like(flat_values(weights))
     return local.around(run)._replace(memory=zeros, keeps_sent=False)

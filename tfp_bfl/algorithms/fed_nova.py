@@ -54,9 +54,9 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
         num_clients = tf.cast(tf.maximum(message.federation.num_clients, 1), tf.int64)
         mean_size = tf.cast(message.federation.num_examples, tf.int64) // num_clients
         usual = reach(message.round, tf.cast(mean_size, tf.int32)).steps
-        own = reach(message.round, result.num_examples).steps
-        weights = _scaled(message.weights, result.weights, usual / own)
-        return result._replace(weights=weights, extra=own / usual - 1)
+        steps = reach(message.round, result.num_examples).steps
+        weights = _scaled(message.weights, result.weights, usual / steps)
+        return result._replace(weights=weights, extra=steps / usual - 1)
 
     return local.around(run)._replace(extra=lambda weights: tf.constant(0.0))
 

@@ -75,12 +75,12 @@ def _client(model_fn: Model, options: dict[str, Any]) -> ClientWork:
     local, reach = clients.variational(model_fn, **options), reach_of(**options)
 
     def run(train: Work, message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
-        own, control = message.memory, message.told
-        result = train(message._replace(memory=(), told=LinearTerm(control - own)), examples, seed)
+        client_control, control = message.memory, message.told
+        result = train(message._replace(memory=(), told=LinearTerm(control - client_control)), examples, seed)
         rate, steps = reach(message.round, result.num_examples)
         moved = flat_values(message.weights) - flat_values(result.weights)
         change = moved / (rate * steps) - control
-        return result._replace(memory=own + change, extra=change)
+        return result._replace(memory=client_control + change, extra=change)
 
     zeros = lambda weights, *_: tf.zeros_like(flat_values(weights))
     return local.around(run)._replace(memory=zeros, extra=zeros, keeps_sent=False)

@@ -352,8 +352,10 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return _fail(error, 2)
     except click.NoSuchOption as error:
         meant = _SYNONYMS.get(error.option_name)
-        here = f"There is no option {error.option_name!r}: did you mean {meant!r}?" if meant else error.format_message()
-        return _fail(here, error.exit_code)
+        message = (
+            f"There is no option {error.option_name!r}: did you mean {meant!r}?" if meant else error.format_message()
+        )
+        return _fail(message, error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except Error as error:

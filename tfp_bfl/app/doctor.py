@@ -42,7 +42,7 @@ def examine(console: Console) -> bool:
 
 
 def _packages() -> str:
-    found, wrong = [], []
+    installed, wrong = [], []
     for line in metadata.requires("tfp_bfl") or ():
         requirement = Requirement(line)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -51,12 +51,12 @@ def _packages() -> str:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             version = "missing"
-        found.append(f"{requirement.name} {version}")
+        installed.append(f"{requirement.name} {version}")
         if version == "missing" or version not in requirement.specifier:
             wrong.append(f"{requirement.name} is {version}, not {requirement.specifier}")
     if wrong:
         raise _Failed(f"{'; '.join(wrong)}: {INSTALL_COMMAND}")
-    return ", ".join(found)
+    return ", ".join(installed)
 
 
 def _worker() -> str:

@@ -89,9 +89,9 @@ def compressed(
             "download_bits": tf.constant(32.0 * (down + _size(message.told))),
         }
         error = wanted - factor * c.decompress(code) if error_memory else ()
-        kept = (result.memory, error) if keeps or error_memory else ()
+        memory = (result.memory, error) if keeps or error_memory else ()
         weights, counts = expand(message, sent), {**result.counts, **bits}
-        return result._replace(weights=weights, counts=counts, memory=kept, sent=sent)
+        return result._replace(weights=weights, counts=counts, memory=memory, sent=sent)
 
     coding = Coding(
         expand,

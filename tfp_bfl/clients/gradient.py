@@ -114,27 +114,27 @@ def stochastic_gradient(
             of_batch, of_noise, of_coin = (tf.random.experimental.stateless_fold_in(seed, i) for i in range(3))
             number, batch = _batch(examples, batch_size, of_batch)
             value, h = potential.total(flatten(message.weights.point), *batch)
-            kept, fresh = message.memory, tf.constant(False)
+            memory, fresh = message.memory, tf.constant(False)
             if anchored:
-                kept, fresh = _met(message, potential, examples)
-                h += kept.gradient - potential.total(flatten(message.told.point), *batch)[1]
+                memory, fresh = _met(message, potential, examples)
+                h += memory.gradient - potential.total(flatten(message.told.point), *batch)[1]
             elif mode is not None:
                 h -= potential.total(tf.constant(mode), *batch)[1]
             takes_part = tf.random.stateless_uniform([], of_coin) < participation
-            sent = compressor.compress(h if memory_rate is None else h - kept.memory, of_noise)
+            sent = compressor.compress(h if memory_rate is None else h - memory.memory, of_noise)
             sent = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), sent)
             g = compressor.decompress(sent)
             if memory_rate is not None:
-                kept = kept._replace(memory=kept.memory + memory_rate * g)
+                memory = memory._replace(memory=memory.memory + memory_rate * g)
             if participation < 1 and anchored:
-                kept = tf.nest.map_structure(lambda x, y: tf.where(takes_part, x, y), kept, message.memory)
+                memory = tf.nest.map_structure(lambda x, y: tf.where(takes_part, x, y), memory, message.memory)
             download = tf.where(fresh, 64.0, 32.0) * potential.size
             bits = {"participants": tf.constant(1), "upload_bound": tf.constant(bound), "download_bits": download}
             bits.update({"upload_bits": tf.cast(compressor.num_bits(sent), tf.float32)} if count_bits else {})
             bits = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), bits)
             mean = value / tf.cast(tf.maximum(number, 1), tf.float32)
             metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
-            return ClientResult(g, number, metrics, bits, memory=kept, sent=Compact(sent))
+            return ClientResult(g, number, metrics, bits, memory=memory, sent=Compact(sent))
 
         return tf.function(work, autograph=False)
 
@@ -154,20 +154,20 @@ def _first_memory(size: int, remembers: bool, anchored: bool, weights: ModelWeig
 
 def _met(message: ServerMessage, potential: Potential, examples: ClientExamples) -> tuple[Kept, tf.Tensor]:
     """Return a client's memory with its whole gradient at the message's anchor, and whether the anchor is new to it."""
-    kept, zeta, number = message.memory, flatten(message.told.point), message.told.number
-    fresh = tf.not_equal(kept.number, number)
+    memory, zeta, number = message.memory, flatten(message.told.point), message.told.number
+    fresh = tf.not_equal(memory.number, number)
     every = examples.features, examples.labels, tf.cast(examples.client >= 0, tf.float32)
-    whole = tf.cond(fresh, lambda: potential.total(zeta, *every)[1], lambda: kept.gradient)
-    return kept._replace(gradient=whole, number=number), fresh
+    whole = tf.cond(fresh, lambda: potential.total(zeta, *every)[1], lambda: memory.gradient)
+    return memory._replace(gradient=whole, number=number), fresh
 
 
 def _batch(
     examples: ClientExamples, batch_size: Union[int, float, None], seed: tf.Tensor
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Return a client's number of examples, and the features, labels and counts of a batch (`draw_batch`)."""
-    here = examples.client >= 0
-    number = tf.math.count_nonzero(here, dtype=tf.int32)
-    rows, counts = draw_batch(here, number, batch_size, seed)
+    is_present = examples.client >= 0
+    number = tf.math.count_nonzero(is_present, dtype=tf.int32)
+    rows, counts = draw_batch(is_present, number, batch_size, seed)
     return number, (tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts)
 
 
@@ -195,17 +195,17 @@ def memory_rate(
 
 
 def draw_batch(
-    here: tf.Tensor, number: tf.Tensor, batch_size: Union[int, float, None], seed: tf.Tensor
+    is_present: tf.Tensor, number: tf.Tensor, batch_size: Union[int, float, None], seed: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """n rows drawn without replacement from those that are `here` [N], and N_i / n for each, 0 for rows beyond n.
+    """n rows drawn without replacement from those with `is_present` [N], and N_i / n for each, 0 for rows beyond n.
 
     By a sort of random keys; where XLA compiles it by Floyd's algorithm, which takes n draws and not N: the rows that
     are there must then be the first. Shapes depend on N and `batch_size` alone, so that examples may be padded with
     rows that are not there.
     """
-    size = here.shape[0] if here.shape[0] is not None else tf.shape(here)[0]
+    size = is_present.shape[0] if is_present.shape[0] is not None else tf.shape(is_present)[0]
     if batch_size is None:
-        return tf.range(size), tf.cast(here, tf.float32)
+        return tf.range(size), tf.cast(is_present, tf.float32)
     if isinstance(batch_size, int):
         most = min(batch_size, size) if isinstance(size, int) else tf.minimum(batch_size, size)
         drawn = tf.minimum(batch_size, number)
@@ -216,7 +216,7 @@ def draw_batch(
     if is_traced_for_xla():
         rows = tf.minimum(_subset(number, drawn, most, seed), size - 1)
     else:
-        keys = tf.where(here, tf.random.stateless_uniform(tf.shape(here), seed), 2.0)
+        keys = tf.where(is_present, tf.random.stateless_uniform(tf.shape(is_present), seed), 2.0)
         rows = tf.argsort(keys)[:most]
     scale = tf.cast(number, tf.float32) / tf.cast(tf.maximum(drawn, 1), tf.float32)
     return rows, tf.where(tf.range(tf.shape(rows)[0]) < drawn, scale, 0.0)
@@ -242,12 +242,12 @@ def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Scalar, seed: tf.Tensor) 
 
 def compressor_of(given: Union[str, Compressor], potential: Potential, per_tensor: bool) -> Compressor:
     """Return a compressor by its name, or as it is, of whole vectors or tensor by tensor."""
-    found = given if isinstance(given, Compressor) else parse_compressor(given)
-    if not found.unbiased:
+    compressor = given if isinstance(given, Compressor) else parse_compressor(given)
+    if not compressor.unbiased:
         raise InvalidArgument(
-            f"The compressor {found.name!r} is biased, and so would the chain be: use one such as 'quantiser:16'."
+            f"The compressor {compressor.name!r} is biased, and so would the chain be: use one such as 'quantiser:16'."
         )
-    return by_tensor(found, [v.shape.num_elements() for v in potential.leaves]) if per_tensor else found
+    return by_tensor(compressor, [v.shape.num_elements() for v in potential.leaves]) if per_tensor else compressor
 
 
 def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) -> None:
@@ -288,9 +288,9 @@ def _checked_mode(
         return None
     if not isinstance(mode, Mode):
         raise InvalidArgument(f"fixed_point is {shown(mode)}, but must be a Mode, as clients.find_mode(...) gives.")
-    shapes, own = [tuple(np.shape(x)) for x in mode.point], [tuple(v.shape) for v in potential.leaves]
-    if shapes != own:
-        raise InvalidArgument(f"fixed_point has leaves {shapes}, but the model's weights are {own}.")
+    shapes, expected = [tuple(np.shape(x)) for x in mode.point], [tuple(v.shape) for v in potential.leaves]
+    if shapes != expected:
+        raise InvalidArgument(f"fixed_point has leaves {shapes}, but the model's weights are {expected}.")
     if mode.likelihood != likelihood:
         raise InvalidArgument(
             f"fixed_point is the mode with the likelihood {shown(mode.likelihood)}, but the clients have "

@@ -107,15 +107,15 @@ def laplace_sites(
             metrics, _ = trainer.train(message, examples, seed, local_epochs, batch_size, target=target)
             local = weights.values
             curvature = _curvature(add, local, examples, seed, batch_size) if add else tf.zeros_like(local)
-            own = lowest + curvature / (temperature * step_size)
-            gain = Site(own - precision, own * (local - mean) + (own - precision) * mean)
+            total = lowest + curvature / (temperature * step_size)
+            gain = Site(total - precision, total * (local - mean) + (total - precision) * mean)
             share = damping_of(damping, message.federation.num_clients) * step_size
-            kept = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
-            ratio = prior_precision / own
+            new_site = tf.nest.map_structure(lambda t, g: t + share * g, site, gain)
+            ratio = prior_precision / total
             kl = 0.5 * tf.reduce_sum(ratio - 1 - tf.math.log(ratio) + prior_precision * tf.square(local))
             of_all = tf.maximum(tf.cast(message.federation.num_examples, tf.float32), tf.cast(number, tf.float32))
             metrics = metrics._replace(kl=kl, tempered_elbo=-(metrics.nll + kl * temperature / of_all))
-            return ClientResult(gain, number, metrics, memory=kept)
+            return ClientResult(gain, number, metrics, memory=new_site)
 
         return work
 

@@ -175,8 +175,8 @@ def _local(
             potential = Potential(model_fn(), likelihood)
 
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[tf.Tensor]:
-            w, here = flatten(message.weights.point), examples.client >= 0
-            number = tf.math.count_nonzero(here, dtype=tf.int32)
+            w, is_present = flatten(message.weights.point), examples.client >= 0
+            number = tf.math.count_nonzero(is_present, dtype=tf.int32)
             client = tf.maximum(tf.reduce_max(tf.concat([[-1], examples.client], 0)), 0)
             # The row is how far z_i is from where the run began, which the server tells.
             start = flatten(message.told) + message.memory if keeps else w
@@ -185,26 +185,26 @@ def _local(
                 of_batch, of_noise = tf.unstack(
                     tf.random.experimental.stateless_split(tf.random.experimental.stateless_fold_in(seed, i))
                 )
-                rows, counts = draw_batch(here, number, batch_size, of_batch)
+                rows, counts = draw_batch(is_present, number, batch_size, of_batch)
                 batch = tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts
-                found: list[tf.Tensor] = []
+                values: list[tf.Tensor] = []
 
                 def gradient(at: tf.Tensor) -> tf.Tensor:
                     value, of_sum = potential.total(at, *batch)
-                    found.append(value)
+                    values.append(value)
                     return of_sum
 
                 noise = (2 * step_size) ** 0.5 * tf.random.stateless_normal([size], of_noise)
                 z = z - step_size * drift(z, w, client, gradient) + noise
-                return i + 1, z, value + found[0]
+                return i + 1, z, value + values[0]
 
             begin = tf.constant(0), start, tf.constant(0.0)
             _, z, value = tf.while_loop(lambda i, *_: i < local_steps, a_step, begin, parallel_iterations=1)
             mean = value / (local_steps * tf.cast(tf.maximum(number, 1), tf.float32))
             metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
             bits = tf.constant(32.0 * size)
-            told = {"participants": tf.constant(1), "upload_bits": bits, "upload_bound": bits, "download_bits": bits}
-            return ClientResult(z - start, number, metrics, told, memory=message.memory + z - start if keeps else ())
+            counts = {"participants": tf.constant(1), "upload_bits": bits, "upload_bound": bits, "download_bits": bits}
+            return ClientResult(z - start, number, metrics, counts, memory=message.memory + z - start if keeps else ())
 
         return tf.function(work, autograph=False)
 

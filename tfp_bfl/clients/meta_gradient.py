@@ -61,14 +61,14 @@ def meta_gradient(
         adapted = [weights[0] - inner_rate * step, *weights[1:]]
         loss = outer(adapted)
         penalised = loss if penalty is None else loss + penalty(adapted)
-    found = tape.gradient(penalised, list(weights), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    gradients = tape.gradient(penalised, list(weights), unconnected_gradients=tf.UnconnectedGradients.ZERO)
     if learner != "hessian_free_maml":
-        return loss, _clipped(found, clip_norm)
+        return loss, _clipped(gradients, clip_norm)
     ahead, behind = (
-        _gradient(third, [weights[0] + sign * difference * found[0], *weights[1:]])[1] for sign in (1.0, -1.0)
+        _gradient(third, [weights[0] + sign * difference * gradients[0], *weights[1:]])[1] for sign in (1.0, -1.0)
     )
     curved = _clipped([(x - y) / (2 * difference) for x, y in zip(ahead, behind)], clip_norm)
-    return loss, [g - inner_rate * d for g, d in zip(_clipped(found, clip_norm), curved)]
+    return loss, [g - inner_rate * d for g, d in zip(_clipped(gradients, clip_norm), curved)]
 
 
 def _gradient(

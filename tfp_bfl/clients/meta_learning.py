@@ -93,15 +93,15 @@ def meta_learning(
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult:
             count = tf.shape(examples.labels)[0]
             size = tf.cast(count, tf.float32)
-            kept = message.told.kept if isinstance(message.told, Pruned) else None
+            unpruned = message.told.kept if isinstance(message.told, Pruned) else None
             divisor = size if kl_reduction == "sum" else float(max(weights.num_variational, 1))
             scale, rate = rate_of(kl_weight, message.round) / divisor, rate_of(learning_rate, message.round)
-            kl = lambda vectors: weights.kl_divergence(Vectors(*vectors), kept)
+            kl = lambda vectors: weights.kl_divergence(Vectors(*vectors), unpruned)
 
             def nll(features: tf.Tensor, labels: tf.Tensor, noise: tf.Tensor) -> Callable[..., tf.Tensor]:
                 def of(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
                     with sampling("flipout", noise):
-                        outputs = weights.call(features, Vectors(*vectors), kept)
+                        outputs = weights.call(features, Vectors(*vectors), unpruned)
                     return tf.reduce_mean(density.nll(labels, outputs))
 
                 return of
@@ -115,9 +115,9 @@ def meta_learning(
                 losses = [nll(features[a:b], labels[a:b], noise) for (a, b), noise in zip(shares, noises)]
                 penalty = lambda vectors: scale * kl(vectors)
                 loss, gradient = meta_gradient(learner, losses, vectors, inner_rate, clip_norm, difference, penalty)
-                if kept is not None:
-                    mask = tf.concat([kept, tf.ones_like(vectors.values[weights.num_variational :])], 0)
-                    gradient = [mask * gradient[0], kept * gradient[1]]
+                if unpruned is not None:
+                    mask = tf.concat([unpruned, tf.ones_like(vectors.values[weights.num_variational :])], 0)
+                    gradient = [mask * gradient[0], unpruned * gradient[1]]
                 moved = Vectors(*(x - rate * g for x, g in zip(vectors, gradient)))
                 return _Sums(sums.nll + loss, sums.steps + 1), weights.projected(moved)
 

@@ -71,22 +71,22 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
                 tape.watch(given)
                 logits = variances.logits(*given)
             start = variances.variance(logits, theta)
-            kept = kept_weights(theta, start, threshold)
-            own = lambda x: unflatten(x, posterior.mean)
-            first = posterior._replace(mean=own(kept * theta), variance=own(start))
-            told = () if threshold is None else Pruned(kept)
-            result = inner(message._replace(weights=before._replace(posterior=first), told=told), examples, seed)
+            mask = kept_weights(theta, start, threshold)
+            as_posterior = lambda x: unflatten(x, posterior.mean)
+            first = posterior._replace(mean=as_posterior(mask * theta), variance=as_posterior(start))
+            sent = () if threshold is None else Pruned(mask)
+            result = inner(message._replace(weights=before._replace(posterior=first), told=sent), examples, seed)
             mean, variance = (flatten(x) for x in result.weights.posterior)
-            change = kept * (logits - variances.inverse(variance, mean))
+            change = mask * (logits - variances.inverse(variance, mean))
             shared, row = tape.gradient(logits, given, change, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            mean = tf.where(kept > 0, mean, theta)
-            variance = tf.where(kept > 0, variance, _NO_PRECISION)
-            pooled = result.weights.posterior._replace(mean=own(mean), variance=own(variance))
+            mean = tf.where(mask > 0, mean, theta)
+            variance = tf.where(mask > 0, variance, _NO_PRECISION)
+            pooled = result.weights.posterior._replace(mean=as_posterior(mean), variance=as_posterior(variance))
             mine = tf.one_hot(client, variances.num_clients)
             rows = tf.nest.map_structure(lambda x: tf.tensordot(mine, x, 0), row)
             extra = LogitGradient(shared, rows, mine, tf.reduce_sum(tf.square(change)))
-            bits = _bits(result.weights, kept, threshold)
-            counts = {**result.counts, "pruned_weights": tf.cast(tf.reduce_sum(1 - kept), tf.int32)}
+            bits = _bits(result.weights, mask, threshold)
+            counts = {**result.counts, "pruned_weights": tf.cast(tf.reduce_sum(1 - mask), tf.int32)}
             weights, counts = result.weights._replace(posterior=pooled), {**counts, **dict.fromkeys(_BITS, bits)}
             return result._replace(weights=weights, counts=counts, extra=extra)
 
@@ -100,9 +100,9 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
     return ClientWork(build, extra=extra, is_private=work.is_private)
 
 
-def _bits(weights: ModelWeights, kept: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
+def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
     """Return the bits of theta and l of the unpruned weights in float32, of all others, and of one mask bit for
     each weight.
     """
     others = sum(x.shape.num_elements() for x in tf.nest.flatten((weights.point, weights.moments)))
-    return 64.0 * tf.reduce_sum(kept) + float(32 * others + (0 if threshold is None else kept.shape[0]))
+    return 64.0 * tf.reduce_sum(mask) + float(32 * others + (0 if threshold is None else mask.shape[0]))

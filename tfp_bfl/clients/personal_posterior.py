@@ -103,28 +103,28 @@ def personal_posterior(
                 return tf.reduce_sum(gaussian_kl(mean, log_stddev, *prior))
 
             def step(carried: _Carried, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> _Carried:
-                own, shared = carried.own, carried.shared
+                personal, shared = carried.own, carried.shared
                 with tf.GradientTape(watch_accessed_variables=False) as tape, sampling("flipout", step_seed):
-                    tape.watch(own)
-                    nll = tf.reduce_mean(density.nll(labels, weights.call(features, own)))
-                    loss = nll + kl_weight / size * divergence(own, shared)
-                in_own = tape.gradient(loss, own)
-                own, of_own = adam_step(own, in_own, carried.of_own, rate)
-                own = weights.projected(own)
+                    tape.watch(personal)
+                    nll = tf.reduce_mean(density.nll(labels, weights.call(features, personal)))
+                    loss = nll + kl_weight / size * divergence(personal, shared)
+                in_own = tape.gradient(loss, personal)
+                personal, of_own = adam_step(personal, in_own, carried.of_own, rate)
+                personal = weights.projected(personal)
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(shared)
-                    distance = kl_weight / size * divergence(own, shared)
+                    distance = kl_weight / size * divergence(personal, shared)
                 in_shared = tape.gradient(distance, shared)
                 shared, of_shared = adam_step(shared, in_shared, carried.of_shared, rate)
-                return _Carried(carried.nll + nll, own, weights.projected(shared), of_own, of_shared)
+                return _Carried(carried.nll + nll, personal, weights.projected(shared), of_own, of_shared)
 
             own, shared = weights.load(begin), weights.load(message.weights)
             start = _Carried(tf.constant(0.0), own, shared, Moments.of(own), Moments.of(shared))
             done = over_batches(examples, seed, local_epochs, batch_size, step, start)
             nll, kl = done.nll / tf.cast(done.of_own.steps, tf.float32), divergence(done.own, done.shared)
-            kept = weights.store(done.own, message.weights.moments)
-            sent = weights.store(done.shared, message.weights.moments)._replace(point=kept.point)
-            rows = PersonalPosterior(kept.posterior, message.memory.rounds + 1)
+            stored = weights.store(done.own, message.weights.moments)
+            sent = weights.store(done.shared, message.weights.moments)._replace(point=stored.point)
+            rows = PersonalPosterior(stored.posterior, message.memory.rounds + 1)
             return ClientResult(sent, count, TrainingMetrics(nll, kl, -(nll + kl / size)), memory=rows)
 
         return work
@@ -132,7 +132,7 @@ def personal_posterior(
     return ClientWork(build, memory=memory, personal=_own)
 
 
-def _own(kept: PersonalPosterior, weights: ModelWeights) -> ModelWeights:
+def _own(stored: PersonalPosterior, weights: ModelWeights) -> ModelWeights:
     """Return the weights that predict for a client: the server's where it was in no round."""
-    mine = lambda own, server: tf.where(kept.rounds > 0, own, server)
-    return weights._replace(posterior=tf.nest.map_structure(mine, kept.posterior, weights.posterior))
+    mine = lambda own, server: tf.where(stored.rounds > 0, own, server)
+    return weights._replace(posterior=tf.nest.map_structure(mine, stored.posterior, weights.posterior))

@@ -191,14 +191,14 @@ class _Local(NamedTuple):
           The new site, and the number of weights at the floor.
         """
         least = tf.maximum(self.remaining, self.floor)
-        found = tf.maximum(tf.exp(-2 * weights.log_stddev), least)
-        floored = tf.math.count_nonzero((found <= self.floor) & (self.remaining < self.floor), dtype=tf.int32)
-        moved = found * (weights.values[: self.mean.shape[0]] - self.mean)
-        gain = Site(found - self.precision, moved + (found - self.precision) * self.mean)
+        new_precision = tf.maximum(tf.exp(-2 * weights.log_stddev), least)
+        floored = tf.math.count_nonzero((new_precision <= self.floor) & (self.remaining < self.floor), dtype=tf.int32)
+        moved = new_precision * (weights.values[: self.mean.shape[0]] - self.mean)
+        gain = Site(new_precision - self.precision, moved + (new_precision - self.precision) * self.mean)
         new = tf.nest.map_structure(lambda t, g: t + share * g, self.site, gain)
         if send_site:
-            found, moved = self.precision + share * gain.precision, share * moved
-        weights.set_posterior(self.mean + moved / found, found)
+            new_precision, moved = self.precision + share * gain.precision, share * moved
+        weights.set_posterior(self.mean + moved / new_precision, new_precision)
         return new, floored
 
 

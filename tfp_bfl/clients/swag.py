@@ -118,15 +118,15 @@ def swag(
         @tf.function(autograph=False)
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[ClientPosterior]:
             assign_weights(model, message.weights)
-            own = message._replace(weights=get_weights(network))
+            local_message = message._replace(weights=get_weights(network))
             if parts:
                 examples = examples._replace(features=_features(parts.features, examples.features))
             num_examples = tf.shape(examples.labels)[0]
             an_epoch = steps_per_epoch(num_examples, batch_size)
             every, first = collect_every or an_epoch, burn_in_epochs * an_epoch
             collect = functools.partial(_collect, trainer.weights, first, every, max_columns)
-            start = swag_moments.start(trainer.weights.flatten(own.weights.point), max_columns)
-            metrics, moments = trainer.train(own, examples, seed, local_epochs, batch_size, collect, start)
+            start = swag_moments.start(trainer.weights.flatten(local_message.weights.point), max_columns)
+            metrics, moments = trainer.train(local_message, examples, seed, local_epochs, batch_size, collect, start)
             q = _posterior(trainer.weights, moments, min_variance)
             if curvature:
                 known = curvature_of(network, trainer.weights, of_labels, examples, seed, batch_size)

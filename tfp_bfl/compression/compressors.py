@@ -168,11 +168,11 @@ def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callab
 
     def decode(code: bytes, size: int) -> np.ndarray:
         end = 4 + 4 * struct.unpack("<I", _start(code, 4))[0]
-        values, kept = np.frombuffer(_start(code, end)[4:], "<f4"), golomb.decode(code[end:], size)
-        if not set(np.unique(kept)) <= {0, 1} or kept.sum() != len(values):
+        values, mask = np.frombuffer(_start(code, end)[4:], "<f4"), golomb.decode(code[end:], size)
+        if not set(np.unique(mask)) <= {0, 1} or mask.sum() != len(values):
             raise InvalidArgument(f"The code has {len(values)} values, but not as many places for them: it is damaged.")
         message = np.zeros(size, np.float32)
-        message[kept > 0] = values
+        message[mask > 0] = values
         return message
 
     bound = lambda d: (32 * share + entropy) * d + 32

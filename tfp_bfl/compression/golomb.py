@@ -130,10 +130,10 @@ class _Reader:
 
     def numbers(self, number: int, width: int) -> np.ndarray:
         bits = self.take(number * width).reshape(number, width)
-        found: np.ndarray = np.zeros(number, np.uint16 if width <= 16 else np.int64)
+        values: np.ndarray = np.zeros(number, np.uint16 if width <= 16 else np.int64)
         for i in range(width):
-            found = (found << 1) | bits[:, i]
-        return found.astype(np.int64)
+            values = (values << 1) | bits[:, i]
+        return values.astype(np.int64)
 
     def plane(self, length: int) -> np.ndarray:
         """Return the positions of the ones."""

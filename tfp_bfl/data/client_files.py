@@ -182,17 +182,17 @@ def _digest(clients: Clients) -> str:
 def _index(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / INDEX
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise InvalidArgument(
             f"{folder} holds no clients here: it has no {INDEX} that can be read. Write them with data.write_clients, "
             "to a folder that every machine sees under this path."
         ) from None
     try:
-        if told["version"] != _VERSION:
-            version = shown(told["version"])
+        if content["version"] != _VERSION:
+            version = shown(content["version"])
             raise InvalidArgument(f"{path} is of version {version}, but this library reads {_VERSION}.")
-        source = told["source"]
+        source = content["source"]
         schema = Schema(
             str(source["name"]),
             tuple(map(int, source["element_shape"])),
@@ -201,10 +201,10 @@ def _index(folder: pathlib.Path) -> dict[str, Any]:
             tuple(Column(*column) for column in source["columns"]),
             Column(*source["target"]) if source["target"] else None,
         )
-        sizes = np.array(told["sizes"], np.int64)
+        sizes = np.array(content["sizes"], np.int64)
         if sizes.ndim != 1 or not len(sizes) or sizes.min() < 1:
             raise ValueError(sizes)
-        return {"source": schema, "sizes": sizes, "digest": str(told["digest"])}
+        return {"source": schema, "sizes": sizes, "digest": str(content["digest"])}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, InvalidArgument):
             raise

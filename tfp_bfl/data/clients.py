@@ -211,12 +211,12 @@ class Clients(ClientData):
           InvalidArgument: `examples_per_client` is below 1.
         """
         most = check_count(examples_per_client, "examples_per_client")
-        kept = []
+        limited = []
         for k, part in enumerate(self.indices):
             rng = generator(seed, "limit", k)
             few = len(part) <= most
-            kept.append(part if few else part[np.sort(rng.choice(len(part), most, replace=False))])
-        return Clients(self.source, kept)
+            limited.append(part if few else part[np.sort(rng.choice(len(part), most, replace=False))])
+        return Clients(self.source, limited)
 
     def split(self, first: int) -> tuple[Clients, Clients]:
         """Return the first clients and all others, such as clients who never take part in training.

@@ -162,14 +162,14 @@ def names_of(array: Any, name: str, where: str) -> np.ndarray:
     Raises:
       InvalidArgument: a name is empty.
     """
-    found = as_text(np.asarray(array).tolist())
-    empty = [i for i, x in enumerate(found) if not x.strip()]
+    names = as_text(np.asarray(array).tolist())
+    empty = [i for i, x in enumerate(names) if not x.strip()]
     if empty:
         raise InvalidArgument(
             f"The array {name} of {where} has {len(empty)} empty names, the first in example {empty[0]}: fill them in, "
             "or leave those examples out."
         )
-    return found
+    return names
 
 
 def numbers(table: Any, columns: Sequence[str], troubles: Troubles) -> np.ndarray:
@@ -235,13 +235,13 @@ def _numbers(column: Any, name: str, troubles: Troubles) -> np.ndarray:
     _check_full(empty, name, troubles)
     if types.is_null(column.type):
         return np.zeros(len(column))
-    found: np.ndarray = column.fill_null(False if types.is_boolean(column.type) else 0).to_numpy().astype(np.float64)
+    numbers: np.ndarray = column.fill_null(False if types.is_boolean(column.type) else 0).to_numpy().astype(np.float64)
     with np.errstate(over="ignore"):
-        bad = ~np.isfinite(found.astype(np.float32))
+        bad = ~np.isfinite(numbers.astype(np.float32))
     if bad.any() and not empty.any():
         row = int(np.argmax(bad))
-        troubles.add(name, f"holds {found[row]} in row {row + 1}, which is not finite, or too large")
-    return found
+        troubles.add(name, f"holds {numbers[row]} in row {row + 1}, which is not finite, or too large")
+    return numbers
 
 
 def _from_text(column: Any, name: str, troubles: Troubles) -> tuple[Any, np.ndarray]:

@@ -83,19 +83,19 @@ def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, Optional[Labelled
     Raises:
       InvalidArgument: images lie elsewhere than in CLASS/ or CLIENT/CLASS/, differ in size or can't be read.
     """
-    found = splits(folder)
-    if not found:
+    parts = splits(folder)
+    if not parts:
         return _read(folder), None
-    return _read(found["train"]), _read(found["test"])
+    return _read(parts["train"]), _read(parts["test"])
 
 
 def _read(folder: pathlib.Path) -> LabelledImages:
-    found = sorted(image_files(folder))
-    depths = {len(p.relative_to(folder).parts) for p in found}
+    paths = sorted(image_files(folder))
+    depths = {len(p.relative_to(folder).parts) for p in paths}
     if depths not in ({2}, {3}):
         raise InvalidArgument(
             f"The folder {files.name(folder)} must hold images in CLASS/, or all of them in CLIENT/CLASS/"
-            + (f", and has {len(found)} elsewhere or in both." if found else ", and has none.")
+            + (f", and has {len(paths)} elsewhere or in both." if paths else ", and has none.")
         )
     others = collections.Counter(
         p.suffix.lower()
@@ -108,10 +108,10 @@ def _read(folder: pathlib.Path) -> LabelledImages:
             f"The folder {files.name(folder)} has images that can't be read, {counts}: convert them to PNG, or leave "
             "them out."
         )
-    images = read_images(found, shape_of(found[0]))
+    images = read_images(paths, shape_of(paths[0]))
     if images.failures:
         name, reason = images.failures[0]
         more = f", and {len(images.failures) - 1} more are not either" if len(images.failures) > 1 else ""
         raise InvalidArgument(f"The image {name} {reason}{more}: all must be readable and of the size of the first.")
-    names = lambda depth: np.array([p.parts[-depth] for p in found], object)
+    names = lambda depth: np.array([p.parts[-depth] for p in paths], object)
     return LabelledImages(images.pixels, names(2), names(3) if depths == {3} else None)

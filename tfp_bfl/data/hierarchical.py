@@ -77,9 +77,9 @@ def pachinko(
         parts: list[np.ndarray] = [np.empty(0, np.int64)] * num_clients
         for client in rng.permutation(num_clients):
             counts = np.zeros_like(left)
-            in_groups = draw_labels(np.array([left[own].sum() for own in members]), size, alpha, rng)
-            for own, number in zip(members, in_groups):
-                counts[own] = draw_labels(left[own], number, beta, rng)
+            in_groups = draw_labels(np.array([left[subset].sum() for subset in members]), size, alpha, rng)
+            for subset, number in zip(members, in_groups):
+                counts[subset] = draw_labels(left[subset], number, beta, rng)
             parts[client] = np.concatenate([x[n - count : n] for x, n, count in zip(shuffled, left, counts)])
             left = left - counts
         return parts

@@ -101,7 +101,7 @@ def _check_shape(shape: Any) -> tuple[int, int, int]:
 
 def _expand(paths: Any) -> list[pathlib.Path]:
     """Return the files that paths mean, folders opened up."""
-    found = []
+    expanded = []
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     if not isinstance(paths, (list, tuple)) or not paths:
@@ -120,8 +120,8 @@ def _expand(paths: Any) -> list[pathlib.Path]:
             raise InvalidArgument(f"The images {shown(path)} can't be read: that is not a path.") from None
         if not inside:
             raise InvalidArgument(f"The folder {files.name(path)} has no image files: {_kinds()}.")
-        found += inside
-    return found
+        expanded += inside
+    return expanded
 
 
 def _kinds() -> str:
@@ -143,13 +143,13 @@ def _read_image(file: BinaryIO, suffix: str, shape: tuple[int, int, int]) -> np.
         with Image.open(io.BytesIO(content), formats=[FORMATS[suffix]]) as image:
             gray = shape[2] == 1 and _has_gray_palette(image)
             orientation = _orientation(image)
-            found = (*_upright(image, orientation), 1 if gray else CHANNELS.get(image.mode))
-            if found[2] is None:
+            size = (*_upright(image, orientation), 1 if gray else CHANNELS.get(image.mode))
+            if size[2] is None:
                 raise _Unreadable(
                     f"has pixels of the kind {image.mode}, but must be gray, RGB, RGBA or palette of 8 bits"
                 )
-            if found != shape:
-                raise _Unreadable(f"is {_size(*found)}, but must be {_size(*shape)}")
+            if size != shape:
+                raise _Unreadable(f"is {_size(*size)}, but must be {_size(*shape)}")
             image.load()
             direct = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shape[2]]
             upright = image if orientation == _UPRIGHT else ImageOps.exif_transpose(image)
@@ -270,15 +270,15 @@ def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
     # The only version that NumPy writes for numbers, and the one whose header has a limit.
     if np.lib.format.read_magic(stream) != (1, 0):
         raise _Unreadable("has an array that is not in version 1.0 of NumPy's format")
-    found, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
+    dimensions, by_columns, dtype = np.lib.format.read_array_header_1_0(stream)
     if dtype != np.uint8 and not (dtype.kind == "f" and dtype.itemsize <= 8):
         raise _Unreadable(f"has values of type {shown(str(dtype))}, but they must be uint8 or floating-point")
-    full = (*found, 1) if len(found) == 3 else found
+    full = (*dimensions, 1) if len(dimensions) == 3 else dimensions
     if full[1:] != shape or full[0] < 1:
         raise _Unreadable(
-            f"has an array of shape {shown(list(found))}, but it must be {['N', *shape]}".replace("'", "")
+            f"has an array of shape {shown(list(dimensions))}, but it must be {['N', *shape]}".replace("'", "")
         )
-    num_bytes = int(np.prod(found, dtype=object)) * dtype.itemsize
+    num_bytes = int(np.prod(dimensions, dtype=object)) * dtype.itemsize
     if num_bytes > MOST_ARRAY_BYTES:
         raise _Unreadable(f"has {num_bytes} bytes of images, but at most {MOST_ARRAY_BYTES} are read at once")
     # In blocks: memory is taken for what is there, not for what the header promises.
@@ -288,5 +288,5 @@ def _read_array(stream: Any, shape: tuple[int, int, int]) -> np.ndarray:
     if len(content) != num_bytes:
         raise _Unreadable("has an array that is shorter or longer than it says")
     array = np.frombuffer(content, dtype)
-    array = array.reshape(found[::-1]).T if by_columns else array.reshape(found)
+    array = array.reshape(dimensions[::-1]).T if by_columns else array.reshape(dimensions)
     return array.reshape(full)

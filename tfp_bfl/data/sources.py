@@ -143,8 +143,8 @@ class Source(Learnt):
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        told = f"{self.num_classes} classes" if self.target is None else f"target {self.target.name}"
-        sizes = f"{self.num_examples} examples {list(self.element_shape)}, {told}"
+        labels = f"{self.num_classes} classes" if self.target is None else f"target {self.target.name}"
+        sizes = f"{self.num_examples} examples {list(self.element_shape)}, {labels}"
         return f"<Source {self.name}/{self.split}: {sizes}>"
 
     @property
@@ -232,10 +232,10 @@ class _Table(NamedTuple):
 
 def _file(name: str) -> pathlib.Path:
     """Return the path of one of scikit-learn's data files; importing all of scikit-learn takes longer than training."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
         raise missing_package("scikit-learn")
-    return pathlib.Path(found.origin).parent / "datasets" / "data" / name
+    return pathlib.Path(spec.origin).parent / "datasets" / "data" / name
 
 
 def _digits() -> _Table:

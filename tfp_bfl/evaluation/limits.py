@@ -145,15 +145,15 @@ def abstention_limit(
     number = len(check_scores(uncertainty, "uncertainty"))
     tried = [int(np.argmax(curve.coverage >= i / _TRIES - _ROUNDING)) for i in range(1, _TRIES + 1)]
     passes = lambda j: _bound(curve, j, number, confidence) <= 1 - accuracy
-    found = max(filter(passes, tried if confidence else range(len(curve.limit))), default=-1)
-    if found < 0:
+    best = max(filter(passes, tried if confidence else range(len(curve.limit))), default=-1)
+    if best < 0:
         least = math.ceil(math.log((1 - confidence) / _TRIES) / math.log(accuracy)) if confidence else 1
         raise InvalidArgument(
             f"No limit on the uncertainty keeps examples of accuracy {accuracy:g} with confidence {confidence:g}: that "
             f"takes at least {least} held-out examples without a mistake among the surest, and here are {number}; "
             "ask for less, or hold more out."
         )
-    return _limit(curve, found)
+    return _limit(curve, best)
 
 
 def fit_temperature(probabilities: Any, labels: Any) -> float:
@@ -258,9 +258,9 @@ def prediction_sets(probabilities: Any, limit: float) -> np.ndarray:
              [ True,  True]])
     """
     array = check_probabilities(probabilities).numpy()
-    found: np.ndarray = array >= limit
-    found[np.arange(len(array)), array.argmax(-1)] = True
-    return found
+    sets: np.ndarray = array >= limit
+    sets[np.arange(len(array)), array.argmax(-1)] = True
+    return sets
 
 
 def _mistakes(probabilities: Any, labels: Any, uncertainty: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -276,11 +276,11 @@ def _bound(curve: RiskCoverage, j: int, number: int, confidence: float) -> float
     """Return an upper bound of the risk below the j-th limit."""
     if confidence == 0:
         return float(curve.risk[j])
-    kept = round(curve.coverage[j] * number)
-    mistakes = round(curve.risk[j] * kept)
-    if mistakes == kept:
+    answered = round(curve.coverage[j] * number)
+    mistakes = round(curve.risk[j] * answered)
+    if mistakes == answered:
         return 1.0
-    return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, kept - mistakes))
+    return float(stats.beta.ppf(1 - (1 - confidence) / _TRIES, mistakes + 1, answered - mistakes))
 
 
 def _limit(curve: RiskCoverage, j: int) -> Limit:

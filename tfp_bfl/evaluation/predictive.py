@@ -123,10 +123,10 @@ _TRACED = "_tfp_bfl_samples"
 
 def _traced(draw: Callable[..., tf.Tensor], model: tf.keras.Model) -> Any:
     """Return `_samples` of this model, traced once, for as long as there is the model."""
-    own = vars(model).setdefault(_TRACED, {})  # past Keras, which would track it
-    if draw not in own:
-        own[draw] = tf.function(functools.partial(_samples, draw, model), reduce_retracing=True)
-    return own[draw]
+    cache = vars(model).setdefault(_TRACED, {})  # past Keras, which would track it
+    if draw not in cache:
+        cache[draw] = tf.function(functools.partial(_samples, draw, model), reduce_retracing=True)
+    return cache[draw]
 
 
 def predict(

@@ -183,9 +183,9 @@ def evaluate_regression(
     for outputs in sampled_outputs(model, features, num_samples, seed, batch_size, precision):
         means, variances = gaussians(outputs, scale, shift)
         start = sum(len(part[0]) for part in parts)
-        here = truth[start : start + means.shape[1]]
+        targets = truth[start : start + means.shape[1]]
         summary, ends = summarise_gaussians(means, variances), central_interval(means, variances)
-        parts.append((*summary, *ends, mixture_nll(means, variances, here)))
+        parts.append((*summary, *ends, mixture_nll(means, variances, targets)))
     mean, aleatoric, epistemic, low, high, nll = (np.concatenate(part) for part in zip(*parts))
     metrics = {
         "rmse": math.sqrt(np.mean(np.square(truth - mean))),

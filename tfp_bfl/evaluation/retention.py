@@ -80,10 +80,10 @@ def retention_curve(probabilities: Any, labels: Any, uncertainty: Any, num_point
     hits_before = tf.cumsum(block_hits, exclusive=True)
 
     retained = tf.range(1, num_points + 1, dtype=tf.float64) / num_points
-    kept = retained * tf.reduce_sum(block_size)
-    block = tf.minimum(tf.searchsorted(block_end, kept), tf.size(block_end) - 1)
-    inside = (kept - tf.gather(block_end - block_size, block)) / tf.gather(block_size, block)
-    accuracy = (tf.gather(hits_before, block) + inside * tf.gather(block_hits, block)) / kept
+    number = retained * tf.reduce_sum(block_size)
+    block = tf.minimum(tf.searchsorted(block_end, number), tf.size(block_end) - 1)
+    inside = (number - tf.gather(block_end - block_size, block)) / tf.gather(block_size, block)
+    accuracy = (tf.gather(hits_before, block) + inside * tf.gather(block_hits, block)) / number
     return RetentionCurve(tf.cast(retained, dtype), tf.cast(tf.clip_by_value(accuracy, 0.0, 1.0), dtype))
 
 

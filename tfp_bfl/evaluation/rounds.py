@@ -47,7 +47,7 @@ def running_mean(rows: Sequence[Mapping[str, Any]], metric: str = "accuracy", wi
 
 
 def _with(rows: Sequence[Mapping[str, Any]], metric: str) -> list[Mapping[str, Any]]:
-    found = [row for row in rows if row.get(metric) is not None]
-    if not found:
+    scored = [row for row in rows if row.get(metric) is not None]
+    if not scored:
         raise InvalidArgument(f"No round has the metric {metric!r}: evaluate it in `simulate`.")
-    return found
+    return scored

@@ -33,7 +33,7 @@ NUMBER_SUMS = {name: tf.TensorSpec([], tf.float64) for name in ("count", *_OF_NU
 Sums = dict[str, np.ndarray]
 
 
-def score_sums(found: Evaluation, labels: Any) -> Sums:
+def score_sums(evaluation: Evaluation, labels: Any) -> Sums:
     """Return the sums over N examples from which `from_sums` makes the scores of any number of parties together,
     float64.
 
@@ -41,18 +41,18 @@ def score_sums(found: Evaluation, labels: Any) -> Sums:
     entropies and traces; of each bin of `reliability` count, confidences and right ones; and of `ENTROPY_BINS` equal
     bins of the entropy how many examples and how many right ones.
     """
-    number, labels = len(found.probabilities), np.asarray(labels)
-    right = found.probabilities.argmax(-1) == labels
-    bins = reliability(found.probabilities, labels, BINS)
+    number, labels = len(evaluation.probabilities), np.asarray(labels)
+    right = evaluation.probabilities.argmax(-1) == labels
+    bins = reliability(evaluation.probabilities, labels, BINS)
     count = bins.count.numpy().astype(np.float64)
     whole = lambda mean: np.where(count > 0, np.nan_to_num(np.asarray(mean, np.float64)) * count, 0.0)
-    place = np.clip(np.ceil(found.entropy * ENTROPY_BINS).astype(int) - 1, 0, ENTROPY_BINS - 1)
+    place = np.clip(np.ceil(evaluation.entropy * ENTROPY_BINS).astype(int) - 1, 0, ENTROPY_BINS - 1)
     sums: dict[str, Any] = {
         "count": number,
         "correct": right.sum(),
-        "nll": number * float(negative_log_likelihood(found.probabilities, labels)),
-        "brier": number * float(brier_score(found.probabilities, labels)),
-        **{name: getattr(found, name).astype(np.float64).sum() for name in ("entropy", "aleatoric", "epistemic")},
+        "nll": number * float(negative_log_likelihood(evaluation.probabilities, labels)),
+        "brier": number * float(brier_score(evaluation.probabilities, labels)),
+        **{name: getattr(evaluation, name).astype(np.float64).sum() for name in ("entropy", "aleatoric", "epistemic")},
         **{"bin_count": count, "bin_confidence": whole(bins.confidence), "bin_correct": whole(bins.accuracy)},
         "kept_count": np.bincount(place, minlength=ENTROPY_BINS),
         "kept_correct": np.bincount(place, right, ENTROPY_BINS),
@@ -60,13 +60,13 @@ def score_sums(found: Evaluation, labels: Any) -> Sums:
     return {name: np.asarray(x, np.float64) for name, x in sums.items()}
 
 
-def number_sums(found: RegressionEvaluation) -> Sums:
+def number_sums(evaluation: RegressionEvaluation) -> Sums:
     """Return `score_sums` of a model that predicts numbers: of squared and absolute errors, negative log
     densities, hits and widths of the central intervals, and both parts of the variance, in the units of the
     label.
     """
-    means = {**found.metrics, "rmse": found.metrics["rmse"] ** 2}
-    number = len(found.mean)
+    means = {**evaluation.metrics, "rmse": evaluation.metrics["rmse"] ** 2}
+    number = len(evaluation.mean)
     sums = {"count": number, **{name: number * means[mean] for name, mean in _OF_NUMBERS.items()}}
     return {name: np.asarray(x, np.float64) for name, x in sums.items()}
 

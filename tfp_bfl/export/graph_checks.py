@@ -62,10 +62,10 @@ def check_graph(meta: Any) -> None:
 
 def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
     """Return whether one of the operations is in `also`."""
-    found = False
+    has_any = False
     for node in nodes:
         if node.op in also:
-            found = True
+            has_any = True
         elif node.op not in EXPORTED and node.op not in ARITHMETIC:
             raise InvalidArgument(f"it uses the operation {shown(node.op)}, which is not among those allowed")
         for name, value in node.attr.items():
@@ -73,7 +73,7 @@ def _check_nodes(nodes: Iterable[Any], also: frozenset[str]) -> bool:
                 raise InvalidArgument(f"it uses the attribute {shown(name)}, which is not among those allowed")
             for tensor in [value.tensor] if value.HasField("tensor") else value.list.tensor:
                 _check_constant(tensor)
-    return found
+    return has_any
 
 
 def _check_constant(tensor: Any) -> None:

@@ -160,15 +160,19 @@ def calibration_of(info: Info) -> Optional[Calibration]:
     """
     if info.calibration is None:
         return None
-    found = info.calibration
-    numbers = {name: x for name, x in found.items() if name != "by" and not (name == "at_least" and x is None)}
-    well = set(found) == set(Calibration._fields) and found["by"] in ("entropy", "epistemic")
-    if not well or not all(_is_number(x) and math.isfinite(x) for x in numbers.values()) or found["temperature"] <= 0:
+    calibration = info.calibration
+    numbers = {name: x for name, x in calibration.items() if name != "by" and not (name == "at_least" and x is None)}
+    well = set(calibration) == set(Calibration._fields) and calibration["by"] in ("entropy", "epistemic")
+    if (
+        not well
+        or not all(_is_number(x) and math.isfinite(x) for x in numbers.values())
+        or calibration["temperature"] <= 0
+    ):
         raise InvalidArgument(
-            f"calibration of info is {shown(found)}, but must be what `tfp-bfl calibrate` finds: "
+            f"calibration of info is {shown(calibration)}, but must be what `tfp-bfl calibrate` finds: "
             f"{', '.join(Calibration._fields)}."
         )
-    return Calibration(**found)
+    return Calibration(**calibration)
 
 
 def merged(new: Optional[Info], old: Info) -> Info:

@@ -37,12 +37,12 @@ def read_manifest(folder: pathlib.Path) -> dict[str, str]:
       InvalidArgument: it can't be read, or does not name the files of an export and no others; or the folder holds
         other files, links among them, or lacks one.
     """
-    found = sorted(_walk(folder))
-    if GRAPH not in found:
+    files = sorted(_walk(folder))
+    if GRAPH not in files:
         raise InvalidArgument(f"it has no {GRAPH}")
-    if MANIFEST not in found:
+    if MANIFEST not in files:
         raise InvalidArgument(f"it has no checksums, {MANIFEST}")
-    if found != sorted((*FILES, MANIFEST)):
+    if files != sorted((*FILES, MANIFEST)):
         raise InvalidArgument(f"its files must be {', '.join((*FILES, MANIFEST))}, each once and no others")
     text = read_regular(folder / MANIFEST, "file of checksums", _MOST_BYTES).decode("latin-1")
     lines = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]

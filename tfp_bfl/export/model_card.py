@@ -157,22 +157,22 @@ def card(info: Info) -> str:
 
 
 def _calibration(info: Info) -> str:
-    found = calibration_of(info)
-    if found is None:
+    result = calibration_of(info)
+    if result is None:
         return "None: no limit was chosen on held-out examples (`tfp-bfl calibrate`)."
     sure = (
         ""
-        if found.at_least is None
-        else (f", and on new ones like them at least {found.at_least:g} with confidence {found.confidence:g}")
+        if result.at_least is None
+        else (f", and on new ones like them at least {result.at_least:g} with confidence {result.confidence:g}")
     )
     return (
-        f"By {found.number:,} held-out examples, on which nobody trained, with {found.num_samples} weight samples. "
+        f"By {result.number:,} held-out examples, on which nobody trained, with {result.num_samples} weight samples. "
         "`tfp-bfl predict` uses it; the functions below do not: they give probabilities at softmax temperature 1.\n\n"
-        f"- Softmax temperature {found.temperature:.3g}: probabilities are softmax(log p / T).\n"
-        f"- Abstain where the {found.by} is above {found.limit:.4g}: {found.coverage:.1%} of the held-out examples are "
-        f"below, and {found.accuracy:.4f} of those are right{sure}.\n"
-        f"- The classes of probability {found.set_limit:.4g} or more, and the likeliest, hold the label of at least "
-        f"{found.set_coverage:.0%} of examples like those."
+        f"- Softmax temperature {result.temperature:.3g}: probabilities are softmax(log p / T).\n"
+        f"- Abstain where the {result.by} is above {result.limit:.4g}: {result.coverage:.1%} of the held-out examples are "
+        f"below, and {result.accuracy:.4f} of those are right{sure}.\n"
+        f"- The classes of probability {result.set_limit:.4g} or more, and the likeliest, hold the label of at least "
+        f"{result.set_coverage:.0%} of examples like those."
     )
 
 

@@ -23,9 +23,9 @@ def find(run: Union[str, os.PathLike]) -> pathlib.Path:
         folder = pathlib.Path(run)
     except TypeError:
         raise InvalidArgument(f"{shown(run)} is not a path: give the folder of a run or of a SavedModel.") from None
-    found = next((f for f in (folder / "saved_model", folder) if (f / GRAPH).is_file()), None)
-    if found:
-        return found
+    exported = next((f for f in (folder / "saved_model", folder) if (f / GRAPH).is_file()), None)
+    if exported:
+        return exported
     if (folder / "config.yaml").is_file():
         raise InvalidArgument(
             f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume goes on with it."

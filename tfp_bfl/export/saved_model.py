@@ -147,6 +147,6 @@ def model_of(model_or_run: Any) -> tuple[tf.keras.Model, Info]:
     rows = getattr(model_or_run, "rounds", None) or [{}]
     # Where the model is not that of the last round.
     other = getattr(model_or_run, "averaged", None) or getattr(model_or_run, "ensemble", None)
-    told = {k: x for k, x in (other.metrics if other else rows[-1]).items() if k not in _BOOKKEEPING}
-    metrics = {k: x for k, x in told.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
+    recorded = {k: x for k, x in (other.metrics if other else rows[-1]).items() if k not in _BOOKKEEPING}
+    metrics = {k: x for k, x in recorded.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
     return model, Info(metrics=metrics or None)

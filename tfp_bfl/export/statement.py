@@ -51,12 +51,12 @@ def statement(settings: Optional[Mapping[str, Any]]) -> str:
     if not isinstance(weights, str):
         return "" if temperature is None else in_words(temperature)
     algorithm = settings.get("algorithm")
-    found = f"{weights[:1].upper()}{weights[1:]}{f' by {_text(algorithm)}' if algorithm else ''}"
+    text = f"{weights[:1].upper()}{weights[1:]}{f' by {_text(algorithm)}' if algorithm else ''}"
     parts = [f"{name} {_text(settings[key])}" for key, name in _NAMES.items() if settings.get(key) is not None]
-    found += f": {', '.join(parts)}" if parts else ""
+    text += f": {', '.join(parts)}" if parts else ""
     if temperature is not None:
-        return f"{found}; {in_words(temperature)}"
-    return f"{found}; {_WITHOUT_POSTERIOR}" if _lacks_posterior(settings) else found
+        return f"{text}; {in_words(temperature)}"
+    return f"{text}; {_WITHOUT_POSTERIOR}" if _lacks_posterior(settings) else text
 
 
 def _lacks_posterior(settings: Mapping[str, Any]) -> bool:

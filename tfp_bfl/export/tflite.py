@@ -145,12 +145,12 @@ def _split(
 
 def _downstream(operations: Any, source: tf.Tensor) -> set[str]:
     """Return the names of the operations that depend on a tensor."""
-    found = {source.op.name}
+    reached = {source.op.name}
     # In the order in which they were made, which is after their inputs.
     for operation in operations:
-        if any(tensor.op.name in found for tensor in operation.inputs):
-            found.add(operation.name)
-    return found
+        if any(tensor.op.name in reached for tensor in operation.inputs):
+            reached.add(operation.name)
+    return reached
 
 
 def _convert(module: _Fixed, shape: Any) -> bytes:

@@ -78,11 +78,11 @@ class Outcome(NamedTuple):
         sound = report["fault"] == 0
         if np.count_nonzero(sound) < 3:
             return {}
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for name, reason in _FAR.items():
             bound = max(1.0, _MANY_TIMES * np.median(report[name][sound]))
-            found = {**dict.fromkeys(report["client"][sound & (report[name] > bound)].tolist(), reason), **found}
-        return found
+            reasons = {**dict.fromkeys(report["client"][sound & (report[name] > bound)].tolist(), reason), **reasons}
+        return reasons
 
 
 class _Spoilt(ComputationError):
@@ -211,19 +211,19 @@ class Attempts:
         # Where it is the server's step, no quarter of the clients does any better.
         if is_spoilt and all(self._failure(state, present[i::4]) for i in range(min(4, len(present)))):
             return {}
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         suspects: list[tuple[Sequence[int], ComputationError]] = [(present, error)]
         while suspects:
             group, error = suspects.pop()
             if len(group) == 1:
-                found[int(group[0])] = _SPOILT if isinstance(error, _Spoilt) else str(error)
+                reasons[int(group[0])] = _SPOILT if isinstance(error, _Spoilt) else str(error)
                 continue
             middle = len(group) // 2
             for half in (group[:middle], group[middle:]):
                 failure = self._failure(state, half)
                 if failure is not None:
                     suspects.append((half, failure))
-        return {} if is_spoilt and 2 * len(found) > len(present) else found
+        return {} if is_spoilt and 2 * len(reasons) > len(present) else reasons
 
     def _failure(self, state: ServerState, present: Sequence[int]) -> Optional[ComputationError]:
         """Return why a trial of these clients fails; None if it does not."""

@@ -134,7 +134,7 @@ def simulate_chains(
         if folder.exists():
             raise InvalidArgument(f"draws_dir is {folder}, which is there already: give a new folder.")
         folder.mkdir(parents=True)
-    kept: list[Any] = []
+    pieces: list[Any] = []
     for done in range(0, rounds, at_once):
         numbers = range(done + 1, min(done + at_once, rounds) + 1)
         seeds = range(first, first + num_chains)
@@ -144,14 +144,14 @@ def simulate_chains(
         state, rows, verdict = some_rounds(state, tf.constant(chosen), tf.constant(len(numbers)))
         _check(verdict.numpy(), state, process)
         due = sum(thinning.is_due(n) for n in numbers)
-        kept.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
+        pieces.append(tf.nest.map_structure(lambda x, due=due: x[:, :due].numpy(), rows))
         if folder is not None and due:
-            arrays = {str(i): x for i, x in enumerate(kept[-1][0].point)}
+            arrays = {str(i): x for i, x in enumerate(pieces[-1][0].point)}
             arrays["rounds"] = np.array([n for n in numbers if thinning.is_due(n)])
             write_arrays(folder / f"draws_{numbers[-1]}.npz", arrays)
-    draws, told = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *kept)
+    draws, recorded = tf.nest.map_structure(lambda *x: np.concatenate(x, 1), *pieces)
     arrays = tf.nest.map_structure(np.asarray, state)
-    return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), told)
+    return Chains(arrays, draws, np.array([n for n in range(1, rounds + 1) if thinning.is_due(n)]), recorded)
 
 
 def _check_shapes(shapes: str, sizes: np.ndarray) -> None:
@@ -191,20 +191,20 @@ def _compiled(
     next_state = _round_over(round, _rows_of(clients, pad=xla))
 
     def advance(state: ServerState, chosen: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
-        new, told = next_state(state, chosen)
+        new, report = next_state(state, chosen)
         for name in metrics:
-            if name not in told or name == "clients":
-                raise InvalidArgument(f"The round has no metric {name!r}: it has {', '.join(sorted(told))}.")
-        reports = told["clients"]
+            if name not in report or name == "clients":
+                raise InvalidArgument(f"The round has no metric {name!r}: it has {', '.join(sorted(report))}.")
+        reports = report["clients"]
         sound = is_sound(reports["fault"])
         verdict = tf.where(tf.reduce_all(sound), _GOES_ON, _FAULTY)
         verdict = tf.where(within(new.weights, process.limits.max_magnitude), verdict, _DIVERGED)
         first = tf.argmin(tf.cast(sound, tf.int32))
         # The state before what went wrong stays.
-        kept = tf.nest.map_structure(lambda x, y: tf.where(tf.equal(verdict, _GOES_ON), x, y), new, state)
-        told = {name: told[name] for name in metrics}
+        new_state = tf.nest.map_structure(lambda x, y: tf.where(tf.equal(verdict, _GOES_ON), x, y), new, state)
+        report = {name: report[name] for name in metrics}
         of_first = (reports[name][first] for name in ("client", "fault", "diverged_at"))
-        return kept, (new.weights, told), tf.stack([verdict, *of_first])
+        return new_state, (new.weights, report), tf.stack([verdict, *of_first])
 
     def chain(state: ServerState, cohorts: tf.Tensor, number: tf.Tensor) -> tuple[ServerState, Any, tf.Tensor]:
         size = at_once // thinning.every + 2
@@ -259,8 +259,8 @@ def _unrolled(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: t
 def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.Tensor, one: Any) -> Contribution:
     """Return the sum in a loop of fixed shapes."""
     size = chosen.shape[0]
-    told = one.memory, one.report
-    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(told)]
+    outputs = one.memory, one.report
+    arrays = [tf.TensorArray(x.dtype, size, element_shape=x.shape[1:]) for x in tf.nest.flatten(outputs)]
 
     def body(i: tf.Tensor, statistics: Any, arrays: Any) -> Any:
         new = work(chosen[i])
@@ -272,7 +272,7 @@ def _looped(round: Round, work: Callable[[tf.Tensor], Contribution], chosen: tf.
     _, statistics, arrays = tf.while_loop(
         lambda i, *_: i < size, body, (tf.constant(0), start, arrays), parallel_iterations=1
     )
-    return Contribution(statistics, *tf.nest.pack_sequence_as(told, [array.stack() for array in arrays]))
+    return Contribution(statistics, *tf.nest.pack_sequence_as(outputs, [array.stack() for array in arrays]))
 
 
 def _rows_of(clients: Clients, pad: bool) -> Callable[[tf.Tensor], ClientExamples]:

@@ -156,9 +156,9 @@ class Checkpoints:
         rounds = self.rounds()
         for number in rounds[: -self._keep]:
             _with(self._prefix(number), _SUMS).unlink()  # First: half a checkpoint is none.
-        kept = {_with(self._prefix(n), end).name for n in rounds[-self._keep :] for end in (_SUMS, *_PARTS)}
+        names = {_with(self._prefix(n), end).name for n in rounds[-self._keep :] for end in (_SUMS, *_PARTS)}
         for path in self.directory.iterdir():
-            if _OURS.fullmatch(path.name) and path.name not in kept:
+            if _OURS.fullmatch(path.name) and path.name not in names:
                 path.unlink(missing_ok=True)
 
     def _prefix(self, number: int) -> pathlib.Path:
@@ -167,9 +167,9 @@ class Checkpoints:
     def _read(self, number: int, first: ServerState, specs: Optional[Sequence[tf.TensorSpec]]) -> Found:
         prefix = self._prefix(number)
         try:
-            told = files.read_regular(_with(prefix, _SUMS), "file of sums", _LONGEST[_SUMS]).decode("ascii").split()
+            digests = files.read_regular(_with(prefix, _SUMS), "file of sums", _LONGEST[_SUMS]).decode("ascii").split()
             sums = {_with(prefix, part).name: files.digest(_with(prefix, part)) for part in _PARTS}
-            if told != [word for name, digest in sums.items() for word in (digest, name)]:
+            if digests != [word for name, digest in sums.items() for word in (digest, name)]:
                 raise _Damaged("its SHA-256 sums do not fit")
             content = json.loads(files.read_regular(_with(prefix, _RECORD), "record", _LONGEST[_RECORD]))
             description, record = dict(content["description"]), Record(**content["record"])

@@ -16,22 +16,22 @@ import tensorflow as tf
 from tfp_bfl.contracts import ClientWork, Rule, ServerStep
 
 
-def describe(model: tf.keras.Model, rule: str, kept: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
+def describe(model: tf.keras.Model, rule: str, memory: Sequence[tf.TensorSpec] = ()) -> dict[str, str]:
     """Return the library, the model and the rule. Models of the same layers with the same options have the same words.
 
     Args:
-      kept: tensors of the server step's own state; if there are any, they are told too.
+      memory: specs of the server step's state; if there are any, they are described too.
     """
     layers = [(type(layer).__name__, _without_name(layer.get_config())) for layer in model.layers]
     variables = [[list(v.shape), v.dtype.name] for v in model.variables]
-    specs = [[spec.shape.as_list(), spec.dtype.name] for spec in kept]
+    specs = [[spec.shape.as_list(), spec.dtype.name] for spec in memory]
     count = sum(v.shape.num_elements() for v in model.variables)
     return {
         "library": f"tfp_bfl {metadata.version('tfp_bfl')}",
         # Keras numbers the models of a process that have no name of their own.
         "model": f"{re.sub(r'_[0-9]+$', '', model.name)} with {count:,} numbers ({_digest(layers, variables)})",
         "rule": rule,
-        **({"server state": f"{len(kept)} tensors ({_digest(specs)})"} if kept else {}),
+        **({"server state": f"{len(memory)} tensors ({_digest(specs)})"} if memory else {}),
     }
 
 
@@ -42,29 +42,29 @@ def settings_of(**parts: Any) -> dict[str, str]:
     server step as of a user's own; of a lambda its constants too. How a model is built is told by the model itself.
     Different values of one name are all there, in the order in which they are met.
     """
-    found: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     seen: set[int] = set()
 
     def meet(name: str, value: Any) -> None:
         is_simple = value is None or isinstance(value, (bool, int, float, str))
         if is_simple or isinstance(value, type):
             if name not in _NOT_TOLD:
-                found.setdefault(name, []).append(repr(value) if is_simple else value.__qualname__)
+                settings.setdefault(name, []).append(repr(value) if is_simple else value.__qualname__)
         elif isinstance(value, (list, tuple)):
-            for own, x in zip(getattr(value, "_fields", [name] * len(value)), value):
-                meet(own, x)
+            for field, x in zip(getattr(value, "_fields", [name] * len(value)), value):
+                meet(field, x)
         elif isinstance(value, Mapping):
-            for own, x in value.items():
-                meet(str(own), x)
+            for field, x in value.items():
+                meet(str(field), x)
         elif id(value) not in seen and not getattr(value, "__module__", "").startswith(_OTHERS):
             seen.add(id(value))
-            for own, x in _held(value):
-                if own not in _NOT_MET:
-                    meet(own, x)
+            for field, x in _held(value):
+                if field not in _NOT_MET:
+                    meet(field, x)
 
     for name, part in parts.items():
         meet(name, part)
-    return {name: ", ".join(dict.fromkeys(values)) for name, values in sorted(found.items())}
+    return {name: ", ".join(dict.fromkeys(values)) for name, values in sorted(settings.items())}
 
 
 # What builds a model, and the model itself; noise is of the run's seed.
@@ -85,9 +85,9 @@ def _held(value: Any) -> Iterator[tuple[str, Any]]:
         return
     if code.co_name == "<lambda>":
         yield from (("constant", x) for x in code.co_consts if isinstance(x, (int, float)))
-    for own, cell in zip(code.co_freevars, function.__closure__ or ()):
+    for variable, cell in zip(code.co_freevars, function.__closure__ or ()):
         with contextlib.suppress(ValueError):  # It is not filled yet.
-            yield own, cell.cell_contents
+            yield variable, cell.cell_contents
 
 
 def _without_name(config: dict) -> dict:

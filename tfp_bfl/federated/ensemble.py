@@ -104,12 +104,12 @@ def simulate_members(
     for m, process in enumerate(processes):
         folder = checkpoints.folder and pathlib.Path(checkpoints.folder) / f"member_{m}"
         on_round = monitor.on_round and functools.partial(_of_member, monitor.on_round, m)
-        own = settings._replace(
+        member_settings = settings._replace(
             seed=member_seed(seed, m),
             checkpoints=checkpoints._replace(folder=folder),
             monitor=monitor._replace(on_round=on_round),
         )
-        results.append(simulate(process, clients, rounds, own))
+        results.append(simulate(process, clients, rounds, member_settings))
     weights = [_weights(*pair) for pair in zip(processes, results)]
     regression = getattr(clients.source, "target", None) is not None
     model = scaling_bytes(ensemble_model(processes[0].model_fn(), weights, regression))

@@ -64,9 +64,9 @@ def fit_newcomers(
 
     fitted = []
     for k in range(clients.num_clients):
-        own = clients.examples(k)._replace(client=np.zeros(len(clients.indices[k]), np.int32))
-        own, row = tf.nest.map_structure(tf.convert_to_tensor, own), tf.reduce_mean(parameters.rows, 0)
+        data = clients.examples(k)._replace(client=np.zeros(len(clients.indices[k]), np.int32))
+        data, row = tf.nest.map_structure(tf.convert_to_tensor, data), tf.reduce_mean(parameters.rows, 0)
         for i in range(rounds):
-            row = moved(row, own, fold(seed, i, k, _NEWCOMER))
+            row = moved(row, data, fold(seed, i, k, _NEWCOMER))
         fitted.append(personal(step._replace(parameters=same(row)), weights, number))
     return fitted

@@ -201,7 +201,7 @@ def settings_of(
       InvalidArgument: an unknown keyword, a field that is given twice, or an object of another type.
     """
     defaults = Settings()._asdict()
-    found = {name: _as_object(name, given.get(name), default) for name, default in defaults.items()}
+    settings = {name: _as_object(name, given.get(name), default) for name, default in defaults.items()}
     fields = {keyword: field for keyword, field in _FIELDS.items() if field[0] in objects}
     known = {**inspect.signature(function).parameters, **dict.fromkeys(objects), **fields}
     for keyword, value in given.items():
@@ -209,10 +209,10 @@ def settings_of(
         if keyword not in fields:
             continue
         name, field = fields[keyword]
-        if getattr(found[name], field) != getattr(defaults[name], field):
+        if getattr(settings[name], field) != getattr(defaults[name], field):
             raise InvalidArgument(f"{keyword} is the field {field!r} of {name}, and both are given: leave one out.")
-        found[name] = found[name]._replace(**{field: value})
-    return Settings(**found)
+        settings[name] = settings[name]._replace(**{field: value})
+    return Settings(**settings)
 
 
 def _as_object(name: str, value: Any, default: Any) -> Any:

@@ -90,7 +90,7 @@ def evaluate_clients(
     if most_examples is not None:
         check_count(most_examples, "most_examples")
     adapt = _adapted(process, result, adaptation) if adaptation is not None else None
-    own = train if most_examples is None else train.limit(most_examples, seed)
+    local = train if most_examples is None else train.limit(most_examples, seed)
     model, scores = process.model_fn(), []
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
@@ -102,7 +102,7 @@ def evaluate_clients(
             before = of_client(predictive_model(model, start))
         after = None
         if adapt is not None:
-            examples = own.examples(k)._replace(client=np.full(len(own.indices[k]), first + k, np.int32))
+            examples = local.examples(k)._replace(client=np.full(len(local.indices[k]), first + k, np.int32))
             adapted = adapt(start, examples, fold(seed, first + k, _ADAPTATION))
             after = of_client(predictive_model(model, adapted))
         scores.append(ClientScores(first + k, len(train.indices[k]), before, after))

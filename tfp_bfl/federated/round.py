@@ -212,9 +212,9 @@ def make_round(
         pooled, extra = parted(client_work, pooled, tf.reduce_sum(tf.where(sound, total.report.weight, 0.0)))
         metrics = _round_metrics(total.report)
         any_weight = tf.constant(Federation().most_weight)
-        here = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
-        federation = tf.nest.map_structure(tf.maximum, state.federation, here)
-        met = server_step.meet(state.step, federation, here.num_clients)
+        present = Federation(tf.math.count_nonzero(sound, dtype=tf.int32), metrics["num_examples"], any_weight)
+        federation = tf.nest.map_structure(tf.maximum, state.federation, present)
+        met = server_step.meet(state.step, federation, present.num_clients)
         given = met, state.weights, pooled, fold(state.seed, state.round, -2)
         step, weights = server_step.next(*given, extra) if server_step.extra else server_step.next(*given)
         weights = weights._replace(posterior=floor_variance(weights.posterior, limits.min_stddev))
@@ -307,8 +307,8 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
     share = tf.where(sound, tf.cast(report.num_examples, tf.float32), 0.0)
     share = tf.math.divide_no_nan(share, tf.reduce_sum(share))
     mean = lambda x: tf.reduce_sum(tf.where(sound, share * x, 0.0))
-    told = report._asdict()
-    counts = told.pop("counts")
+    fields = report._asdict()
+    counts = fields.pop("counts")
     return collections.OrderedDict(
         nll=mean(report.nll),
         kl=mean(report.kl),
@@ -317,7 +317,7 @@ def _round_metrics(report: Report) -> collections.OrderedDict:
         num_faulty=tf.math.count_nonzero(~sound, dtype=tf.int32),
         num_examples=_total(report.num_examples, sound),
         **{name: _total(x, sound) for name, x in sorted(counts.items())},
-        clients=collections.OrderedDict(**told, **counts),
+        clients=collections.OrderedDict(**fields, **counts),
     )
 
 

@@ -211,8 +211,8 @@ class _Run:
         if settings.start is not None:
             state = process.set_model_weights(state, tf.nest.map_structure(np.asarray, settings.start))
         first_stddev = float(spread(state.weights.posterior).stddev_median)
-        found = self._checkpoints.latest(state, process.state_spec) if self._checkpoints else None
-        state, record = found or (state, Record(first_stddev=first_stddev))
+        checkpoint = self._checkpoints.latest(state, process.state_spec) if self._checkpoints else None
+        state, record = checkpoint or (state, Record(first_stddev=first_stddev))
         self._warn(cores_warning(record.concurrent_calls, engine.concurrent_calls))
         record.concurrent_calls = engine.concurrent_calls
         done = int(state.round)
@@ -228,10 +228,10 @@ class _Run:
         self._average: Optional[RoundAverage] = None
         if self._num_averaged > 1:
             self._average = RoundAverage(self._num_averaged, self._rounds, self._predictive(state))
-        if self._average and found:
+        if self._average and checkpoint:
             self._average.restore(done, record.average_from, record.sums)
         record.average_from, record.sums = (self._average.first, self._average.sums) if self._average else (None, [])
-        self._saved = done if found else 0
+        self._saved = done if checkpoint else 0
 
     @property
     def goes_on(self) -> bool:
@@ -327,10 +327,10 @@ class _Run:
 
 def _warnings_before(process: BayesianProcess, num_clients: int, rounds: int) -> list[str]:
     """Return what there is to know of a run before it begins."""
-    found = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
-    found += process.notices if rounds > 1 and num_clients > 1 else ()
+    warnings = [one_shot_warning(process.description["rule"], rounds)] if process.one_shot and rounds > 1 else []
+    warnings += process.notices if rounds > 1 and num_clients > 1 else ()
     always = process.privacy and taking_part_warning(process.privacy, num_clients)
-    return [*found, *([always] if always else [])]
+    return [*warnings, *([always] if always else [])]
 
 
 def _plain(scores: Row) -> Row:

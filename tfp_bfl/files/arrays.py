@@ -82,10 +82,10 @@ class Stored(Mapping[str, np.ndarray]):
     def __getitem__(self, key: str) -> np.ndarray:
         self.form(key)
         with _damage(self._what), self._archive.open(self._entries[key]) as file:
-            found: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+            array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
             if file.read(1):
                 raise ValueError
-            return found
+            return array
 
     def form(self, key: str) -> Form:
         """Return type and shape of an array, without unpacking it.

@@ -47,16 +47,16 @@ def check_index(
     try:
         entries = dict(_entries(table))
         header = tensor_bundle_pb2.BundleHeaderProto.FromString(entries.pop(b"", b""))
-        found = {name.decode(): tensor_bundle_pb2.BundleEntryProto.FromString(v) for name, v in entries.items()}
-        shapes = {name: (entry.dtype, num_elements(entry.shape)) for name, entry in found.items()}
+        parsed = {name.decode(): tensor_bundle_pb2.BundleEntryProto.FromString(v) for name, v in entries.items()}
+        shapes = {name: (entry.dtype, num_elements(entry.shape)) for name, entry in parsed.items()}
     except (ValueError, IndexError, struct.error, DecodeError):
         raise InvalidArgument("the index of its variables can't be read") from None
     if header.num_shards != 1 or header.endianness != tensor_bundle_pb2.BundleHeaderProto.LITTLE:
         raise InvalidArgument("its variables are not in one file of little-endian values")
-    if found.keys() != {*variables, *texts}:
+    if parsed.keys() != {*variables, *texts}:
         raise InvalidArgument("the index of its variables has other variables than belong to it")
     spans = {}
-    for name, entry in found.items():
+    for name, entry in parsed.items():
         dtype, shape = variables.get(name, (tf.string, ()))
         wrong = entry.slices or entry.shard_id or entry.offset < 0 or entry.dtype != dtype.as_datatype_enum
         wrong = wrong or not tf.TensorShape(shape).is_compatible_with([dim.size for dim in entry.shape.dim])

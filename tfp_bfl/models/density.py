@@ -48,10 +48,10 @@ def density(
     start = np.asarray(start, np.float32)
     if start.shape not in ((), (num_parameters,)):
         raise InvalidArgument(f"start has the shape {start.shape}, but must be one number or ({num_parameters},).")
-    found = log_density(tf.zeros([num_parameters]), tf.zeros([3, num_features]))
-    if tuple(found.shape) != (3,):
+    values = log_density(tf.zeros([num_parameters]), tf.zeros([3, num_features]))
+    if tuple(values.shape) != (3,):
         raise InvalidArgument(
-            f"log_density gives {tuple(found.shape)} for three rows, but must give one number a row: (3,)."
+            f"log_density gives {tuple(values.shape)} for three rows, but must give one number a row: (3,)."
         )
     rows = tf.keras.Input((num_features,))
     layer = _LogDensity(log_density, np.broadcast_to(start, num_parameters))

@@ -23,12 +23,12 @@ def in_bfloat16(model: tf.keras.Model) -> tf.keras.Model:
     Raises:
       InvalidArgument: another kind of model, or a layer that can't be made anew from its configuration.
     """
-    own = vars(model)  # past Keras, which would track it
-    if _TWIN not in own:
-        own[_TWIN] = _twin(model)
-    for variable, value in zip(own[_TWIN].variables, model.variables):
+    attributes = vars(model)  # past Keras, which would track it
+    if _TWIN not in attributes:
+        attributes[_TWIN] = _twin(model)
+    for variable, value in zip(attributes[_TWIN].variables, model.variables):
         variable.assign(value)
-    return own[_TWIN]
+    return attributes[_TWIN]
 
 
 def _twin(model: tf.keras.Model) -> tf.keras.Model:

@@ -23,12 +23,12 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
     Args:
       described: site -> what `describe` gave, all of one form (`agree`).
     """
-    found = []
-    for site, own in described.items():
+    sentences = []
+    for site, summary in described.items():
         others = [other for name, other in described.items() if name != site]
         if not others:
             continue
-        columns = [*own["columns"], *([own["target"]] if own["target"] else [])]
+        columns = [*summary["columns"], *([summary["target"]] if summary["target"] else [])]
         rest = [[*other["columns"], *([other["target"]] if other["target"] else [])] for other in others]
         means, stddevs = [], []
         for column, same in zip(columns, zip(*rest)):
@@ -39,20 +39,20 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
             elif stddev > _MANY_TIMES * spread > 0 or 0 < stddev * _MANY_TIMES < least:
                 stddevs.append(f"{shown(name)} ({stddev:.4g}, the others' {_between(least, spread)})")
         if means:
-            found.append(
+            sentences.append(
                 f"{site} reports means far outside the other sites': {_some(means)}. Are these columns in other units? "
                 "Their means decide how every site standardises; --without leaves a site out."
             )
         if stddevs:
-            found.append(
+            sentences.append(
                 f"{site} reports standard deviations far from the other sites': {_some(stddevs)}. Are these columns in "
                 "other units?"
             )
         known = {label for other in others for label in other["class_names"]}
-        if alone := [shown(label) for label in own["class_names"] if label not in known]:
+        if alone := [shown(label) for label in summary["class_names"] if label not in known]:
             what = "classes" if len(alone) > 1 else "the class"
-            found.append(f"Only {site} has {what} {_some(alone)}: do the sites spell their classes alike?")
-    return found
+            sentences.append(f"Only {site} has {what} {_some(alone)}: do the sites spell their classes alike?")
+    return sentences
 
 
 def _between(low: float, high: float) -> str:

@@ -73,19 +73,19 @@ class Promises:
     def __init__(self, kept: Optional[Kept] = None):
         self._kept: Kept = {} if kept is None else kept
 
-    def answer(self, number: int, digest: bytes, attempt: Optional[int], found: bytes) -> None:
+    def answer(self, number: int, digest: bytes, attempt: Optional[int], work: bytes) -> None:
         """Note that a round is answered, for a sum over all parties or over those who answer.
 
         Args:
           number: of rounds done.
           digest: of its message.
           attempt: at the sum over those who answer; None for all.
-          found: a digest of what is masked.
+          work: digest of the masked statistics.
 
         Raises:
           InvalidArgument: it had another message, was answered for the other kind of sum, or with other numbers.
         """
-        now = {"digest": digest.hex(), "found": found.hex(), "of_some": attempt is not None}
+        now = {"digest": digest.hex(), "found": work.hex(), "of_some": attempt is not None}
         record = self._kept.get(number) or {**now, "sets": {}, "told": None}
         reasons = {
             "digest": "It has answered another message of this round: two answers would tell their difference.",
@@ -104,11 +104,11 @@ class Promises:
           InvalidArgument: it has agreed to another set of this attempt, or told of another attempt.
         """
         record = self._of(number)
-        found = "".join(map(str, members.tolist()))
-        other = record["sets"].get(str(attempt), found) != found
+        answers = "".join(map(str, members.tolist()))
+        other = record["sets"].get(str(attempt), answers) != answers
         if other or record["told"] not in (None, attempt):
             raise InvalidArgument("It has let another sum of this round be known: two would tell their difference.")
-        record["sets"][str(attempt)] = found
+        record["sets"][str(attempt)] = answers
         self._kept[number] = record
         return bytes.fromhex(record["digest"])
 

@@ -286,8 +286,8 @@ class PartyEngine:
         )
 
     def _reasons(self, left_out: Mapping[int, str]) -> str:
-        told = "; ".join(f"{self._parties.names[number]}: {reason}" for number, reason in left_out.items())
-        return f" ({told})" if told else ""
+        reasons = "; ".join(f"{self._parties.names[number]}: {reason}" for number, reason in left_out.items())
+        return f" ({reasons})" if reasons else ""
 
 
 def simulate_parties(

@@ -36,7 +36,7 @@ def describe(source: Source) -> dict[str, Any]:
     }
 
 
-def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
+def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
     """Return the schema of all parties' data: classes of any, columns by the mean and variance of all rows together.
 
     With n_k rows, means m_k and standard deviations s_k,
@@ -45,34 +45,34 @@ def agree(name: str, told: Mapping[str, Mapping[str, Any]]) -> Schema:
 
     Args:
       name: of the data.
-      told: party -> what `describe` gave.
+      summaries: site -> the result of `describe`.
 
     Raises:
       InvalidArgument: a party's is no such description, or data differ in shape, columns or kind.
     """
-    for party, own in told.items():
-        check_description(party, own)
-    (first, one), *others = told.items()
-    for party, own in others:
+    for party, summary in summaries.items():
+        check_description(party, summary)
+    (first, one), *others = summaries.items()
+    for party, summary in others:
         for key in ("element_shape", "is_image"):
-            if own[key] != one[key]:
+            if summary[key] != one[key]:
                 raise InvalidArgument(
-                    f"The data of {party} and {first} differ: {key} is {own[key]} and {one[key]}. All parties must "
+                    f"The data of {party} and {first} differ: {key} is {summary[key]} and {one[key]}. All parties must "
                     "have the same."
                 )
-        if [c[0] for c in own["columns"]] != [c[0] for c in one["columns"]]:
+        if [c[0] for c in summary["columns"]] != [c[0] for c in one["columns"]]:
             raise InvalidArgument(f"The tables of {party} and {first} have other columns: name and order them alike.")
-        if (own["target"] is None) != (one["target"] is None):
+        if (summary["target"] is None) != (one["target"] is None):
             raise InvalidArgument(f"{party} and {first} differ in what is learnt: classes, or a number.")
-    sizes = [own["num_examples"] for own in told.values()]
-    columns = zip(*(own["columns"] for own in told.values()))
-    target = None if one["target"] is None else _pooled(sizes, [own["target"] for own in told.values()])
-    check_spelling({party: own["class_names"] for party, own in told.items()})
+    sizes = [summary["num_examples"] for summary in summaries.values()]
+    columns = zip(*(summary["columns"] for summary in summaries.values()))
+    target = None if one["target"] is None else _pooled(sizes, [summary["target"] for summary in summaries.values()])
+    check_spelling({party: summary["class_names"] for party, summary in summaries.items()})
     if target is not None and not target.stddev:
         raise InvalidArgument(
             f"The labels of all parties together are {target.mean:g}, each of them: there is nothing to predict."
         )
-    classes = sorted({c for own in told.values() for c in own["class_names"]}, key=natural)
+    classes = sorted({c for summary in summaries.values() for c in summary["class_names"]}, key=natural)
     if target is None and len(classes) < 2:
         raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
     _check_classes("All parties together have", len(classes))
@@ -107,7 +107,7 @@ def fitted(source: Source, schema: Schema) -> Source:
     return Source(source.name, source.split, features, labels, schema.class_names, schema.columns, schema.target)
 
 
-def check_description(party: str, own: Any) -> None:
+def check_description(party: str, summary: Any) -> None:
     """Check what a party tells of its data, by itself.
 
     Raises:
@@ -123,22 +123,22 @@ def check_description(party: str, own: Any) -> None:
         and c[2] >= 0
     )
     well = (
-        isinstance(own, Mapping)
-        and whole(own.get("num_examples"))
-        and whole(own.get("num_test", 1))
-        and isinstance(own.get("element_shape"), list)
-        and all(map(whole, own["element_shape"]))
-        and math.prod(own["element_shape"]) <= MOST_NUMBERS
-        and isinstance(own.get("is_image"), bool)
-        and isinstance(own.get("class_names"), list)
-        and all(map(text, own["class_names"]))
-        and isinstance(own.get("columns"), list)
-        and all(map(fine, own["columns"]))
-        and (own.get("target") is None or fine(own["target"]))
+        isinstance(summary, Mapping)
+        and whole(summary.get("num_examples"))
+        and whole(summary.get("num_test", 1))
+        and isinstance(summary.get("element_shape"), list)
+        and all(map(whole, summary["element_shape"]))
+        and math.prod(summary["element_shape"]) <= MOST_NUMBERS
+        and isinstance(summary.get("is_image"), bool)
+        and isinstance(summary.get("class_names"), list)
+        and all(map(text, summary["class_names"]))
+        and isinstance(summary.get("columns"), list)
+        and all(map(fine, summary["columns"]))
+        and (summary.get("target") is None or fine(summary["target"]))
     )
     if not well:
         raise InvalidArgument(f"What {party} tells of its data is not of the form that data.describe gives.")
-    _check_classes(f"{party} tells of", len(own["class_names"]))
+    _check_classes(f"{party} tells of", len(summary["class_names"]))
 
 
 def _check_classes(who: str, number: int) -> None:

@@ -99,14 +99,14 @@ class SealedParty(Party):
     def __init__(
         self,
         process: BayesianProcess,
-        *own: Any,
+        *arguments: Any,
         keys: Mapping[int, bytes],
         min_parties: int = 2,
         promises: Optional[Kept] = None,
         rounds: Optional[int] = None,
-        **kept: Any,
+        **options: Any,
     ):
-        super().__init__(process, *own, **kept)
+        super().__init__(process, *arguments, **options)
         self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
         self._rounds = rounds
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
@@ -185,8 +185,8 @@ class SealedParty(Party):
         return {"proofs": rows}
 
     def _tell(self, agreed: AgreedSet) -> dict[str, np.ndarray]:
-        (number, told, members), proofs = agreed
-        done, attempt = int(number), self._attempt(told)
+        (number, attempt_text, members), proofs = agreed
+        done, attempt = int(number), self._attempt(attempt_text)
         context = context_of(self._run, self._job, self._promises.agreed(done, attempt), attempt)
         for other, key in self._keys.items():
             wanted = proof_of(key, context, members, other)
@@ -285,7 +285,7 @@ class SealedEngine(PartyEngine):
         """Return the sites' answers by their numbers [K, K, 32], zeros for others; and the reasons of those
         without one.
         """
-        found = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
+        table = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
         reasons = dict.fromkeys(numbers, NO_ANSWER)
         for number, answer in self._transport.ask(numbers, to_arrays(what)):
             if number not in reasons:
@@ -293,11 +293,11 @@ class SealedEngine(PartyEngine):
             try:
                 if isinstance(answer, str):
                     raise InvalidArgument(answer)
-                found[number] = from_arrays(answer, {name: self._table})[name]
+                table[number] = from_arrays(answer, {name: self._table})[name]
                 del reasons[number]
             except InvalidArgument as error:
                 reasons[number] = str(error)
-        return found, reasons
+        return table, reasons
 
     def _read(
         self, total: Contribution, there: Sequence[int], done: int, seeds: Optional[np.ndarray] = None
@@ -333,10 +333,10 @@ class SealedEngine(PartyEngine):
 
 
 def _digest(message: Any) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, x in sorted(to_arrays(message).items()):
-        found.update(f"{name}:{x.dtype.str}:{x.shape}:".encode() + x.tobytes())
-    return found.digest()
+        digest.update(f"{name}:{x.dtype.str}:{x.shape}:".encode() + x.tobytes())
+    return digest.digest()
 
 
 def _sealing(process: BayesianProcess) -> Any:

@@ -34,9 +34,9 @@ def reliability_diagram(probabilities: Any, labels: Any, num_bins: int = 15, ove
     return reliability_bars(reliability(probabilities, labels, num_bins, over), over)
 
 
-def reliability_bars(found: Reliability, over: str = "top_label") -> Figure:
-    """Return `reliability_diagram` of what `evaluation.reliability` or `evaluation.reliability_of` found."""
-    confidence, accuracy, count, edges = (part.numpy() for part in found)
+def reliability_bars(reliability: Reliability, over: str = "top_label") -> Figure:
+    """Return `reliability_diagram` of the result of `evaluation.reliability` or `evaluation.reliability_of`."""
+    confidence, accuracy, count, edges = (part.numpy() for part in reliability)
     used = count > 0
     gaps = np.abs(accuracy - confidence)[used]
     share = count / count.sum()

@@ -64,13 +64,13 @@ def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
     mean, stddev = (_checked(numbers, name, labels) for name in ("mean", "stddev"))
     wanted = np.linspace(0.02, 0.98, 49)
     z = np.abs(np.asarray(labels) - mean) / np.maximum(stddev, np.finfo(np.float32).tiny)
-    found = np.mean(z[:, None] <= special.ndtri(0.5 + wanted / 2), 0)
+    coverage = np.mean(z[:, None] <= special.ndtri(0.5 + wanted / 2), 0)
     error = 2 * np.sqrt(wanted * (1 - wanted) / len(z))
     figure = style.new_figure(height=4.6)
     axes = figure.subplots()
     axes.fill_between(wanted, wanted - error, wanted + error, color=style.GRID, linewidth=0, label="chance, ±2 sd")
     axes.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
-    axes.plot(wanted, found, color=style.BLUE, linewidth=1.8, label="found")
+    axes.plot(wanted, coverage, color=style.BLUE, linewidth=1.8, label="found")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     style.tidy(axes, "Coverage of the intervals", x="share that should lie inside", y="share that does", grid="both")
     style.figure_legend(figure, axes)
@@ -88,14 +88,14 @@ def error_retention(numbers: Mapping[str, Any], labels: Any) -> Figure:
       InvalidArgument: as `predicted_against_true`.
     """
     squares = np.square(np.asarray(labels) - _checked(numbers, "mean", labels))
-    kept = np.arange(1, len(squares) + 1) / len(squares)
+    fraction = np.arange(1, len(squares) + 1) / len(squares)
     figure = style.new_figure(height=4.2)
     axes = figure.subplots()
     for i, name in enumerate(name for name in ("stddev", "epistemic", "aleatoric") if name in numbers):
         order = np.argsort(_checked(numbers, name, labels), kind="stable")
         errors = np.sqrt(np.cumsum(squares[order]) / np.arange(1, len(squares) + 1))
         first = max(1, len(squares) // 20)  # The mean of a few says little.
-        axes.plot(kept[first - 1 :], errors[first - 1 :], linewidth=1.8, label=f"by {name}", **style.line(i))
+        axes.plot(fraction[first - 1 :], errors[first - 1 :], linewidth=1.8, label=f"by {name}", **style.line(i))
     level = float(np.sqrt(squares.mean()))
     axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.4g})")
     axes.set_xlim(0, 1)

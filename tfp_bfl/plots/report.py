@@ -82,12 +82,12 @@ def write_report(
     return path
 
 
-def _blocks(found: Sequence[Section]) -> list[list[list[Section]]]:
+def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
     """Return columns of sections, in turn: wide ones alone, those between them in two columns of about the
     same height.
     """
     blocks: list[list[list[Section]]] = []
-    for is_alone, group in itertools.groupby(found, lambda section: section.is_wide or section.is_folded):
+    for is_alone, group in itertools.groupby(sections, lambda section: section.is_wide or section.is_folded):
         own = list(group)
         blocks += [[[section]] for section in own] if is_alone else [_columns(own)]
     return blocks

@@ -68,11 +68,11 @@ def run_figures(run: RunResults) -> dict[str, Figure]:
         learning = {"learning_curve": learning_curve(_in_units_of_labels(run.rounds))} if run.rounds else {}
         return {**learning, **regression_figures(run.numbers, run.labels)}
     if run.parties is not None:
-        told = [sums for sums in run.parties.values() if sums is not None]
-        numbers = any(map(is_of_numbers, told))
+        reported = [sums for sums in run.parties.values() if sums is not None]
+        numbers = any(map(is_of_numbers, reported))
         rounds = _in_units_of_labels(run.rounds) if numbers else run.rounds
         learning = {"learning_curve": learning_curve(rounds)} if rounds else {}
-        return {**learning, **(_figures_of_sums(told) if told and not numbers else {})}
+        return {**learning, **(_figures_of_sums(reported) if reported and not numbers else {})}
     figures = {
         "learning_curve": learning_curve(run.rounds) if run.rounds else None,
         "reliability_diagram": reliability_diagram(run.probabilities, run.labels),

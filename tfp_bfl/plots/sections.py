@@ -274,14 +274,16 @@ def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Se
         pictures=pictures,
         is_wide=len(groups) > 1,
     )
-    found = [tables.clients(group)._replace(title=_names(group) if len(groups) > 1 else "Clients") for group in groups]
+    client_tables = [
+        tables.clients(group)._replace(title=_names(group) if len(groups) > 1 else "Clients") for group in groups
+    ]
     more = max(len(group[0].label_counts) for group in groups) - tables.MOST_CLIENTS  # type: ignore[arg-type]
     yield Section(
         "Clients",
         f"What each client holds, and {_served(runs)} on the test set with its classes in the client's shares: "
         "an estimate of how the model serves it, not a measurement on its own examples."
         + (f" The first {tables.MOST_CLIENTS} clients." if more > 0 else ""),
-        tables=found,
+        tables=client_tables,
         is_wide=len(groups) > 1 or len(runs) > _MOST_BESIDE,
     )
 

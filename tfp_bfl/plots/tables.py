@@ -236,7 +236,7 @@ def clients(runs: Sequence[RunResults]) -> Table:
     accuracy_k = sum_c n_kc accuracy_c / sum_c n_kc,    accuracy_c of the test examples of class c
     """
     counts = np.asarray(runs[0].label_counts)
-    faults = [(run, found) for run in runs if (found := _faulty_rounds(run))]
+    faults = [(run, by_client) for run in runs if (by_client := _faulty_rounds(run))]
     if len(runs) == 1:
         head, faulty = ["client", "examples", "classes", "accuracy", "entropy"], ["faulty rounds"]
         columns = [_served(runs[0], counts, values) for values in (_hits(runs[0]), _entropy(runs[0]))]
@@ -249,7 +249,7 @@ def clients(runs: Sequence[RunResults]) -> Table:
     for k in range(min(len(counts), MOST_CLIENTS)):
         cells = [f"{counts[k].sum():g}", str(np.count_nonzero(counts[k]))]
         cells += [DASH if np.isnan(values[k]) else f"{values[k]:.3f}" for values in columns]
-        cells += [str(found.get(str(k), 0)) for _, found in faults]
+        cells += [str(by_client.get(str(k), 0)) for _, by_client in faults]
         rows.append((str(k), [Cell(cell) for cell in cells]))
     return Table("Clients", head, rows)
 
@@ -275,11 +275,11 @@ def _served(run: RunResults, counts: np.ndarray, values: np.ndarray) -> np.ndarr
 
 
 def _faulty_rounds(run: RunResults) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for row in run.rounds:
         for client in row.get("faulty_clients") or {}:
-            found[str(client)] = found.get(str(client), 0) + 1
-    return found
+            counts[str(client)] = counts.get(str(client), 0) + 1
+    return counts
 
 
 def parties(run: RunResults) -> Table:

@@ -33,8 +33,8 @@ def join(parts: Sequence[tf.Tensor], like: TensorTree, width: int) -> Any:
     leaves = []
     for leaf in tf.nest.flatten(like):
         size = leaf.shape.num_elements()
-        own = [next(remaining) for _ in range(0, size, width)]
+        part = [next(remaining) for _ in range(0, size, width)]
         leading = parts[0].shape[:-1]
-        flat = tf.concat(own, -1) if own else tf.zeros([*leading, 0], parts[0].dtype)
+        flat = tf.concat(part, -1) if part else tf.zeros([*leading, 0], parts[0].dtype)
         leaves.append(tf.reshape(flat, [*leading, *leaf.shape]))
     return tf.nest.pack_sequence_as(like, leaves)

@@ -83,11 +83,11 @@ def check_same_weights(q: LowRank, like: LowRank, name: str) -> None:
         tf.nest.assert_same_structure(q.mean, like.mean)
     except (ValueError, TypeError) as error:
         raise InvalidArgument(f"{name} must have the structure of the other posteriors.") from error
-    for own, other in zip(tf.nest.flatten(q.mean), tf.nest.flatten(like.mean)):
-        if own.shape != other.shape or own.dtype != other.dtype:
+    for leaf, other in zip(tf.nest.flatten(q.mean), tf.nest.flatten(like.mean)):
+        if leaf.shape != other.shape or leaf.dtype != other.dtype:
             raise InvalidArgument(
                 f"{name} must have the shapes and the type of the other posteriors, but has a weight "
-                f"{own.dtype.name} {own.shape} where they have {other.dtype.name} {other.shape}."
+                f"{leaf.dtype.name} {leaf.shape} where they have {other.dtype.name} {other.shape}."
             )
 
 

@@ -200,9 +200,9 @@ def _precision_of(block: _Factors, jacobian: tf.Tensor) -> tf.Tensor:
     """Return the block's part of H - I [R, R]; of what is above the diagonal, only that within one Gaussian."""
     own_weights = tf.unstack(block.precisions * (block.others / block.total))
     strips, start = [], 0
-    for deviations, own, precision in zip(block.deviations, own_weights, tf.unstack(block.precisions)):
+    for deviations, weights, precision in zip(block.deviations, own_weights, tf.unstack(block.precisions)):
         cross = -tf.matmul(deviations * precision, jacobian[:start], transpose_b=True)
-        diagonal = tf.matmul(deviations * own, deviations, transpose_b=True)
+        diagonal = tf.matmul(deviations * weights, deviations, transpose_b=True)
         start += deviations.shape[0]
         strips.append(tf.pad(tf.concat([cross, diagonal], 1), [[0, 0], [0, jacobian.shape[0] - start]]))
     return tf.concat(strips, 0)

@@ -56,11 +56,11 @@ def times(posterior: MeanField, site: Site, power: int = 1) -> MeanField:
     Raises:
       InvalidArgument: nothing is left of the precision of a weight: the site is no factor of this posterior.
     """
-    own = 1 / tf.cast(flatten(posterior.variance), tf.float64)
-    precision = own + power * tf.cast(site.precision, tf.float64)
+    before = 1 / tf.cast(flatten(posterior.variance), tf.float64)
+    precision = before + power * tf.cast(site.precision, tf.float64)
     if bool(tf.reduce_any(precision <= 0)):
         raise InvalidArgument("The site is no factor of the posterior: its precision is not below the posterior's.")
-    shift = own * tf.cast(flatten(posterior.mean), tf.float64) + power * tf.cast(site.shift, tf.float64)
+    shift = before * tf.cast(flatten(posterior.mean), tf.float64) + power * tf.cast(site.shift, tf.float64)
     shaped = lambda flat: _like(posterior.mean, tf.cast(flat, tf.float32))
     return MeanField(shaped(shift / precision), shaped(1 / precision))
 

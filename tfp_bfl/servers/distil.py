@@ -175,21 +175,21 @@ def _learn(
     size = inputs.shape[0]
     steps_an_epoch = -(-size // batch_size)
 
-    def step(i: tf.Tensor, own: Point, averages: Point) -> tuple[tf.Tensor, Point, Point]:
+    def step(i: tf.Tensor, student: Point, averages: Point) -> tuple[tf.Tensor, Point, Point]:
         epoch_seed = tf.random.experimental.stateless_fold_in(seed, i // steps_an_epoch)
         order = tf.random.experimental.stateless_shuffle(tf.range(size), epoch_seed)
         start = i % steps_an_epoch * batch_size
         rows = order[start : start + batch_size]
         with tf.GradientTape() as tape:
-            tape.watch(own)
+            tape.watch(student)
             losses = tf.nn.softmax_cross_entropy_with_logits(
-                tf.gather(teacher, rows), logits(own, tf.gather(inputs, rows))
+                tf.gather(teacher, rows), logits(student, tf.gather(inputs, rows))
             )
             loss = tf.reduce_mean(losses)
-        gradient = tape.gradient(loss, own, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        own = tuple(w - learning_rate * g for w, g in zip(own, gradient))
+        gradient = tape.gradient(loss, student, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        student = tuple(w - learning_rate * g for w, g in zip(student, gradient))
         share = 1 / tf.cast(i + 1, tf.float32)
-        return i + 1, own, tuple(a + share * (w - a) for a, w in zip(averages, own))
+        return i + 1, student, tuple(a + share * (w - a) for a, w in zip(averages, student))
 
     total = num_epochs * steps_an_epoch
     start = tf.constant(0), point, point

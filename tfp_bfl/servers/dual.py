@@ -75,9 +75,9 @@ def dual(
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))
         gain = each(lambda v, u: 1 / v - 1 / u, pooled_variance, variance)
         moved = each(lambda m, v, n, u: m / v - n / u, pooled_mean, pooled_variance, mean, variance)
-        kept = damping_of(damping, state.num_clients) * step_size * present
+        scale = damping_of(damping, state.num_clients) * step_size * present
         precision, shift = (
-            each(lambda t, g: t + kept * g, *pair) for pair in ((state.precision, gain), (state.shift, moved))
+            each(lambda t, g: t + scale * g, *pair) for pair in ((state.precision, gain), (state.shift, moved))
         )
         share = 1 / (1 + clients * step_size) if server_step_size is None else server_step_size
 

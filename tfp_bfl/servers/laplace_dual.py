@@ -69,9 +69,9 @@ def laplace_dual(
         mean, precision = flatten(weights.point), state.precision
         pooled = precision + total.precision / present
         moved = (precision * mean + total.shift / present) / pooled
-        found, new = inner.next(state.dual, vector(mean, 1 / precision), vector(moved, 1 / pooled), seed)
+        dual_state, new = inner.next(state.dual, vector(mean, 1 / precision), vector(moved, 1 / pooled), seed)
         point = unflatten(new.posterior.mean, tuple(weights.point))
-        return PointDual(1 / new.posterior.variance, found), weights._replace(point=point)
+        return PointDual(1 / new.posterior.variance, dual_state), weights._replace(point=point)
 
     def predictive(state: PointDual, weights: ModelWeights) -> ModelWeights:
         if not covariance:

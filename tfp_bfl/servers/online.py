@@ -193,9 +193,9 @@ def _frozen(state: OnlineState) -> list[tf.Tensor]:
     return [*point, *tf.nest.flatten(state.weights.moments)] if point else []
 
 
-def _same(own: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> bool:
+def _same(first: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) -> bool:
     same = lambda x, y: x.shape == y.shape and x.dtype == y.dtype and bool(tf.reduce_all(x == y))
-    return len(own) == len(others) and all(map(same, own, others))
+    return len(first) == len(others) and all(map(same, first, others))
 
 
 def _check_types(arrays: Mapping[str, np.ndarray]) -> None:

@@ -155,9 +155,9 @@ def server_optimizer(name: str, learning_rate: Optional[float] = None, **options
     """
     entry = lookup(SERVER_OPTIMIZERS, name, "server optimizer")
     rate = check_number(entry.learning_rate if learning_rate is None else learning_rate, "The server's learning_rate")
-    own = [option for option in inspect.signature(entry.make).parameters if option != "learning_rate"]
+    known = [option for option in inspect.signature(entry.make).parameters if option != "learning_rate"]
     for option in options:
-        lookup(dict.fromkeys(own), option, f"option of the server optimizer {name}")
+        lookup(dict.fromkeys(known), option, f"option of the server optimizer {name}")
     return entry.make(rate, **options)
 
 

@@ -102,20 +102,20 @@ def personal(
         gradients = change, pulled_back
         norm = tf.linalg.global_norm(tf.nest.flatten(gradients))
         change, gradient = each(lambda g: g * tf.minimum(1.0, clip_norm / tf.maximum(norm, 1e-30)), gradients)
-        own, (means, point) = chosen.next(state.optimizer, trained(weights), change)
+        optimizer_state, (means, point) = chosen.next(state.optimizer, trained(weights), change)
         cap = lambda how: how._replace(rate=tf.minimum(how.rate, (1 - how.momentum) * polyak)) if capped else how
-        here = tf.ones_like(extra.present) if absent_decay else tf.sign(tf.maximum(extra.present, 0.0))
-        parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), here)
+        is_present = tf.ones_like(extra.present) if absent_decay else tf.sign(tf.maximum(extra.present, 0.0))
+        parameters, momenta = _learn(state, gradient, cap(of_all), cap(of_each), is_present)
         variance = variances.of_client(parameters, variances.num_clients, flatten(means))
         posterior = pool.posterior._replace(mean=means, variance=unflatten(variance, means))
-        return PersonalState(parameters, momenta, own), pool._replace(posterior=posterior, point=point)
+        return PersonalState(parameters, momenta, optimizer_state), pool._replace(posterior=posterior, point=point)
 
     def of_client(state: PersonalState, weights: ModelWeights, client: int) -> ModelWeights:
         like, theta = weights.posterior.mean, flatten(weights.posterior.mean)
         variance = variances.of_client(state.parameters, client, theta)
-        kept = kept_weights(theta, variance, threshold)
-        variance = tf.where(kept > 0, variance, MIN_VARIANCE)
-        q = weights.posterior._replace(mean=unflatten(kept * theta, like), variance=unflatten(variance, like))
+        mask = kept_weights(theta, variance, threshold)
+        variance = tf.where(mask > 0, variance, MIN_VARIANCE)
+        q = weights.posterior._replace(mean=unflatten(mask * theta, like), variance=unflatten(variance, like))
         return weights._replace(posterior=q)
 
     name = f"personal ({chosen.name}, learning rate {chosen.learning_rate:g})"
@@ -133,7 +133,7 @@ def personal(
 
 
 def _learn(
-    state: PersonalState, gradient: Parameters, shared: Learning, rows: Learning, here: tf.Tensor
+    state: PersonalState, gradient: Parameters, shared: Learning, rows: Learning, is_present: tf.Tensor
 ) -> tuple[Parameters, Parameters]:
     each = tf.nest.map_structure
 
@@ -144,7 +144,7 @@ def _learn(
     of_all = learn(shared, state.parameters.shared, state.momenta.shared, gradient.shared)
     of_each = learn(rows, state.parameters.rows, state.momenta.rows, gradient.rows)
     stay = lambda new, old: each(
-        lambda n, o: tf.where(tf.reshape(here, [-1] + [1] * (len(o.shape) - 1)) > 0, n, o), new, old
+        lambda n, o: tf.where(tf.reshape(is_present, [-1] + [1] * (len(o.shape) - 1)) > 0, n, o), new, old
     )
     at_rows = stay(of_each[0], state.parameters.rows), stay(of_each[1], state.momenta.rows)
     return Parameters(of_all[0], at_rows[0]), Parameters(of_all[1], at_rows[1])

@@ -65,7 +65,7 @@ def find_mode(
     """
     potential, value_and_gradient, given = _target(model_fn, features, labels, prior_stddev, likelihood)
     check_count(max_steps, "max_steps")
-    found = tf.function(
+    search = tf.function(
         lambda start: (
             tfp.optimizer.lbfgs_minimize(
                 value_and_gradient, start, tolerance=0.0, max_iterations=max_steps, num_correction_pairs=20
@@ -73,7 +73,7 @@ def find_mode(
         ),
         autograph=False,
     )(potential.start())
-    mode = _at(potential, value_and_gradient, found, *given, prior_stddev, likelihood)
+    mode = _at(potential, value_and_gradient, search, *given, prior_stddev, likelihood)
     if not mode.error <= TOLERANCE:
         raise InvalidArgument(
             f"No mode was found in {max_steps} steps: the last point is {mode.error:.2g} standard deviations off, and "

@@ -137,10 +137,10 @@ def potentials_of(
       InvalidArgument: draws of another model; a prior_stddev not above 0.
     """
     precision = 0.0 if prior_stddev is None else 1 / check_number(prior_stddev, "prior_stddev") ** 2
-    shapes, own = [np.shape(x) for x in draws], [tuple(v.shape) for v in potential.leaves]
-    lead = shapes[0][: len(shapes[0]) - len(own[0])] if shapes else ()
-    if shapes != [(*lead, *shape) for shape in own]:
-        raise InvalidArgument(f"The draws have leaves {shapes}, but the model's weights are {own}.")
+    shapes, expected = [np.shape(x) for x in draws], [tuple(v.shape) for v in potential.leaves]
+    lead = shapes[0][: len(shapes[0]) - len(expected[0])] if shapes else ()
+    if shapes != [(*lead, *shape) for shape in expected]:
+        raise InvalidArgument(f"The draws have leaves {shapes}, but the model's weights are {expected}.")
     vectors = np.concatenate([np.reshape(x, (math.prod(lead), -1)) for x in draws], 1).astype(np.float32)
     given = tf.convert_to_tensor(features), tf.convert_to_tensor(labels)
     of_all = tf.function(

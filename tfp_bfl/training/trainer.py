@@ -102,12 +102,12 @@ class Trainer:
         def step(
             carried: tuple[_Sums, State], features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor
         ) -> tuple[_Sums, State]:
-            sums, own = carried
+            sums, state = carried
             nll = self._step(features, labels, step_seed, sums.steps, target, anchor, batch_size, linear)
             steps = sums.steps + 1
             diverged_at = tf.where(self._is_sound(nll, labels) | (sums.diverged_at > 0), sums.diverged_at, steps)
             sums = _Sums(sums.nll + nll, steps, diverged_at)
-            return sums, after_step(own, sums.steps)
+            return sums, after_step(state, sums.steps)
 
         start = _Sums(tf.constant(0.0), tf.constant(0), tf.constant(0))
         over = over_drawn if self._privacy else over_batches

@@ -119,25 +119,27 @@ def batch_normalized_call(
     """
     places = layout(model)
     layers = [x for x in model._flatten_layers() if isinstance(x, tf.keras.layers.BatchNormalization)]
-    found: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
+    statistics: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_substituted(model, _last(places.point, point), list(point)))
         for layer in layers:
-            stack.enter_context(_attribute(layer, "call", _normalize_by_batch(layer, found)))
+            stack.enter_context(_attribute(layer, "call", _normalize_by_batch(layer, statistics)))
         # Not training=True, in which a layer would update its own variables.
         outputs = model(features, training=False)
-    moments = [found[id(layer)] for layer in layers]
+    moments = [statistics[id(layer)] for layer in layers]
     return outputs, MeanField(tuple(mean for mean, _ in moments), tuple(variance for _, variance in moments))
 
 
-def _normalize_by_batch(layer: tf.keras.layers.BatchNormalization, found: dict[int, Any]) -> Callable[..., tf.Tensor]:
+def _normalize_by_batch(
+    layer: tf.keras.layers.BatchNormalization, statistics: dict[int, Any]
+) -> Callable[..., tf.Tensor]:
     def call(inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
         del training, mask
         if list(layer.axis) != [inputs.shape.rank - 1]:
             raise InvalidArgument(f"The layer {layer.name!r} must normalise over the last axis, not {layer.axis}.")
         x = tf.cast(inputs, tf.float32)
         mean, variance = tf.nn.moments(x, list(range(inputs.shape.rank - 1)))
-        found[id(layer)] = mean, variance
+        statistics[id(layer)] = mean, variance
         return tf.cast(
             tf.nn.batch_normalization(x, mean, variance, layer.beta, layer.gamma, layer.epsilon), inputs.dtype
         )
@@ -194,13 +196,13 @@ def _read_type(layer: tf.keras.layers.Layer, variable: tf.Variable) -> tf.DType:
 @contextlib.contextmanager
 def _attribute(layer: tf.keras.layers.Layer, name: str, value: Any) -> Iterator[None]:
     # In the layer's dictionary, past Keras, which would track what is set.
-    own = vars(layer)
-    before = own.get(name)
-    own[name] = value
+    attributes = vars(layer)
+    before = attributes.get(name)
+    attributes[name] = value
     try:
         yield
     finally:
         if before is None:
-            del own[name]
+            del attributes[name]
         else:
-            own[name] = before
+            attributes[name] = before

@@ -127,9 +127,9 @@ def predictive_weights(model: tf.keras.Model) -> ModelWeights:
     sampling = weight_sampling(model)
     if sampling is None:
         return get_weights(model)
-    own, q = get_weights(sampling.model), sampling.posterior
-    below = len(own.point) - len(tf.nest.flatten(posterior.marginals(q).mean))
-    return own._replace(posterior=q, point=own.point[:below])
+    weights, q = get_weights(sampling.model), sampling.posterior
+    below = len(weights.point) - len(tf.nest.flatten(posterior.marginals(q).mean))
+    return weights._replace(posterior=q, point=weights.point[:below])
 
 
 def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights:
@@ -140,13 +140,13 @@ def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights
       names: of the leaves, such as "posterior/deviations/0", which tell of a model without variational layers what
         kind of posterior there is, and over how many of its last point weights.
     """
-    own = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), get_weights(model))
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), get_weights(model))
     fields = [name.split("/")[1] for name in names if name.startswith("posterior/")]
-    if own.posterior.mean or not fields:
-        return own
-    below = max(0, len(own.point) - fields.count(fields[0]))
-    leaves = own.point[below:]
+    if spec.posterior.mean or not fields:
+        return spec
+    below = max(0, len(spec.point) - fields.count(fields[0]))
+    leaves = spec.point[below:]
     rows = tuple(tf.TensorSpec([None, *x.shape], x.dtype) for x in leaves)
     kinds = {"values": Samples(rows), "deviations": LowRank(leaves, leaves, rows)}
     q = next((kind for field, kind in kinds.items() if field in fields), MeanField(leaves, leaves))
-    return own._replace(posterior=q, point=own.point[:below])
+    return spec._replace(posterior=q, point=spec.point[:below])

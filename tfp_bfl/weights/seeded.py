@@ -33,15 +33,15 @@ def seeded(seed: int) -> Iterator[None]:
     Args:
       seed: an integer.
     """
-    own, eager, keras = random.Random(f"initial weights {int(seed)}"), context.context(), _keras_generators()
+    generator, eager, keras = random.Random(f"initial weights {int(seed)}"), context.context(), _keras_generators()
     python, numpy = random.getstate(), np.random.get_state()
     tensorflow, by_keras = (eager._seed, getattr(eager, "_rng", None)), getattr(keras, "generator", None)
-    random.setstate(own.getstate())
-    np.random.seed(own.getrandbits(32))
+    random.setstate(generator.getstate())
+    np.random.seed(generator.getrandbits(32))
     # The global seed that operations with a seed of their own meet stays the same: without one TensorFlow takes this.
     eager._seed = DEFAULT_GRAPH_SEED if eager._seed is None else eager._seed
-    eager._rng = _OperationSeeds(own.getrandbits(32))
-    keras.generator = random.Random(own.getrandbits(32))
+    eager._rng = _OperationSeeds(generator.getrandbits(32))
+    keras.generator = random.Random(generator.getrandbits(32))
     try:
         yield
     finally:

@@ -66,18 +66,18 @@ class WeightVectors:
         log_stddevs = [w.parametrization.log_stddev(x, m) for w, m, x in zip(self._variational, means, scales)]
         return flatten(tuple(means)), flatten(tuple(log_stddevs))
 
-    def call(self, features: tf.Tensor, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Return logits [B, C]; weights that are not `kept` [D] have no noise."""
-        if kept is not None:
-            vectors = vectors._replace(scales=tf.where(kept > 0, vectors.scales, _NO_NOISE))
+    def call(self, features: tf.Tensor, vectors: Vectors, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Return logits [B, C]; weights with `mask` [D] 0 have no noise."""
+        if mask is not None:
+            vectors = vectors._replace(scales=tf.where(mask > 0, vectors.scales, _NO_NOISE))
         means, scales, point = self._parts(vectors)
         return variational_call(self._model, means, scales, point, features)
 
-    def kl_divergence(self, vectors: Vectors, kept: Optional[tf.Tensor] = None) -> tf.Tensor:
-        """Return KL[q || prior] in nats, of the weights that are `kept` [D]."""
+    def kl_divergence(self, vectors: Vectors, mask: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """Return KL[q || prior] in nats, of the weights with `mask` [D] 1."""
         means, scales, _ = self._parts(vectors)
         each = flatten([w.kl_divergences(m, x) for w, m, x in zip(self._variational, means, scales)])
-        return tf.reduce_sum(each if kept is None else kept * each)
+        return tf.reduce_sum(each if mask is None else mask * each)
 
     def projected(self, vectors: Vectors) -> Vectors:
         """Return the nearest vectors that the layers allow."""

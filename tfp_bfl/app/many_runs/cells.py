@@ -108,7 +108,7 @@ def run_cells(
     every: Mapping[str, Options],
     output: pathlib.Path,
     work: Work,
-    told: Callable[[dict[str, Any]], str],
+    describe: Callable[[dict[str, Any]], str],
     *,
     jobs: int = 1,
     threads: Optional[int] = None,
@@ -121,7 +121,7 @@ def run_cells(
       output: the folder of their folders.
       work: (folder, options) -> what is not looked at; writes the summary last. A function of a module, for several
         jobs.
-      told: summary -> a line.
+      describe: summary -> a line.
       jobs: processes side by side; 1 for this one.
       threads: of TensorFlow in each of several; None for an equal share of the cores.
       goes_on: as in `run_once`.
@@ -138,7 +138,7 @@ def run_cells(
     for number, (name, error) in enumerate(ended, before + 1):
         if error is not None:
             failed[name] = error
-        words = told(read_summary(output / name)) if error is None else f"failed: {error}"
+        words = describe(read_summary(output / name)) if error is None else f"failed: {error}"
         click.echo(f"{number}/{len(every)} {name}: {words}")
     if failed:
         name, error = next(iter(failed.items()))
@@ -168,10 +168,10 @@ def _beside(
     jobs: int,
     threads: Optional[int],
 ) -> _Ended:
-    own = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
+    threads_each = threads or max(1, len(os.sched_getaffinity(0)) // jobs)
     # Not forked: TensorFlow's threads would be missing.
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (os.getpid(), own))
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, _begin, (os.getpid(), threads_each))
     try:
         futures = {pool.submit(_once, output / name, work, x, goes_on): name for name, x in todo.items()}
         for future in concurrent.futures.as_completed(futures):

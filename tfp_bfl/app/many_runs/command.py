@@ -66,10 +66,10 @@ def sweep_runs(
     given = {name: value for name, value in given.items() if value is not None}
     if "output" not in given:
         raise InvalidArgument("A sweep needs a folder: give --output one, and the same one again to go on.")
-    found = parse_varied(varied)
+    combinations = parse_varied(varied)
     if not (jobs.isascii() and jobs.isdigit() and 0 < int(jobs) <= 1024):
         raise InvalidArgument(f"jobs is {jobs}, but must be a whole number from 1 to 1024.")
-    run_many(config_file, given, found, seeds, jobs=int(jobs), progress=progress, listed=listed)
+    run_many(config_file, given, combinations, seeds, jobs=int(jobs), progress=progress, listed=listed)
 
 
 def run_many(

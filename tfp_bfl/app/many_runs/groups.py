@@ -37,7 +37,7 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grou
     Args:
       records: configuration and summary of each run.
     """
-    settings = [{k: v for k, v in config.told().items() if k not in _ASIDE} for config, _ in records]
+    settings = [{k: v for k, v in config.recorded().items() if k not in _ASIDE} for config, _ in records]
     by_key: dict[str, list[int]] = {}
     for i, (config, _) in enumerate(records):
         key = json.dumps(settings[i], sort_keys=True)
@@ -46,13 +46,13 @@ def grouped(records: Sequence[tuple[RunConfig, Mapping[str, Any]]]) -> list[Grou
         by_key.setdefault(f"{key} {i}" if taken else key, []).append(i)
     firsts = [settings[runs[0]] for runs in by_key.values()]
     names = _names([records[runs[0]] for runs in by_key.values()], firsts)
-    found = []
-    for name, runs, own in zip(names, by_key.values(), firsts):
+    groups = []
+    for name, runs, first in zip(names, by_key.values(), firsts):
         config = records[runs[0]][0]
         scores = {records[i][0].seed: numbers_in(records[i][1]) for i in runs}
         data = config.dataset if recorded(config.dataset) else config.data_name
-        found.append(Grouped(Repeated(name, scores, data), runs, own))
-    return found
+        groups.append(Grouped(Repeated(name, scores, data), runs, first))
+    return groups
 
 
 def _names(records: Sequence[tuple[RunConfig, Mapping[str, Any]]], options: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -60,12 +60,14 @@ def _names(records: Sequence[tuple[RunConfig, Mapping[str, Any]]], options: Sequ
 
     An option was chosen if at least one group has another value than its algorithm takes by default.
     """
-    every = list(dict.fromkeys(name for own in options for name in own))
-    differing = [name for name in every if len({text(own.get(name)) for own in options}) > 1]
+    every = list(dict.fromkeys(name for values in options for name in values))
+    differing = [name for name in every if len({text(values.get(name)) for values in options}) > 1]
     chosen = [name for name in differing if not all(map(functools.partial(_is_default, name), records))]
-    join = lambda own, keep: ", ".join(f"{x}={_shown(x, own[x])}" for x in chosen if x in own and keep(own[x]))
-    given = [join(own, lambda value: value is not None) for own in options]
-    names = [x if x and given.count(x) == 1 else join(own, lambda value: True) for x, own in zip(given, options)]
+    join = lambda values, keep: ", ".join(
+        f"{x}={_shown(x, values[x])}" for x in chosen if x in values and keep(values[x])
+    )
+    given = [join(values, lambda value: value is not None) for values in options]
+    names = [x if x and given.count(x) == 1 else join(values, lambda value: True) for x, values in zip(given, options)]
     alone = [f"{config.model_name} on {config.data_name}" for config, _ in records]
     names = [name or other for name, other in zip(names, alone)]
     return [f"{name} ({i})" if names.count(name) > 1 else name for i, name in enumerate(names, 1)]
@@ -83,14 +85,14 @@ def _shown(name: str, value: Any) -> str:
 def _is_default(name: str, record: tuple[RunConfig, Mapping[str, Any]]) -> bool:
     """Return whether an option has the value that a run's algorithm takes without it, or is none of the algorithm's."""
     config, summary = record
-    options = config.told()
+    options = config.recorded()
     value = options.pop(name, None)
     try:
         without = make_config(None, {key: x for key, x in options.items() if x is not None}, runs_code=False)
     except InvalidArgument:  # Other options need it.
         return False
     without = resolved(without, "rmse" in summary, weights_in(summary))
-    return name not in config.told() or text(getattr(without, name)) == text(value)
+    return name not in config.recorded() or text(getattr(without, name)) == text(value)
 
 
 def numbers_in(summary: Mapping[str, Any]) -> dict[str, float]:

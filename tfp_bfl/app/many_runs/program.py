@@ -59,8 +59,8 @@ def report(
     for one in every:
         if not isinstance(one, (Run, str, os.PathLike)):
             raise InvalidArgument(f"runs holds {shown(one)}, but must hold results of bfl.run or folders of runs.")
-        found = [one.folder] if isinstance(one, Run) else expand([pathlib.Path(one)])
-        folders += found
-        given += [one.data if isinstance(one, Run) else named] * len(found)
+        expanded = [one.folder] if isinstance(one, Run) else expand([pathlib.Path(one)])
+        folders += expanded
+        given += [one.data if isinstance(one, Run) else named] * len(expanded)
     style = Style(columns, digits, percent, rows or {})
     return write(folders, pathlib.Path(output), ood, style, given)

@@ -143,22 +143,22 @@ def _read_results(
 
 def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np.ndarray]:
     """Return the arrays of a run's predictions.npz."""
-    found = read_predictions(path, test.num_examples, test.num_classes)
-    if len(found["labels"]) != test.num_examples:
+    predictions = read_predictions(path, test.num_examples, test.num_classes)
+    if len(predictions["labels"]) != test.num_examples:
         raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions of {test.name}'s test set.")
-    return found
+    return predictions
 
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
     """Return the test split of the other dataset, whose examples all models must take."""
-    own = [sources[build.data_key(config)].test for config, _ in records]
-    for source in own:
+    test_sets = [sources[build.data_key(config)].test for config, _ in records]
+    for source in test_sets:
         if source.name == ood:
             raise InvalidArgument(f"--ood {ood} is what a run was trained on: name another dataset of its shape.")
         if source.target is not None:
             raise InvalidArgument(f"--ood is of classifiers, and {source.name} has numbers for labels: leave it out.")
     other = bfl.data.load(ood, split="test", data_dir=records[0][0].data_dir)
-    for source in own:
+    for source in test_sets:
         if (other.element_shape, other.features.dtype) != (source.element_shape, source.features.dtype):
             raise InvalidArgument(
                 f"--ood {ood} has examples {_form(other)}, but those of {source.name} are {_form(source)}: name a "

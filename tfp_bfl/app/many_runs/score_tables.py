@@ -46,15 +46,15 @@ def parse_rows(items: Sequence[str]) -> dict[str, str]:
     Raises:
       InvalidArgument: a text names no option, or a row is named twice.
     """
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for item in items:
         row, _, label = (part.strip() for part in item.partition(" as "))
         if "=" not in row:
             raise InvalidArgument(f'--row is {shown(item)}, but must be such as "rule=conflation as Conflation".')
-        if row in found:
+        if row in labels:
             raise InvalidArgument(f"--row names {shown(row)} twice: name each row once.")
-        found[row] = label or row
-    return found
+        labels[row] = label or row
+    return labels
 
 
 def table_text(groups: Sequence[Grouped], suffix: str, style: Style = DEFAULT) -> str:
@@ -129,11 +129,11 @@ def _columns(groups: Sequence[Grouped], columns: Sequence[str]) -> list[str]:
 
 def _in_order(groups: Sequence[Grouped], rows: Mapping[str, str]) -> list[Repeated]:
     """Return the groups under their labels: those of `rows` first, in this order."""
-    found = {_place(groups, row): label for row, label in rows.items()}
-    if len(found) < len(rows):
+    places = {_place(groups, row): label for row, label in rows.items()}
+    if len(places) < len(rows):
         raise InvalidArgument("rows names a row twice: name each of them once.")
-    first = [groups[i].repeated._replace(name=label) for i, label in found.items()]
-    return [*first, *(group.repeated for i, group in enumerate(groups) if i not in found)]
+    first = [groups[i].repeated._replace(name=label) for i, label in places.items()]
+    return [*first, *(group.repeated for i, group in enumerate(groups) if i not in places)]
 
 
 def _place(groups: Sequence[Grouped], row: str) -> int:
@@ -176,9 +176,13 @@ def _numeric(groups: Sequence[Repeated], keys: Sequence[str]) -> Rows:
         row = [group.name, str(len(group.scores))]
         for key in keys:
             values = group.values(key)
-            found = repeats.over_seeds(values) if values else None
-            told = None if group is groups[0] else repeats.compare(group, groups[0], key)
-            row += ["", ""] if found is None else [repr(found.mean), "" if found.number < 2 else repr(found.stddev)]
-            row += ["", "", ""] if told is None else [repr(told.mean), repr(told.low), repr(told.high)]
+            stats = repeats.over_seeds(values) if values else None
+            difference = None if group is groups[0] else repeats.compare(group, groups[0], key)
+            row += ["", ""] if stats is None else [repr(stats.mean), "" if stats.number < 2 else repr(stats.stddev)]
+            row += (
+                ["", "", ""]
+                if difference is None
+                else [repr(difference.mean), repr(difference.low), repr(difference.high)]
+            )
         rows.append(row)
     return rows

@@ -48,10 +48,10 @@ def parse_seeds(text: str) -> list[int]:
         ends = [first, last] if dots else [first]
         if not all(end.isascii() and end.isdigit() and len(end) < 10 for end in ends):
             raise InvalidArgument(f"seeds is {shown(text)}, but must be such as 0..4 or 0,1,7.")
-        found = range(int(ends[0]), int(ends[-1]) + 1)
-        if not found or len(seeds) + len(found) > MOST_CELLS:
+        numbers = range(int(ends[0]), int(ends[-1]) + 1)
+        if not numbers or len(seeds) + len(numbers) > MOST_CELLS:
             raise InvalidArgument(f"seeds is {shown(text)}, but {part} must go up, to {MOST_CELLS} seeds at most.")
-        seeds += found
+        seeds += numbers
     if len(set(seeds)) < len(seeds):
         raise InvalidArgument(f"seeds is {shown(text)}, but a seed must not be named twice.")
     return seeds
@@ -66,11 +66,11 @@ def parse_varied(items: Sequence[str]) -> list[Varied]:
     Raises:
       InvalidArgument: a text has another form, or an option cannot be varied.
     """
-    found: list[Varied] = [{}]
+    combinations: list[Varied] = [{}]
     for item in items:
         alternatives = [_parse_one(part) for part in _OR.split(item)]
-        found = [_joined(before, own) for before in found for own in alternatives]
-    return found
+        combinations = [_joined(before, alternative) for before in combinations for alternative in alternatives]
+    return combinations
 
 
 def _parse_one(text: str) -> Varied:
@@ -161,7 +161,7 @@ def sweep(
             f"{path_name(output)} holds something else than a sweep: give --output a new folder, nothing is "
             "overwritten."
         )
-    every = {name: _given(config.told()) for name, config in cells.items()}
+    every = {name: _given(config.recorded()) for name, config in cells.items()}
     check_data(cells.values())
     check_cells({name: settled_options(config) for name, config in cells.items()}, output, options_of_run)
     check_code(cells.values())
@@ -218,7 +218,7 @@ def settled_options(config: RunConfig) -> dict[str, Any]:
     from tfp_bfl.app.one_run.build import regresses
     from tfp_bfl.app.options.resolve import resolved
 
-    return _given(resolved(config, regresses(config)).told())
+    return _given(resolved(config, regresses(config)).recorded())
 
 
 def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -237,11 +237,11 @@ def find_runs(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def expand(folders: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
     """Run folders as they are, and of each folder of many runs those that are done."""
-    found: list[pathlib.Path] = []
+    runs: list[pathlib.Path] = []
     for folder in map(pathlib.Path, folders):
         inside = [] if (folder / "config.yaml").exists() else [run for run in find_runs(folder) if is_done(run)]
-        found += inside or [folder]
-    return found
+        runs += inside or [folder]
+    return runs
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -127,10 +127,10 @@ def check_code(configs: Iterable[RunConfig]) -> None:
       InvalidArgument: there is no such function, it fails, or what it returns does not fit the rest.
     """
     coded = [x for x in configs if any(own_model.names_code(getattr(x, name)) for name in own_model.OPTIONS)]
-    for config in {str({**config.told(), "seed": 0}): config for config in coded}.values():
-        own = load(config) if is_own(config) else None
-        sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
-        config, _ = settle(with_clients(config, own) if own else config, sample)
+    for config in {str({**config.recorded(), "seed": 0}): config for config in coded}.values():
+        user_data = load(config) if is_own(config) else None
+        sample = user_data.train if user_data else bfl.data.peek(config.dataset, data_dir=config.data_dir)
+        config, _ = settle(with_clients(config, user_data) if user_data else config, sample)
         process(config, sample, functools.partial(_unlabelled, config))
 
 
@@ -324,11 +324,13 @@ def process(
 
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
     """Return the process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
-    own: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
+    options: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
         config = resolved(config, source.target is not None)
-        own.update({name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")})
-    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **own)
+        options.update(
+            {name: getattr(config, name) for name in ("learning_rate", "optimizer", "inference", "temperature")}
+        )
+    alone = Variational.model_construct(rule="naive_weighted_average", weighting="equal", **options)
     return _recipe(alone, config, source, code=code._replace(rule=None))
 
 

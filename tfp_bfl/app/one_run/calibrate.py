@@ -76,7 +76,7 @@ def calibrate(
     probabilities = bfl.evaluation.at_temperature(second["probabilities"], temperature)
     uncertainty = entropy(probabilities) if by == "entropy" else second["epistemic"]
     wanted = {"accuracy": 0.95 if accuracy is None and coverage is None else accuracy, "coverage": coverage}
-    found = bfl.evaluation.abstention_limit(
+    threshold = bfl.evaluation.abstention_limit(
         probabilities, second["labels"], uncertainty, confidence=confidence, **wanted
     )
     calibration = bfl.export.Calibration(
@@ -84,9 +84,9 @@ def calibrate(
         num_samples=config.num_samples,
         temperature=temperature,
         by=by,
-        limit=found.limit,
-        coverage=found.coverage,
-        accuracy=found.accuracy,
+        limit=threshold.limit,
+        coverage=threshold.coverage,
+        accuracy=threshold.accuracy,
         at_least=wanted["accuracy"],
         confidence=confidence,
         set_coverage=set_coverage,
@@ -95,7 +95,7 @@ def calibrate(
     bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
     if figure:
         curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
-        bfl.plots.risk_coverage(curve, by, found.limit).savefig(figure)
+        bfl.plots.risk_coverage(curve, by, threshold.limit).savefig(figure)
     return calibration
 
 

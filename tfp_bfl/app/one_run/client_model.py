@@ -72,7 +72,7 @@ def last_state(process: bfl.federated.BayesianProcess, config: RunConfig, folder
     """
     first = process.local.initialize()._replace(seed=np.int32(config.seed))
     checkpoints = bfl.federated.Checkpoints(folder / "checkpoints", process.description)
-    found = checkpoints.latest(first, process.state_spec)
-    if found is None:
+    checkpoint = checkpoints.latest(first, process.state_spec)
+    if checkpoint is None:
         raise InvalidArgument(f"The run in {name(folder)} has no checkpoints any more, which hold its weights.")
-    return found.state
+    return checkpoint.state

@@ -55,13 +55,13 @@ def summarise(scores: list[bfl.federated.ClientScores], number: int) -> dict[str
     """Return the clients' mean accuracy and the least one, before and after the step; of those from
     `number` on apart.
     """
-    found = {}
+    summary = {}
     for whose, part in {"client": scores[:number], "unseen_client": scores[number:]}.items():
         for when, adapted in {"": False, "adapted_": True}.items() if part else ():
             of_all = bfl.federated.summarise_clients(part, adapted=adapted)
-            found[f"{when}{whose}_accuracy"] = of_all["uniform"]
-            found[f"{when}{whose}_accuracy_least"] = of_all["least"]
-    return found
+            summary[f"{when}{whose}_accuracy"] = of_all["uniform"]
+            summary[f"{when}{whose}_accuracy_least"] = of_all["least"]
+    return summary
 
 
 def write(folder: pathlib.Path, scores: list[bfl.federated.ClientScores]) -> None:

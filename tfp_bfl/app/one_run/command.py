@@ -157,15 +157,17 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
     """Write the SavedModel of a run with a limit to trust to PATH: by the examples that the run held out."""
     from tfp_bfl.app.one_run.calibrate import calibrate
 
-    found = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
-    sure = "" if found.at_least is None else f", on new ones at least {found.at_least:g} ({found.confidence:.0%} sure)"
-    click.echo(
-        f"{path} abstains above {found.by} {found.limit:.4g}: it keeps {found.coverage:.1%} of its half of "
-        f"{found.number:,} held-out examples, {found.accuracy:.4f} of them right{sure}."
+    result = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
+    sure = (
+        "" if result.at_least is None else f", on new ones at least {result.at_least:g} ({result.confidence:.0%} sure)"
     )
     click.echo(
-        f"softmax temperature {found.temperature:.3g}; sets of classes from {found.set_limit:.4g} on hold the label of "
-        f"{found.set_coverage:.0%}."
+        f"{path} abstains above {result.by} {result.limit:.4g}: it keeps {result.coverage:.1%} of its half of "
+        f"{result.number:,} held-out examples, {result.accuracy:.4f} of them right{sure}."
+    )
+    click.echo(
+        f"softmax temperature {result.temperature:.3g}; sets of classes from {result.set_limit:.4g} on hold the label of "
+        f"{result.set_coverage:.0%}."
     )
 
 
@@ -197,15 +199,15 @@ def laplace_model(run: str, output: str, **options: Any) -> None:
     """
     from tfp_bfl.app.one_run.laplace import laplace
 
-    found = laplace(run, output, **options)
+    summary = laplace(run, output, **options)
     for prefix, words in (("", ""), ("linearised_", "linearised: ")):
         names = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "RMSE": "rmse"}
-        scores = {label: found[prefix + name] for label, name in names.items() if prefix + name in found}
+        scores = {label: summary[prefix + name] for label, name in names.items() if prefix + name in summary}
         if scores:
             click.echo(words + "  ".join(f"{label} {value:.4f}" for label, value in scores.items()))
-    stddevs = ", ".join(f"{x:.3g}" for x in found["prior_stddev"])
+    stddevs = ", ".join(f"{x:.3g}" for x in summary["prior_stddev"])
     click.echo(
-        f"prior standard deviation {stddevs}; log marginal likelihood {found['log_marginal_likelihood']:.1f} nats; "
-        f"{found['effective_parameters']:.1f} effective parameters"
+        f"prior standard deviation {stddevs}; log marginal likelihood {summary['log_marginal_likelihood']:.1f} nats; "
+        f"{summary['effective_parameters']:.1f} effective parameters"
     )
     click.echo(f"{output} holds the clients' sums and its saved_model.")

@@ -66,9 +66,9 @@ def scores(result: bfl.federated.SimulationResult, score: Callable[[tf.keras.Mod
     if result.ensemble is None:
         return {}
     results = result.ensemble.results
-    found = [score(member.model).metrics for member in results]
+    each_score = [score(member.model).metrics for member in results]
     num_bytes = sum(np.asarray(x).nbytes for member in results for x in tf.nest.flatten(member.state.weights))
-    means = {name: float(np.mean([each[name] for each in found])) for name in _SCORES if name in found[0]}
+    means = {name: float(np.mean([each[name] for each in each_score])) for name in _SCORES if name in each_score[0]}
     return {
         "members": len(results),
         "weights_mb": num_bytes / 2**20,

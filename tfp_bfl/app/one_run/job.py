@@ -95,12 +95,12 @@ class Job(NamedTuple):
         )
 
 
-def prepare(config: RunConfig, own: Optional[bfl.data.OwnData], code: Code) -> Job:
+def prepare(config: RunConfig, user_data: Optional[bfl.data.OwnData], code: Code) -> Job:
     """Read the data of a run, and build its process.
 
     Args:
       config: of the run, with the number of clients.
-      own: data of files, which have been read; None for a dataset by name.
+      user_data: the user's data; None for a dataset by name.
       code: in the place of what the configuration names.
 
     Raises:
@@ -109,10 +109,10 @@ def prepare(config: RunConfig, own: Optional[bfl.data.OwnData], code: Code) -> J
     engine = bfl.federated.check_engine(config.engine)
     if engine == "local":
         bfl.federated.share_cores(config.cohort_size or config.clients)
-    sample = own.train if own else bfl.data.peek(config.dataset, data_dir=config.data_dir)
+    sample = user_data.train if user_data else bfl.data.peek(config.dataset, data_dir=config.data_dir)
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        read = pool.submit(_read, config, own)
+        read = pool.submit(_read, config, user_data)
         unlabelled = lambda: read.result()[2].unlabelled
         config, weights = build.settle(config, sample, code)
         process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, code))
@@ -128,7 +128,9 @@ def prepare(config: RunConfig, own: Optional[bfl.data.OwnData], code: Code) -> J
     return Job(config, code, weights, engine, sample, train, test, shares, shown, process, trained, everybody, shards)
 
 
-def _read(config: RunConfig, own: Optional[bfl.data.OwnData]) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
+def _read(
+    config: RunConfig, user_data: Optional[bfl.data.OwnData]
+) -> tuple[bfl.data.Source, bfl.data.Source, build.Shares]:
     """Return the training data, the test data, and who has which of the former."""
-    train, test, given, _ = own or build.load(config)
+    train, test, given, _ = user_data or build.load(config)
     return train, test, build.shares(config, train, given)

@@ -89,10 +89,10 @@ def laplace(
     groups = bfl.clients.layers_of(trained.model_fn(), structure) if prior_by_layer else ()
     settings = curvatures.Settings(prior_stddev, temperature, groups)
     state = curvatures.from_stack(result.state.step, result.state.weights, settings)
-    found = curvatures.approximate(state)
+    approximation = curvatures.approximate(state)
     more: dict[str, Any] = {
-        "prior_stddev": found.prior_stddev.tolist(),
-        **{x: getattr(found, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
+        "prior_stddev": approximation.prior_stddev.tolist(),
+        **{x: getattr(approximation, x) for x in ("log_marginal_likelihood", "effective_parameters", "distance")},
         "structure": structure,
         "temperature": temperature,
         "warnings": list(result.warnings),

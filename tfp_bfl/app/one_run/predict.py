@@ -123,18 +123,18 @@ def predict(
     shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
     number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
-    found = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info, separator)
+    examples = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info, separator)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
-    for start in range(0, len(found.names), BATCH_SIZE):
+    for start in range(0, len(examples.names), BATCH_SIZE):
         part = slice(start, start + BATCH_SIZE)
-        answer = loaded.predict(tf.constant(found.pixels[part]), num_samples=number, seed=seed)
+        answer = loaded.predict(tf.constant(examples.pixels[part]), num_samples=number, seed=seed)
         values = {name: value.numpy() for name, value in answer.items()}
         if regresses:
-            rows += _as_numbers(found.names[part], values, max_uncertainty)
+            rows += _as_numbers(examples.names[part], values, max_uncertainty)
         else:
-            rows += _as_rows(found.names[part], values, names, calibration, max_uncertainty)
-    return rows, found.failures
+            rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty)
+    return rows, examples.failures
 
 
 def stated_by(model: Union[str, os.PathLike]) -> str:
@@ -223,17 +223,17 @@ def as_json(rows: Sequence[AnyRow]) -> str:
 def as_table(rows: Sequence[AnyRow]) -> str:
     """Format rows for people, as wide as their content: lines of a pipe or a file are not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    told = [row._asdict() for row in rows]
-    if all(own.get("set", "") in ("", own.get("label")) for own in told):
-        told = [{name: x for name, x in own.items() if name != "set"} for own in told]
-    for name, value in told[0].items():
+    records = [row._asdict() for row in rows]
+    if all(record.get("set", "") in ("", record.get("label")) for record in records):
+        records = [{name: x for name, x in record.items() if name != "set"} for record in records]
+    for name, value in records[0].items():
         table.add_column(name, justify="right" if isinstance(value, float) else "left", no_wrap=True)
     digits = _DIGITS if isinstance(rows[0], Row) else {}
-    for own in told:
+    for record in records:
         # As plain text: square brackets in a path are no markup.
-        table.add_row(*(Text(_in_words(value, digits.get(name, ".4g"))) for name, value in own.items()))
+        table.add_row(*(Text(_in_words(value, digits.get(name, ".4g"))) for name, value in record.items()))
     text = io.StringIO()
-    width = 100 + max(sum(cell_len(x) for x in own.values() if isinstance(x, str)) for own in told)
+    width = 100 + max(sum(cell_len(x) for x in record.values() if isinstance(x, str)) for record in records)
     Console(file=text, width=width, color_system=None).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 

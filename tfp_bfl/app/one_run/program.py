@@ -95,9 +95,9 @@ def run(
         own = _options_of(given, config, options) if given else _as_text(dataset=dataset, test_data=test_data)
         every = {name: x for name, x in {**options, **named, **own}.items() if x is not None}
         folder = execute(make_config(config, every), output, **shown)
-    found = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    found.data = given
-    return found
+    result = Run(folder, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    result.data = given
+    return result
 
 
 def _given_data(dataset: Any, test_data: Any) -> Optional[GivenData]:
@@ -118,7 +118,7 @@ def _as_text(**paths: Any) -> dict[str, Any]:
 
 def _options_of(given: GivenData, config: Union[str, pathlib.Path, None], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a run that say what data in memory are: the record of the data, and their task."""
-    told = {**(read_yaml(config) if config is not None else {}), **options}
-    label, client = told.get("label") or "label", told.get("client_column")
-    task = told.get("task") or given.task or "classification"
+    settings = {**(read_yaml(config) if config is not None else {}), **options}
+    label, client = settings.get("label") or "label", settings.get("client_column")
+    task = settings.get("task") or given.task or "classification"
     return {"dataset": given.record(label, None if client == "none" else client, task), "task": task}

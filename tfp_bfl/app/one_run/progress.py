@@ -137,18 +137,18 @@ def reporter(console: Console, form: Optional[str], rounds: int) -> Iterator[Rep
     """
     form = form or ("bar" if console.is_terminal else "lines")
     lookup(FORMS, form, "form of progress")
-    found, ended = Reporter(console, "none" if console.quiet else form, rounds), threading.Event()
-    watcher = threading.Thread(target=found.watch, args=(ended,), name="tfp_bfl-progress", daemon=True)
+    display, ended = Reporter(console, "none" if console.quiet else form, rounds), threading.Event()
+    watcher = threading.Thread(target=display.watch, args=(ended,), name="tfp_bfl-progress", daemon=True)
     with contextlib.ExitStack() as stack:
         if form == "bar" and not console.quiet:
             columns = (TextColumn("{task.fields[doing]}"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn())
             bar = Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[scores]}"), console=console)
             bar.add_task("rounds", total=rounds, doing="", scores="")
-            found._bar = stack.enter_context(bar)
+            display._bar = stack.enter_context(bar)
         watcher.start()
         stack.callback(watcher.join)
         stack.callback(ended.set)
-        yield found
+        yield display
 
 
 def _precisely(seconds: float) -> str:

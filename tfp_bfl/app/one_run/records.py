@@ -104,13 +104,13 @@ def privacy(config: RunConfig, last: Mapping[str, Any], sizes: Iterable[int]) ->
     Raises:
       MissingDependency: the package dp-accounting is not installed.
     """
-    found = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
+    epsilons = {} if last.get("epsilon") is None else {"epsilon": last["epsilon"]}
     if config.example_clip_norm:
         epochs = config.rounds * config.local_epochs
         settings = config.batch_size, epochs, config.privacy_delta
         of_examples = bfl.privacy.largest_example_epsilon(config.example_noise, sizes, *settings)
-        found |= {} if of_examples is None else {"example_epsilon": of_examples}
-    return {**found, "delta": config.privacy_delta} if found else {}
+        epsilons |= {} if of_examples is None else {"example_epsilon": of_examples}
+    return {**epsilons, "delta": config.privacy_delta} if epsilons else {}
 
 
 def truth(test: bfl.data.Source) -> np.ndarray:
@@ -129,7 +129,7 @@ def results(
 ) -> RunResults:
     """Return the contents of a run's report; `predictions` are the arrays of its predictions.npz."""
     collapsed = summary.get("collapsed_in_round")
-    told = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
+    warnings = [bfl.federated.collapse_warning(collapsed)] if collapsed else []  # Older runs say no more.
     settings = stated(config, test.target is not None, weights_in(summary))
     return bfl.plots.RunResults(
         name=name,
@@ -144,7 +144,7 @@ def results(
         class_names=test.class_names,
         features=test.features,
         label_counts=clients.label_counts(),
-        warnings=list(dict.fromkeys([*told, *(summary.get("warnings") or [])])),
+        warnings=list(dict.fromkeys([*warnings, *(summary.get("warnings") or [])])),
     )
 
 
@@ -213,12 +213,12 @@ def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -
     """
     names = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
     most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
-    found = read_arrays(path, "file of predictions", most, compressed=True)
-    shapes = [found[name].shape if name in found else None for name in names]
-    number = len(found["labels"]) if "labels" in found and found["labels"].ndim else 0
+    arrays = read_arrays(path, "file of predictions", most, compressed=True)
+    shapes = [arrays[name].shape if name in arrays else None for name in names]
+    number = len(arrays["labels"]) if "labels" in arrays and arrays["labels"].ndim else 0
     wanted = [(number, num_classes) if name == "probabilities" else (number,) for name in names]
     if shapes != wanted or not all(
-        np.issubdtype(found[name].dtype, np.number) and np.all(np.isfinite(found[name])) for name in names
+        np.issubdtype(arrays[name].dtype, np.number) and np.all(np.isfinite(arrays[name])) for name in names
     ):
         raise InvalidArgument(f"{files.name(path)} is not a run's file of predictions.")
-    return {name: found[name] for name in names}
+    return {name: arrays[name] for name in names}

@@ -64,11 +64,11 @@ def add(run: Union[str, pathlib.Path], other: Union[str, pathlib.Path], names: A
     Raises:
       InvalidArgument: the runs are of two algorithms, or as `read_state`.
     """
-    own, others = clients_file(run), clients_file(other)
-    if own.name != others.name:
+    target, others = clients_file(run), clients_file(other)
+    if target.name != others.name:
         raise InvalidArgument(f"{other} is a run of another algorithm than {run}: their clients do not go together.")
     taken = read_state(other)
-    return lambda state: _MODULES[own.name].join(state, taken, names or None, replace)
+    return lambda state: _MODULES[target.name].join(state, taken, names or None, replace)
 
 
 def remove(run: Union[str, pathlib.Path], names: Any) -> Change:

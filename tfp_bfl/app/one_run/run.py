@@ -120,10 +120,10 @@ def _run(
 ) -> pathlib.Path:
     started = time.perf_counter()
     tell.phase(f"reading {config.data_name} and building {config.model_name}", lazily=True)
-    own = build.load(config, code.data) if code.data or build.is_own(config) else None
-    config = build.with_clients(config, own) if own else config
+    user_data = build.load(config, code.data) if code.data or build.is_own(config) else None
+    config = build.with_clients(config, user_data) if user_data else config
     folder = folder or free_folder(config, None)  # After the data, as what follows imports TensorFlow.
-    job = prepare(config, own, code)
+    job = prepare(config, user_data, code)
     # It takes a while, and nothing but the end asks for it.
     threading.Thread(target=importlib.import_module, args=("tfp_bfl.plots",), daemon=True).start()
     with owned(folder, job.config, job.settled), _workers(job.engine) as runtime, _held(job, folder) as held:
@@ -139,9 +139,11 @@ def _run(
         scores = _scores(job, result, final.metrics)
         if job.shards:
             tell.phase("scores of the clients' own models")
-            found = client_scores.score(job.config, job.process, result, job.everybody, job.shards, **job.prediction)
-            client_scores.write(folder, found)
-            scores.update(client_scores.summarise(found, job.clients.num_clients))
+            of_clients = client_scores.score(
+                job.config, job.process, result, job.everybody, job.shards, **job.prediction
+            )
+            client_scores.write(folder, of_clients)
+            scores.update(client_scores.summarise(of_clients, job.clients.num_clients))
         summary = {
             **scores,
             "method": method(stated(job.config, job.test.target is not None, job.weights)),
@@ -280,11 +282,11 @@ def _held(job: Job, folder: pathlib.Path) -> Iterator[bfl.data.ClientData]:
 
 def _versions() -> dict[str, str]:
     """Return the versions of the installed packages that a run's numbers depend on."""
-    found = {}
+    versions = {}
     for name in _VERSIONED:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _ms_per_step(config: RunConfig, clients: bfl.data.Clients, rounds: list[Row]) -> float:

@@ -91,10 +91,10 @@ def free_folder(config: RunConfig, output: Union[str, pathlib.Path, None]) -> pa
     output = output or config.output
     if output is None:
         now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        own = names_code(config.model)  # Which kind of weights it has is not known yet.
-        gaussian = not own and config.kind in choices.VARIATIONAL.forms()
+        is_code = names_code(config.model)  # Which kind of weights it has is not known yet.
+        gaussian = not is_code and config.kind in choices.VARIATIONAL.forms()
         method = resolved(config, regression=False, weights=GAUSSIAN if gaussian else POINT).method
-        name = "-".join([config.data_name, config.model_name, *([] if own else [config.kind]), method, now])
+        name = "-".join([config.data_name, config.model_name, *([] if is_code else [config.kind]), method, now])
         output = pathlib.Path("runs") / name.replace("/", "-")
     folder = pathlib.Path(output)
     if os.path.lexists(folder):
@@ -137,9 +137,9 @@ def recorder(folder: pathlib.Path, config: RunConfig, tell: Reporter, hook: Opti
 def _cut_before(lines: TextIO, number: int) -> None:
     """Return leaves of a broken run's lines those of the rounds before, of which the last may be cut off."""
     lines.seek(0)
-    kept = lines.readlines()[: number - 1]
+    remaining = lines.readlines()[: number - 1]
     lines.truncate(0)
-    lines.writelines(kept)
+    lines.writelines(remaining)
 
 
 def write_results(

@@ -237,10 +237,10 @@ ALGORITHMS = {options.recipe: options for options in _CLASSES}
 @functools.cache
 def fields() -> dict[str, FieldInfo]:
     """Return the options of all algorithms by name; an option of several is declared once, and is the same in all."""
-    found: dict[str, FieldInfo] = {}
+    collected: dict[str, FieldInfo] = {}
     for options in _CLASSES:
-        found = {**options.model_fields, **found}
-    return found
+        collected = {**options.model_fields, **collected}
+    return collected
 
 
 def takers(name: str) -> tuple[str, ...]:

@@ -266,13 +266,13 @@ class RunConfig(pydantic.BaseModel):
         options = algorithm_options(self.algorithm)
         return options.model_construct(**{name: getattr(self, name) for name in options.model_fields})
 
-    def told(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """Return all that decides the result: without the folder."""
         return {name: value for name, value in self if name != "output"}
 
     def record(self) -> str:
         """Return the configuration as YAML, from which the run can be repeated."""
-        return yaml.safe_dump(self.told(), sort_keys=False)
+        return yaml.safe_dump(self.recorded(), sort_keys=False)
 
 
 @functools.cache
@@ -302,14 +302,14 @@ def _of_algorithm(values: dict[str, Any]) -> tuple[type[RunConfig], dict[str, An
     if not isinstance(algorithm, str):  # Such as a list in a file, which the class refuses.
         return class_of("variational"), values
     algorithm = canonical(algorithm)
-    own, values = class_of(algorithm), {**values, "algorithm": algorithm}
+    options_class, values = class_of(algorithm), {**values, "algorithm": algorithm}
     for name in [name for name in values if not serves(name, algorithm)]:
         value, default = values.pop(name), fields()[name].default
         if value not in (default, str(default)):
             raise InvalidArgument(
                 f"{name} is an option of {in_words(takers(name))}, and this is {algorithm}: leave it out."
             )
-    return own, {**algorithm_options(algorithm).defaults, **values}
+    return options_class, {**algorithm_options(algorithm).defaults, **values}
 
 
 def _names_clients(dataset: Any, client_column: Any) -> bool:
@@ -342,16 +342,16 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
     Raises:
       InvalidArgument: the file can't be read or isn't a mapping, a name is unknown, or a value does not fit.
     """
-    told = read_yaml(file) if file is not None else {}
+    file_values = read_yaml(file) if file is not None else {}
     if runs_code:
-        check_trust(told, options, file)
-    values = {**told, **options}
+        check_trust(file_values, options, file)
+    values = {**file_values, **options}
     values = {name: None if value == "none" and not _is_a_name(name) else value for name, value in values.items()}
     for name in values:
         lookup(fields(), name, "option")
-    own, values = _of_algorithm(values)
+    options_class, values = _of_algorithm(values)
     try:
-        return own(**values)
+        return options_class(**values)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         cause = first.get("ctx", {}).get("error")

@@ -42,8 +42,8 @@ def option(
       names: that it can take.
       **limits: of `pydantic.Field`.
     """
-    told: Any = {"argument": argument, "names": names}
-    return Field(default, description=description, json_schema_extra=told, **limits)
+    extra: Any = {"argument": argument, "names": names}
+    return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
 class Options(pydantic.BaseModel):

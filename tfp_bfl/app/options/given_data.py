@@ -69,13 +69,13 @@ class GivenData:
 
     def record(self, label: str, client: Optional[str], task: str) -> str:
         """Return what a run records of the data: kind, shape and digest."""
-        found = self.read(label, client, task)
+        parts = self.read(label, client, task)
         kind = data.kind_of(self._parts[0])
-        name = "" if found.train.name == NAME else f" {found.train.name}"
-        number = found.train.num_examples + found.test.num_examples
-        clients = f", {found.clients.num_clients} clients" if found.clients else ""
-        shape = [number, *found.train.element_shape]
-        return f"{_GIVEN}{kind}{name} {shape}{clients}, sha256 {data.digest(found)}"
+        name = "" if parts.train.name == NAME else f" {parts.train.name}"
+        number = parts.train.num_examples + parts.test.num_examples
+        clients = f", {parts.clients.num_clients} clients" if parts.clients else ""
+        shape = [number, *parts.train.element_shape]
+        return f"{_GIVEN}{kind}{name} {shape}{clients}, sha256 {data.digest(parts)}"
 
 
 def read_given(given: Optional[GivenData], dataset: str, label: str, client: Optional[str], task: str) -> data.OwnData:
@@ -94,14 +94,14 @@ def read_given(given: Optional[GivenData], dataset: str, label: str, client: Opt
             f"The data of this run, {_in_words(dataset)}, were given in Python: give them again, by "
             "bfl.run(resume=..., dataset=...) or bfl.report(..., dataset=...); other commands need data in a file."
         )
-    there, found = recorded(dataset), given.read(label, client, task)
-    if there is None or data.digest(found) != there.digest:
+    there, parts = recorded(dataset), given.read(label, client, task)
+    if there is None or data.digest(parts) != there.digest:
         now = given.record(label, client, task)
         raise InvalidArgument(
             f"The data, {_in_words(now)}, have another SHA-256 sum than those of the run, {_in_words(dataset)}: give "
             "the data of the run."
         )
-    return found
+    return parts
 
 
 def _in_words(dataset: str) -> str:

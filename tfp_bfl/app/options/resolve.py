@@ -52,23 +52,23 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
     if isinstance(options, OwnAlgorithm):  # What it takes for options that are None only its code says.
         return config
     fields = type(options).model_fields
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if "optimizer" in fields:
-        found["optimizer"] = options.optimizer or inference.default_optimizer(getattr(options, "update_prior", False))
+        values["optimizer"] = options.optimizer or inference.default_optimizer(getattr(options, "update_prior", False))
     if "learning_rate" in fields:
-        found["learning_rate"] = options.rate()
+        values["learning_rate"] = options.rate()
     if "schedule" in fields:
-        found["schedule"] = options.schedule_name()
+        values["schedule"] = options.schedule_name()
     if "inference" in fields:
         settings = settings_of(options, regression)
-        found |= {**settings._asdict(), "noise": options.noise or inference.default_noise(settings.inference)}
-        found["rule"] = getattr(options, "rule", None) or fixed_points.default_rule(settings.inference)
-        if names_code(found["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
-            del found["kl"]
-    found = {name: x for name, x in found.items() if name in fields}  # Options of other algorithms stay as they are.
+        values |= {**settings._asdict(), "noise": options.noise or inference.default_noise(settings.inference)}
+        values["rule"] = getattr(options, "rule", None) or fixed_points.default_rule(settings.inference)
+        if names_code(values["rule"]):  # Its KL scaling depends on a value that only the algorithm sees.
+            del values["kl"]
+    values = {name: x for name, x in values.items() if name in fields}  # Options of other algorithms stay as they are.
     if weights not in (None, GAUSSIAN):
-        found = {name: x for name, x in found.items() if name not in _OF_POSTERIOR}
-    return config.model_copy(update=found)
+        values = {name: x for name, x in values.items() if name not in _OF_POSTERIOR}
+    return config.model_copy(update=values)
 
 
 def settings_of(options: Any, regression: bool) -> inference.Settings:
@@ -101,9 +101,9 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
       regression: the labels are numbers.
       weights: of the model; None for a run that recorded none, whose options are stated as they were given.
     """
-    told = config.told()
+    recorded = config.recorded()
     if weights is None:
-        return told
+        return recorded
     options = config.own_options()
     unused = set(_OF_POSTERIOR + _OF_GAUSSIANS) if weights != GAUSSIAN else set()
     if options.point_weights:  # Of a posterior over point weights the prior is used.
@@ -114,7 +114,7 @@ def stated(config: RunConfig, regression: bool, weights: Optional[str]) -> dict[
     if weights == GAUSSIAN and config.algorithm in _BY_DEFAULTS:
         settings = settings_of(options, regression)
         extra = {**settings._asdict(), "noise": inference.default_noise(settings.inference)}
-    return {"weights": weights, **{name: x for name, x in told.items() if name not in unused}, **extra}
+    return {"weights": weights, **{name: x for name, x in recorded.items() if name not in unused}, **extra}
 
 
 def method(settings: dict[str, Any]) -> dict[str, Any]:

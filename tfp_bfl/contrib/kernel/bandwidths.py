@@ -78,14 +78,14 @@ def cross_validated(values: tf.Tensor, gaussian: bool) -> tuple[tf.Tensor, tf.Te
 
     Source: Silverman 1986, section 3.4.4.
     """
-    own = silverman(values, gaussian)[0]
+    reference = silverman(values, gaussian)[0]
     log_likelihood = _gaussian_log_likelihood if gaussian else _epanechnikov_log_likelihood
     size = tf.shape(values)
     clients = Clients(values, tf.ones_like(values))
-    scores = tf.stack(log_likelihood(clients, [multiple * own for multiple in MULTIPLES]), -1)
+    scores = tf.stack(log_likelihood(clients, [multiple * reference for multiple in MULTIPLES]), -1)
     best = tf.gather(tf.constant(MULTIPLES, tf.float64), tf.argmax(scores, -1))
     none = tf.reduce_all(tf.math.is_inf(scores), -1) | (size[1] < 2)
-    return tf.where(none, own, best * own), none
+    return tf.where(none, reference, best * reference), none
 
 
 def _gaussian_log_likelihood(clients: Clients, bandwidths: list[tf.Tensor]) -> list[tf.Tensor]:

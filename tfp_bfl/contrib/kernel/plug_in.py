@@ -55,9 +55,9 @@ def improved_sheather_jones(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return list(_root(logs, tf.cast(different[start:stop], tf.float64)))
 
     width = BLOCK // GRID
-    time, found = in_blocks(of_block, tf.shape(values)[0], width, [tf.float64, tf.bool])
-    found &= different > 1
-    return tf.where(found, tf.sqrt(time) * 2 * (high - low)[:, 0], 0), found
+    time, is_bracketed = in_blocks(of_block, tf.shape(values)[0], width, [tf.float64, tf.bool])
+    is_bracketed &= different > 1
+    return tf.where(is_bracketed, tf.sqrt(time) * 2 * (high - low)[:, 0], 0), is_bracketed
 
 
 def _binned(place: tf.Tensor) -> tf.Tensor:
@@ -99,12 +99,12 @@ def _root(logs: tf.Tensor, num_values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
     start = 1e-11 + 1e-5 * (tf.clip_by_value(num_values, 50, 1050) - 50)
 
-    def enclose(bound: tf.Tensor, found: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        found |= (bound < 1) & (excess(bound) > 0)
-        return tf.where(found, bound, 2 * bound), found
+    def enclose(bound: tf.Tensor, is_bracketed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        is_bracketed |= (bound < 1) & (excess(bound) > 0)
+        return tf.where(is_bracketed, bound, 2 * bound), is_bracketed
 
-    bound, found = tf.while_loop(
-        lambda bound, found: tf.reduce_any(~found & (bound < 1)),
+    bound, is_bracketed = tf.while_loop(
+        lambda bound, is_bracketed: tf.reduce_any(~is_bracketed & (bound < 1)),
         enclose,
         (start, tf.zeros_like(start, tf.bool)),
         parallel_iterations=1,
@@ -119,7 +119,7 @@ def _root(logs: tf.Tensor, num_values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
     _, low, high = tf.while_loop(
         lambda i, low, high: i < BISECTIONS, halve, (0, low, tf.math.log(bound)), parallel_iterations=1
     )
-    return tf.exp((low + high) / 2), found
+    return tf.exp((low + high) / 2), is_bracketed
 
 
 def _interpolate(table: tf.Tensor, log_time: tf.Tensor) -> tf.Tensor:

@@ -168,9 +168,9 @@ def kernel_posterior(
         means = (posterior.mean, point)
         leaves = tf.nest.flatten(means)
         shapes = [leaf.shape[1:] for leaf in leaves]
-        found = modes_of(leaves, None if weighting is None else importance)
-        counts = dict(zip(found._fields[1:], found[1:]))
-        parts = tf.split(found.mode, [shape.num_elements() for shape in shapes])
+        modes = modes_of(leaves, None if weighting is None else importance)
+        counts = dict(zip(modes._fields[1:], modes[1:]))
+        parts = tf.split(modes.mode, [shape.num_elements() for shape in shapes])
         mean, point = tf.nest.pack_sequence_as(means, [tf.reshape(x, shape) for x, shape in zip(parts, shapes)])
         shares = tf.ones_like(importance) if weighting is None else importance
         shares /= tf.reduce_sum(shares)

@@ -113,19 +113,19 @@ def normality_summary(result: Normality, level: float = 0.05) -> dict[str, float
     """
     if not 0 < level < 1:
         raise InvalidArgument(f"level is {shown(level)}, but must be a probability above 0 and below 1.")
-    own = {name: x[~np.isnan(x)] for name, x in result._asdict().items() if name != "num_zero_spread"}
+    finite = {name: x[~np.isnan(x)] for name, x in result._asdict().items() if name != "num_zero_spread"}
     share = lambda p: float(np.mean(p < level)) if len(p) else np.nan
     quantile = lambda x, q: float(np.quantile(x, q)) if len(x) else np.nan
     return {
-        "ks_rejected": share(own["p_value"]),
-        "lilliefors_rejected": share(own["lilliefors_p_value"]),
-        "median_abs_skewness": quantile(np.abs(own["skewness"]), 0.5),
+        "ks_rejected": share(finite["p_value"]),
+        "lilliefors_rejected": share(finite["lilliefors_p_value"]),
+        "median_abs_skewness": quantile(np.abs(finite["skewness"]), 0.5),
         **{
-            f"{name}_{label}": quantile(own[name], q)
+            f"{name}_{label}": quantile(finite[name], q)
             for name in ("skewness", "excess_kurtosis")
             for label, q in (("q05", 0.05), ("median", 0.5), ("q95", 0.95))
         },
-        "num_coordinates": len(own["statistic"]),
+        "num_coordinates": len(finite["statistic"]),
         "num_zero_spread": result.num_zero_spread,
     }
 

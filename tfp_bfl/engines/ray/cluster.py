@@ -164,8 +164,8 @@ class RayEngine(LocalEngine):
         nodes = self._machines()
         on = [affinity(node_id=node["NodeID"], soft=False) for node in nodes]
         looks = [self._task(examine, num_cpus=0, scheduling_strategy=node) for node in on]
-        told = self._results([functools.partial(look.remote, reference) for look in looks])
-        for node, (versions, trouble) in zip(nodes, told):
+        replies = self._results([functools.partial(look.remote, reference) for look in looks])
+        for node, (versions, trouble) in zip(nodes, replies):
             where = f"The machine {node['NodeManagerAddress']} of the cluster"
             if versions != _versions():
                 raise InvalidArgument(f"{where} has {versions}, but this program {_versions()}: install the same.")
@@ -185,18 +185,18 @@ class RayEngine(LocalEngine):
           ComputationError: an operation of a client's work raised.
           WorkerError: there is no machine left, or a task's process ended each time.
         """
-        ray, found = self._runtime.ray, dict[int, Any]()
+        ray, results = self._runtime.ray, dict[int, Any]()
         tries = {ask(): i for i, ask in enumerate(asked)}
         machines = self._machine_ids()
         there = lost = time.monotonic()
-        while len(found) < len(asked):
-            waiting = [ref for ref, i in tries.items() if i not in found]
+        while len(results) < len(asked):
+            waiting = [ref for ref, i in tries.items() if i not in results]
             for ref in ray.wait(waiting, num_returns=1, timeout=_LOOK_SECONDS)[0]:
                 result = self._result(ref, last=list(tries.values()).count(tries[ref]) == 1)
                 if result is None:
                     del tries[ref]
                 else:
-                    found[tries[ref]] = result
+                    results[tries[ref]] = result
             now, left = time.monotonic(), self._machine_ids()
             there = now if left else there
             if now - there > self._runtime.patience:
@@ -207,9 +207,9 @@ class RayEngine(LocalEngine):
             lost = now if machines <= left else lost
             if now - lost > _RAYS_OWN_SECONDS and left:
                 logger.warning("A machine of the cluster is lost: what it had to do is done again.")
-                tries.update({ask(): i for i, ask in enumerate(asked) if i not in found})
+                tries.update({ask(): i for i, ask in enumerate(asked) if i not in results})
                 machines, lost = left, now
-        return [found[i] for i in range(len(asked))]
+        return [results[i] for i in range(len(asked))]
 
     def _machine_ids(self) -> set[str]:
         return {node["NodeID"] for node in self._machines()}
@@ -292,10 +292,10 @@ def _learners(key: str) -> list[Learner]:
 
 def work_on(code: Sequence[Any], key: str, message: Sequence[np.ndarray], part: Reference) -> list[np.ndarray]:
     """Return a task: the leaves of what the clients of a reference contribute together."""
-    kept = _learners(key)
-    if not kept:
-        kept.append(Learner(require_ray().get(code[0])))
-    return kept[0].learn(message, _files(part), part.numbers)
+    learners = _learners(key)
+    if not learners:
+        learners.append(Learner(require_ray().get(code[0])))
+    return learners[0].learn(message, _files(part), part.numbers)
 
 
 def examine(reference: Reference) -> tuple[str, str]:

@@ -75,15 +75,15 @@ def executor_type() -> Any:
             request = create_value_request(self._executor_id, value, type_spec)
             return RemoteValue(self._stub.create_value(request).value_ref, type_spec, self)
 
-        async def _keep(self, kept: Any, most: int, objects: list[Any], value: Any, type_spec: Any) -> Any:
+        async def _keep(self, cache: Any, most: int, objects: list[Any], value: Any, type_spec: Any) -> Any:
             key = (*map(id, objects), str(type_spec))
-            if key in kept:
-                kept.move_to_end(key)
-                return kept[key][-1]
-            while len(kept) >= most:
-                kept.popitem(last=False)
+            if key in cache:
+                cache.move_to_end(key)
+                return cache[key][-1]
+            while len(cache) >= most:
+                cache.popitem(last=False)
             remote = await self._create(value, type_spec)
-            kept[key] = (list(objects), remote)  # Held, so that no other object gets its identity.
+            cache[key] = (list(objects), remote)  # Held, so that no other object gets its identity.
             return remote
 
         def forget(self) -> None:

@@ -236,10 +236,10 @@ class Tls(NamedTuple):
         if (self.certificate is None) != (self.key is None):
             raise InvalidArgument("Of tls there is a certificate or a key alone: give both, or none.")
         try:
-            root, key, own = (x and Path(x).read_bytes() for x in (self.authority, self.key, self.certificate))
+            root, key, certificate = (x and Path(x).read_bytes() for x in (self.authority, self.key, self.certificate))
         except OSError as error:
             raise InvalidArgument(f"A file of tls can't be read, {error.filename}: {error.strerror}.") from None
-        return grpc.ssl_channel_credentials(root, key, own)
+        return grpc.ssl_channel_credentials(root, key, certificate)
 
 
 def open_channel(address: str, local: bool, tls: Optional[Tls] = None) -> Any:

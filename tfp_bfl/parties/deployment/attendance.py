@@ -24,37 +24,37 @@ class Attendance:
     """The parties of a run, as its folder's `parties.json` keeps them.
 
     Attributes:
-      told: name -> what that party's data look like, by its word; of those who have a number in the run.
+      reported: name of each numbered site -> the description of its data that it reported.
       refused: name -> why that party takes no part.
     """
 
-    def __init__(self, told: Mapping[str, Any], refused: Mapping[str, str]):
-        self.told = {party: told[party] for party in sorted(told)}
+    def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):
+        self.reported = {party: reported[party] for party in sorted(reported)}
         self.refused = dict(refused)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of numbered sites, in the order of their numbers."""
-        return tuple(self.told)
+        return tuple(self.reported)
 
     def counted(self, max_examples: Optional[int]) -> dict[str, Any]:
         """Return the message with its number of examples capped."""
         most = max_examples or np.inf
-        return {party: {**own, _SIZE: min(own[_SIZE], most)} for party, own in self.told.items()}
+        return {party: {**summary, _SIZE: min(summary[_SIZE], most)} for party, summary in self.reported.items()}
 
     def doubts(self, max_examples: Optional[int]) -> list[str]:
         """Return sentences about statistics and numbers of examples that stand out: a site's word is all there is."""
-        found = bfl.data.doubts(self.told)
-        for party, own in self.told.items():
-            size, others = own[_SIZE], [other[_SIZE] for name, other in self.told.items() if name != party]
+        sentences = bfl.data.doubts(self.reported)
+        for party, summary in self.reported.items():
+            size, others = summary[_SIZE], [other[_SIZE] for name, other in self.reported.items() if name != party]
             if max_examples and size > max_examples:
-                found.append(f"{party} tells of {size:,} examples and counts as {max_examples:,}.")
+                sentences.append(f"{party} tells of {size:,} examples and counts as {max_examples:,}.")
             elif others and size > _OUTSTANDING * (median := float(np.median(others))):
-                found.append(
+                sentences.append(
                     f"{party} tells of {size:,} examples, more than {_OUTSTANDING} times the others' median "
                     f"{median:,.0f}: by its word alone, which --max-examples bounds."
                 )
-        return found
+        return sentences
 
     def absences(self) -> list[str]:
         """Return a sentence for each party that takes no part."""
@@ -62,7 +62,7 @@ class Attendance:
 
     def check(self, quorum: int, without: Collection[str] = ()) -> None:
         """Raise Error where fewer than the quorum are there, `without` those who are not."""
-        number = len(self.told) - len(without)
+        number = len(self.reported) - len(without)
         if number < quorum:
             reasons = "; ".join(f"{party}: {reason}" for party, reason in sorted(self.refused.items()))
             raise Error(f"{number} parties take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
@@ -71,9 +71,9 @@ class Attendance:
         """Write `parties.json`: each site's description, or `refused` and why, or both where it has a
         number nonetheless.
         """
-        every = sorted({*self.told, *self.refused})
+        every = sorted({*self.reported, *self.refused})
         why = {party: {_REFUSED: reason} for party, reason in self.refused.items()}
-        content = {party: {**self.told.get(party, {}), **why.get(party, {})} for party in every}
+        content = {party: {**self.reported.get(party, {}), **why.get(party, {})} for party in every}
         (folder / PARTIES).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def begin(self, channel: Channel, jobs: Mapping[str, bytes], quorum: int) -> None:
@@ -83,9 +83,9 @@ class Attendance:
           Error: fewer than the quorum take part.
         """
         replies = dict(channel.ask(BEGIN, jobs))
-        away = {party: str(replies.get(party, NO_ANSWER)) for party in self.told}
+        away = {party: str(replies.get(party, NO_ANSWER)) for party in self.reported}
         away = {party: why for party, why in away.items() if not isinstance(replies.get(party), bytes)}
-        self.refused = {party: why for party, why in self.refused.items() if party not in self.told} | away
+        self.refused = {party: why for party, why in self.refused.items() if party not in self.reported} | away
         self.check(quorum, away)
 
 
@@ -103,17 +103,19 @@ def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequenc
       InvalidArgument: a run that broke off has one of `without` in it.
     """
     if (folder / PARTIES).exists():
-        kept = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
-        told = {party: {**own} for party, own in kept.items() if _SIZE in own}
-        for own in told.values():
-            own.pop(_REFUSED, None)
-        if gone := sorted(set(without) & set(told)):
+        record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))
+        reported = {party: {**summary} for party, summary in record.items() if _SIZE in summary}
+        for summary in reported.values():
+            summary.pop(_REFUSED, None)
+        if gone := sorted(set(without) & set(reported)):
             raise InvalidArgument(
                 f"{', '.join(gone)} took part when the run began, and can't be left out of it now: give a new one "
                 "another name."
             )
-        return Attendance(told, {party: own[_REFUSED] for party, own in kept.items() if party not in told})
-    told, refused = {}, dict.fromkeys(without, "the run was submitted without it")
+        return Attendance(
+            reported, {party: summary[_REFUSED] for party, summary in record.items() if party not in reported}
+        )
+    reported, refused = {}, dict.fromkeys(without, "the run was submitted without it")
     asked = [party for party in channel.names if party not in refused]
     replies = dict(channel.ask(DESCRIBE, dict.fromkeys(asked, b"")))
     for party in asked:
@@ -121,13 +123,13 @@ def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequenc
         try:
             if isinstance(reply, Refusal):
                 raise InvalidArgument(reply)
-            own = json.loads(reply)
-            bfl.data.check_description(party, own)
-            told[party] = own
+            summary = json.loads(reply)
+            bfl.data.check_description(party, summary)
+            reported[party] = summary
         except InvalidArgument as error:
             refused[party] = str(error)
         except (ValueError, RecursionError):
             refused[party] = f"What {party} tells of its data is no JSON."
-    found = Attendance(told, refused)
-    found.check(quorum)
-    return found
+    attendance = Attendance(reported, refused)
+    attendance.check(quorum)
+    return attendance

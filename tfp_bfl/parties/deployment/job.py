@@ -51,20 +51,20 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
 
 def to_json(schema: bfl.data.Schema) -> dict[str, Any]:
     """Return a schema as JSON."""
-    told = dataclasses.asdict(schema)
-    return {**told, "columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
+    content = dataclasses.asdict(schema)
+    return {**content, "columns": [list(c) for c in schema.columns], "target": schema.target and list(schema.target)}
 
 
-def from_json(told: Any) -> bfl.data.Schema:
+def from_json(content: Any) -> bfl.data.Schema:
     """Return the schema that `to_json` wrote.
 
     Raises:
       InvalidArgument: it is none.
     """
     try:
-        columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in told["columns"])
-        target = told["target"] and bfl.data.Column(*told["target"])
-        shape, names = tuple(map(int, told["element_shape"])), tuple(map(str, told["class_names"]))
-        return bfl.data.Schema(str(told["name"]), shape, bool(told["is_image"]), names, columns, target)
+        columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in content["columns"])
+        target = content["target"] and bfl.data.Column(*content["target"])
+        shape, names = tuple(map(int, content["element_shape"])), tuple(map(str, content["class_names"]))
+        return bfl.data.Schema(str(content["name"]), shape, bool(content["is_image"]), names, columns, target)
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("What the server says of the data is not of the form that it must have.") from None

@@ -53,17 +53,17 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
     mine = x509.load_pem_x509_certificate((startup / _CERTIFICATE).read_bytes())
     if _named(mine, x509.NameOID.COMMON_NAME) != name or (offers.get(name) or {}).get("public") != own_half:
         raise InvalidArgument(f"The server calls it {name}, which its certificate or its key does not.")
-    if len({str((told or {}).get("public")) for told in offers.values()}) < len(offers):
+    if len({str((offer or {}).get("public")) for offer in offers.values()}) < len(offers):
         raise InvalidArgument("Two parties offer the same half of a key, and one of them is not who it says.")
-    found = {}
-    for other, told in offers.items():
+    keys = {}
+    for other, offer in offers.items():
         if other == name:
             continue
         try:
-            certificate = x509.load_pem_x509_certificate(told["certificate"].encode())
+            certificate = x509.load_pem_x509_certificate(offer["certificate"].encode())
             certificate.verify_directly_issued_by(authority)
-            public = base64.b64decode(told["public"], validate=True)
-            signature = base64.b64decode(told["signature"], validate=True)
+            public = base64.b64decode(offer["public"], validate=True)
+            signature = base64.b64decode(offer["signature"], validate=True)
             own: Any = certificate.public_key()
             own.verify(signature, _SIGNED + public, *_padding())
             # The server and the administrator have certificates too, of an organisation that no party is of.
@@ -74,8 +74,8 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
         except Exception:  # Whatever a stranger's bytes make of the parsers.
             raise InvalidArgument(f"What is said to be the key of {other} is not signed by {other}.") from None
         between = " ".join(sorted((name, other))).encode()
-        found[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
-    return found
+        keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
+    return keys
 
 
 def _named(certificate: Any, kind: Any) -> str:

@@ -205,15 +205,15 @@ def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
     Raises:
       InvalidArgument: the folder is neither a server's nor a party's.
     """
-    told, kit = role_of(kit), pathlib.Path(kit).resolve()
-    if told["role"] == ADMIN:
+    role, kit = role_of(kit), pathlib.Path(kit).resolve()
+    if role["role"] == ADMIN:
         raise InvalidArgument("An administrator starts nothing: tfp-bfl deploy run submits runs.")
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
-    (local / "resources.json").write_text(json.dumps(_resources(resources, told["role"], kit), indent=1), "utf-8")
+    (local / "resources.json").write_text(json.dumps(_resources(resources, role["role"], kit), indent=1), "utf-8")
     (kit / "transfer").mkdir(exist_ok=True)
-    kind, uid = ("server", []) if told["role"] == SERVER else ("client", [f"uid={told['name']}"])
-    options = ["secure_train=true", *uid, f"org={'federation' if kind == 'server' else told['name']}"]
+    kind, uid = ("server", []) if role["role"] == SERVER else ("client", [f"uid={role['name']}"])
+    options = ["secure_train=true", *uid, f"org={'federation' if kind == 'server' else role['name']}"]
     module = f"nvflare.private.fed.app.{kind}.{kind}_train"
     return [
         *(sys.executable, "-u", "-m", module, "-m", str(kit), "-s", f"fed_{kind}.json"),
@@ -242,11 +242,11 @@ def start(kit: Union[str, pathlib.Path]) -> None:
     """
     check_installed()
     command = start_command(kit)
-    told = pathlib.Path(kit) / "startup" / "fed_client.json"
-    if told.exists():
-        (server,) = json.loads(told.read_text(encoding="utf-8"))["servers"]
+    settings = pathlib.Path(kit) / "startup" / "fed_client.json"
+    if settings.exists():
+        (server,) = json.loads(settings.read_text(encoding="utf-8"))["servers"]
         host, _, port = server["service"]["target"].rpartition(":")
-        if why := strangers(told.parent, host, int(port)):
+        if why := strangers(settings.parent, host, int(port)):
             raise InvalidArgument(why)
     os.environ.setdefault("MALLOC_ARENA_MAX", "4")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

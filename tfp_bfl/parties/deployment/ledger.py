@@ -29,7 +29,7 @@ class Ledger:
       folder: of the files.
       run: its name.
       job: a digest of all that the party is sent of the run.
-      told: in a round.
+      steps: noisy steps of one round.
       rounds: of the run.
       limit: of epsilon, over all runs.
       delta: of that.
@@ -38,18 +38,18 @@ class Ledger:
       InvalidArgument: with this run the limit would be passed, the run was another before, or a file can't be read.
     """
 
-    def __init__(self, folder: pathlib.Path, run: str, job: str, told: Steps, rounds: int, limit: float, delta: float):
+    def __init__(self, folder: pathlib.Path, run: str, job: str, steps: Steps, rounds: int, limit: float, delta: float):
         self._folder, self._run, self._job = folder, run, job
-        self._told = told._replace(number=told.number * rounds)
+        self._steps = steps._replace(number=steps.number * rounds)
         self._rounds = rounds
         with self._locked():
             self._begin(limit, delta)
 
     def _begin(self, limit: float, delta: float) -> None:
         others = {path.stem: self._read(path) for path in sorted(self._folder.glob("*.json"))}
-        own = others.pop(self._run, None)
-        if own is not None and (Steps(*own["told"]), own["rounds"], own.get("job")) != (
-            self._told,
+        recorded = others.pop(self._run, None)
+        if recorded is not None and (Steps(*recorded["told"]), recorded["rounds"], recorded.get("job")) != (
+            self._steps,
             self._rounds,
             self._job,
         ):
@@ -58,14 +58,14 @@ class Ledger:
             )
         spent = [Steps(*entry["told"]) for entry in others.values()]
         before = bfl.privacy.composed_epsilon(spent, delta) or 0.0
-        after = bfl.privacy.composed_epsilon([*spent, self._told], delta)
+        after = bfl.privacy.composed_epsilon([*spent, self._steps], delta)
         if after is None or after > limit:
             reached = "without a bound" if after is None else f"{after:.3g}"
             raise InvalidArgument(
                 f"Its file allows epsilon {limit:g} for an example over all runs, which would be {reached} with this "
                 f"one, after {before:.3g}: ask for more noise, fewer rounds, or a smaller batch."
             )
-        self._write(own["messages"] if own else {})
+        self._write(recorded["messages"] if recorded else {})
 
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
         """Note that a round is answered.
@@ -101,7 +101,7 @@ class Ledger:
             yield
 
     def _write(self, messages: Mapping[str, str]) -> None:
-        entry = {"job": self._job, "told": list(self._told), "rounds": self._rounds, "messages": messages}
+        entry = {"job": self._job, "told": list(self._steps), "rounds": self._rounds, "messages": messages}
         write_whole(self._path, json.dumps(entry))
 
     @staticmethod

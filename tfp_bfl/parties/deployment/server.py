@@ -79,17 +79,17 @@ def serve(
         raise InvalidArgument(f"The run {name} is complete: give another one another name.")
     tell.phase("asking the parties what data they have")
     there = gather(folder, channel, quorum, without)
-    names, told = there.names, there.counted(max_examples)
-    schema = bfl.data.agree(name, told)
-    offers = {party: own.get(OFFER) for party, own in told.items()}
+    names, reported = there.names, there.counted(max_examples)
+    schema = bfl.data.agree(name, reported)
+    offers = {party: summary.get(OFFER) for party, summary in reported.items()}
     config = make_job(options, len(names))
-    sizes = np.array([own["num_examples"] for own in told.values()], np.int64)
+    sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
     sums = _largest(offers, sizes) if secure_sums else None
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
-    hidden = records.privacy(config, {}, [own["num_examples"] for own in there.told.values()])
+    hidden = records.privacy(config, {}, [summary["num_examples"] for summary in there.reported.values()])
     settled = functools.partial(resolve.resolved, regression=schema.target is not None, weights=weights)
     with owned(folder, config, settled):
         there.write(folder)
@@ -106,7 +106,7 @@ def serve(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
         sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
-        scores = _Scores(channel, {party: told[party].get("num_test", 0) for party in names}, sums_of, tell.note)
+        scores = _Scores(channel, {party: reported[party].get("num_test", 0) for party in names}, sums_of, tell.note)
         with recorder(folder, config, tell, None) as on_round:
             result = bfl.federated.simulate_parties(
                 process,
@@ -210,7 +210,7 @@ class _Scores:
     def of(self, model: Any) -> dict[str, float]:
         """Return the scores over all parties that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
-        found = {}
+        answers = {}
         for party, reply in self._channel.ask(SCORE, dict.fromkeys(self._sizes, content)):
             try:
                 arrays = _arrays(reply)
@@ -218,18 +218,18 @@ class _Scores:
                     raise InvalidArgument(arrays)
                 sums = bfl.federated.from_arrays(arrays, self._spec)
                 bfl.evaluation.check_sums(sums, self._sizes[party])
-                found[party] = sums
+                answers[party] = sums
             except InvalidArgument as error:
                 logger.warning("The scores are without those of %s: %s", party, error)
-        self.last = dict(sorted(found.items()))
-        without = [party for party in self._sizes if party not in found]
-        if without != self._without and found:
+        self.last = dict(sorted(answers.items()))
+        without = [party for party in self._sizes if party not in answers]
+        if without != self._without and answers:
             over = f"the test data of {_and([*self.last])}"
             self._tell(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
         self._without = without
-        if not found:
+        if not answers:
             return {}
-        return {**bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(found.values()))), "num_scored": len(found)}
+        return {**bfl.evaluation.from_sums(bfl.evaluation.add_sums(list(answers.values()))), "num_scored": len(answers)}
 
 
 def _and(names: Sequence[str]) -> str:
@@ -275,16 +275,16 @@ def _write(
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
     data.update({"target": list(schema.target)} if schema.target else {})
     settings = resolve.stated(config, schema.target is not None, weights)
-    told = {option: x for option, x in settings.items() if option not in OF_ONE_PLACE}
-    info = bfl.export.Info(list(schema.class_names) or None, told, metrics, data)
+    options = {option: x for option, x in settings.items() if option not in OF_ONE_PLACE}
+    info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
-    _report(folder, told, metrics, result, schema, {party: scores.get(party) for party in parties.names})
+    _report(folder, options, metrics, result, schema, {party: scores.get(party) for party in parties.names})
     if scores:
         of_each = {f"{party}/{name}": x for party, sums in scores.items() for name, x in sums.items()}
         write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
     summary = {
         **metrics,
-        "method": resolve.method(told),
+        "method": resolve.method(options),
         "parties": of_parties,
         "warnings": [*warnings, *result.warnings],
     }
@@ -293,7 +293,7 @@ def _write(
 
 def _report(
     folder: pathlib.Path,
-    told: Mapping[str, Any],
+    options: Mapping[str, Any],
     metrics: Mapping[str, Any],
     result: bfl.federated.SimulationResult,
     schema: bfl.data.Schema,
@@ -305,7 +305,7 @@ def _report(
     summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})
     run = bfl.plots.RunResults(
         name=folder.name,
-        config=told,
+        config=options,
         summary=summary,
         rounds=result.rounds,
         probabilities=None,
@@ -314,6 +314,8 @@ def _report(
         class_names=schema.class_names,
         warnings=result.warnings,
         parties=of_parties,
-        statement=bfl.export.statement(told),
+        statement=bfl.export.statement(options),
     )
-    bfl.plots.write_report(folder / "report.html", [run], title=f"{folder.name}: {told['model']}, {told['algorithm']}")
+    bfl.plots.write_report(
+        folder / "report.html", [run], title=f"{folder.name}: {options['model']}, {options['algorithm']}"
+    )

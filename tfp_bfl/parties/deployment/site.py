@@ -88,13 +88,13 @@ def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
     """
     path = pathlib.Path(folder) / FILE
     try:
-        found = PartyFile(**read_yaml(path))
+        settings = PartyFile(**read_yaml(path))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidArgument(f"{where} of {path_name(path)}: {first['msg'][0].lower()}{first['msg'][1:]}.") from None
     here = lambda x: x and str(pathlib.Path(folder) / x)
-    return found.model_copy(update={"data": here(found.data), "test_data": here(found.test_data)})
+    return settings.model_copy(update={"data": here(settings.data), "test_data": here(settings.test_data)})
 
 
 def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
@@ -105,10 +105,10 @@ def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
             file.write(secrets.token_bytes(_SECRET_BYTES))
     except FileExistsError:
         pass
-    found = path.read_bytes()
-    if len(found) != _SECRET_BYTES:
-        raise InvalidArgument(f"{path_name(path)} has {len(found)} bytes, but must have {_SECRET_BYTES}: remove it.")
-    return found
+    secret = path.read_bytes()
+    if len(secret) != _SECRET_BYTES:
+        raise InvalidArgument(f"{path_name(path)} has {len(secret)} bytes, but must have {_SECRET_BYTES}: remove it.")
+    return secret
 
 
 class Site:
@@ -144,11 +144,11 @@ class Site:
 
     def describe(self) -> str:
         """Return the schema of the data as JSON, without examples; and the site's public keys for masks."""
-        told = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
+        summary = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
         half = keys.offer(self._startup, secret_of(self._folder))
-        return json.dumps(told if half is None else {**told, OFFER: half})
+        return json.dumps(summary if half is None else {**summary, OFFER: half})
 
-    def begin(self, told: str) -> None:
+    def begin(self, message: str) -> None:
         """Take part in a run, of which the server says options, schema, name, and the party's number.
 
         Raises:
@@ -156,14 +156,14 @@ class Site:
         """
         self._party = None
         try:
-            self._party = self._begin(told)
+            self._party = self._begin(message)
         except InvalidArgument as error:
             self._why_not = str(error)
             raise
 
-    def _begin(self, told: str) -> bfl.federated.Party:
+    def _begin(self, message: str) -> bfl.federated.Party:
         try:
-            job = json.loads(told)
+            job = json.loads(message)
             options, number, parties, run = job["options"], int(job["number"]), int(job["parties"]), str(job["run"])
             rules, version = dict(options), str(job["version"])
             sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
@@ -182,20 +182,20 @@ class Site:
         self._source, self._held = bfl.data.fitted(self._train, schema), bfl.data.fitted(self._test, schema)
         self._process = build.process(config, schema, lambda: None, secure_sums=sums)
         self.seen = self._check_rule(sums)
-        here, secret = self._folder / "memory" / run, secret_of(self._folder)
-        own = self._process, self._source, number, secret, run
+        folder, secret = self._folder / "memory" / run, secret_of(self._folder)
+        arguments = self._process, self._source, number, secret, run
         # A server that goes back to a checkpoint asks for what was made in the rounds before it.
         back = config.checkpoint_every * config.keep_checkpoints
-        kept: dict[str, Any] = {"memory": _Versions(here, back), "max_examples": most, "job": bytes.fromhex(digest)}
-        kept["charge"] = self._ledger and self._ledger.charge
+        fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
+        fields["charge"] = self._ledger and self._ledger.charge
         if sums is None:
-            if (here / JOB).exists():
+            if (folder / JOB).exists():
                 raise InvalidArgument(_OTHER_JOB.format(run))
-            return bfl.federated.Party(*own, **kept)
-        self._bind(here, digest)
-        kept["keys"] = self._shared(number, parties, secret, offers)
-        kept |= {"promises": _Promises(here / "promises"), "rounds": config.rounds}
-        return bfl.federated.SealedParty(*own, min_parties=max(2, self._file.min_parties), **kept)
+            return bfl.federated.Party(*arguments, **fields)
+        self._bind(folder, digest)
+        fields["keys"] = self._shared(number, parties, secret, offers)
+        fields |= {"promises": _Promises(folder / "promises"), "rounds": config.rounds}
+        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
     def _bind(self, folder: pathlib.Path, digest: str) -> None:
         """Bind a run with masks to the digest of its job.
@@ -248,13 +248,13 @@ class Site:
         if not self._file.share_scores or self._ledger:
             raise InvalidArgument("It does not share scores.")
         model = self._process.model_fn()
-        found = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
-        model = bfl.models.predictive_model(model, found)
+        loaded = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
+        model = bfl.models.predictive_model(model, loaded)
         samples, seed = self._config.num_samples, self._config.seed
         given = model, self._held.features, self._held.labels, samples, seed
         if (target := self._held.target) is not None:
-            found = bfl.evaluation.evaluate_regression(*given, scale=target.scale, shift=target.mean)
-            return bfl.evaluation.number_sums(found)
+            loaded = bfl.evaluation.evaluate_regression(*given, scale=target.scale, shift=target.mean)
+            return bfl.evaluation.number_sums(loaded)
         return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*given), self._held.labels)
 
     def _begun(self) -> bfl.federated.Party:
@@ -270,10 +270,10 @@ class Site:
             raise InvalidArgument(
                 "Its file allows only runs that hide examples: submit with --example-clip-norm and --example-noise."
             )
-        told = bfl.privacy.example_steps(
+        steps = bfl.privacy.example_steps(
             config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
         )
-        return Ledger(self._folder / "ledger", run, job, told, config.rounds, limit, self._file.delta)
+        return Ledger(self._folder / "ledger", run, job, steps, config.rounds, limit, self._file.delta)
 
     def _check_rule(self, sums: Any) -> str:
         name = str(self._process.description["rule"])
@@ -313,12 +313,12 @@ def _digest_of(job: Mapping[str, Any]) -> str:
     Raises:
       InvalidArgument: the offers of keys are not of the form that they must have.
     """
-    told = {name: x for name, x in job.items() if name not in ("number", "offers")}
+    content = {name: x for name, x in job.items() if name not in ("number", "offers")}
     try:
-        told["halves"] = {party: offer["public"] for party, offer in sorted(dict(job.get("offers", {})).items())}
+        content["halves"] = {party: offer["public"] for party, offer in sorted(dict(job.get("offers", {})).items())}
     except (KeyError, TypeError, ValueError):
         raise InvalidArgument("The keys that the server passes on are not of the form that they must have.") from None
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class _Versions:
@@ -342,13 +342,13 @@ class _Versions:
         return isinstance(version, int) and self._path(version).exists()
 
     def __getitem__(self, version: int) -> dict[str, np.ndarray]:
-        found = read_arrays(self._path(version), "memory", _MOST_BYTES)
+        arrays = read_arrays(self._path(version), "memory", _MOST_BYTES)
         numbers = [int(path.stem) for path in self._folder.glob("*.npz") if path.stem.isdigit()]
         oldest = max((number for number in numbers if number <= version - self._back), default=0)
         for number in numbers:
             if number < oldest:
                 self._path(number).unlink(missing_ok=True)
-        return found
+        return arrays
 
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -380,10 +380,14 @@ def check(folder: Union[str, os.PathLike[str]]) -> str:
       InvalidArgument: either can't be read.
     """
     site = Site(folder)
-    told = json.loads(site.describe())
-    kinds = f"{len(told['class_names'])} classes" if told["class_names"] else f"the number {shown(told['target'][0])}"
+    summary = json.loads(site.describe())
+    kinds = (
+        f"{len(summary['class_names'])} classes"
+        if summary["class_names"]
+        else f"the number {shown(summary['target'][0])}"
+    )
     return (
-        f"{told['num_examples']:,} examples {told['element_shape']} to train on, {kinds}: as {FILE} says.\n"
+        f"{summary['num_examples']:,} examples {summary['element_shape']} to train on, {kinds}: as {FILE} says.\n"
         "When a run begins, a server that asks what data there are is sent this, and nothing else:\n"
-        f"{json.dumps(told, indent=1, ensure_ascii=False)}"
+        f"{json.dumps(summary, indent=1, ensure_ascii=False)}"
     )

@@ -186,12 +186,12 @@ class _Server:
             waits = True
             time.sleep(_POLL)
 
-    def told(self, number: str) -> dict[str, Any]:
+    def status(self, number: str) -> dict[str, Any]:
         """Return the server's last lines about a job that runs, if it answers."""
         with contextlib.suppress(Exception):
-            for found in dict(self._session.show_stats(number, "server")).values():
-                if isinstance(found, dict) and TOLD in found:
-                    return dict(found[TOLD])
+            for stats in dict(self._session.show_stats(number, "server")).values():
+                if isinstance(stats, dict) and TOLD in stats:
+                    return dict(stats[TOLD])
         return {}
 
     def close(self) -> None:
@@ -206,13 +206,13 @@ class _Server:
     def _connect(self) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        told = self._admin()
-        at, waits, end = (told["host"], int(told["port"])), False, time.monotonic() + self._timeout
+        admin = self._admin()
+        at, waits, end = (admin["host"], int(admin["port"])), False, time.monotonic() + self._timeout
         while True:
             try:
                 with socket.create_connection(at, timeout=10):
                     pass  # Where nobody listens FLARE tells of each attempt at length.
-                self._session = new_secure_session(told["username"], str(self._kit), timeout=10)
+                self._session = new_secure_session(admin["username"], str(self._kit), timeout=10)
                 return
             except Exception as error:
                 if time.monotonic() > end:
@@ -238,7 +238,7 @@ def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
         # A job that is not quite there yet makes FLARE's server log each question as an error.
         if status == "RUNNING" and (lines or time.monotonic() > asked + _STARTS):
             asked = time.monotonic()
-            lines = tell_new(server.told(number), lines, tell)
+            lines = tell_new(server.status(number), lines, tell)
         # A server that was started anew calls the jobs running that ran before, and runs none.
         there = status != "RUNNING" or any(job.job_id == number for job in server.call("get_system_info").job_info)
         missed = 0 if there else missed + 1
@@ -247,15 +247,15 @@ def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
         time.sleep(_POLL)
 
 
-def tell_new(told: Mapping[str, Any], known: int, tell: Callable[[str], None]) -> int:
+def tell_new(status: Mapping[str, Any], known: int, tell: Callable[[str], None]) -> int:
     """Report what a server has told since so many lines of its were known, and return how many are now.
 
     Args:
-      told: `lines`, and how many there were `before` them; nothing where the server did not answer.
-      known: lines that were told of.
+      status: `lines`, and how many there were `before` them; empty if the server did not answer.
+      known: number of lines that were reported before.
       tell: is given each line.
     """
-    before, lines = int(told.get("before", 0)), [str(line)[:500] for line in told.get("lines", ())]
+    before, lines = int(status.get("before", 0)), [str(line)[:500] for line in status.get("lines", ())]
     for line in lines[max(0, known - before) :]:
         tell(line if line.isprintable() else ascii(line))
     return max(known, before + len(lines))
