@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "errors": set(),
     "faces": set(),
     "files": set(),
+    "labels": set(),
     "moved": set(),
     "named": set(),
     "tensors": set(),
@@ -80,7 +81,7 @@ EXPORTS_LATER = {
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
-FOR_EVERYONE = {"errors", "faces", "files", "named", "tensors"}
+FOR_EVERYONE = {"errors", "faces", "files", "labels", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
     *("federated/local.py", "engines/ray/cluster.py", "parties/party.py", "engines/tff/engine.py"),

@@ -43,7 +43,7 @@ def test_the_average_is_scored_exported_and_resumed(tmp_path, monkeypatch):
     for name in ("accuracy", "test_nll", "ece", "epistemic"):
         assert summary[f"last_round_{name}"] == last[name]
     assert summary["test_nll"] != last["test_nll"]
-    assert "Last round alone: NLL" in (whole / "report.html").read_text()
+    assert "NLL, last round" in (whole / "report.html").read_text()
 
     assert_resumes_to(whole, folder, averaged, 3, monkeypatch)
     with np.load(whole / "predictions.npz") as found:

@@ -76,7 +76,7 @@ def test_the_model_says_what_was_found(run, calibrated):
     assert right[below].mean() > 0.8 and abs(below.mean() - found.coverage) < 0.1
     card = (calibrated / "model_card.md").read_text()
     assert f"Softmax temperature {found.temperature:.3g}" in card and "at least 0.8 with confidence 0.9" in card
-    assert "None: no limit was chosen" in (run / "saved_model" / "model_card.md").read_text()
+    assert "None. Use `tfp-bfl calibrate`" in (run / "saved_model" / "model_card.md").read_text()
     # The weights are those of the run.
     loaded = [bfl.export.load(path) for path in (calibrated, run / "saved_model")]
     pixels = bfl.data.load("digits", split="test").features[:50]

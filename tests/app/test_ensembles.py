@@ -64,7 +64,7 @@ def test_a_run_of_members_and_its_resumption(tmp_path, monkeypatch):
     assert summary["members"] == 3 and summary["test_nll"] <= summary["member_test_nll"]
     assert summary["weights_mb"] > 0 and summary["epistemic"] > 0
     report = (whole / "report.html").read_text()
-    assert "Members of the ensemble" in report and "Members alone, mean: NLL" in report
+    assert "Number of members" in report and "NLL, mean over members" in report
     assert run_command_line(["report", str(whole), "--output", str(tmp_path / "again.html")]) == 0
 
     assert_resumes_to(whole, folder, options, 3, monkeypatch)

@@ -120,7 +120,7 @@ def test_a_run_learns_and_tells_what_it_exchanged(run, program):
     assert summary["upload_mb"] == pytest.approx(sum(row["upload_bits"] for row in by_hand) / 8 / 2**20)
     assert summary["pruned_weights"] == by_hand[-1]["pruned_weights"] / 3 > 0
     page = (run / "report.html").read_text()
-    assert "Sent by the clients" in page and "Weights that a client does without" in page
+    assert "Upload" in page and "Pruned weights per client" in page
 
 
 @pytest.mark.parametrize("client", [1, 3])
@@ -135,9 +135,9 @@ def test_the_exported_model_of_a_client_is_the_clients(run, program, answer, tmp
     assert (info.data["client"], info.data["client_in_training"]) == (client, client < 3)
     assert info.data["dataset"] == "breast_cancer" and info.configuration["algorithm"] == "meta_vd"
     card = (tmp_path / "own" / "model_card.md").read_text()
-    assert f"the own model of client {client} of a federation" in card
-    assert ("never in training" in card) == (client == 3)
-    assert "own model of client" not in (run / "saved_model" / "model_card.md").read_text()
+    assert f"the personal model of client {client} of a federation" in card
+    assert ("held out of training" in card) == (client == 3)
+    assert "personal model of client" not in (run / "saved_model" / "model_card.md").read_text()
 
 
 @pytest.mark.deep(after="test_personal.py")

@@ -81,14 +81,16 @@ def test_the_export_says_what_the_run_recorded(run, table):
 
 def test_report_and_card_speak_of_numbers(run):
     page = (run / "report.html").read_text()
-    for text in ("RMSE", "90 % intervals", "Coverage", "Error of what is kept", "Predictions"):
+    for text in ("RMSE", "90 % intervals", "Coverage", "RMSE and coverage", "Predictions"):
         assert text in page
     assert "Reliability" not in page and "Accuracy" not in page
     card = (run / "saved_model" / "model_card.md").read_text()
     info = bfl.export.read_info(run / "saved_model")
     assert info.configuration["temperature"] == 1 and "; temperature 1: the Bayesian posterior" in page
     assert "; temperature 1: the Bayesian posterior" in card and "sharpened" not in card
-    assert "A regression that says how sure it is" in card and "It predicts price" in card and "classes" not in card
+    assert (
+        "A regression model with predictive uncertainty." in card and "Output: price." in card and "classes" not in card
+    )
 
 
 def test_rows_are_predicted_from_the_command_line(run, table, capsys):

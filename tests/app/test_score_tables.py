@@ -109,7 +109,7 @@ def test_columns_digits_percent_and_labels():
 
 def test_digits_of_percentages_and_of_others():
     text = table_text(grouped(records(*RULES)), ".md", Style(["ece", "seconds"], percent=True))
-    assert lines(text)[0] == "|  | ECE (%) | Seconds |" and "| 1.23 ± 0.00 | 4.0000 ± 1.0000 |" in text
+    assert lines(text)[0] == "|  | ECE (%) | Total time (s) |" and "| 1.23 ± 0.00 | 4.0000 ± 1.0000 |" in text
 
 
 def test_a_best_mean_that_seeds_would_undo_is_not_bold():

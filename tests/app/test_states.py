@@ -103,7 +103,7 @@ def test_report_and_card_state_method_and_temperature(run):
     assert f"Gaussian weights by variational: {words}" in page and words in card
     assert f"<h1>flipout mlp on breast_cancer, 3 clients, {DEFAULTS['rule']}</h1>" in page
     assert f"| posterior temperature | {TEMPERATURE:g} |" in card and "| temperature |" not in card
-    assert "sharpened on purpose" in card and "is what more training" not in card
+    assert "sharpened (posterior temperature" in card and "More training data would" not in card
 
 
 def test_runs_lists_the_rule_that_was_used(run, capsys):

@@ -261,7 +261,7 @@ def test_the_same_command_goes_on_and_another_is_refused(swept, capsys):
     summary = json.loads((broken / "summary.json").read_text())
     (broken / "summary.json").unlink()
     assert run_command_line(["runs", str(folder)]) == 0
-    assert "broke off after round 2/2" in capsys.readouterr().out
+    assert "interrupted after round 2/2" in capsys.readouterr().out
     times = {path: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
     assert run_command_line(["sweep", *SMALL, *options]) == 0
     assert "3 of 4 are done." in capsys.readouterr().out

@@ -246,8 +246,8 @@ def test_what_is_known_travels_as_an_asset(saved, facts, name):
     assert info["class_names"] == ["cat", "dog", "a | b"] and info["metrics"] == {"accuracy": 0.75}
     assert info["model"]["stochastic"] is (name != "deterministic") and info["data"] is None
     card = (saved(name)[0] / name / "model_card.md").read_text()
-    assert "| accuracy | 0.75 |" in card and "2. a \\| b" in card
-    assert "Unknown: whoever exported the model did not say." in card  # the data
+    assert "| Accuracy | 0.75 |" in card and "2. a \\| b" in card
+    assert "Not recorded at export." in card  # the data
     assert export.read_info(saved(name)[0] / name).configuration == {"rule": "x"}
 
 

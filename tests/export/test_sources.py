@@ -50,7 +50,7 @@ def test_a_card_does_not_name_numbers_twice_and_says_what_the_metrics_are_of(tmp
     export.save(MODEL, tmp_path / "saved", info)
     card = (tmp_path / "saved" / "model_card.md").read_text()
     assert "## Classes\n\nThe numbers 0 to 2.\n" in card
-    assert "## Metrics\n\nOn the split test.\n\n| metric |" in card and "metrics_on" not in card
+    assert "## Metrics\n\nSplit: test.\n\n| metric |" in card and "metrics_on" not in card
     assert export.read_info(tmp_path / "saved").data == data
 
 

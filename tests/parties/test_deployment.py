@@ -110,7 +110,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     assert info.class_names == ["benign", "malignant"] and info.data["parties"] == sorted(HOSPITALS)
     assert info.configuration["rounds"] == 2 and "dataset" not in info.configuration
     page = (done / "report.html").read_text()
-    for part in ("Learning curve", "Mistakes and coverage", "Reliability diagram", "The parties", *HOSPITALS):
+    for part in ("Learning curve", "Error rate and coverage", "Reliability diagram", "Sites", *HOSPITALS):
         assert part in page
     assert page.count("data:image/") == 3 and f"{summary['accuracy']:.1%}" in page
     # No example, no secret and no seed is in anything that was sent to a party.
@@ -191,7 +191,7 @@ def test_a_federation_that_predicts_numbers_has_scores_in_their_units(tmp_path):
     assert set(summary["parties"]["north"]) == {"rmse", "mae", "test_nll", "coverage", "interval_width", "aleatoric",
                                                 "epistemic"}  # fmt: skip
     page = (done / "report.html").read_text()
-    for part in ("Learning curve", "The parties", "coverage of 90 % intervals", f"{summary['rmse']:.4g}"):
+    for part in ("Learning curve", "Sites", "coverage of 90 % intervals", f"{summary['rmse']:.4g}"):
         assert part in page
     assert "Reliability" not in page
 

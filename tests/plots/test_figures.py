@@ -43,7 +43,7 @@ def test_learning_curve_with_rounds_that_were_not_evaluated():
     assert titles(figure) == [
         "Accuracy on the test set",
         "Negative log-likelihood",
-        "Spread of the posterior",
+        "Posterior standard deviations",
     ]
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_xdata(), [2, 4, 6])
     np.testing.assert_array_equal(figure.axes[1].lines[1].get_xdata(), range(1, 7))
@@ -196,10 +196,10 @@ def test_uncertain_examples_shows_the_extremes(channels):
     p = np.array([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.3, 0.6], [0.4, 0.3, 0.3]])
     images = np.arange(4 * 4 * 4 * channels, dtype=np.uint8).reshape(4, 4, 4, channels)
     figure = plots.uncertain_examples(images, [0, 1, 2, 2], p, [0.3, 0.1, 0.4, 0.2], NAMES, count=1)
-    assert [t for t in texts(draw(figure)) if t] == ["dog 70%\nright", "ship 60%\nright"]
+    assert [t for t in texts(draw(figure)) if t] == ["dog 70%\ncorrect", "ship 60%\ncorrect"]
     figure = plots.uncertain_examples(images, [0, 1, 2, 2], p, [0.3, 0.1, 0.4, 0.2], NAMES)
-    assert sorted(t for t in texts(draw(figure)) if t)[1] == "cat 80%\nright"
-    assert "cat 40%\nis ship" in texts(figure)
+    assert sorted(t for t in texts(draw(figure)) if t)[1] == "cat 80%\ncorrect"
+    assert "cat 40%\nlabel ship" in texts(figure)
 
 
 def test_uncertain_examples_of_one_image():
@@ -263,7 +263,7 @@ def test_learning_comparison_draws_what_each_run_has():
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [0.5, 0.75, 1 - 0.5 / 3])
     assert figure.axes[0].get_legend_handles_labels()[1] == [" _one", r"other in \$"]
     only = plots.learning_comparison({"a": [row(1, evaluated=False)], "b": [row(1, evaluated=False)]})
-    assert titles(draw(only)) == ["Spread of the posterior"]
+    assert titles(draw(only)) == ["Posterior standard deviations"]
 
 
 def test_learning_comparison_of_a_wide_spread_has_few_numbers():

@@ -168,7 +168,7 @@ def test_several_runs_show_what_differs(undrawn, tmp_path):
     read = page(tmp_path / "r.html", run(), second)
     assert read.texts.count("first and second") == 2
     found = headings(read)
-    for heading in ("Results", "What differs", "Learning curves", "Reliability diagrams", "What the runs share"):
+    for heading in ("Results", "Options that differ", "Learning curves", "Reliability diagrams", "Common options"):
         assert found.count(heading) == 1
     assert table(read, "model.name")[:3] == ["model.name", "lenet", "mlp"]
     assert table(read, "seed")[:3] == ["seed", "0", "\u2013"]
@@ -277,11 +277,11 @@ def test_a_federation_has_its_parties_sums_and_no_example(tmp_path):
     entropy = np.array([0.2, 0.9, 0.7])
     sums = evaluation.score_sums(evaluation.Evaluation({}, probabilities, entropy, entropy, entropy / 1e4), [0, 1, 0])
     read = page(tmp_path / "page.html", federation(north=sums, south=None))
-    assert {"Learning curve", "Mistakes and coverage", "Reliability diagram", "The parties"} <= set(headings(read))
+    assert {"Learning curve", "Error rate and coverage", "Reliability diagram", "Sites"} <= set(headings(read))
     assert "Retention curves" not in headings(read)
     assert table(read, "north")[:14] == [
         *("north", "3", "0.667", "0.607", "0.400", "6e-05", "0"),
         *("south", *[tables.DASH] * 5, "1"),
     ]
     without = page(tmp_path / "none.html", federation(north=None))
-    assert "The parties" in headings(without) and "Reliability diagram" not in headings(without)
+    assert "Sites" in headings(without) and "Reliability diagram" not in headings(without)

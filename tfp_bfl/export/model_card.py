@@ -1,4 +1,4 @@
-"""The model card: what an exported model is, for those who will use it."""
+"""The model card: description, metrics, uncertainty, limits and usage of an exported model."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any, Optional
 
 from tfp_bfl.export.info import Info, calibration_of, columns_of, target_of
 from tfp_bfl.export.statement import statement, temperature_of
+from tfp_bfl.labels import label_of
 
 NAME = "model_card.md"
 # What Markdown makes links, pictures, code, headings, lists, tables or emphasis of.
 _MARKS = re.compile(r"[\\`*\[\]!#|~]|:(?=//)|(?<=www)\.")
 
-# Of the data, what is told elsewhere.
+# Keys of the data that have a section of their own.
 _ASIDE = ("metrics_on", "columns", "target")
 
 _CARD = """# {name}
 
-{what} It takes examples of shape {shape} and {tells}; it has {num_weights:,} numbers. Written by tfp_bfl {tfp_bfl}
-with TensorFlow {tensorflow}. What is below is also in `assets/info.json`, for programs.
+{what} Input: examples of shape {shape}. Output: {tells}. It has {num_weights:,} parameters. Written by
+tfp_bfl {tfp_bfl} with TensorFlow {tensorflow}. `assets/info.json` has the contents of this card for programs.
 
-## Trained on
+## Training data
 
 {data}
 
@@ -48,18 +49,18 @@ _CLASSES = """## Classes
 ## What the uncertainty means
 
 - `probabilities`: the mean over S weight samples, p = (1/S) sum_s p_s.
-- `entropy`: of p, divided by log C: 0 is certain, 1 is uniform. `abstain` compares this one with its limit.
-- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), what each weight sample leaves open.
-- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, what weight samples disagree by. {epistemic}
-  It is zero for one sample{zero}. The two add up to 1 - sum_c p_c^2.
+- `entropy`: entropy of p divided by log C; 0 is certain, 1 is uniform. `abstain` compares it with a threshold.
+- `aleatoric`: (1/S) sum_s sum_c p_sc (1 - p_sc), the mean variance within the weight samples.
+- `epistemic`: (1/S) sum_s sum_c (p_sc - p_c)^2, the variance between the weight samples. {epistemic}
+  It is zero for one sample{zero}. Aleatoric and epistemic variance sum to 1 - sum_c p_c^2.
 
 ## Limits
 
-- It knows the classes above and no others: something else is still given one of them. Nothing guarantees that its
-  uncertainty is high then; try it on such images first.
-- Metrics hold for data like those they were measured on, its calibration too.
-- More samples make an answer steadier, by 1 / sqrt(S), and cost a pass each.
-- Whoever has the model can test whether an example was among its training data.
+- The model knows the classes above and no others: it assigns one of them to any input. Its uncertainty on such
+  inputs is not guaranteed to be high; test it on out-of-distribution examples first.
+- Metrics and calibration hold for data like the test data.
+- The Monte Carlo error falls by 1 / sqrt(S); each sample costs one forward pass.
+- Membership inference is possible: a user of the model can test whether an example was in the training data.
 
 ## How to call
 
@@ -71,29 +72,29 @@ model.predict(images)  # 20 samples, seed 0: label, probabilities, entropy, alea
 model.predict(images, num_samples=100, seed=1)
 model.mean(images)     # one pass at the posterior's mean
 model.sample(images, num_samples=20, seed=0)   # probabilities [S, B, C]
-# As predict; label is -1 where the entropy exceeds 0.5.
+# As predict; label is -1 if the entropy exceeds 0.5.
 model.abstain(images, num_samples=20, seed=0, max_uncertainty=0.5)
 ```
 
 `images` is [B, {sizes}]: {types}.
-The same seed gives the same answer. Each function is a serving signature as well{signatures}.
+The same seed gives the same prediction. Each function is also a serving signature{signatures}.
 """
 
 _NUMBERS = """## What the uncertainty means
 
-- It predicts {target}, in its own units: a mixture of one Gaussian a weight sample, N(m_s, v_s).
+- The prediction of {target}, in its units, is a mixture of Gaussians N(m_s, v_s), one for each weight sample.
 - `mean`: (1/S) sum_s m_s. `stddev`: of the mixture. `low`, `high`: its central 90 % interval. `abstain` compares
-  `stddev` with its limit.
-- `aleatoric`: (1/S) sum_s v_s, what each weight sample leaves open.
-- `epistemic`: (1/S) sum_s (m_s - mean)^2, what weight samples disagree by. {epistemic}
-  It is zero for one sample{zero}. The two add up to stddev^2.
+  `stddev` with a threshold.
+- `aleatoric`: (1/S) sum_s v_s, the mean variance within the weight samples.
+- `epistemic`: (1/S) sum_s (m_s - mean)^2, the variance between the weight samples. {epistemic}
+  It is zero for one sample{zero}. Aleatoric and epistemic variance sum to stddev^2.
 
 ## Limits
 
-- Nothing guarantees that its intervals hold, or its uncertainty is high, away from the data it was trained on; the
-  metric `coverage` says how many labels of the test set the 90 % intervals held.
-- More samples make an answer steadier, by 1 / sqrt(S), and cost a pass each.
-- Whoever has the model can test whether an example was among its training data.
+- Coverage of the intervals and high uncertainty are not guaranteed on data unlike the training data. The metric
+  `coverage` is the fraction of test labels inside the 90 % intervals.
+- The Monte Carlo error falls by 1 / sqrt(S); each sample costs one forward pass.
+- Membership inference is possible: a user of the model can test whether an example was in the training data.
 
 ## How to call
 
@@ -105,12 +106,12 @@ model.predict(images)  # 20 samples, seed 0: mean, stddev, low, high, aleatoric,
 model.predict(images, num_samples=100, seed=1)
 model.mean(images)     # one pass at the posterior's mean: mean, stddev
 model.sample(images, num_samples=20, seed=0)   # mean, stddev [S, B]
-# As predict; mean is NaN where the standard deviation exceeds 1.
+# As predict; mean is NaN if the standard deviation exceeds 1.
 model.abstain(images, num_samples=20, seed=0, max_uncertainty=1.0)
 ```
 
 `images` is [B, {sizes}]: {types}.
-The same seed gives the same answer. Each function is a serving signature as well{signatures}.
+The same seed gives the same prediction. Each function is also a serving signature{signatures}.
 """
 
 
@@ -134,23 +135,23 @@ def card(info: Info) -> str:
         ),
         signatures=", for bytes with `_uint8` at the end of its name" if is_image else "",
     )
-    what = "A classifier that says how sure it is." if target is None else "A regression that says how sure it is."
+    what = f"A {'classifier' if target is None else 'regression model'} with predictive uncertainty."
     kind = (
-        "Its weights are draws from a posterior."
+        "Its weights are sampled from a posterior."
         if facts["stochastic"]
-        else "Its weights are numbers (point weights), not a distribution: it has no epistemic uncertainty."
+        else "It has point weights, not a distribution over weights: it has no epistemic uncertainty."
     )
     return _CARD.format(
         name=facts["name"],
         what=f"{what} {kind}{_whose(data)}",
         shape=facts["input_shape"],
-        tells=f"predicts {_cell(target[0])}" if target else f"tells {facts['num_classes']} classes apart",
+        tells=_cell(target[0]) if target else f"{facts['num_classes']} classes",
         num_weights=facts["num_weights"],
         **facts["versions"],
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")
         + (f"\n\nColumns: {', '.join(_cell(name) for name, _, _ in columns_of(info))}." if data.get("columns") else ""),
         configuration=_method(info.configuration) + _table(_renamed(info.configuration), "option"),
-        metrics=_measured_on(data) + _table(info.metrics, "metric") + _outside(info.metrics, data),
+        metrics=_measured_on(data) + _table(_labelled(info.metrics), "metric") + _outside(info.metrics, data),
         calibration=_calibration(info),
         answers=answers,
     )
@@ -159,20 +160,20 @@ def card(info: Info) -> str:
 def _calibration(info: Info) -> str:
     result = calibration_of(info)
     if result is None:
-        return "None: no limit was chosen on held-out examples (`tfp-bfl calibrate`)."
-    sure = (
+        return "None. Use `tfp-bfl calibrate` to fit an abstention threshold on held-out examples."
+    bound = (
         ""
         if result.at_least is None
-        else (f", and on new ones like them at least {result.at_least:g} with confidence {result.confidence:g}")
+        else f"; on new examples at least {result.at_least:g} with confidence {result.confidence:g}"
     )
     return (
-        f"By {result.number:,} held-out examples, on which nobody trained, with {result.num_samples} weight samples. "
-        "`tfp-bfl predict` uses it; the functions below do not: they give probabilities at softmax temperature 1.\n\n"
+        f"Fitted on {result.number:,} held-out examples with {result.num_samples} weight samples. `tfp-bfl predict` "
+        "uses it. The functions below do not: their softmax temperature is 1.\n\n"
         f"- Softmax temperature {result.temperature:.3g}: probabilities are softmax(log p / T).\n"
-        f"- Abstain where the {result.by} is above {result.limit:.4g}: {result.coverage:.1%} of the held-out examples are "
-        f"below, and {result.accuracy:.4f} of those are right{sure}.\n"
-        f"- The classes of probability {result.set_limit:.4g} or more, and the likeliest, hold the label of at least "
-        f"{result.set_coverage:.0%} of examples like those."
+        f"- Abstention threshold: {result.by} above {result.limit:.4g}. Coverage {result.coverage:.1%}, accuracy "
+        f"{result.accuracy:.4f}{bound}.\n"
+        f"- Prediction sets: the likeliest class and all classes of probability {result.set_limit:.4g} or more. They "
+        f"contain the label of at least {result.set_coverage:.0%} of examples."
     )
 
 
@@ -188,29 +189,30 @@ def _renamed(configuration: Optional[Mapping[str, Any]]) -> Optional[Mapping[str
     return {"posterior temperature" if name == "temperature" else name: x for name, x in configuration.items()}
 
 
+def _labelled(metrics: Optional[Mapping[str, Any]]) -> Optional[Mapping[str, Any]]:
+    return None if metrics is None else {label_of(name): x for name, x in metrics.items()}
+
+
 def _epistemic(temperature: Optional[float]) -> str:
-    """Return what the epistemic part stands for, given the posterior temperature; None if that is unknown."""
+    """Return the meaning of the epistemic part, given the posterior temperature (None if unknown)."""
     if temperature is None or temperature == 1:
-        return (
-            "This is what more training\n  data would remove, as far as the approximate posterior is as wide as the "
-            "exact one."
-        )
+        return "More training data would\n  reduce it, if the approximate posterior is as wide as the exact one."
     change, than = ("sharpened", "less") if temperature < 1 else ("widened", "more")
     return (
-        f"The posterior is\n  {change} on purpose (posterior temperature {temperature:g}), so that this is {than} than "
-        "what more\n  training data would remove."
+        f"The posterior is\n  {change} (posterior temperature {temperature:g}): this is {than} than more training data "
+        "would\n  remove."
     )
 
 
 def _whose(data: Mapping[str, Any]) -> str:
     if "client" not in data:
         return ""
-    trained = "" if data.get("client_in_training") else ", who was never in training"
-    return f" It is the own model of client {_cell(data['client'])} of a federation{trained}."
+    trained = "" if data.get("client_in_training") else ", which was held out of training"
+    return f" It is the personal model of client {_cell(data['client'])} of a federation{trained}."
 
 
 def _measured_on(data: Mapping[str, Any]) -> str:
-    return f"On the split {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
+    return f"Split: {_cell(data['metrics_on'])}.\n\n" if data.get("metrics_on") else ""
 
 
 def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any]) -> str:
@@ -219,8 +221,8 @@ def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any]) -> s
         return ""
     exact = [name for name in ("columns", "target") if data.get(name)]
     named = (
-        f" The means and standard deviations of the {' and of the '.join(exact)}, which the model holds, are exact: "
-        "they reveal more of a client or an example than epsilon says."
+        f" The model contains exact means and standard deviations of the {' and of the '.join(exact)}: they reveal "
+        "more about a client or an example than epsilon states."
         if exact
         else ""
     )
@@ -232,7 +234,7 @@ def _outside(metrics: Optional[Mapping[str, Any]], data: Mapping[str, Any]) -> s
 
 def _table(values: Optional[Mapping[str, Any]], title: str) -> str:
     if not values:
-        return "Unknown: whoever exported the model did not say."
+        return "Not recorded at export."
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in values.items() if value is not None]
     return "\n".join([f"| {title} | value |", "|---|---|", *rows])
 
@@ -244,7 +246,7 @@ def _cell(value: Any) -> str:
 
 def _list(names: Optional[Any]) -> str:
     if not names:
-        return "Unknown: whoever exported the model did not name them."
+        return "Not recorded at export."
     if list(names) == [str(number) for number in range(len(names))]:
         return f"The numbers 0 to {len(names) - 1}."
     return "\n".join(f"{number}. {_cell(name)}" for number, name in enumerate(names))

@@ -62,7 +62,7 @@ def reliability_bars(reliability: Reliability, over: str = "top_label") -> Figur
 
     bottom.bar(left, share, width=width, align="edge", color=style.MUTED, linewidth=0.8, edgecolor="white")
     whose, of = ("a class", "probabilities") if over == "classes" else ("the predicted class", "examples")
-    style.tidy(bottom, x=f"confidence: probability of {whose}", y=f"share of {of}")
+    style.tidy(bottom, x=f"confidence: probability of {whose}", y=f"fraction of {of}")
     figure.align_ylabels([top, bottom])
     style.figure_legend(figure, top)
     return figure

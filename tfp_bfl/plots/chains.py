@@ -37,7 +37,7 @@ def chain_traces(values: Mapping[str, Any], rounds: Optional[Any] = None) -> Fig
     for (name, of_chains), (trace, marginal) in zip(chains.items(), panels):
         _draw(trace, marginal, name, of_chains, rounds)
     panels[-1, 0].set_xlabel("round", fontsize=style.SIZE, color=style.INK)
-    panels[-1, 1].set_xlabel("share", fontsize=style.SIZE, color=style.INK)
+    panels[-1, 1].set_xlabel("fraction", fontsize=style.SIZE, color=style.INK)
     style.figure_legend(figure, panels[0, 0])
     return figure
 
@@ -51,7 +51,7 @@ def _draw(trace: Axes, marginal: Axes, name: str, chains: np.ndarray, rounds: Op
         weights = np.full(len(of_chain), 1 / len(of_chain))
         marginal.hist(of_chain, bins, weights=weights, orientation="horizontal", histtype="step", color=look["color"])
     agree, draws = potential_scale_reduction(chains), effective_sample_size(chains)
-    style.tidy(trace, f"{style.plain(name, 30)}: R-hat {agree:.3f}, {draws:.0f} effective draws")
+    style.tidy(trace, f"{style.plain(name, 30)}: R-hat {agree:.3f}, {draws:.0f} effective samples")
     style.tidy(marginal)
 
 

@@ -1,4 +1,4 @@
-"""The images that a model is surest and least sure about."""
+"""Images with the lowest and the highest uncertainty of a model."""
 
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -89,13 +89,13 @@ def extremes(uncertainty: np.ndarray, count: int) -> list[tuple[str, np.ndarray]
     """
     order = np.argsort(uncertainty, kind="stable")
     count = min(count, max(len(order) // 2, 1))
-    return [("Surest", order[:count]), ("Least sure", order[::-1][:count])][: min(len(order), 2)]
+    return [("Lowest uncertainty", order[:count]), ("Highest uncertainty", order[::-1][:count])][: min(len(order), 2)]
 
 
 def _draw(axes: Axes, image: np.ndarray, probabilities: np.ndarray, truth: int, names: Sequence[str]) -> None:
     guess = int(probabilities.argmax())
     axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     text = f"{style.plain(names[guess], 11)} {100 * probabilities[guess]:.0f}%"
-    text += "\nright" if guess == truth else f"\nis {style.plain(names[truth], 11)}"
+    text += "\ncorrect" if guess == truth else f"\nlabel {style.plain(names[truth], 11)}"
     color = style.INK if guess == truth else style.ORANGE
     axes.set_title(text, fontsize=style.SIZE - 1, color=color)

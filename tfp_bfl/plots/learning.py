@@ -13,10 +13,10 @@ from tfp_bfl.plots import style
 
 _SPREAD = ("stddev_q05", "stddev_median", "stddev_q95")
 _COMPARED = {
-    "accuracy": ("Accuracy on the test set", "share right"),
-    "rmse": ("Error on the test set", "root mean square"),
+    "accuracy": ("Accuracy on the test set", "fraction correct"),
+    "rmse": ("RMSE on the test set", "RMSE"),
     "test_nll": ("Negative log-likelihood on the test set", "nats per example"),
-    "stddev_median": ("Spread of the posterior", "median standard deviation"),
+    "stddev_median": ("Posterior standard deviations", "median standard deviation"),
 }
 
 
@@ -60,7 +60,7 @@ def learning_curve(rounds: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def learning_comparison(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Draw test accuracy, test NLL and the median spread of several runs against the round, a line for each run.
+    """Draw test accuracy, test NLL and the median standard deviation of several runs, a line for each.
 
     A panel is drawn if any run holds its key; a run without it has no line there.
 
@@ -122,12 +122,12 @@ def _line(axes: Axes, rounds: Sequence[Mapping[str, Any]], key: str, label: str,
 
 def _accuracy(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
     _line(axes, rounds, "accuracy", "test", color=style.BLUE)
-    style.tidy(axes, "Accuracy on the test set", y="share right")
+    style.tidy(axes, "Accuracy on the test set", y="fraction correct")
 
 
 def _error(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
     _line(axes, rounds, "rmse", "test", color=style.BLUE)
-    style.tidy(axes, "Error on the test set", y="root mean square")
+    style.tidy(axes, "RMSE on the test set", y="RMSE")
 
 
 def _loss(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
@@ -157,5 +157,5 @@ def _spread(axes: Axes, rounds: Sequence[Mapping[str, Any]]) -> None:
         else:
             axes.fill_between(x, low, high, color=style.GREEN, alpha=0.2, linewidth=0, label="5% to 95%")
     style.logarithmic(axes)
-    style.tidy(axes, "Spread of the posterior", y="standard deviation")
+    style.tidy(axes, "Posterior standard deviations", y="standard deviation")
     style.legend(axes, loc="best")

@@ -66,7 +66,7 @@ def uncertainty_density(
         axes,
         f"{title}: AUROC {areas.auroc:.3f}, AUPR {areas.aupr:.3f}",
         x=style.plain(quantity, 40),
-        y="share of the examples",
+        y="fraction of examples",
     )
     style.legend(axes, loc="best")
     return figure

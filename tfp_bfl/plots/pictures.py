@@ -76,7 +76,7 @@ def _description(figure: Figure) -> str:
 
 
 def galleries(run: RunResults, count: int = 8) -> list[tuple[str, list[Example]]]:
-    """Return the images of the test set that a run is surest and least sure of, each group under its heading."""
+    """Return the test images with the lowest and the highest uncertainty, each group under its heading."""
     entropy = np.asarray(run.uncertainties["entropy"])
     return [(title, [_example(run, i) for i in chosen]) for title, chosen in extremes(entropy, count)]
 

@@ -45,7 +45,7 @@ def predicted_against_true(numbers: Mapping[str, Any], labels: Any) -> Figure:
     )
     axes.scatter(truth, mean, s=12, color=style.BLUE, label="mean", zorder=2)
     ends = [min(truth.min(), mean.min()), max(truth.max(), mean.max())]
-    axes.plot(ends, ends, color=style.INK, linestyle="--", linewidth=1.2, label="as true")
+    axes.plot(ends, ends, color=style.INK, linestyle="--", linewidth=1.2, label="predicted = true")
     style.tidy(axes, "Predictions of the test set", x="true", y="predicted", grid="both")
     style.figure_legend(figure, axes)
     return figure
@@ -70,15 +70,15 @@ def interval_coverage(numbers: Mapping[str, Any], labels: Any) -> Figure:
     axes = figure.subplots()
     axes.fill_between(wanted, wanted - error, wanted + error, color=style.GRID, linewidth=0, label="chance, ±2 sd")
     axes.plot([0, 1], [0, 1], color=style.INK, linestyle="--", linewidth=1.2, label="calibrated")
-    axes.plot(wanted, coverage, color=style.BLUE, linewidth=1.8, label="found")
+    axes.plot(wanted, coverage, color=style.BLUE, linewidth=1.8, label="observed")
     axes.set(xlim=(0, 1), ylim=(0, 1))
-    style.tidy(axes, "Coverage of the intervals", x="share that should lie inside", y="share that does", grid="both")
+    style.tidy(axes, "Coverage of the intervals", x="nominal coverage", y="observed coverage", grid="both")
     style.figure_legend(figure, axes)
     return figure
 
 
 def error_retention(numbers: Mapping[str, Any], labels: Any) -> Figure:
-    """Draw the error of the surest predictions against the share that is kept, by the uncertainty and its parts.
+    """Draw the RMSE of the most certain predictions against coverage, by the uncertainty and its parts.
 
     Args:
       numbers: "mean", and of "stddev", "epistemic" and "aleatoric" those that there are -> [N].
@@ -99,7 +99,7 @@ def error_retention(numbers: Mapping[str, Any], labels: Any) -> Figure:
     level = float(np.sqrt(squares.mean()))
     axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.4g})")
     axes.set_xlim(0, 1)
-    style.tidy(axes, "Error of what is kept", x="share kept, the surest first", y="root mean square error")
+    style.tidy(axes, "RMSE against coverage", x="coverage: fraction of examples answered", y="RMSE")
     style.figure_legend(figure, axes)
     return figure
 

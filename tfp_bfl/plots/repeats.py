@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
 from tfp_bfl.evaluation.repeats import Difference, over_seeds, paired_difference
+from tfp_bfl.labels import label_of, with_unit
 from tfp_bfl.plots import tables
 from tfp_bfl.plots.tables import DASH, Cell, Table
 
@@ -53,7 +54,7 @@ class Form(NamedTuple):
 
     def name_of(self, key: str) -> str:
         """Return the heading of a score."""
-        return tables.name_of(key) + (" (%)" if self.scale(key) > 1 else "")
+        return f"{label_of(key)} (%)" if self.scale(key) > 1 else with_unit(key)
 
 
 AS_THEY_ARE = Form()
@@ -79,7 +80,7 @@ def differences(groups: Sequence[Repeated], keys: Sequence[str]) -> Table:
     rows = []
     for key in keys:
         found = [compare(other, first, key) for other in others]
-        rows.append((tables.name_of(key), [Cell(_difference(d), d is not None and d.is_told) for d in found]))
+        rows.append((label_of(key), [Cell(_difference(d), d is not None and d.is_told) for d in found]))
     return Table(f"Less {first.name}", ["", *(group.name for group in others)], rows)
 
 

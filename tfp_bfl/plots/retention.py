@@ -14,7 +14,7 @@ from tfp_bfl.plots import style
 
 
 def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str, Any]) -> Figure:
-    """Draw the accuracy on the surest examples against the share that is kept, a line for each uncertainty.
+    """Draw the accuracy on the most certain examples against coverage, a line for each uncertainty.
 
     The level line is what a random order would give. The legend gives each curve's area.
 
@@ -39,7 +39,7 @@ def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str
 
 
 def retention_comparison(models: Mapping[str, tuple[Any, Any, Any]], uncertainty: str = "entropy") -> Figure:
-    """Draw the accuracy on the surest examples against the share that is kept, a line for each model.
+    """Draw the accuracy on the most certain examples against coverage, a line for each model.
 
     Args:
       models: name -> (probabilities [B, C], labels [B], uncertainty [B]), as for `retention_curves`.
@@ -67,12 +67,12 @@ def _draw(axes: Axes, number: int, name: str, probabilities: Any, labels: Any, u
 def _finish(figure: Figure, axes: Axes, by: str = "") -> None:
     axes.set_xlim(0, 100)
     axes.margins(y=0.08)
-    style.tidy(axes, "Accuracy on the examples kept", x=f"surest examples kept{by}, in %", y="accuracy")
+    style.tidy(axes, "Accuracy against coverage", x=f"coverage: examples of lowest uncertainty{by}, in %", y="accuracy")
     style.figure_legend(figure, axes)
 
 
 def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: Optional[float] = None) -> Figure:
-    """Draw the share of mistakes among the examples kept against how many those are, and below it the limit for that.
+    """Draw the error rate of the answered examples against coverage, and the abstention threshold below.
 
     Args:
       curve: what `tfp_bfl.evaluation.risk_coverage` gave.
@@ -82,14 +82,16 @@ def risk_coverage(curve: RiskCoverage, uncertainty: str = "entropy", limit: Opti
     figure = style.new_figure(height=5.6)
     risk, limits = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     name, area = style.plain(uncertainty, 20), area_under_risk_coverage(curve)
-    risk.plot(100 * curve.coverage, 100 * curve.risk, label=f"mistakes (AURC {area:.4f})", linewidth=2, **style.line(0))
+    risk.plot(
+        100 * curve.coverage, 100 * curve.risk, label=f"error rate (AURC {area:.4f})", linewidth=2, **style.line(0)
+    )
     limits.plot(100 * curve.coverage, curve.limit, linewidth=2, **style.line(0))
     if limit is not None:
         at = 100 * float(max(curve.coverage[curve.limit <= limit], default=0.0))
         for axes in (risk, limits):
-            axes.axvline(at, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"limit {limit:.3g}")
+            axes.axvline(at, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"threshold {limit:.3g}")
     risk.set_xlim(0, 100)
-    style.tidy(risk, "Mistakes among the examples kept", x="", y="mistakes, in %")
-    style.tidy(limits, "", x=f"examples kept by {name}, in %", y="limit")
+    style.tidy(risk, "Error rate against coverage", x="", y="error rate, in %")
+    style.tidy(limits, "", x=f"coverage by {name}, in %", y="threshold")
     style.figure_legend(figure, risk)
     return figure

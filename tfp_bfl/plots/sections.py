@@ -21,9 +21,8 @@ from tfp_bfl.plots.results import RunResults, run_figures
 from tfp_bfl.plots.retention import retention_comparison, retention_curves
 
 _RELIABILITY = (
-    "Bars that end on the dashed line mean that the model is right as often as it says; lower bars mean that it is "
-    "too sure of itself, higher ones that it is not sure enough. The range about the line is what chance leaves "
-    "open: in bins of few examples nearly everything."
+    "Bars that end on the dashed line mean that accuracy equals confidence. Lower bars mean overconfidence, higher "
+    "bars underconfidence. The range about the line is two standard deviations of chance: wide in bins of few examples."
 )
 # Runs whose table still has room in half of the page.
 _MOST_BESIDE = 3
@@ -41,7 +40,7 @@ _WORDS, _ROW = 0.2, 0.07
 class Section(NamedTuple):
     """A heading, a line on how to read what is below it, and that: pictures, images, tables.
 
-    A wide one takes the page's whole width; a folded one is opened by a click.
+    A wide section takes the page's whole width; a folded one is opened by a click.
     """
 
     heading: str
@@ -119,13 +118,13 @@ def _federation(run: RunResults) -> Iterator[Section]:
     figures = run_figures(run)
     if "risk_coverage" in figures:
         how = (
-            "From sums over the parties' own test data. Keeping only the examples that the model is surest of leaves "
-            "this share of mistakes: the lower on the left, the better the entropy finds them."
+            "From sums over the sites' test data: the error rate on the examples of lowest uncertainty. The lower on "
+            "the left, the better the entropy detects errors."
         )
-        yield Section("Mistakes and coverage", how, pictures=[picture(figures["risk_coverage"])])
+        yield Section("Error rate and coverage", how, pictures=[picture(figures["risk_coverage"])])
         yield Section("Reliability diagram", _RELIABILITY, pictures=[picture(figures["reliability_diagram"])])
-    how = "Each on its own test data, which nobody else sees; dashes where a party shares no scores."
-    yield Section("The parties", how, tables=[tables.parties(run)])
+    how = "Each site on its own test data. A dash: the site shares no scores."
+    yield Section("Sites", how, tables=[tables.parties(run)])
 
 
 def _each(runs: Sequence[RunResults], figures: Sequence[Figure]) -> list[Picture]:
@@ -138,16 +137,16 @@ def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
     keys = repeats.keys_of(repeated)
     yield Section(
         "Results over seeds",
-        "On the test set: mean ± standard deviation over the seeds. Bold is better than each other one by the same "
-        "seeds: the 95 % interval of the paired difference leaves out 0. What stands below is of the first seed.",
+        "On the test set: mean ± standard deviation over the seeds. Bold: better than every other group over the same "
+        "seeds; the 95 % interval of the paired difference excludes 0. The other sections show the first seed.",
         tables=[repeats.scores(repeated, keys)],
         is_wide=True,
     )
     if len(repeated) > 1:
         yield Section(
             f"Differences to {repeated[0].name}",
-            "Paired by seed: mean and its 95 % interval, by Student's t, each by itself. Bold leaves out 0; a dash "
-            "stands where fewer than two seeds are shared.",
+            "Paired by seed: mean and 95 % interval (Student's t). Bold: the interval excludes 0. A dash: fewer than "
+            "two common seeds.",
             tables=[repeats.differences(repeated, keys)],
             is_wide=True,
         )
@@ -156,24 +155,24 @@ def _over_seeds(repeated: Sequence[Repeated]) -> Iterator[Section]:
 def _scores(runs: Sequence[RunResults], beside: bool) -> Iterator[Section]:
     is_wide = len(runs) > _MOST_BESIDE
     if not beside:
-        how = "On the test set, each of one seed: `--seeds 0..4` says what a difference is worth."
+        how = "On the test set, one seed each. Use `--seeds 0..4` for intervals of the differences."
         yield Section("Results", how, tables=[tables.results(runs)], is_wide=is_wide)
     differing = tables.settings(runs, differing=True)
-    how = "All other settings are the same." if differing.rows else "The runs were started with the same settings."
-    yield Section("What differs", how, tables=[differing] if differing.rows else [], is_wide=is_wide)
+    how = "All other options are the same." if differing.rows else "The runs have the same options."
+    yield Section("Options that differ", how, tables=[differing] if differing.rows else [], is_wide=is_wide)
 
 
 def _further(runs: Sequence[RunResults]) -> Iterator[Section]:
     further = tables.results(runs)
     if further.rows:
-        yield Section("Further results", "What else the run measured at its end.", tables=[further])
+        yield Section("Further results", "All other scores of the final model.", tables=[further])
 
 
 def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
     first = "Accuracy should rise and the loss fall" if runs[0].numbers is None else "Error and loss should fall"
     how = (
-        f"{first} until both level off; a spread of the posterior that falls towards "
-        "zero means that the model is becoming certain of its weights."
+        f"{first} until both level off. Posterior standard deviations that fall "
+        "towards zero mean a collapsed posterior."
     )
     if len(runs) == 1:
         return Section("Learning curve", how, pictures=[picture(drawn or run_figures(runs[0])["learning_curve"])])
@@ -183,8 +182,8 @@ def _learning(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
 
 def _retention(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Section:
     how = (
-        "A line that rises to the left means that the uncertainty finds the mistakes: leaving out the examples that "
-        "the model is least sure about makes the rest more accurate."
+        "A line that rises to the left means that the uncertainty detects errors: accuracy is higher on the "
+        "examples of lower uncertainty."
     )
     if len(runs) == 1:
         figure = drawn or retention_curves(runs[0].probabilities, runs[0].labels, runs[0].uncertainties)
@@ -205,17 +204,17 @@ def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iter
     sections = {
         "predicted_against_true": (
             "Predictions",
-            "Each dot is an example of the test set. The intervals should reach the dashed line nine times in ten.",
+            "Each dot is an example of the test set. Nine of ten intervals should reach the dashed line.",
         ),
         "interval_coverage": (
             "Coverage",
-            "A line on the diagonal means that intervals hold what they say; below it they are too narrow, above it "
-            "too wide. The band is what chance leaves open.",
+            "A line on the diagonal means that observed coverage equals nominal coverage; below it intervals are too "
+            "narrow, above it too wide. The band is two standard deviations of chance.",
         ),
         "error_retention": (
-            "Error of what is kept",
-            "A line that falls to the left means that the uncertainty finds the large errors: leaving out the examples "
-            "that the model is least sure about makes the rest more exact.",
+            "RMSE and coverage",
+            "A line that falls to the left means that the uncertainty detects large errors: the RMSE is lower on the "
+            "examples of lower uncertainty.",
         ),
     }
     for name, (heading, how) in sections.items():
@@ -247,9 +246,9 @@ def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
     base = ", ".join(sorted({f"{value:.2f}" for value in share}))
     return Section(
         "Out of distribution",
-        f"How unsure the model is of images from {other or 'elsewhere'}, which it was not made for: the less the two "
-        "histograms overlap, the better. AUROC is the chance that it is less sure of such an image than of one of the "
-        f"test set (1 is perfect, 0.5 knows nothing); AUPR of an uncertainty that knows nothing is {base}.",
+        f"Uncertainty on images from {other or 'elsewhere'}, on which the model was not trained: the less the two "
+        "histograms overlap, the better. AUROC is the probability that such an image has the higher uncertainty "
+        f"(1 is perfect, 0.5 is chance); AUPR by chance is {base}.",
         pictures=pictures,
         tables=[tables.out_of_distribution_scores(compared, quantities)],
         is_wide=True,
@@ -280,8 +279,8 @@ def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Se
     more = max(len(group[0].label_counts) for group in groups) - tables.MOST_CLIENTS  # type: ignore[arg-type]
     yield Section(
         "Clients",
-        f"What each client holds, and {_served(runs)} on the test set with its classes in the client's shares: "
-        "an estimate of how the model serves it, not a measurement on its own examples."
+        f"The data of each client, and {_served(runs)} on the test set, weighted by the client's class proportions: "
+        "an estimate, not a measurement on the client's own examples."
         + (f" The first {tables.MOST_CLIENTS} clients." if more > 0 else ""),
         tables=client_tables,
         is_wide=len(groups) > 1 or len(runs) > _MOST_BESIDE,
@@ -313,9 +312,9 @@ def _examples(runs: Sequence[RunResults]) -> Iterator[Section]:
     shown = [run for run in runs if run.features is not None and are_images(run.features)]
     if shown:
         yield Section(
-            "Surest and least sure images",
-            "Of the test set, by entropy (0 is sure, 1 knows nothing). Those with the least uncertainty should be easy "
-            "to name and those with the most hard, even for you.",
+            "Images of lowest and highest uncertainty",
+            "Test images by predictive entropy (0 is certain, 1 is uniform). Images of low uncertainty should be easy "
+            "to classify by eye, images of high uncertainty hard.",
             galleries=[Gallery(run.name if len(runs) > 1 else "", galleries(run)) for run in shown],
             is_wide=True,
         )
@@ -326,15 +325,13 @@ def _records(runs: Sequence[RunResults]) -> Iterator[Section]:
     if len(runs) == 1:
         settings = tables.settings(runs)
         if settings.rows:
-            yield Section("Configuration", "The settings of this run.", tables=[settings], is_folded=True)
+            yield Section("Configuration", "The options of this run.", tables=[settings], is_folded=True)
     else:
         settings = tables.settings(runs, differing=False)
         if settings.rows:
-            yield Section(
-                "What the runs share", "Settings that are the same in all.", tables=[settings], is_folded=True
-            )
+            yield Section("Common options", "Options that are the same in all runs.", tables=[settings], is_folded=True)
     for run in runs:
         if run.rounds:
             heading = f"Rounds ({len(run.rounds)})" + (f" of {run.name}" if len(runs) > 1 else "")
-            how = "One row per round; a dash stands where a round was not evaluated."
+            how = "One row per round. A dash: the round was not evaluated."
             yield Section(heading, how, tables=[tables.rounds(run)], is_folded=True)

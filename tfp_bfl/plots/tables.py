@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from tfp_bfl.evaluation.out_of_distribution import out_of_distribution
 from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
+from tfp_bfl.labels import duration, label_of
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
-# Prefixes of scores: of the last round, where the run's model is an average of rounds; of the members of an ensemble.
-_OF_PARTS = {"last_round_": "Last round alone", "member_": "Members alone, mean"}
+# Prefixes of scores of parts of a run.
+_OF_PARTS = ("last_round_", "member_")
 MOST_CLIENTS = 200
 
 
@@ -41,57 +42,26 @@ class Headline(NamedTuple):
     hint: str
 
 
-# key of the summary -> (name, hint, format)
+# key of the summary -> (hint, format)
 _HEADLINES = {
-    "accuracy": ("Accuracy", "share of test examples predicted right", "{:.1%}"),
-    "test_nll": ("NLL", "nats per test example; lower is better", "{:.3f}"),
-    "rmse": ("RMSE", "root mean square error, in units of the label", "{:.4g}"),
-    "coverage": ("90 % intervals", "hold this share of the labels; 90 % is ideal", "{:.1%}"),
-    "ece": ("ECE", "mean gap of confidence and accuracy; 0 is ideal", "{:.3f}"),
-    "epistemic_share": ("Epistemic share", "of the predictive variance: what weight samples disagree by", "{:.1%}"),
+    "accuracy": ("fraction of test examples predicted correctly", "{:.1%}"),
+    "test_nll": ("nats per test example; lower is better", "{:.3f}"),
+    "rmse": ("root mean square error, in units of the label", "{:.4g}"),
+    "coverage": ("fraction of the labels inside; 90 % is ideal", "{:.1%}"),
+    "ece": ("expected calibration error; 0 is ideal", "{:.3f}"),
+    "epistemic_share": ("epistemic part of the predictive variance", "{:.1%}"),
 }
-_COSTS = {
-    "seconds": ("Whole run", "{:.0f} s"),
-    "train_seconds": ("Training", "{:.0f} s"),
-    "ms_per_step": ("A client's training step", "{:.3g} ms"),
-    "worker_mb": ("Most memory of the worker", "{:.0f} MB"),
-    "process_mb": ("Most memory of the program", "{:.0f} MB"),
-    "upload_mb": ("Sent by the clients", "{:.3g} MB"),
-    "download_mb": ("Sent to the clients", "{:.3g} MB"),
-    "pruned_weights": ("Weights that a client does without", "{:,.0f}"),
+_COSTS: dict[str, Callable[[float], str]] = {
+    "seconds": duration,
+    "train_seconds": duration,
+    "ms_per_step": "{:.3g} ms".format,
+    "worker_mb": "{:.0f} MB".format,
+    "process_mb": "{:.0f} MB".format,
+    "upload_mb": "{:.3g} MB".format,
+    "download_mb": "{:.3g} MB".format,
+    "pruned_weights": "{:,.0f}".format,
 }
-_NAMES = {
-    "mce": "MCE",
-    "mae": "Mean absolute error",
-    "interval_width": "Width of the 90 % intervals",
-    "brier": "Brier score",
-    "entropy": "Entropy, as a share of log C",
-    "aleatoric": "Variance: aleatoric part",
-    "epistemic": "Variance: epistemic part",
-    "variance": "Variance: both parts together",
-    "permuted_rmse": "RMSE, standard deviations permuted",
-    "permuted_test_nll": "NLL, standard deviations permuted",
-    "permuted_ece": "ECE, standard deviations permuted",
-    "permuted_accuracy": "Accuracy, standard deviations permuted",
-    "unpermuted_test_nll": "NLL on the same examples as they are",
-    "stddev_log_ratio": "Standard deviations: log(q95 / q05)",
-    "client_accuracy": "Accuracy of the clients' own models, mean",
-    "client_accuracy_least": "Accuracy of the clients' own models, least",
-    "adapted_client_accuracy": "The same after a step of adaptation, mean",
-    "adapted_client_accuracy_least": "The same after a step of adaptation, least",
-    "unseen_client_accuracy": "Accuracy for clients never in training, mean",
-    "unseen_client_accuracy_least": "Accuracy for clients never in training, least",
-    "adapted_unseen_client_accuracy": "The same after a step of adaptation, mean",
-    "adapted_unseen_client_accuracy_least": "The same after a step of adaptation, least",
-    "epsilon": "Differential privacy: epsilon",
-    "example_epsilon": "Differential privacy of examples: epsilon",
-    "delta": "Differential privacy: delta",
-    "collapsed_in_round": "Posterior collapsed in round",
-    "averaged_rounds": "Rounds in the average",
-    "members": "Members of the ensemble",
-    "weights_mb": "Weights of all members, MB",
-}
-# A score of a party's -> its heading and form.
+# A score of a site -> its heading and form.
 _OF_CLASSES = {"accuracy": ("accuracy", ".3f"), "test_nll": ("NLL", ".3f"), "ece": ("ECE", ".3f")}
 _OF_NUMBERS = {"rmse": ("RMSE", ".4g"), "test_nll": ("NLL", ".3f"), "coverage": ("coverage of 90 % intervals", ".3f")}
 _OF_BOTH = {"epistemic": ("epistemic variance", ".2g")}
@@ -130,8 +100,8 @@ def is_share(key: str) -> bool:
 def headlines(run: RunResults) -> list[Headline]:
     """Return the results that the page shows large."""
     return [
-        Headline(name, form.format(float(run.summary[key])), hint)
-        for key, (name, hint, form) in _HEADLINES.items()
+        Headline(label_of(key), form.format(float(run.summary[key])), hint)
+        for key, (hint, form) in _HEADLINES.items()
         if run.summary.get(key) is not None
     ]
 
@@ -151,16 +121,8 @@ def results(runs: Sequence[RunResults]) -> Table:
         values = [summary.get(key) for summary in summaries]
         if all(value is None for value in values):
             continue  # Such as the round of a collapse that did not come.
-        rows.append((name_of(key), [_cell(value) for value in values]))
+        rows.append((label_of(key), [_cell(value) for value in values]))
     return Table("Results", _heads(runs), rows)
-
-
-def name_of(key: str) -> str:
-    """Return the label of a key of a summary."""
-    for prefix, words in _OF_PARTS.items():
-        if key.startswith(prefix):
-            return f"{words}: {name_of(key.removeprefix(prefix))}"
-    return _HEADLINES[key][0] if key in _HEADLINES else _NAMES.get(key, key.replace("_", " ").capitalize())
 
 
 def _together(keys: list[str]) -> list[str]:
@@ -189,10 +151,10 @@ def _score(score: float) -> str:
 def costs(runs: Sequence[RunResults]) -> Table:
     """Time, memory and exchange, as far as the runs recorded them."""
     rows = []
-    for key, (name, form) in _COSTS.items():
+    for key, form in _COSTS.items():
         values = [run.summary.get(key) for run in runs]
         if any(values):  # A run without workers has none of their memory.
-            rows.append((name, [Cell(DASH if value is None else form.format(float(value))) for value in values]))
+            rows.append((label_of(key), [Cell(DASH if value is None else form(float(value))) for value in values]))
     return Table("Time, memory and messages", _heads(runs), rows)
 
 
@@ -293,15 +255,20 @@ def parties(run: RunResults) -> Table:
         cells = [f"{sums['count']:.0f}" if sums is not None else DASH]
         cells += [f"{scores[key]:{form}}" if key in scores else DASH for key, (_, form) in columns.items()]
         rows.append((name, [Cell(x) for x in (*cells, str(faulty.get(str(number), 0)))]))
-    head = ["party", "test examples", *(heading for heading, _ in columns.values()), "faulty rounds"]
-    return Table("Parties", head, rows)
+    head = ["site", "test examples", *(heading for heading, _ in columns.values()), "faulty rounds"]
+    return Table("Sites", head, rows)
 
 
 def rounds(run: RunResults) -> Table:
     """Return all that was recorded of each round."""
     columns = [key for key in _keys(run.rounds) if key != "round"]
-    rows = [(text(row.get("round")), [Cell(text(row.get(key))) for key in columns]) for row in run.rounds]
-    return Table(f"Rounds ({len(rows)})", ["round", *columns], rows)
+    rows = [(text(row.get("round")), [Cell(_in_round(key, row.get(key))) for key in columns]) for row in run.rounds]
+    heads = ["Time" if key == "seconds" else label_of(key) for key in columns]
+    return Table(f"Rounds ({len(rows)})", ["Round", *heads], rows)
+
+
+def _in_round(key: str, value: Any) -> str:
+    return duration(float(value)) if value is not None and key in ("seconds", "train_seconds") else text(value)
 
 
 def _heads(runs: Sequence[RunResults]) -> list[str]:

@@ -11,8 +11,9 @@ from tfp_bfl.app.one_run.records import MOST_ROUNDS_BYTES, MOST_SUMMARY_BYTES, r
 from tfp_bfl.app.options.config import RunConfig, make_config
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import read_regular
+from tfp_bfl.labels import duration
 
-_HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "seconds")
+_HEAD = ("run", "state", "method", "data", "model", "seed", "score", "NLL", "time")
 
 
 def described(folder: pathlib.Path) -> list[str]:
@@ -42,7 +43,7 @@ def _state(run: pathlib.Path, config: RunConfig) -> str:
         rounds = len(read_regular(run / "metrics.jsonl", "file of metrics", MOST_ROUNDS_BYTES).splitlines())
     except InvalidArgument:
         rounds = 0
-    return f"{'at' if _is_held(run) else 'broke off after'} round {rounds}/{config.rounds * (config.ensemble or 1)}"
+    return f"{'at' if _is_held(run) else 'interrupted after'} round {rounds}/{config.rounds * (config.ensemble or 1)}"
 
 
 def _is_held(run: pathlib.Path) -> bool:
@@ -58,6 +59,6 @@ def _is_held(run: pathlib.Path) -> bool:
 def _scores(run: pathlib.Path) -> tuple[str, ...]:
     try:
         (summary,) = read_json(run / "summary.json", "summary", MOST_SUMMARY_BYTES)
-        return score(summary), f"{summary['test_nll']:.4f}", f"{summary['seconds']:.0f}"
+        return score(summary), f"{summary['test_nll']:.4f}", duration(summary["seconds"])
     except (InvalidArgument, ValueError, TypeError, KeyError):
         return "", "", ""

@@ -23,6 +23,7 @@ from tfp_bfl.data.partition_names import GIVEN
 from tfp_bfl.errors import Error, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
+from tfp_bfl.labels import duration
 
 MOST_CELLS = 10_000
 # Option -> the values that it takes.
@@ -173,7 +174,7 @@ def sweep(
     (output / ORDER).write_text("".join(f"{name}\n" for name in cells), encoding="utf-8")
     failure = None
     try:
-        run_cells(every, output, work, _told, jobs=jobs, goes_on=True)
+        run_cells(every, output, work, _line, jobs=jobs, goes_on=True)
     except Error as error:
         failure = error
     folders = [output / name for name in cells if is_done(output / name)]
@@ -249,8 +250,8 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in options.items() if name != "clients" or options["partition"] != GIVEN}
 
 
-def _told(summary: Mapping[str, Any]) -> str:
-    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  ({summary['seconds']:.0f} s)"
+def _line(summary: Mapping[str, Any]) -> str:
+    return f"{score(summary)}  NLL {summary['test_nll']:.4f}  ({duration(summary['seconds'])})"
 
 
 class _Named(Console):

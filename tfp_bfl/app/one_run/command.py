@@ -154,20 +154,18 @@ def predict_images(
 )
 @click.option("--figure", metavar="FILE", help="Risk and limit by coverage, as a picture.")
 def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
-    """Write the SavedModel of a run with a limit to trust to PATH: by the examples that the run held out."""
+    """Write the SavedModel of a run to PATH, with an abstention threshold from the run's held-out examples."""
     from tfp_bfl.app.one_run.calibrate import calibrate
 
     result = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
-    sure = (
-        "" if result.at_least is None else f", on new ones at least {result.at_least:g} ({result.confidence:.0%} sure)"
+    bound = "" if result.at_least is None else f" (on new examples >= {result.at_least:g} at {result.confidence:.0%})"
+    click.echo(
+        f"{path} abstains if the {result.by} exceeds {result.limit:.4g}: coverage {result.coverage:.1%}, accuracy "
+        f"{result.accuracy:.4f}{bound}, from {result.number:,} held-out examples."
     )
     click.echo(
-        f"{path} abstains above {result.by} {result.limit:.4g}: it keeps {result.coverage:.1%} of its half of "
-        f"{result.number:,} held-out examples, {result.accuracy:.4f} of them right{sure}."
-    )
-    click.echo(
-        f"softmax temperature {result.temperature:.3g}; sets of classes from {result.set_limit:.4g} on hold the label of "
-        f"{result.set_coverage:.0%}."
+        f"softmax temperature {result.temperature:.3g}; prediction sets: probability >= {result.set_limit:.4g}, "
+        f"coverage >= {result.set_coverage:.0%}."
     )
 
 
@@ -200,8 +198,8 @@ def laplace_model(run: str, output: str, **options: Any) -> None:
     from tfp_bfl.app.one_run.laplace import laplace
 
     summary = laplace(run, output, **options)
+    names = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "RMSE": "rmse"}
     for prefix, words in (("", ""), ("linearised_", "linearised: ")):
-        names = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "RMSE": "rmse"}
         scores = {label: summary[prefix + name] for label, name in names.items() if prefix + name in summary}
         if scores:
             click.echo(words + "  ".join(f"{label} {value:.4f}" for label, value in scores.items()))

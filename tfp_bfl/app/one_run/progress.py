@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tfp_bfl.errors import lookup
+from tfp_bfl.labels import duration, label_of
 
 # name -> what is shown
 FORMS = {
@@ -29,8 +30,8 @@ _LAZY_SECONDS = 6.0
 # Rounds that follow each other faster share a line.
 _ROUND_SECONDS = 1.0
 _RECENT = 10
-# Of a round, which are told: what they are called, and in how many digits.
-_SCORES = {"accuracy": ("accuracy", "3f"), "rmse": ("RMSE", "4g"), "test_nll": ("NLL", "3f")}
+# Scores in the line of a round, and their digits.
+_SCORES = {"accuracy": "3f", "rmse": "4g", "test_nll": "3f"}
 
 
 class Reporter:
@@ -76,12 +77,11 @@ class Reporter:
             self._ends = [*self._ends[-_RECENT:], now]
             self._number = number
             self._doing, self._since, self._is_told = f"round {number + 1}/{self._rounds}", now, True
-            found = [f"{words} {row[name]:.{digits}}" for name, (words, digits) in _SCORES.items() if name in row]
-            scores = "  ".join(found)
+            scores = "  ".join(f"{_in_line(name)} {row[name]:.{x}}" for name, x in _SCORES.items() if name in row)
             self._show("round", scores)
             if self._form == "phases" or (now - self._told < _ROUND_SECONDS and number < self._rounds):
                 return
-            times = [_precisely(row["seconds"]), *self._left()]
+            times = [duration(row["seconds"]), *self._left()]
             parts = [f"round {number}/{self._rounds}", scores, f"training NLL {row['nll']:.3f}", *times]
             metrics = {name: x for name, x in row.items() if isinstance(x, (int, float))}
             self._say("  ".join(filter(None, parts)), round=number, rounds=self._rounds, metrics=metrics)
@@ -151,12 +151,7 @@ def reporter(console: Console, form: Optional[str], rounds: int) -> Iterator[Rep
         yield display
 
 
-def _precisely(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, such as "40 s", "12 min" and "3.5 h"."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _in_line(key: str) -> str:
+    """Return a label inside a line: names such as NLL stay, words are in lower case."""
+    label = label_of(key)
+    return label if label.isupper() else label.lower()

@@ -18,6 +18,7 @@ from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.app.options.resolve import stated
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import read_arrays
+from tfp_bfl.labels import duration
 
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
@@ -78,7 +79,7 @@ def weights_in(summary: Mapping[str, Any]) -> Optional[str]:
 
 
 def score(summary: Mapping[str, Any]) -> str:
-    """Return the accuracy in a summary, or of a model of numbers the RMSE."""
+    """Return the accuracy in a summary, or the RMSE of a regression."""
     return f"accuracy {summary['accuracy']:.4f}" if "accuracy" in summary else f"RMSE {summary['rmse']:.4g}"
 
 
@@ -87,9 +88,9 @@ def in_a_line(summary: Mapping[str, Any]) -> str:
     last = (
         f"ECE {summary['ece']:.4f}"
         if "ece" in summary
-        else f"{bfl.evaluation.COVERAGE:.0%} intervals hold {summary['coverage']:.1%}"
+        else f"{bfl.evaluation.COVERAGE:.0%} intervals cover {summary['coverage']:.1%}"
     )
-    share = f"epistemic share {summary['epistemic_share']:.1%}  ({summary['seconds']:.0f} s)"
+    share = f"epistemic fraction {summary['epistemic_share']:.1%}  ({duration(summary['seconds'])})"
     return f"{score(summary)}  NLL {summary['test_nll']:.4f}  {last}  {share}"
 
 
