@@ -39,6 +39,8 @@ BANNED = (
     r"\bwhat is kept\b",
 )
 MOST_COLUMNS = 120
+MOST_WORDS = 15
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text().splitlines()
 
 
 def docstrings():
@@ -137,3 +139,18 @@ def test_the_summary_has_the_claims_of_a_study(path):
     study = path.parent.name
     rows = [row[1:] for row in summary if f"({study}/README.md" in row[0]]
     assert rows == [[c[0], c[2], c[4]] for c in table_under(path.read_text(), "## Claims")[1:]]
+
+
+def test_changes_are_added_changed_or_fixed():
+    heads = [line for line in CHANGELOG if re.match("#{1,3} ", line)]
+    versions = [line for line in heads if line.startswith("## ")]
+    assert heads[0] == "# Changelog" and versions
+    assert set(heads) - set(versions) <= {"# Changelog", "### Added", "### Changed", "### Fixed"}
+    assert [line for line in CHANGELOG if line and not line.startswith(("#", "- "))] == []
+
+
+def test_a_change_is_a_short_line_in_the_fields_terms():
+    changes = [line.removeprefix("- ") for line in CHANGELOG if line.startswith("- ")]
+    assert [line for line in changes if len(line.split()) > MOST_WORDS or len(line) + 2 > MOST_COLUMNS] == []
+    assert [line for line in changes if line.split()[0] in NOT_FIRST] == []
+    assert [(word, line) for word in BANNED for line in changes if re.search(word, line)] == []
