@@ -166,7 +166,7 @@ def scores(run: Results, *names: str) -> list[str]:
 
 
 def inferences(found: Results) -> str:
-    head = ["inference", "accuracy", "NLL", "ECE", "epistemic share", "sd 5 / 50 / 95 %", "NLL, permuted"]
+    head = ["inference", "accuracy", "NLL", "ECE", "epistemic fraction", "sd 5 / 50 / 95 %", "NLL, permuted"]
     words = {
         "published": '`backprop` by Adam, `kl="client"`, prior N(0, 100), temperature 1, log-linear pool',
         "demo": '`curvature`, `kl="total"`, prior by fan-in, temperature 0.01 (the default)',
