@@ -184,6 +184,8 @@ two, three, matrix = np.ones(2), np.ones(3), np.ones((4, 2))
 )
 def test_posteriors_that_are_none_are_refused(q, message):
     calls = [posterior.as_low_rank, posterior.covariance, lambda q: posterior.log_prob(q, two)]
+    if isinstance(q, LowRank):
+        calls += [posterior.marginals, lambda q: posterior.sample(q, [0, 0])]
     for call in calls:
         with pytest.raises(InvalidArgument, match=message):
             call(q)
