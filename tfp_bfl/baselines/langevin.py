@@ -97,7 +97,7 @@ class _Chain(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """The steps of a chain on N examples, which go on while its weights are finite.
+    """The steps of a chain on N examples, until its weights are not finite.
 
     Fields:
       potential: of the model.

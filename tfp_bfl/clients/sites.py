@@ -184,7 +184,7 @@ class _Local(NamedTuple):
 
         Args:
           weights: of the client's posterior q_k after its training.
-          share: of the step to it that the site takes.
+          share: fraction of the step towards q_k that the site takes.
           send_site: set q with the new site in the place of the old one; False: q_k.
 
         Returns:

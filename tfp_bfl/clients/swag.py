@@ -158,7 +158,7 @@ def _collect(
 
 @without_autograph
 def _posterior(weights: FlatWeights, moments: swag_moments.SwagMoments, min_variance: float) -> LowRank:
-    """Return the posterior of the moments, at the mean of which the weights then are.
+    """Return the posterior of the moments, and set the weights to its mean.
 
     Of fewer than two iterates the mean is NaN: the round leaves out the client and names it; an assertion would end
     the round.

@@ -74,7 +74,7 @@ class Options(pydantic.BaseModel):
             raise InvalidArgument(f"{self.recipe} finds a posterior over point weights: use kind 'deterministic'.")
 
     def require(self, giver: str, what: str, *names: str) -> None:
-        """Raise InvalidArgument where one of the named options is given, and `giver`, which has the `what`, is not."""
+        """Raise InvalidArgument if one of the named options is set without `giver`, the option that adds `what`."""
         for name in names:
             if getattr(self, giver) is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise InvalidArgument(f"{name} is of {what}, and there is none: give {giver}.")
