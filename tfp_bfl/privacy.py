@@ -212,8 +212,8 @@ def _accountant() -> types.ModuleType:
         import dp_accounting
     except ImportError:
         raise MissingDependency(
-            "Differential privacy is accounted for by the package dp-accounting, which is not installed: install with: "
-            "pip install 'tfp_bfl[privacy]'"
+            "Differential privacy is accounted for by the package dp-accounting, which is not installed; install with: "
+            "pip install dp-accounting"
         ) from None
     return dp_accounting
 

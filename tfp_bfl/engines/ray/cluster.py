@@ -332,7 +332,7 @@ def require_ray() -> ModuleType:
         return importlib.import_module("ray")
     except ImportError:
         raise MissingDependency(
-            "The engine 'ray' needs the package ray, which is not installed; install with: pip install tfp_bfl[cluster]"
+            "The engine 'ray' needs the package ray, which is not installed; install with: pip install 'ray>=2.55'"
         ) from None
 
 

@@ -23,8 +23,8 @@ Examples:
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
 
 \b
-NVIDIA FLARE carries the messages: pip install 'tfp_bfl[deployment]', in an
-environment without TensorFlow Federated.
+NVIDIA FLARE carries the messages. In a clone of tfp_bfl, `make deployment`
+builds an environment with it, .venvs/deployment.
 """
 
 

@@ -88,8 +88,8 @@ def check_installed() -> None:
         import nvflare  # noqa: F401
     except ImportError:
         raise MissingDependency(
-            "NVIDIA FLARE is not installed: pip install 'tfp_bfl[deployment]', in an environment without TensorFlow "
-            "Federated (docs/deployment.md)."
+            "NVIDIA FLARE is not installed: in a clone of tfp_bfl, `make deployment` builds an environment with it, "
+            ".venvs/deployment (docs/deployment.md)."
         ) from None
 
 
