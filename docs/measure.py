@@ -254,7 +254,7 @@ def personal(found: Results) -> str:
 def engines(_: Results) -> str:
     """What was not measured since results are kept with their machine is told as such."""
     measured = json.loads((BENCHMARKS / "engines.json").read_text())
-    uncounted = {"local": "0", "tff": "not counted: its sockets are in a network of their own"}
+    uncounted = {"local": "0", "tff": "not counted: sockets in a separate network"}
     rows = []
     for name, words in ENGINES.items():
         one = measured.get(name)
@@ -269,8 +269,8 @@ def engines(_: Results) -> str:
 ENGINES = {
     "local": '`engine="local"`, in this process',
     "tff": '`engine="tff"`, two workers on this machine',
-    "ray": '`engine="ray"`, a cluster of this machine, where weights are in shared memory',
-    "flare": "FLARE: three parties and a server, TLS, scores after every round",
+    "ray": '`engine="ray"`, on this machine, weights in shared memory',
+    "flare": "FLARE: server and three sites, TLS, scores every round",
 }
 
 
@@ -289,7 +289,7 @@ def masks(_: Results) -> str:
         one = measured[name]
         seconds = [f"{1000 * one[key]:.3g}" for key in ("hide_seconds", "add_seconds", "read_seconds")]
         rows.append([text, f"{one['bytes'] / 1000:,.0f}", *seconds, f"{one['error']:.1e}", where(one)])
-    names = ("ms to hide it", "ms to add three", "ms to read the sum", "largest error of the sum, in units", "measured")
+    names = ("ms to mask or encrypt", "ms to add three", "ms to read the sum", "largest error, in units", "measured")
     return table(["", "kB a message", *names], *rows)
 
 
