@@ -22,6 +22,7 @@ CONDITIONS = {"Whether"}
 PAGES = ("concepts", "ensemble", "langevin", "limits", "personal", "quickstart", "regression", "report", "uncertainty")
 PAGES += ("from_flower", "from_tfp", "validation")
 PAGES += ("extending", "own_data", "many_runs", "planning", *(f"maths/{path.stem}" for path in MATHS.glob("*.md")))
+PAGES += ("deployment", "privacy", "security", "troubleshooting")
 BANNED = (
     r"\btold\b",
     r"\bone's own\b",
