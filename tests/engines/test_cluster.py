@@ -182,7 +182,7 @@ def test_what_a_task_raises(process, files, runtime, monkeypatch, error, kind, w
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependency, match=r"needs the package ray.*pip install tfp_bfl\[cluster\]"):
+    with pytest.raises(MissingDependency, match=r"needs the package ray.*pip install 'ray"):
         federated.check_engine("ray")
 
 
