@@ -11,7 +11,6 @@ ROOT = Path(__file__).parent.parent
 NAMED = re.compile(r"requirements/[a-z0-9]+\.(?:in|lock|txt)")
 FILES = [
     ".ci/run",
-    "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Makefile",
     "docs/deployment.md",
