@@ -55,7 +55,10 @@ ALSO = {
     "servers/curvatures": ["tests/algorithms/test_laplace.py"],
     "servers/laplace": ["tests/algorithms/test_laplace.py"],
     "servers/laplace_dual": ["tests/clients/test_laplace_sites.py"],
+    "training/mode": ["tests/training/test_mode.py", "tests/algorithms/test_langevin.py"],
 }
+# Packages that the tests of another package cover as well.
+ALSO_BY = {"training": ("clients",)}
 
 
 class Verdict(NamedTuple):
@@ -67,7 +70,9 @@ class Verdict(NamedTuple):
 def tests_of(path: str) -> list[str]:
     """The test files of a file of the library: those of its name first, then those of its folder."""
     folder, name = path.removeprefix("tfp_bfl/").removesuffix(".py").rsplit("/", 1)
-    beside = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / folder.split("/")[0]).glob("test_*.py"))
+    folders = (folder.split("/")[0], *ALSO_BY.get(folder, ()))
+    files = (p for name in folders for p in sorted((ROOT / "tests" / name).glob("test_*.py")))
+    beside = [str(p.relative_to(ROOT)) for p in files]
     own = [p for p in beside if Path(p).stem == f"test_{name}"]
     return list(dict.fromkeys([*own, *ALSO.get(f"{folder}/{name}", []), *beside]))
 
