@@ -111,6 +111,9 @@ def test_nothing_is_silent_for_ten_seconds(clock):
     tell.round(row(1))
     watched(tell, clock, 12)
     assert lines()[-1] == "round 2/5: 10 s so far"
+    tell.round(row(5))
+    watched(tell, clock, 12)
+    assert lines()[-1] == "saving the model: 10 s so far"
 
 
 def test_a_quiet_console_and_a_form_that_is_none():

@@ -76,7 +76,8 @@ class Reporter:
             now, number = time.monotonic(), int(row["round"])
             self._ends = [*self._ends[-_RECENT:], now]
             self._number = number
-            self._doing, self._since, self._is_told = f"round {number + 1}/{self._rounds}", now, True
+            self._doing = f"round {number + 1}/{self._rounds}" if number < self._rounds else "saving the model"
+            self._since, self._is_told = now, True
             scores = "  ".join(f"{_in_line(name)} {row[name]:.{x}}" for name, x in _SCORES.items() if name in row)
             self._show("round", scores)
             if self._form == "phases" or (now - self._told < _ROUND_SECONDS and number < self._rounds):
