@@ -164,7 +164,7 @@ def test_a_client_of_too_few_steps_for_a_sample_is_faulty_and_named(runtime, cap
     with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
         result = federated.simulate(process, CLIENTS, 2, runtime=runtime)
     assert [row["faulty_clients"] for row in result.rounds] == [{}, {"0": "not finite", "2": "not finite"}]
-    assert "Round 2 goes on without faulty clients: client 0: not finite; client 2" in caplog.text
+    assert "Round 2 continues without faulty clients: client 0: not finite; client 2" in caplog.text
     assert all(np.all(np.isfinite(w)) for w in result.state.weights.point)
 
 

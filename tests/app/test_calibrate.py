@@ -116,7 +116,7 @@ def test_by_the_epistemic_part_and_a_coverage(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accuracy": 0.9999}, "No limit on the uncertainty keeps examples of accuracy 0.9999"),
+        ({"accuracy": 0.9999}, "No abstention threshold has accuracy 0.9999"),
         ({"accuracy": 0.9, "coverage": 0.5}, "and not both"),
         ({"by": "aleatoric"}, "by is 'aleatoric', but must be one of entropy, epistemic"),
         ({"accuracy": 0.6, "set_coverage": 0.9999}, "held-out examples, and here are"),
@@ -135,7 +135,7 @@ def test_of_shuffled_labels_nothing_is_promised(run, calibrated, tmp_path):
     held = held_out(run)
     shuffled = np.random.default_rng(0).permutation(held["labels"])
     np.savez_compressed(tmp_path / "run" / HELD_OUT, **{**held, "labels": shuffled})
-    with pytest.raises(InvalidArgument, match=r"No limit on the uncertainty keeps examples of accuracy 0\.8"):
+    with pytest.raises(InvalidArgument, match=r"No abstention threshold has accuracy 0\.8"):
         calibrate(tmp_path / "run", tmp_path / "model", accuracy=0.8)
     found = calibrate(tmp_path / "run", tmp_path / "model", coverage=0.5)
     true = bfl.export.calibration_of(bfl.export.read_info(calibrated))

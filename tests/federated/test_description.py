@@ -71,7 +71,7 @@ def test_another_number_of_cores_is_told(tmp_path, caplog):
         engine.concurrent_calls = 1
         with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
             (told,) = run(3).warnings
-        assert "begun with 2 clients computed at once and goes on with 1" in told and told in caplog.messages
+        assert "begun with 2 clients computed at once and resumes with 1" in told and told in caplog.messages
         assert not run(4).warnings
     finally:
         engine.concurrent_calls = before

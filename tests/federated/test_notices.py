@@ -72,7 +72,7 @@ def test_adaptive_clients_of_point_weights_are_warned_of(name):
 @pytest.mark.parametrize(
     ("ratios", "advice"),
     [
-        ([0.001, 0.002, 0.004, 0.005, 0.006], "about 44 rounds more"),
+        ([0.001, 0.002, 0.004, 0.005, 0.006], "about 44 more rounds"),
         ([0.03, 0.02, 0.01], "more rounds may help"),
         ([0.01], "more rounds may help"),
     ],

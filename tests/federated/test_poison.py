@@ -85,7 +85,7 @@ def test_who_spoils_the_servers_weights_is_named_and_the_round_is_the_others(cap
     reason = "with it the server's weights are not finite, or beyond max_magnitude"
     assert [row["faulty_clients"] for row in result.rounds] == [{"2": reason}]
     assert float(np.abs(result.state.weights.posterior.mean[0]).max()) < 1e6
-    assert "goes on without faulty clients: client 2: with it the server's weights" in caplog.text
+    assert "continues without faulty clients: client 2: with it the server's weights" in caplog.text
 
 
 def test_a_step_that_diverges_blames_no_client(tmp_path):
@@ -187,7 +187,7 @@ def test_wrong_units_at_one_client_are_left_out_or_told_of(caplog):
     process = algorithms.variational(functools.partial(build, "flipout"), local_epochs=2, optimizer="adam")
     result = federated.simulate(process, units(1e4), rounds=1, engine="local")
     (told,) = [sentence for sentence in result.warnings if "client 0" in sentence]
-    assert "look whether its features are in the others' units" in told
+    assert "check the units of its features" in told
     assert not federated.simulate(process, units(1.0), rounds=1, engine="local").rounds[0]["faulty_clients"]
 
 

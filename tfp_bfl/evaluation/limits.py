@@ -149,9 +149,9 @@ def abstention_limit(
     if best < 0:
         least = math.ceil(math.log((1 - confidence) / _TRIES) / math.log(accuracy)) if confidence else 1
         raise InvalidArgument(
-            f"No limit on the uncertainty keeps examples of accuracy {accuracy:g} with confidence {confidence:g}: that "
-            f"takes at least {least} held-out examples without a mistake among the surest, and here are {number}; "
-            "ask for less, or hold more out."
+            f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: that requires at least "
+            f"{least} held-out examples of lowest uncertainty without an error, of {number} in total; lower the "
+            "accuracy or the confidence, or hold out more examples."
         )
     return _limit(curve, best)
 

@@ -146,13 +146,13 @@ class Attempts:
                 outcome = self._without_culprits(state, present)
                 faulty = outcome.faulty
                 if faulty:
-                    logger.warning("Round %d goes on without faulty clients: %s.", number, outcome.described)
+                    logger.warning("Round %d continues without faulty clients: %s.", number, outcome.described)
                 if len(faulty) < len(present):
                     self._warn(outcome)
                     num_dropped = len(chosen) - len(present)
                     return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
                 reasons = f"every client was faulty: {outcome.described}"
-            logger.warning("Attempt %d at round %d came to nothing: %s.", attempt + 1, number, reasons)
+            logger.warning("Attempt %d at round %d failed: %s.", attempt + 1, number, reasons)
         raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:

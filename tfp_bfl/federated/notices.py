@@ -16,7 +16,7 @@ COLLAPSED_SHARE = 0.05
 SAME_LOG_RATIO = 0.05
 # An accuracy no further above that of the most frequent class, as a share of it, is that of a constant prediction.
 ABOVE_CHANCE = 0.02
-# A client's loss is told of beyond this many times the median of its round, which counts as 0.1 nats at least.
+# A client's loss of this many times the median of its round, which counts as 0.1 nats at least, causes a warning.
 MANY_TIMES = 100.0
 # Nats per example: no training that works ends there, of whatever likelihood.
 ABSURD_LOSS = 1e4
@@ -27,8 +27,8 @@ def collapse_warning(number: int) -> str:
     """Return the warning that the posterior standard deviations have collapsed."""
     return (
         f"The posterior collapsed in round {number}: its median standard deviation is below {COLLAPSED_SHARE:.0%} of "
-        "what it was at first, or at its floor: the model is all but deterministic, its epistemic uncertainty near "
-        "zero; rules such as mean_precision_average or naive_weighted_average keep the spread."
+        "its initial value, or at its floor. The model is almost deterministic and its epistemic uncertainty near "
+        "zero: use a rule such as mean_precision_average or naive_weighted_average."
     )
 
 
@@ -43,8 +43,8 @@ def has_collapsed(row: Mapping[str, Any], first_stddev: float) -> bool:
 def one_shot_warning(rule: str, rounds: int) -> str:
     """Return the warning that a rule for one round is repeated."""
     return (
-        f"The rule {rule} is for one round: in each of {rounds} it counts again what clients were sent, and variances "
-        "shrink by about the number of clients; mean_precision_average and partitioned_vi are for many rounds."
+        f"The rule {rule} is for one round: in each of {rounds} rounds it counts the broadcast posterior again, and "
+        "variances shrink by about the number of clients. Use mean_precision_average or partitioned_vi."
     )
 
 
@@ -53,8 +53,8 @@ def cores_warning(before: int, now: int) -> Optional[str]:
     if not before or before == now:
         return None
     return (
-        f"The run was begun with {before} clients computed at once and goes on with {now}: sums are ordered otherwise, "
-        "and its numbers may differ in the last digits from those of a run that stayed on one machine."
+        f"The run was begun with {before} clients computed at once and resumes with {now}: the order of sums differs, "
+        "and results may differ in the last digits from those of an uninterrupted run."
     )
 
 
@@ -71,7 +71,7 @@ def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, st
             yield (
                 int(clients[k]),
                 f"The training loss of client {clients[k]} is {nll[k]:.3g} nats per example, where the median client's "
-                f"is {median:.3g}: look whether its features are in the others' units and its labels in their order.",
+                f"is {median:.3g}: check the units of its features and the order of its labels.",
             )
 
 
@@ -116,7 +116,7 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
     lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
     return (
         f"The model's accuracy is {accuracy:.3f}, and always predicting the most frequent class has "
-        f"{largest_share:.3f}: it has learned nothing, as where training diverges; try {lower}, or more rounds."
+        f"{largest_share:.3f}: training failed or diverged; try {lower}, or more rounds."
     )
 
 
@@ -132,11 +132,11 @@ def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     half = [row["stddev_log_ratio"] for row in rows[-1 - len(rows) // 2 :] if row.get("stddev_log_ratio") is not None]
     growth = (half[-1] - half[0]) / max(1, len(half) - 1)
     more = math.ceil((SAME_LOG_RATIO - ratio) / growth) if growth > 0 else 0
-    advice = f"about {more:,} rounds more would tell them apart" if 0 < more <= 10_000 else "more rounds may help"
+    advice = f"about {more:,} more rounds would separate them" if 0 < more <= 10_000 else "more rounds may help"
     return (
         f"The standard deviations of all weights are the same number (log of their 95 % over their 5 % quantile: "
-        f"{ratio:.3f}), that of the start, the optimizer or a floor: the data have not determined them, and "
-        f"epistemic uncertainty says little; {advice}."
+        f"{ratio:.3f}), set by the initial value, the optimizer or a floor. The data did not determine them, and "
+        f"epistemic uncertainty is not informative; {advice}."
     )
 
 
