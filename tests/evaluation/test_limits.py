@@ -66,7 +66,7 @@ def test_the_bound_is_that_of_clopper_and_pearson():
     bound = stats.beta.ppf(1 - 0.1 / 20, 1, 30)
     u = np.arange(30.0)
     assert evaluation.abstention_limit(probabilities, labels, u, accuracy=1 - bound - 1e-6).coverage == 1
-    with pytest.raises(InvalidArgument, match=r"takes at least \d+ held-out examples .*, and here are 30"):
+    with pytest.raises(InvalidArgument, match=r"requires at least \d+ held-out examples .*, of 30"):
         evaluation.abstention_limit(probabilities, labels, u, accuracy=1 - bound + 1e-3)
 
 
