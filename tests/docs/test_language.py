@@ -85,8 +85,7 @@ def test_lines_of_pages_are_short(page):
     assert [line for line in prose if len(line) > MOST_COLUMNS] == []
 
 
-# The page of the default posterior is rewritten with its study.
-STUDIES = [path for path in sorted(ROOT.glob("experiments/*/README.md")) if path.parent.name != "default_posterior"]
+STUDIES = sorted(ROOT.glob("experiments/*/README.md"))
 READMES = [*STUDIES, ROOT / "README.md", ROOT / "experiments" / "README.md"]
 READMES += sorted(ROOT.glob("experiments/*/results/**/README.md"))
 BANNED_IN_STUDIES = (
