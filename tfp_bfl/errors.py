@@ -5,7 +5,7 @@ import math
 import numbers
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 
 class Error(Exception):
@@ -82,11 +82,18 @@ def check_counts(least: int = 1, **values: Any) -> None:
         check_count(value, name, least)
 
 
-def check_number(value: Any, name: str, zero: bool = False) -> float:
+# The range of numbers that are arguments: their squares, and products of two, are finite float32 numbers above 0.
+SMALLEST, LARGEST = 1e-15, 1e15
+# The range of standard deviations that can be pooled.
+_RANGES = dict.fromkeys(("prior_stddev", "initial_stddev", "min_stddev"), (1e-12, 1e6))
+
+
+def check_number(value: Any, name: str, zero: bool = False, within: Optional[tuple[float, float]] = None) -> float:
     """Return `value` as a float.
 
     Raises:
-      InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0.
+      InvalidArgument: it is not a finite number above 0, or, with `zero`, of at least 0; or it is neither 0 nor
+        `within` its range, None for that of `check_range`.
     """
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
@@ -97,6 +104,18 @@ def check_number(value: Any, name: str, zero: bool = False) -> float:
         raise InvalidArgument(
             f"{name} is {shown(value)}, but must be a finite number {'of at least' if zero else 'above'} 0."
         )
+    return check_range(number, name, within)
+
+
+def check_range(number: float, name: str, within: Optional[tuple[float, float]] = None) -> float:
+    """Return a number that is 0 or within a range, None for that of numbers of this name.
+
+    Raises:
+      InvalidArgument: it is another number.
+    """
+    least, most = within or _RANGES.get(name, (SMALLEST, LARGEST))
+    if number and not least <= number <= most:
+        raise InvalidArgument(f"{name} is {number}, but must lie between {least:g} and {most:g}.")
     return number
 
 
@@ -116,9 +135,7 @@ def check_noise(value: Any, name: str = "noise_multiplier") -> float:
     Raises:
       InvalidArgument: it is neither 0 nor a number from `MIN_NOISE` to `MAX_NOISE`.
     """
-    if check_number(value, name, zero=True) and not MIN_NOISE <= value <= MAX_NOISE:
-        raise InvalidArgument(f"{name} is {shown(value)}, but must be 0, or from {MIN_NOISE:g} to {MAX_NOISE:g}.")
-    return float(value)
+    return check_number(value, name, zero=True, within=(MIN_NOISE, MAX_NOISE))
 
 
 # Below it, truncated tails of privacy losses are no longer small beside delta.
@@ -131,7 +148,7 @@ def check_delta(value: Any, name: str = "delta") -> float:
     Raises:
       InvalidArgument: it is below `MIN_DELTA`, or not below 1.
     """
-    if not MIN_DELTA <= check_number(value, name) < 1:
+    if not MIN_DELTA <= check_number(value, name, within=(0.0, LARGEST)) < 1:
         raise InvalidArgument(f"{name} is {shown(value)}, but must be at least {MIN_DELTA:g} and below 1.")
     return float(value)
 

@@ -165,21 +165,25 @@ def composed_epsilon(mechanisms: Sequence[Steps], delta: float = 1e-5) -> Option
 
 @functools.lru_cache(maxsize=1024)
 def _account(mechanisms: tuple[Steps, ...], delta: float) -> float:
-    accounting = _accountant()
+    _accountant()
     mechanisms = tuple(steps for steps in mechanisms if steps.number)
     if not mechanisms:
         return 0.0
+    try:
+        return _bound(mechanisms, delta)
+    except ValueError:  # Rounding makes tiny losses negative, or out of order; those of larger shares bound them.
+        return _bound(tuple(steps._replace(share=max(steps.share, 1e-3)) for steps in mechanisms), delta)
+
+
+def _bound(mechanisms: tuple[Steps, ...], delta: float) -> float:
+    accounting = _accountant()
     stddevs = math.sqrt(sum(number * _squared_shift(noise, share) for noise, share, number in mechanisms))
     if stddevs <= _MOST_STDDEVS and sum(steps.number for steps in mechanisms) <= _MOST_SUMS:
         # A grid of 10^4 to 10^5 points: any grid gives an upper bound.
         one = max(_largest_loss(noise, share) for noise, share, _ in mechanisms)
         grid = max(5e-4 * (stddevs**2 / 2 + 5 * stddevs), 5e-5 * one)
         return _composed(accounting.pld.PLDAccountant(value_discretization_interval=grid), mechanisms, delta)
-    try:
-        return _composed(accounting.rdp.RdpAccountant(), mechanisms, delta)
-    except ValueError:  # Divergences so small that rounding makes them negative; those of larger shares bound them.
-        larger = tuple(steps._replace(share=max(steps.share, 1e-3)) for steps in mechanisms)
-        return _composed(accounting.rdp.RdpAccountant(), larger, delta)
+    return _composed(accounting.rdp.RdpAccountant(), mechanisms, delta)
 
 
 def _composed(accountant: Any, mechanisms: Sequence[Steps], delta: float) -> float:

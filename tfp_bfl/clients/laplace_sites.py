@@ -21,7 +21,7 @@ from tfp_bfl.training.potential import check_independent
 from tfp_bfl.training.schedules import inverse_decay
 from tfp_bfl.training.target import Target
 from tfp_bfl.training.trainer import Trainer
-from tfp_bfl.training.updates import ByOptimizer, Schedule
+from tfp_bfl.training.updates import ByOptimizer, Schedule, check_schedules
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage
 from tfp_bfl.weights.flat import Prior
 
@@ -76,6 +76,7 @@ def laplace_sites(
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
     check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_numbers(temperature=temperature, step_size=step_size, prior_stddev=prior_stddev)
+    check_schedules(learning_rate=learning_rate)
     check_damping(damping)
     if covariance:
         check_fisher(density)

@@ -15,7 +15,7 @@ from tfp_bfl.layers import sampling
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.training.updates import Schedule, rate_of
+from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, Pruned, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
 
@@ -75,10 +75,10 @@ def meta_learning(
     lookup(LEARNERS, learner, "learner")
     check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_numbers(inner_rate=inner_rate, clip_norm=clip_norm, difference=difference)
+    check_schedules(learning_rate=learning_rate, kl_weight=kl_weight)
     if kl_reduction not in KL_REDUCTIONS:
         raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
-    if learning_rate is None:
-        learning_rate = RATES[learner]
+    learning_rate = RATES[learner] if learning_rate is None else learning_rate
     if layout(model_fn()).moving_mean:
         raise InvalidArgument(
             "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "

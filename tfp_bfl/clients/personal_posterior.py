@@ -16,7 +16,7 @@ from tfp_bfl.tensors import Scalar
 from tfp_bfl.training.adam import Moments, adam_step
 from tfp_bfl.training.batches import over_batches, without_initial_values
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
-from tfp_bfl.training.updates import Schedule, rate_of
+from tfp_bfl.training.updates import Schedule, check_schedules, rate_of
 from tfp_bfl.weights import ClientResult, ModelWeights, ServerMessage, TrainingMetrics, layout
 from tfp_bfl.weights.weight_vectors import Vectors, WeightVectors
 
@@ -77,6 +77,7 @@ def personal_posterior(
     model_fn = as_model_fn(model_fn)
     check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_number(kl_weight, "kl_weight")
+    check_schedules(learning_rate=learning_rate)
     density, own_layout = parse_likelihood(likelihood), layout(model_fn())
     if not own_layout.variational or own_layout.moving_mean:
         what = "BatchNorm's statistics" if own_layout.variational else "point weights only"

@@ -17,7 +17,7 @@ from tfp_bfl.training.batches import steps_per_epoch
 from tfp_bfl.training.likelihoods import Likelihood, parse_likelihood
 from tfp_bfl.training.optimizers import Optimizer, optimizer_of
 from tfp_bfl.training.trainer import Trainer
-from tfp_bfl.training.updates import ByOptimizer, Schedule
+from tfp_bfl.training.updates import ByOptimizer, Schedule, check_schedules
 from tfp_bfl.weights import ClientResult, ServerMessage
 
 
@@ -112,6 +112,7 @@ def posterior_averaging(
     """
     model_fn, of_labels = as_model_fn(model_fn), parse_likelihood(likelihood)
     optimizer_of(optimizer_fn)
+    check_schedules(learning_rate=learning_rate)
     check_number(shrinkage, "shrinkage", zero=True)
     check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_counts(0, burn_in_rounds=burn_in_rounds, local_burn_in_epochs=local_burn_in_epochs)

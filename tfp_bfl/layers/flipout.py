@@ -12,15 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.errors import InvalidArgument, check_range, shown
 from tfp_bfl.layers.gaussian import Convolution, Dense, GaussianLayer
 from tfp_bfl.layers.variational_weight import Between, VariationalWeight
 
 # As a prior's standard deviation: sqrt(2 / inputs of a unit), that of the means before training (He et al. 2015).
 FAN_IN = "fan_in"
-
-# Of standard deviations that can be pooled.
-SMALLEST_STDDEV, LARGEST_STDDEV = 1e-12, 1e6
 
 
 class _Flipout(GaussianLayer):
@@ -51,11 +48,8 @@ class _Flipout(GaussianLayer):
             )
         given = {"prior_stddev": self.prior_stddev, "min_stddev": min_stddev, "initial_stddev": initial_stddev}
         for option, stddev in given.items():
-            if not (math.isnan(stddev) or SMALLEST_STDDEV <= stddev <= LARGEST_STDDEV):
-                raise InvalidArgument(
-                    f"{option} is {stddev}, but must lie between {SMALLEST_STDDEV:g} and {LARGEST_STDDEV:g}: its "
-                    "square and the inverse of that are float32."
-                )
+            if not math.isnan(stddev):
+                check_range(stddev, option)
         self.variational_bias = variational_bias
         self.initial_stddev = initial_stddev
         self.min_stddev = min_stddev

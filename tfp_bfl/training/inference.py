@@ -10,7 +10,7 @@ from tfp_bfl.training.likelihoods import Likelihood
 from tfp_bfl.training.natural import ByCurvature
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, Optimizer, optimizer_of, optimizer_rate
 from tfp_bfl.training.schedules import inverse_decay
-from tfp_bfl.training.updates import ByOptimizer, Schedule, Update
+from tfp_bfl.training.updates import ByOptimizer, Schedule, Update, check_schedules
 from tfp_bfl.weights import FlatWeights
 
 INFERENCES = {
@@ -119,6 +119,7 @@ def update_of(
       InvalidArgument: no such inference, optimizer or noise, or a number outside its range.
     """
     optimizer_of(optimizer_fn)
+    check_schedules(learning_rate=learning_rate)
     rate = inverse_decay(default_rate(inference, optimizer_fn)) if learning_rate is None else learning_rate
     if noise is not None:
         lookup(NOISES, noise, "noise")

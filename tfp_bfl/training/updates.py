@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Protocol, Union
+from typing import Any, Callable, NamedTuple, Optional, Protocol, Union
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import without_autograph
 from tfp_bfl.training.optimizers import Optimizer, optimizer_of
 from tfp_bfl.training.target import Target
@@ -105,6 +105,13 @@ class ByOptimizer:
         gradients = iter((in_values, in_log_stddev))
         for group, optimizer, _ in self._groups:
             optimizer.apply_gradients([(next(gradients), variable) for variable in group])
+
+
+def check_schedules(**values: Optional[Schedule]) -> None:
+    """Raise InvalidArgument for a number outside its range; functions of the rounds, and None, are not checked."""
+    for name, value in values.items():
+        if value is not None and not callable(value):
+            check_number(value, name, zero=True)
 
 
 def rate_of(learning_rate: Schedule, round: tf.Tensor) -> Any:

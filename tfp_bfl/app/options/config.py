@@ -28,7 +28,7 @@ from tfp_bfl.app.options.fields import (
 from tfp_bfl.app.options.own_model import OPTIONS as CODE
 from tfp_bfl.app.options.own_model import check_trust, names_code
 from tfp_bfl.app.options.refusals import check_no_file, must_be
-from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_range, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import read_regular
 from tfp_bfl.files.tables import to_csv
@@ -192,6 +192,8 @@ class RunConfig(pydantic.BaseModel):
                 raise InvalidArgument(
                     f"{name} is {shown(value)}, but must be at most {MOST_LETTERS} printable characters."
                 )
+            if isinstance(value, float):
+                check_range(value, name)
         for name, field in type(self).model_fields.items():
             value, names = getattr(self, name), extra(field, "names")
             if names and value is not None and not (name in CODE and names_code(value)):

@@ -11,7 +11,7 @@ from pydantic import Field
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.own_model import names_code
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_delta, check_noise
 
 INT32_MAX = 2**31 - 1
 # Of labels that are numbers.
@@ -325,6 +325,8 @@ class Hidden(Weighted):
         of_clients = ("privacy_variance_clip_norm", "privacy_noise")
         of_both = () if getattr(self, "example_clip_norm", None) is not None else ("privacy_delta",)
         self.require("privacy_clip_norm", "differential privacy", *of_clients, *of_both)
+        check_noise(self.privacy_noise, "privacy_noise")
+        check_delta(self.privacy_delta, "privacy_delta")
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
@@ -364,6 +366,7 @@ class HiddenExamples(Options):
     def check(self, config: Any) -> None:
         super().check(config)
         self.require("example_clip_norm", "differential privacy", "example_noise")
+        check_noise(self.example_noise, "example_noise")
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         given = super().arguments(config, unlabelled)
