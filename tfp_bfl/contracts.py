@@ -182,7 +182,7 @@ class ServerState(NamedTuple):
       federation: its size.
       noise: the seed [2] of noise that hides clients or examples (differential privacy), int32; () without any.
         `simulate` takes it from the operating system, and checkpoints alone hold it: whoever has it can remove the
-        noise. Zeros in the first state.
+        noise. Zeros in the first state, with which no round runs (`federated.secret_seed`).
     """
 
     round: Any

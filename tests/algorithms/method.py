@@ -13,6 +13,8 @@ from tfp_bfl.models import ModelWeights
 
 FLOOR = 1e-3
 SEED = 3
+# Of the noise of private processes.
+SECRET = (5, 6)
 SOURCE = load("breast_cancer")
 CLIENTS = Clients(SOURCE, [np.arange(0, 9), np.arange(9, 30), np.arange(30, 45)])
 # A client of one class alone has a posterior that says so: the product of few such clients does not classify.
@@ -60,8 +62,9 @@ def built(work):
 
 
 def begin(process):
-    """The state before the first round of a federation of all three clients."""
-    return process.with_clients(process.local.initialize(), range(len(SIZES)), SIZES)
+    """The state before the first round of a federation of all three clients; of a private process with `SECRET`."""
+    state = process.with_clients(process.local.initialize(), range(len(SIZES)), SIZES)
+    return state if isinstance(state.noise, tuple) else state._replace(noise=np.int32(SECRET))
 
 
 @functools.cache
@@ -70,8 +73,7 @@ def result_of(work, model_fn, client):
     weights, federation = models.get_weights(model_fn()), models.Federation(len(SIZES), sum(SIZES))
     row = work.memory(weights, SIZES[client] / sum(SIZES)) if isinstance(work, ClientWork) and work.memory else ()
     message = models.ServerMessage(weights, tf.constant(0), memory=row, federation=federation)
-    # Rounds of private examples also fold the secret seed, which is zero until `simulate` draws it.
-    secret = (0, 0) if isinstance(work, ClientWork) and work.is_private else ()
+    secret = SECRET if isinstance(work, ClientWork) and work.is_private else ()
     return built(work)(message, tf.nest.map_structure(tf.constant, CLIENTS.examples(client)), fold(0, client, *secret))
 
 

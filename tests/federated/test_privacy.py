@@ -18,6 +18,7 @@ pytest.importorskip("dp_accounting")
 
 TRAIN = bfl.data.load("breast_cancer")
 CLIENTS = TRAIN.partition(bfl.data.iid(30), seed=0)
+SECRET = 7
 HIDDEN = Privacy(clip_norm=5.0, noise_multiplier=0.3, cohort_size=6)
 
 
@@ -29,9 +30,9 @@ def process_of(privacy=HIDDEN, rule="log_linear_pool", kind="flipout", **options
 
 
 def simulate(process, clients=CLIENTS, rounds=3, **options):
-    """A run that can be repeated: its secret seed is zero, so that who is drawn is known."""
+    """A run that can be repeated: its secret seed is `SECRET`, so that who is drawn is known."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulation, "secret_seed", lambda: np.zeros(2, np.int32))
+        patch.setattr(simulation, "secret_seed", lambda: np.int32([SECRET, 0]))
         return bfl.simulate(process, clients, rounds, engine="local", **options)
 
 
@@ -59,7 +60,7 @@ def test_a_run_tells_its_epsilon_and_draws_clients_that_differ_in_number():
 def test_a_round_for_which_nobody_was_drawn_adds_noise_alone():
     quiet = process_of(HIDDEN._replace(cohort_size=1, noise_multiplier=0.0, clip_norm=100.0))
     loud = process_of(HIDDEN._replace(cohort_size=1, noise_multiplier=0.01))
-    empty = next(n for n in range(2, 20) if not len(each_drawn(30, 1, n, seed=0)))
+    empty = next(n for n in range(2, 20) if not len(each_drawn(30, 1, n, seed=SECRET)))
     for process, moves in ((quiet, False), (loud, True)):
         states = [simulate(process, rounds=rounds, seed=0).state.weights for rounds in (empty - 1, empty)]
         before, after = (np.concatenate([np.ravel(x) for x in tf.nest.flatten(s)]) for s in states)
@@ -86,6 +87,24 @@ def test_noise_is_secret_and_a_run_goes_on_with_its_own(hides, tmp_path):
     for a, b in zip(numbers_of(whole.state), numbers_of(again.state)):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(whole.state.noise, first.state.noise)
+
+
+@pytest.mark.parametrize("hides", ["clients", "examples"])
+@pytest.mark.parametrize("engine", ["local", "tff"])
+def test_rounds_without_simulate_require_a_secret_seed(hides, engine):
+    of_examples = {"privacy": None, "example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
+    process = process_of() if hides == "clients" else process_of(**of_examples)
+    if engine == "tff":  # Which sees no numbers before the graph runs.
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"pass state\._replace\(noise=federated\.secret_seed"):
+            process.round.broadcast(process.local.initialize())
+        return
+    first, data = process.local.initialize(), [CLIENTS.dataset(0)]
+    with pytest.raises(InvalidArgument, match=r"pass state\._replace\(noise=federated\.secret_seed\(\)\)"):
+        process.local.next(first, data)
+    one, same, other = (process.local.next(first._replace(noise=np.int32(x)), data) for x in ([1, 2], [1, 2], [1, 3]))
+    mean = lambda output: output.state.weights.posterior.mean[0]
+    assert np.array_equal(mean(one), mean(same)) and not np.array_equal(mean(one), mean(other))
+    assert not np.array_equal(bfl.federated.secret_seed(), bfl.federated.secret_seed())
 
 
 def test_without_privacy_there_is_no_secret_seed():

@@ -21,7 +21,7 @@ from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
 from tfp_bfl.federated.process import BayesianProcess, build_process
 from tfp_bfl.federated.round import Round
-from tfp_bfl.federated.simulation import SimulationResult, simulate
+from tfp_bfl.federated.simulation import SimulationResult, secret_seed, simulate
 from tfp_bfl.federated.threads import share_cores
 from tfp_bfl.servers.optimizers import SERVER_OPTIMIZERS, server_optimizer
 
@@ -104,6 +104,7 @@ __all__ = [
     "ray_runtime",
     "remote_workers",
     "require_tff",
+    "secret_seed",
     "server_optimizer",
     "share_cores",
     "simulate",

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import Metrics, ServerState
 from tfp_bfl.errors import ComputationError, InvalidArgument
-from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, summed, types_of
+from tfp_bfl.federated.round import Broadcast, Contribute, Contribution, Round, check_secret, summed, types_of
 from tfp_bfl.federated.threads import start
 from tfp_bfl.tensors import TensorTree
 
@@ -55,8 +55,10 @@ class LocalEngine:
 
         Raises:
           ComputationError: an operation of a client's work raised.
-          InvalidArgument: a client is in the datasets twice, and would count twice.
+          InvalidArgument: a client is in the datasets twice, and would count twice; or the process is private, and the
+            state has no secret seed.
         """
+        check_secret(state)
         try:
             state = tf.nest.map_structure(tf.convert_to_tensor, state)
             total = functools.reduce(self._add, self._contributions(self._broadcast(state), datasets))

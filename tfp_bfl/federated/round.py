@@ -12,10 +12,12 @@ import collections
 from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, Protocol, TypeVar, Union
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.contracts import ClientWork, Metrics, ModelRule, ServerState, ServerStep, Work
 from tfp_bfl.data import ClientExamples
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.federated.extras import anchored, joined, parted, root_mean_square
 from tfp_bfl.federated.faults import Limits, find_fault, is_sound, posterior_of
 from tfp_bfl.federated.memory import find_row, no_rows, replace_rows
@@ -25,6 +27,10 @@ from tfp_bfl.weights import ClientResult, Federation, ModelWeights, ServerMessag
 from tfp_bfl.weights.kinds import Given, Sent, Statistics
 
 Summed = TypeVar("Summed")
+NO_SECRET = (
+    "Noise that hides clients or examples follows from a secret seed, and that of the state is zero: pass "
+    "state._replace(noise=federated.secret_seed()), or call simulate, which does."
+)
 Weigh = Callable[[MeanField, MeanField, tf.Tensor], tf.Tensor]
 
 
@@ -163,7 +169,7 @@ def make_round(
     def broadcast(state: ServerState) -> Broadcast:
         told = server_step.tell(state.step, state.weights)
         message = ServerMessage(state.weights, state.round, told, state.memory, state.federation)
-        return Broadcast(state.seed, message, state.noise)
+        return Broadcast(state.seed, message, _secret(state.noise))
 
     def take(
         message: ServerMessage,
@@ -231,6 +237,20 @@ def make_round(
     return Round(
         initialize, broadcast, client_work.build, take, build_client, rule.merge, add, conclude, element_spec, seed
     )
+
+
+def _secret(noise: TensorTree) -> TensorTree:
+    """Return a secret seed that is not zero, checked where the graph runs, or () of a process that is not private."""
+    if not tf.nest.flatten(noise):
+        return noise
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_any(tf.not_equal(noise, 0)), [NO_SECRET])]):
+        return tf.identity(noise)
+
+
+def check_secret(state: ServerState) -> None:
+    """Raise InvalidArgument for a state of a private process without a secret seed."""
+    if not isinstance(state.noise, tuple) and not np.any(state.noise):
+        raise InvalidArgument(NO_SECRET)
 
 
 def summed(
