@@ -4,12 +4,15 @@ import logging
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.federated.toys import spoilt
 from tfp_bfl import algorithms, federated, models
 from tfp_bfl.clients import ExamplePrivacy
 from tfp_bfl.data import Clients, Source
 from tfp_bfl.errors import Diverged, Error
+from tfp_bfl.federated.attempts import NO_CLIENTS, Outcome
+from tfp_bfl.federated.faults import FAULTS
 from tfp_bfl.federated.notices import divergence_clause, smaller_rate
 
 NUM_CLIENTS, NUM_EXAMPLES = 3, 8
@@ -29,6 +32,8 @@ def process(kind="deterministic", **options):
 def diverged_at(process, clients=CLIENTS):
     local = process.local
     state = process.with_clients(local.initialize(), range(NUM_CLIENTS), clients.sizes)
+    if not isinstance(state.noise, tuple):
+        state = state._replace(noise=np.int32([1, 2]))
     report = local.next(state, clients.shards(range(NUM_CLIENTS), most=2)).metrics["clients"]
     return report["diverged_at"].tolist()
 
@@ -42,13 +47,13 @@ def test_the_first_step_with_a_loss_beyond_all_bounds(learning_rate, step):
 def test_a_last_step_that_leaves_weights_that_are_not_finite():
     """Its loss was finite; those of client 1 stay finite."""
     features = spoilt(SOURCE, 1e3 * FEATURES)
-    options = {"local_epochs": 1, "learning_rate": 3e38, "optimizer_fn": "sgd"}
+    options = {"local_epochs": 1, "learning_rate": lambda rounds: tf.constant(3e38), "optimizer_fn": "sgd"}
     assert diverged_at(process(**options), Clients(features, CLIENTS.indices)) == [1, 0, 1]
 
 
 def test_client_work_with_private_examples_does_not_report_the_step():
-    privacy = ExamplePrivacy(clip_norm=1e38, noise_multiplier=1.0)
-    assert diverged_at(process(learning_rate=1e38, optimizer_fn="sgd", example_privacy=privacy)) == [0] * NUM_CLIENTS
+    privacy = ExamplePrivacy(clip_norm=1e15, noise_multiplier=1.0)
+    assert diverged_at(process(learning_rate=1e15, optimizer_fn="sgd", example_privacy=privacy)) == [0] * NUM_CLIENTS
 
 
 @pytest.mark.parametrize("algorithm", ["variational", "partitioned_vi"])
@@ -99,3 +104,15 @@ def test_the_rate_to_try(settings, clause):
 def test_the_first_divergence_of_several():
     assert divergence_clause({4: 0, 7: 3, 2: 3, 5: 9}) == "; training diverged first at client 2, in local step 3"
     assert divergence_clause({4: 0}) == divergence_clause({}) == ""
+
+
+@pytest.mark.parametrize("fault", [x for x in FAULTS if x])
+def test_the_learning_rate_is_named_where_changes_are_not_finite_or_huge(fault):
+    report = {"client": np.int32([4]), "fault": np.int32([FAULTS.index(fault)]), "diverged_at": np.int32([0])}
+    size = ("no examples", "fewer examples than min_examples", "more examples than it was given")
+    others = (*size, "a standard deviation below min_stddev", "the server's state has no memory of it")
+    assert Outcome(None, {"clients": report}).diverges == (fault not in others)
+
+
+def test_a_computation_that_raised_says_nothing_of_the_rate():
+    assert not Outcome(None, {"clients": NO_CLIENTS}, {3: "A computation failed: Type mismatch"}).diverges

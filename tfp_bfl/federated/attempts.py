@@ -14,7 +14,7 @@ from tfp_bfl.contracts import ServerState
 from tfp_bfl.data import ClientData, ClientFiles, Parties, answering, cohort, each_drawn
 from tfp_bfl.errors import ComputationError, Diverged, Error, InvalidArgument, WorkerError
 from tfp_bfl.federated.engines import Engine
-from tfp_bfl.federated.faults import FAULTS, within
+from tfp_bfl.federated.faults import DIVERGENCE, FAULTS, within
 from tfp_bfl.federated.notices import divergence_clause, loss_warning, smaller_rate
 from tfp_bfl.federated.options import Cohorts
 from tfp_bfl.federated.process import BayesianProcess
@@ -61,6 +61,11 @@ class Outcome(NamedTuple):
         report = self.metrics["clients"]
         found = zip(report["client"].tolist(), report["fault"].tolist())
         return dict(sorted({**{client: FAULTS[fault] for client, fault in found if fault}, **self.left_out}.items()))
+
+    @property
+    def diverges(self) -> bool:
+        """Whether some client was left out because what it sends is not finite, or huge."""
+        return not DIVERGENCE.isdisjoint(self.faulty.values())
 
     @property
     def described(self) -> str:
@@ -151,9 +156,9 @@ class Attempts:
                     self._warn(outcome)
                     num_dropped = len(chosen) - len(present)
                     return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
-                reasons = f"every client was faulty: {outcome.described}"
+                reasons = f"every client was faulty: {outcome.described}{self._rather() if outcome.diverges else ''}"
             logger.warning("Attempt %d at round %d failed: %s.", attempt + 1, number, reasons)
-        raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}{self._rather()}.")
+        raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:
         """Return a round that does not tell who was in it: it is not tried again, and nobody is left out

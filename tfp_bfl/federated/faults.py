@@ -26,6 +26,8 @@ FAULTS = (
     "more examples than it was given",
     "the server's state has no memory of it",
 )
+# Faults of changes that are not finite, or huge.
+DIVERGENCE = frozenset((*FAULTS[2:6], "change beyond max_change_norm"))
 # BatchNorm's moments are of features in whatever units; of other structures, such as gradients, no square overflows.
 _MAX_MOMENT, _MAX_OTHER = 1e9, 1e15
 # Of the floor of variances, which what the layers hold meets but for rounding.
