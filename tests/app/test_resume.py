@@ -217,3 +217,20 @@ def test_checkpoints_that_are_all_damaged_are_refused_unchanged(begun, capsys):
     assert run_command_line(["run", "--resume", str(begun)]) == 2
     assert "Every checkpoint in" in capsys.readouterr().err
     assert contents(begun) == before
+
+
+def test_a_changed_test_set_is_refused(tmp_path, capsys, monkeypatch):
+    """The scores of one run are of one test set."""
+    rng = np.random.default_rng(0)
+    lines = ["x,label", *(f"{x:.4f},{'ab'[x > 0]}" for x in rng.normal(size=60))]
+    (tmp_path / "train.csv").write_text("\n".join(lines))
+    (tmp_path / "test.csv").write_text("\n".join(lines[:30]))
+    monkeypatch.chdir(tmp_path)
+    given = ["--dataset", "train.csv", "--test-data", "test.csv", "--clients", "2", "--cohort-size", "2"]
+    assert run_command_line(["run", *ARGUMENTS[:-8], *given, "--partition", "iid", "--output", "run"]) == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "test.csv").write_text("\n".join([*lines[:29], "0.5,b"]))
+    before = contents(tmp_path / "run")
+    capsys.readouterr()
+    refused(["--resume", "run"], capsys, "are of another test data, ")
+    assert contents(tmp_path / "run") == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, TypedDict, Union
 
 import tensorflow as tf
@@ -48,11 +49,14 @@ class Checkpointing(NamedTuple):
         was not interrupted.
       every: Number of rounds between checkpoints; the last round is always saved, also if the next one fails.
       keep: Number of checkpoints on disk; older ones are deleted.
+      about: Name -> words: what else a checkpoint must agree with, such as a digest of the data on which `evaluate`
+        scores.
     """
 
     folder: Optional[Path] = None
     every: int = 1
     keep: int = 3
+    about: Mapping[str, str] = MappingProxyType({})
 
 
 class Monitor(NamedTuple):

@@ -158,7 +158,18 @@ def simulate(
 
 
 def secret_seed() -> np.ndarray:
-    """Return a seed [2] from the operating system, for noise that hides clients or examples."""
+    """Return a seed from the operating system, for noise that hides clients or examples.
+
+    `simulate` draws one before the first round. A program that calls `initialize` and `next` of a private process
+    gives it to the first state; equal seeds give equal noise.
+
+    Returns:
+      int32 [2].
+
+    Example:
+      >>> bfl.federated.secret_seed().shape
+      (2,)
+    """
     return np.frombuffer(os.urandom(8), np.int32)
 
 
@@ -294,8 +305,9 @@ class _Run:
         size, popularity, dropout, _ = self._settings.cohorts
         sampling = f"cohorts of {size or 'all'}, dropout {dropout:g}"
         sampling += "" if popularity is None else f", popularity {popularity:g}"
-        description = {**self._process.description, "clients": self._clients.description, "sampling": sampling}
-        return Checkpoints(folder, description, self._settings.checkpoints.keep)
+        about, keep = self._settings.checkpoints.about, self._settings.checkpoints.keep
+        of_run = {"clients": self._clients.description, "sampling": sampling}
+        return Checkpoints(folder, {**self._process.description, **of_run, **about}, keep)
 
     def _scores(self, number: int, outcome: Outcome, has_spread: bool) -> Row:
         process, monitor, row = self._process, self._monitor, {}

@@ -172,14 +172,14 @@ def _simulated(
     runtime: Any,
 ) -> bfl.federated.SimulationResult:
     """Run the rounds."""
-    config = job.config
+    config, test = job.config, {"test data": f"{job.test.num_examples} examples ({job.test.sha256()[:8]})"}
     return bfl.federated.simulate(
         job.trained,
         clients,
         rounds=config.rounds,
         cohorts=bfl.federated.Cohorts(config.cohort_size, config.popularity, config.dropout, config.max_retries),
         seed=config.seed,
-        checkpoints=bfl.federated.Checkpointing(folder, config.checkpoint_every, config.keep_checkpoints),
+        checkpoints=bfl.federated.Checkpointing(folder, config.checkpoint_every, config.keep_checkpoints, test),
         monitor=bfl.federated.Monitor(job.evaluate, config.evaluate_every, on_round=on_round),
         start=start,
         prediction=bfl.federated.Prediction(config.average_rounds, batch_norm_examples=job.batch_norm_examples),
