@@ -160,3 +160,10 @@ def test_loads_a_prepared_tfds_dataset():
     assert data.load("fashion_mnist", split="train[:1%]").num_examples == 600
     with pytest.raises(InvalidArgument, match="fashion_mnist has no split 'val': its splits are 'test'"):
         data.load("fashion_mnist", split="val")
+
+
+def test_a_partition_is_no_text():
+    with pytest.raises(
+        InvalidArgument, match=r"partition is 'dirichlet:0.5', but must be .* dirichlet\(num_clients=10"
+    ):
+        data.load("digits").partition("dirichlet:0.5", seed=0)

@@ -96,7 +96,7 @@ def checked_labels(labels: Any, num_examples: int, class_names: Sequence[str]) -
 
 
 def checked_targets(targets: Any, num_examples: int) -> np.ndarray:
-    """Return numbers to regress on: float32 [N].
+    """Return numbers to regress on: float64 [N], each of which has a finite float32.
 
     Raises:
       InvalidArgument: they are not one a feature row, no numbers, or not finite.
@@ -112,13 +112,13 @@ def checked_targets(targets: Any, num_examples: int) -> np.ndarray:
             f"number for each of the {num_examples} examples."
         )
     with np.errstate(over="ignore"):
-        array = array.astype(np.float32)
-    if not np.isfinite(array).all():
+        finite = np.isfinite(array.astype(np.float32))
+    if not finite.all():
         raise InvalidArgument(
-            f"labels hold a number that is not finite, or too large, in example {int(np.argmin(np.isfinite(array)))}: "
-            "fill it in, or leave that example out."
+            f"labels hold a number that is not finite, or too large, in example {int(np.argmin(finite))}: fill it in, "
+            "or leave that example out."
         )
-    return array
+    return array.astype(np.float64)
 
 
 def _check_finite(array: np.ndarray) -> None:

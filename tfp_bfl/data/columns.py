@@ -120,7 +120,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     labels = numbers(table, [label], troubles)[:, 0] if reading.regresses else texts(table, label, troubles)
     troubles.check()
     names = () if reading.regresses else ordered(labels)
-    return Examples(features.astype(np.float32), labels, owners, columns, names)
+    return Examples(features, labels, owners, columns, names)
 
 
 def check_columns(table: Any, columns: Sequence[str], where: str) -> None:

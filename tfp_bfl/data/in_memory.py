@@ -56,7 +56,10 @@ def examples_in(value: Any, where: str, reading: Reading) -> Examples:
         lookup(dict.fromkeys(_PARTS), name, f"array of {where}")
     if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
         raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
-    features, owners = checked_features(arrays["features"]), arrays.get("clients")
+    given, owners = arrays["features"], arrays.get("clients")
+    features = checked_features(given)
+    if features.ndim == 2:  # As they were given: standardisation is exact, and rounds once.
+        features = np.asarray(given)
     if owners is not None:
         owners = np.asarray(owners)
         if owners.shape != (len(features),):

@@ -17,7 +17,7 @@ from tfp_bfl.data._random import generator
 from tfp_bfl.data.checks import checked_features, checked_labels, checked_targets
 from tfp_bfl.data.clients import ClientExamples, Clients
 from tfp_bfl.data.partitions import Partition
-from tfp_bfl.errors import InvalidArgument, check_count, missing_package
+from tfp_bfl.errors import InvalidArgument, check_count, missing_package, shown
 
 if TYPE_CHECKING:  # Imported where it is used: names and partitions do without.
     import tensorflow as tf
@@ -136,7 +136,7 @@ class Source(Learnt):
         features = checked_features(self.features)
         class_names: tuple[str, ...] = ()
         if self.target is not None:
-            labels = checked_targets(self.labels, len(features))
+            labels = checked_targets(self.labels, len(features)).astype(np.float32)
         else:
             labels, class_names = checked_labels(self.labels, len(features), self.class_names)
         for name, value in {"features": features, "labels": labels, "class_names": class_names}.items():
@@ -182,6 +182,11 @@ class Source(Learnt):
           >>> clients.num_clients, clients.sizes
           (3, array([439, 386, 613]))
         """
+        if not callable(partition):
+            raise InvalidArgument(
+                f"partition is {shown(partition)}, but must be one of tfp_bfl.data, such as dirichlet(num_clients=10, "
+                "alpha=0.5)."
+            )
         return Clients(self, partition(self.strata, seed))
 
     def subset(self, num_examples: int, seed: int) -> Source:
