@@ -8,7 +8,9 @@ import pytest
 import tfp_bfl as bfl
 from tests.parties.test_deployment import OPTIONS, Channel, hospitals, run  # noqa: F401  (a fixture)
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.parties.comparison import score_doubts
 from tfp_bfl.parties.deployment.channel import DESCRIBE
+from tfp_bfl.parties.deployment.site import FILE, check
 from tfp_bfl.parties.schema import MOST_CLASSES
 
 
@@ -100,3 +102,36 @@ def test_a_run_names_the_site_before_its_first_round_and_in_its_summary(hospital
     ).encode()
     with pytest.raises(Error, match="west"):
         run(hospitals, channel, "second", quorum=3)
+
+
+def scored(**sites):
+    """Sums of sites: name -> (correct, count)."""
+    return {name: {"correct": float(k), "count": float(n)} for name, (k, n) in sites.items()}
+
+
+def test_a_site_with_swapped_labels_is_named_by_its_scores():
+    (sentence,) = score_doubts(scored(north=(36, 38), south=(35, 37), west=(2, 38)))
+    assert sentence.startswith("west's labels agree with the model's predictions in 2 of 38 test examples, the other")
+    # As few examples as this, or a model that has learnt little, say nothing.
+    assert score_doubts(scored(north=(9, 10), south=(9, 10), west=(1, 10))) == []
+    assert score_doubts(scored(north=(60, 100), south=(55, 100), west=(35, 100))) == []
+    assert score_doubts(scored(north=(90, 100))) == score_doubts({}) == []
+    assert score_doubts({name: {"count": 9.0, "square": 1.0} for name in ("north", "west")}) == []
+
+
+def test_sites_with_examples_alike_are_not_named():
+    """200,000 federations of four sites, 30 test examples each: the bound allows 0.8 false alarms; there is none."""
+    rng = np.random.default_rng(0)
+    correct = rng.binomial(30, rng.uniform(0.2, 1, [200_000, 1]), [200_000, 4])
+    suspicious = correct[2 * correct.min(1) < correct.max(1) - 10]
+    for row in suspicious[:5_000]:
+        assert score_doubts(scored(**{str(i): (k, 30) for i, k in enumerate(row)})) == []
+
+
+def test_rare_classes_are_named_at_the_site_and_not_sent(tmp_path):
+    rows = "".join(f"{i / 7},{'sick' if i % 12 == 0 else 'well'}\n" for i in range(60))
+    (tmp_path / "d.csv").write_text("x,label\n" + rows)
+    (tmp_path / FILE).write_text("data: d.csv\n")
+    line, sent = check(tmp_path).split("\n", 1)[1].split("\n", 1)
+    assert line == "Classes with fewer than 10 examples, of which little is learnt: 'sick' (4)."
+    assert "little is learnt" not in sent and '"class_names"' in sent

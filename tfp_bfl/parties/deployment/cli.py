@@ -10,7 +10,7 @@ import click
 
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.config import OF_ONE_PLACE
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.parties.deployment.signals import ends_with_cleanup
 
 DEPLOY_EXAMPLES = """
@@ -95,7 +95,12 @@ class _Run(Grouped):
 @click.option("--output", required=True, metavar="FOLDER", help="A new one, for the result.")
 @click.option("--quorum", type=click.IntRange(1), default=2, show_default=True, help="Fewest parties of a round.")
 @click.option(
-    "--deadline", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds that a party has."
+    "--deadline",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    callback=lambda context, option, value: check_number(value, "--deadline"),  # FloatRange accepts nan and inf.
+    help="Seconds that a party has.",
 )
 @click.option(
     "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads the sum of those who answer."

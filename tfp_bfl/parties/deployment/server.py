@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 import logging
@@ -20,12 +21,16 @@ from tfp_bfl.app.options.config import OF_ONE_PLACE, RunConfig
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import stored_arrays, to_bytes, write_arrays
+from tfp_bfl.parties.comparison import score_doubts
 from tfp_bfl.parties.deployment.attendance import gather
 from tfp_bfl.parties.deployment.channel import BEGIN, MOST_BYTES, NO_RUN, ROUND, SCORE, Channel, Refusal, Reply
 from tfp_bfl.parties.deployment.job import check_name, make_job, to_json
 from tfp_bfl.parties.deployment.site import OFFER
 
 logger = logging.getLogger(__name__)
+
+# Silent rounds in a row after which a party is not waited for in each round, and the most rounds without asking it.
+_PATIENCE, _LONGEST_REST = 2, 16
 
 # In a result's folder, why there is no more of it.
 FAILURE = "failure.txt"
@@ -106,12 +111,14 @@ def serve(
             f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
         )
         sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
-        scores = _Scores(channel, {party: reported[party].get("num_test", 0) for party in names}, sums_of, tell.note)
+        carrier = _Carrier(channel, names, jobs, there.refused, tell.note, quorum)
+        tests = {party: reported[party].get("num_test", 0) for party in names}
+        scores = _Scores(channel, tests, sums_of, tell.note, carrier)
         with recorder(folder, config, tell, None) as on_round:
             result = bfl.federated.simulate_parties(
                 process,
                 parties,
-                _Carrier(channel, names, jobs, there.refused, tell.note),
+                carrier,
                 config.rounds,
                 quorum,
                 bfl.federated.SealedEngine if secure_sums else bfl.federated.PartyEngine,
@@ -127,7 +134,10 @@ def serve(
                 max_retries=config.max_retries,
             )
         there.write(folder)
-        warnings = [*there.absences(), *doubts, *scores.absences()]
+        suspects = score_doubts(scores.last)
+        for warning in suspects:
+            tell.phase(warning)
+        warnings = [*there.absences(), *doubts, *scores.absences(), *suspects]
         _write(folder, config, weights, schema, parties, result, scores.last, hidden, warnings)
     return folder
 
@@ -136,6 +146,9 @@ class _Carrier:
     """`federated.Transport` by a channel: rounds' messages as bytes.
 
     A party that was started anew or did not hear of the run is told of it before the next round, and is in that again.
+    All parties of a round have one deadline. A party that was silent in `_PATIENCE` rounds in a row is left out of the
+    next rounds without being waited for, first as many as that, and after each further silent round twice as many,
+    at most `_LONGEST_REST`. It is asked nonetheless where the quorum needs it.
 
     Args:
       channel: that reaches the parties.
@@ -143,6 +156,10 @@ class _Carrier:
       jobs: name -> what that party is told of the run.
       refused: name -> why that party takes no part, which is kept up to date.
       tell: is given a line when a party does not answer, and when it answers again.
+      quorum: the fewest answers of a round.
+
+    Attributes:
+      silent: the parties that did not answer when they were last asked.
     """
 
     def __init__(
@@ -152,14 +169,23 @@ class _Carrier:
         jobs: Mapping[str, bytes],
         refused: dict[str, str],
         tell: Callable[[str], None],
+        quorum: int = 1,
     ):
         self._channel, self._names, self._jobs, self._refused, self._tell = channel, names, jobs, refused, tell
+        self._quorum = quorum
         self._again: set[str] = set()
-        self._silent: set[str] = set()
+        self.silent: set[str] = set()
+        # Of a silent party: silent rounds in a row, and rounds for which it is not asked.
+        self._misses: collections.Counter[str] = collections.Counter()
+        self._rest: collections.Counter[str] = collections.Counter()
 
     def ask(self, numbers: Sequence[int], message: Mapping[str, np.ndarray]) -> Iterator[tuple[int, Any]]:
         """Implement `federated.Transport.ask`."""
-        asked = [self._names[number] for number in numbers]
+        invited = [self._names[number] for number in numbers]
+        resting = self._resting(invited)
+        for party in resting:
+            yield self._names.index(party), f"it has not answered in {self._misses[party]} rounds and was not asked"
+        asked = [party for party in invited if party not in resting]
         self._begin_again([party for party in asked if party in self._again])
         silent = set(asked)
         for party, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
@@ -169,11 +195,24 @@ class _Carrier:
             elif not isinstance(reply, Refusal):
                 self._refused.pop(party, None)
             yield self._names.index(party), _arrays(reply)
-        for party in sorted(silent - self._silent):
+        for party in sorted(silent - self.silent):
             self._tell(f"{party} did not answer in time: rounds go on without it until it answers again")
-        for party in sorted(self._silent.intersection(asked) - silent):
+        for party in sorted(self.silent.intersection(asked) - silent):
             self._tell(f"{party} answers again")
-        self._silent = silent | self._silent.difference(asked)
+        for party in asked:
+            self._misses[party] = self._misses[party] + 1 if party in silent else 0
+            beyond = self._misses[party] - _PATIENCE
+            self._rest[party] = min(_PATIENCE * 2**beyond, _LONGEST_REST) if beyond >= 0 else 0
+        self.silent = silent | self.silent.difference(asked)
+
+    def _resting(self, invited: Sequence[str]) -> list[str]:
+        """Return the parties that are left out of this round for their silence."""
+        found = [party for party in invited if self._rest[party]]
+        if len(invited) - len(found) < self._quorum:
+            return []
+        for party in found:
+            self._rest[party] -= 1
+        return found
 
     def _begin_again(self, parties: Sequence[str]) -> None:
         if not parties:
@@ -188,16 +227,22 @@ class _Carrier:
 
 
 class _Scores:
-    """Scores of a model on what the parties hold out, from sums.
+    """Scores of a model on what the parties hold out, from sums. Parties that were silent in the round are not asked.
 
     Attributes:
       last: party -> its sums, of the last model scored.
     """
 
     def __init__(
-        self, channel: Channel, sizes: Mapping[str, int], spec: Mapping[str, Any], tell: Callable[[str], None]
+        self,
+        channel: Channel,
+        sizes: Mapping[str, int],
+        spec: Mapping[str, Any],
+        tell: Callable[[str], None],
+        carrier: _Carrier,
     ):
         self._channel, self._sizes, self._spec, self._tell = channel, sizes, spec, tell
+        self._carrier = carrier
         self._without: list[str] = []
         self.last: dict[str, dict[str, np.ndarray]] = {}
 
@@ -211,7 +256,8 @@ class _Scores:
         """Return the scores over all parties that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
         answers = {}
-        for party, reply in self._channel.ask(SCORE, dict.fromkeys(self._sizes, content)):
+        asked = [party for party in self._sizes if party not in self._carrier.silent]
+        for party, reply in self._channel.ask(SCORE, dict.fromkeys(asked, content)):
             try:
                 arrays = _arrays(reply)
                 if isinstance(arrays, str):

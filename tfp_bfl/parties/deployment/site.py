@@ -23,6 +23,7 @@ from tfp_bfl.errors import MIN_DELTA, InvalidArgument, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
+from tfp_bfl.parties.comparison import rare_classes
 from tfp_bfl.parties.deployment import keys
 from tfp_bfl.parties.deployment.channel import NO_RUN
 from tfp_bfl.parties.deployment.job import check_name, from_json, make_job
@@ -76,7 +77,7 @@ class PartyFile(pydantic.BaseModel):
     share_scores: bool = True
     allow_single_posteriors: bool = True
     only_secure_sums: bool = False
-    max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0)
+    max_example_epsilon: Optional[float] = pydantic.Field(None, gt=0, allow_inf_nan=False)
     delta: float = pydantic.Field(1e-5, ge=MIN_DELTA, lt=1)
 
 
@@ -388,6 +389,7 @@ def check(folder: Union[str, os.PathLike[str]]) -> str:
     )
     return (
         f"{summary['num_examples']:,} examples {summary['element_shape']} to train on, {kinds}: as {FILE} says.\n"
+        f"{rare_classes(site._train)}"
         "When a run begins, a server that asks what data there are is sent this, and nothing else:\n"
         f"{json.dumps(summary, indent=1, ensure_ascii=False)}"
     )
