@@ -98,3 +98,9 @@ def test_training_on_whole_numbers():
 def test_numbers_that_are_not_finite_are_refused():
     with pytest.raises(InvalidArgument, match="features hold 1 numbers that are not finite, the first in example 2"):
         bfl.evaluation.predict(model((3,)), np.where(np.arange(18).reshape(6, 3) == 7, np.nan, TABLE))
+
+
+@pytest.mark.parametrize("score", [bfl.evaluation.evaluate, bfl.evaluation.predict], ids=lambda x: x.__name__)
+def test_the_model_comes_first(score):
+    with pytest.raises(InvalidArgument, match=r"model comes before the features: .* here is a ndarray"):
+        score(TABLE, *([LABELS] if score is bfl.evaluation.evaluate else []), model((3,)))

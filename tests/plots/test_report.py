@@ -285,3 +285,8 @@ def test_a_federation_has_its_parties_sums_and_no_example(tmp_path):
     ]
     without = page(tmp_path / "none.html", federation(north=None))
     assert "Sites" in headings(without) and "Reliability diagram" not in headings(without)
+
+
+def test_the_path_comes_first(tmp_path):
+    with pytest.raises(InvalidArgument, match="path comes first: the file to write, and here is a RunResults"):
+        plots.write_report(run(), tmp_path / "r.html")

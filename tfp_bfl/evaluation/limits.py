@@ -144,14 +144,15 @@ def abstention_limit(
     _check_share(accuracy, "accuracy")
     number = len(check_scores(uncertainty, "uncertainty"))
     tried = [int(np.argmax(curve.coverage >= i / _TRIES - _ROUNDING)) for i in range(1, _TRIES + 1)]
-    passes = lambda j: _bound(curve, j, number, confidence) <= 1 - accuracy
-    best = max(filter(passes, tried if confidence else range(len(curve.limit))), default=-1)
+    bounds = {j: _bound(curve, j, number, confidence) for j in (tried if confidence else range(len(curve.limit)))}
+    best = max((j for j, risk in bounds.items() if risk <= 1 - accuracy), default=-1)
     if best < 0:
-        least = math.ceil(math.log((1 - confidence) / _TRIES) / math.log(accuracy)) if confidence else 1
+        safest = min(bounds, key=lambda j: (bounds[j], -j))
+        most = math.floor(1e3 * (1 - bounds[safest])) / 1e3
         raise InvalidArgument(
-            f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: that requires at least "
-            f"{least} held-out examples of lowest uncertainty without an error, of {number} in total; lower the "
-            "accuracy or the confidence, or hold out more examples."
+            f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: these {number} "
+            f"held-out examples support at most {most:g}, at coverage {curve.coverage[safest]:.0%}; lower the accuracy or the "
+            "confidence, or hold out more examples."
         )
     return _limit(curve, best)
 

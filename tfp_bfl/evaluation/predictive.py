@@ -160,9 +160,9 @@ def predict(
       >>> bfl.evaluation.predict(model, test.features, num_samples=5).shape
       (5, 113, 2)
     """
+    draw = _drawing(model, linearised)
     if is_stochastic(model):
         check_num_samples(num_samples, len(features), model.output_shape[-1])
-    draw = _drawing(model, linearised)
     parts = _batches(draw, model, features, num_samples, seed, batch_size, precision)
     samples = np.concatenate(list(parts), axis=1)
     return np.broadcast_to(samples, (num_samples, *samples.shape[1:]))
@@ -222,6 +222,8 @@ def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.
 
 
 def _drawing(model: tf.keras.Model, linearised: bool) -> Callable[..., tf.Tensor]:
+    if not isinstance(model, tf.keras.Model):
+        raise InvalidArgument(f"model comes before the features: a Keras model, and here is a {type(model).__name__}.")
     if linearised and weight_sampling(model) is None:
         raise InvalidArgument(
             "Linearised predictions require a posterior over point weights, such as algorithms.laplace finds, and the "

@@ -54,6 +54,8 @@ def write_report(
       InvalidArgument: the path is a folder, there is no run, two have one name, the warnings are one string, or a
         run's results do not fit each other.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidArgument(f"path comes first: the file to write, and here is a {type(path).__name__}.")
     path = pathlib.Path(path)
     if path.is_dir():
         raise InvalidArgument(f"The report's path must be a file, but {str(path)!r} is a folder.")
