@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import logging
@@ -133,6 +134,7 @@ cli.add_command(deploy)
 _SYNONYMS = {
     **{"--lr": "--learning-rate", "--epochs": "--local-epochs", "--num-clients": "--clients", "--data": "--dataset"},
     **{"--strategy": "--algorithm", "--num-rounds": "--rounds", "--out": "--output", "--outdir": "--output"},
+    **{"--mu": "--proximal", "--verbose": "--progress", "--quiet": "--progress"},
     **{"train": "run", "fit": "run", "simulate": "run", "evaluate": "report", "eval": "report", "serve": "predict"},
 }
 
@@ -351,11 +353,14 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except InvalidArgument as error:
         return _fail(error, 2)
     except click.NoSuchOption as error:
-        meant = _SYNONYMS.get(error.option_name)
-        message = (
-            f"There is no option {error.option_name!r}: did you mean {meant!r}?" if meant else error.format_message()
+        name = error.option_name
+        near = (
+            [_SYNONYMS[name]]
+            if name in _SYNONYMS
+            else difflib.get_close_matches(name, error.possibilities or (), 1, 0.75)
         )
-        return _fail(message, error.exit_code)
+        advice = f"did you mean {near[0]!r}?" if near else "--help lists those that there are."
+        return _fail(f"There is no option {name!r}: {advice}", error.exit_code)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code)
     except Error as error:

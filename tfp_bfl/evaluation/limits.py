@@ -151,8 +151,8 @@ def abstention_limit(
         most = math.floor(1e3 * (1 - bounds[safest])) / 1e3
         raise InvalidArgument(
             f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: these {number} "
-            f"held-out examples support at most {most:g}, at coverage {curve.coverage[safest]:.0%}; lower the accuracy or the "
-            "confidence, or hold out more examples."
+            f"held-out examples support at most {most:g}, at coverage {curve.coverage[safest]:.0%}; lower the "
+            "accuracy or the confidence, or hold out more examples."
         )
     return _limit(curve, best)
 
