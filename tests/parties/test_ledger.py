@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfp_bfl as bfl
 from tests.parties.test_deployment import Channel, hospitals, run  # noqa: F401  (a fixture)
@@ -129,7 +130,9 @@ def test_noise_that_hides_examples_is_of_the_job_and_of_the_message():
     hidden = {"example_privacy": bfl.clients.ExamplePrivacy(1.0, 1.0)}
     for options, differ in ((hidden, True), ({}, False)):
         process = bfl.algorithms.variational(build, element_spec=source.element_spec, **options)
-        message = to_arrays(process.round.broadcast(process.round.initialize()).message)
+        first = process.round.initialize()
+        first = first._replace(noise=tf.constant([1, 2])) if differ else first
+        message = to_arrays(process.round.broadcast(first).message)
         moved = {name: x + np.asarray(x.dtype.kind == "f", x.dtype) for name, x in message.items()}
         secret = lambda job, process=process: Party(process, source, 0, b"secret", "first", job=job)
         one, other = secret(bytes(32)), secret(bytes([1] * 32))
