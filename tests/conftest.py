@@ -2,8 +2,8 @@
 
 CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
 of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
-nowhere else. Tests in slow.txt are deep: those of more than two CPU seconds, on a busy machine, when the fast tier was
-measured last. `tests/seeds.py` seeds the global random generators of every test and fixture.
+nowhere else. Tests in slow.txt are deep: those of more than one CPU second when the fast tier was measured last.
+`tests/seeds.py` seeds the global random generators of every test and fixture.
 """
 
 from __future__ import annotations

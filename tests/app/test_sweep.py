@@ -130,7 +130,7 @@ def test_every_combination_by_every_seed():
     [
         (("--vary", "rule=linear_pool,nonsense"), "nonsense"),
         (("--vary", "rounds=2", "--rounds", "3"), "rounds is given and varied"),
-        (("--seed", "1"), "No such option"),
+        (("--seed", "1"), "There is no option '--seed': did you mean '--seeds'?"),
         (("--jobs", "0"), "jobs is 0"),
         (("--jobs", "two"), "jobs is two"),
         (("--progress", "bar"), "many runs are told of in lines"),
