@@ -25,7 +25,7 @@ class WorkerError(Error, RuntimeError):
 
 
 class ComputationError(Error, RuntimeError):
-    """A computation failed at a worker that goes on: an operation of it raised."""
+    """A computation failed at a worker that continues: one of its operations raised."""
 
 
 _brief = reprlib.Repr()

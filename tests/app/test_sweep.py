@@ -133,7 +133,7 @@ def test_every_combination_by_every_seed():
         (("--seed", "1"), "There is no option '--seed': did you mean '--seeds'?"),
         (("--jobs", "0"), "jobs is 0"),
         (("--jobs", "two"), "jobs is two"),
-        (("--progress", "bar"), "many runs are told of in lines"),
+        (("--progress", "bar"), "many runs report in lines"),
         (("--seeds", "5..1"), "must go up"),
         (("--vary", "seed=0..4"), "give --seeds"),
         (("--vary", "rule=linear_pool or rule=linear_pool"), "would be the folder of two runs"),

@@ -149,7 +149,7 @@ def while_it_runs(kits, name, done, act, **how):
 def test_a_party_that_is_killed_is_there_again_and_the_run_ends_with_the_same_bits(federation, reference):
     kits, _ = federation
     done, told = while_it_runs(kits, "killed", 2, lambda: job_process_of(kits / "west").send_signal(signal.SIGKILL))
-    assert any("goes on from its last checkpoint" in line for line in told)
+    assert any("resumes from its last checkpoint" in line for line in told)
     assert [row["num_faulty"] for row in rows_of(done)] == [0] * 6
     for ours, theirs in zip(weights(done), reference("killed")):
         np.testing.assert_array_equal(ours, theirs)
@@ -165,7 +165,7 @@ def test_a_server_that_is_killed_and_started_again_ends_the_run_with_the_same_bi
         processes.append(start_process(kits / SERVER))
 
     done, told = while_it_runs(kits, "power", 2, cut)
-    assert any("goes on from its last checkpoint" in line for line in told), told
+    assert any("resumes from its last checkpoint" in line for line in told), told
     assert [row["round"] for row in rows_of(done)] == list(range(1, 7))
     for ours, theirs in zip(weights(done), reference("power")):
         np.testing.assert_array_equal(ours, theirs)

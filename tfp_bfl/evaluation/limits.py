@@ -134,7 +134,9 @@ def abstention_limit(
       0.197 0.45
     """
     if (accuracy is None) == (coverage is None):
-        raise InvalidArgument("Give either the accuracy that what is kept must have, or the coverage, and not both.")
+        raise InvalidArgument(
+            "Give either the accuracy that accepted predictions must have, or the coverage, and not both."
+        )
     _check_share(confidence, "confidence", zero=True)
     curve = risk_coverage(probabilities, labels, uncertainty)
     if coverage is not None:

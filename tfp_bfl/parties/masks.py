@@ -1,4 +1,4 @@
-"""Masks of whole numbers: seeds that two parties or one alone have for a message, and of which sums they are told.
+"""Masks of whole numbers: seeds that two parties or one alone have for a message, and when they are revealed.
 
     m_ij = SHAKE-256(HMAC(k_ij, c)),   b_i = SHAKE-256(HMAC(s_i, c)),   c = (run, job, message, attempt)
 
@@ -25,7 +25,7 @@ def context_of(run: str, job: bytes, digest: bytes, attempt: Optional[int] = Non
 
     Args:
       run: its name.
-      job: a digest [32] of who takes part and in what, so that parties who are told otherwise have no mask in common.
+      job: a digest [32] of who takes part and in what, so that parties with another job have no mask in common.
       digest: of the message [32].
       attempt: None if all parties must answer.
     """
@@ -101,7 +101,7 @@ class Promises:
         """Agree to a set of members [K] for an attempt, and return the digest of the round's message.
 
         Raises:
-          InvalidArgument: it has agreed to another set of this attempt, or told of another attempt.
+          InvalidArgument: it has agreed to another set of this attempt, or revealed its seeds for another attempt.
         """
         record = self._of(number)
         answers = "".join(map(str, members.tolist()))
@@ -124,7 +124,7 @@ class Promises:
         return bytes.fromhex(record["digest"])
 
     def tell(self, number: int, attempt: int, members: np.ndarray) -> None:
-        """Note that what is needed for the sum over the members [K] is told.
+        """Record that the seeds for the sum over the members [K] are revealed.
 
         Raises:
           InvalidArgument: it has not agreed to them.

@@ -183,7 +183,7 @@ class PartyEngine:
       result: the type of what a party answers (`result_spec`).
       parties: with whom.
       transport: that reaches them.
-      quorum: the fewest sound answers of a round with which the run goes on.
+      quorum: the fewest sound answers of a round with which the run continues.
     """
 
     concurrent_calls = 1
@@ -306,7 +306,7 @@ def simulate_parties(
       parties: who takes part.
       transport: that reaches them.
       rounds: how many in all.
-      quorum: the fewest sound answers of a round with which the run goes on.
+      quorum: the fewest sound answers of a round with which the run continues.
       make_engine: `PartyEngine`, or `SealedEngine` for parties that mask what they send.
       **options: of `simulate`, but for its engine.
 

@@ -6,12 +6,12 @@ q_i are the whole numbers of `rules.quantised`; the masks are those of `masks`. 
 uniform. When it has the answers, it says who answered: the set A. Each party of A proves to the others of A that it has
 agreed to this set and no other, and with all their proofs in hand tells the seeds of b_i and of m_ij for j not in A: of
 all that is left in the sum over A, which then is that of the q_i, bit for bit. The seeds of b_i and of i's masks with
-others of A are never both told, and of one round the sum over one set alone. Where all must answer (the quorum is
-everybody) there is no b_i, and nothing to be told. Losses and counts are summed under the masks, too.
+others of A are never both revealed, and of one round the sum over one set alone. Where all must answer (the quorum is
+everybody) there is no b_i, and nothing to reveal. Losses and counts are summed under the masks, too.
 
 Source: Bonawitz et al. 2017 (doi:10.1145/3133956.3133982): masks of pairs and of one's own, with consistency by proofs
 in the place of signatures. Theirs shares seeds by thresholds, so that parties may leave until the end; here those of A
-must stay until they have told.
+must stay until they have revealed them.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class SealedEngine(PartyEngine):
 
     If the quorum is all parties, a round has one message, and one that nobody may leave unanswered. If it is fewer, it
     has three, and the sum is over those who answered the first: who does not answer the second is left out at another
-    attempt, and who does not answer the third ends the run, which goes on from there when it is back.
+    attempt, and who does not answer the third ends the run, which resumes from there when it is back.
 
     Args:
       process, result, parties, transport: as of `PartyEngine`.

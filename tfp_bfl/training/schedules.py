@@ -59,7 +59,7 @@ def cosine_decay(learning_rate: float, rounds: int, last: float = 0.1) -> Callab
     rate(r) = learning_rate (last + (1 - last) (1 + cos(pi min(r / rounds, 1))) / 2),   r the rounds done so far
 
     It learns at the full rate for longer than `inverse_decay`, and ends at a lower one. A run that is continued to
-    more rounds goes on with other rates.
+    more rounds continues with other rates.
 
     Args:
       learning_rate: of the first round.

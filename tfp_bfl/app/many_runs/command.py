@@ -89,7 +89,7 @@ def run_many(
     if progress is not None:
         choices.FORMS.check(progress)
         if progress == "bar":
-            raise InvalidArgument("progress is bar, but many runs are told of in lines: give phases, lines or json.")
+            raise InvalidArgument("progress is bar, but many runs report in lines: give phases, lines or json.")
     options = {name: value for name, value in given.items() if name != "output"}
     cells = make_cells(config_file, options, varied, parse_seeds(seeds))
     now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")

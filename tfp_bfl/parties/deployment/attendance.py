@@ -90,7 +90,7 @@ class Attendance:
 
 
 def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequence[str] = ()) -> Attendance:
-    """Ask all what data they have, each of whom is refused by itself; of a run that broke off it is who was there.
+    """Ask all what data they have, and refuse each by itself; an interrupted run has the sites that were there.
 
     Args:
       folder: of the run.
@@ -100,7 +100,7 @@ def gather(folder: pathlib.Path, channel: Channel, quorum: int, without: Sequenc
 
     Raises:
       Error: fewer than the quorum take part.
-      InvalidArgument: a run that broke off has one of `without` in it.
+      InvalidArgument: an interrupted run includes one of `without`.
     """
     if (folder / PARTIES).exists():
         record = json.loads((folder / PARTIES).read_text(encoding="utf-8"))

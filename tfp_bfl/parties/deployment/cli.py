@@ -91,7 +91,7 @@ class _Run(Grouped):
 
 @deploy.command("run", cls=_Run)
 @click.argument("kit", metavar="ADMIN_KIT")
-@click.option("--name", required=True, metavar="NAME", help="Of the run; the same name goes on with it.")
+@click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it.")
 @click.option("--output", required=True, metavar="FOLDER", help="A new one, for the result.")
 @click.option("--quorum", type=click.IntRange(1), default=2, show_default=True, help="Fewest parties of a round.")
 @click.option(

@@ -204,7 +204,7 @@ class Site(Executor):
         self._answers: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Read the party's file and data when a job starts; what is wrong with them is told when it is asked."""
+        """Read the party's file and data when a job starts; their faults are reported when it is asked."""
         if event_type == EventType.START_RUN:
             folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
             try:

@@ -114,4 +114,4 @@ class Ledger:
                 return dict(entry)
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        raise InvalidArgument(f"{path.name} of its ledger can't be read, so that what it has told is not known.")
+        raise InvalidArgument(f"{path.name} of its ledger can't be read, so that what it has sent is not known.")

@@ -153,7 +153,7 @@ class Site:
         """Take part in a run, of which the server says options, schema, name, and the party's number.
 
         Raises:
-          InvalidArgument: its file forbids that, or what is told is not of the form that it must have.
+          InvalidArgument: its file forbids that, or a message has another form than it must have.
         """
         self._party = None
         try:
@@ -235,7 +235,7 @@ class Site:
         """Return the site's work in a round, or the shares that unmask a sum (`federated.SealedParty`).
 
         Raises:
-          InvalidArgument: its examples would be told of more than its file allows, or a second sum be known.
+          InvalidArgument: more would be revealed of its examples than its file allows, or a second sum.
         """
         return self._begun().answer(message)
 

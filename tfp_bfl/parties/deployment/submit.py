@@ -83,7 +83,7 @@ def submit(
     """Submit a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
     saved_model/.
 
-    The same name goes on with a run that broke off, as this does where a process of the server or of a party died:
+    The same name resumes an interrupted run, as this does where a process of the server or of a party died:
     FLARE then ends the job, and in the next one that party is there again. Who interrupts this leaves the run to go on.
 
     Args:
@@ -95,7 +95,7 @@ def submit(
       deadline: seconds that a party has for an answer.
       tell: is given lines of progress.
       timeout: seconds in which the server must be reached, at first and again.
-      restarts: how often a run goes on after a process died.
+      restarts: how often a run resumes after a process died.
       secure_sums: parties mask what they send, and the server reads the sum over those who answer alone.
       max_examples: that a party counts as having, whatever it says.
       without: parties that are not asked.
@@ -125,7 +125,7 @@ def submit(
                 tell(f"run {name} is submitted")
                 status = _follow(server, number, tell)
                 if status == _LOST:
-                    tell("the server has lost the job: the run goes on from its last checkpoint")
+                    tell("the server has lost the job: the run resumes from its last checkpoint")
                     continue
                 there = server.call("download_job_result", number, str(pathlib.Path(draft) / f"{attempt}"))
                 failure, done = (next(pathlib.Path(there).rglob(file), None) for file in (FAILURE, "summary.json"))
