@@ -13,6 +13,8 @@ FUZZ_INPUTS ?= 600
 SAMPLE ?= 200
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# What `make test` does before the tests.
+CHECKS ?= lint docs
 SEEDS ?= 0 1 2 3 4 5 6 7 8 9
 
 .PHONY: clusters test-clusters deployment test-deployment help sbom demo test test-seeds test-deep test-long test-fuzz environments wheel fuzz mutants notebooks measured tables docs lint format clean
@@ -53,7 +55,7 @@ demo: $(INSTALLED)
 	$(BIN)/tfp-bfl run --output demo
 
 test: $(INSTALLED)
-	$(MAKE) --no-print-directory --jobs 2 lint docs
+	$(MAKE) --no-print-directory --jobs 2 $(CHECKS)
 	@mkdir -p build
 	$(PYTEST) -m "not deep" --cpu-times=build/cpu-fast.txt $(TESTS)
 

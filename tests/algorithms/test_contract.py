@@ -59,6 +59,9 @@ OF_OTHER_EQUATIONS = [
 ]
 TRIED = [name for name in METHODS if name not in OF_OTHER_EQUATIONS]
 every_method = pytest.mark.parametrize("name", [pytest.param(name, marks=ALIKE.get(name, ())) for name in TRIED])
+# A round of every method is in the second tier; what else holds of those alike is in the third.
+_LATER = {name: (mark, pytest.mark.long) for name, mark in ALIKE.items()}
+most_methods = pytest.mark.parametrize("name", [pytest.param(name, marks=_LATER.get(name, ())) for name in TRIED])
 
 
 @functools.cache
@@ -112,7 +115,7 @@ def test_round_is_client_work_then_what_the_server_does(name):
     assert (output.state.round, output.state.seed) == (1, SEED)
 
 
-@every_method
+@most_methods
 def test_metrics(name):
     _, output = first_round(name)
     metrics, results = output.metrics, [local(name, k) for k in EVERYONE]
@@ -134,7 +137,7 @@ def test_metrics(name):
     assert all(0 <= metrics[key] <= most for key, most in extra.items())
 
 
-@every_method
+@most_methods
 def test_order_of_the_clients_does_not_matter(name):
     _, output = first_round(name)
     _, shuffled = first_round(name, (2, 0, 1))
@@ -142,7 +145,7 @@ def test_order_of_the_clients_does_not_matter(name):
     assert_same(shuffled.metrics, output.metrics)
 
 
-@every_method
+@most_methods
 def test_shards_do_not_matter(name):
     """Clients in one dataset work one after another, the largest first: as if each had a dataset of its own."""
     process, (state, wanted) = process_of(name), first_round(name)
@@ -153,7 +156,7 @@ def test_shards_do_not_matter(name):
         assert output.metrics["clients"]["client"].tolist() == [0, 1, 2]
 
 
-@every_method
+@most_methods
 def test_state_stays_sound_over_rounds(name):
     process, (state, output) = process_of(name), first_round(name)
     for cohort in ((0, 1), (1, 2), EVERYONE):
@@ -172,7 +175,7 @@ def test_state_stays_sound_over_rounds(name):
         assert np.min(variance) >= floor**2 * (1 - 1e-6) and np.min(variance) > 0
 
 
-@every_method
+@most_methods
 def test_a_client_alone_is_the_result(name):
     _, output = first_round(name, (1,))
     predictive = process_of(name).predictive_weights(output.state)

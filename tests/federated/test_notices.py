@@ -6,7 +6,13 @@ import pytest
 
 from tests.algorithms.method import CLIENTS, mlp
 from tfp_bfl import algorithms, federated
-from tfp_bfl.federated.notices import absurd_loss_warning, chance_warning, saturation_warning, spread_warning
+from tfp_bfl.federated.notices import (
+    absurd_loss_warning,
+    chance_warning,
+    constant_warning,
+    saturation_warning,
+    spread_warning,
+)
 
 
 def simulate(rule, rounds, **options):
@@ -91,3 +97,17 @@ def test_saturated_secure_sums_are_reported():
     rows = [{"clipped_numbers": 1353.0}, {"clipped_numbers": 0.0}, {}]
     assert "in 1 of 3 rounds, up to 1,353 numbers" in saturation_warning(rows)
     assert saturation_warning(rows[1:]) is None
+
+
+@pytest.mark.parametrize(
+    "rmse, rate, said",
+    [
+        (30.0, None, None),
+        (57.5, None, "try a lower learning rate, or more rounds"),
+        (736.6, 0.01, "RMSE is 736.6, and always predicting the mean of the training labels has 58: training failed"),
+        (736.6, 0.01, "try a learning rate of 0.001"),
+    ],
+)
+def test_a_model_of_numbers_that_is_no_better_than_the_mean_is_reported(rmse, rate, said):
+    warning = constant_warning(rmse, 58.0, rate)
+    assert warning is None if said is None else said in warning

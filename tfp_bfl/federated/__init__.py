@@ -15,7 +15,7 @@ from tfp_bfl.federated.draws import Thinning, check_thinning
 from tfp_bfl.federated.engines import ENGINES, check_engine, default_engine
 from tfp_bfl.federated.ensemble import Ensemble, Members, make_ensemble, member_seed
 from tfp_bfl.federated.newcomers import fit_newcomers
-from tfp_bfl.federated.notices import chance_warning, collapse_warning
+from tfp_bfl.federated.notices import chance_warning, collapse_warning, constant_warning
 from tfp_bfl.federated.options import Backend, Checkpointing, Cohorts, Monitor, Prediction
 from tfp_bfl.federated.personal import ClientScores, evaluate_clients, summarise_clients
 from tfp_bfl.federated.pretraining import Pretrained, pretrain
@@ -93,6 +93,7 @@ __all__ = [
     "check_engine",
     "check_thinning",
     "collapse_warning",
+    "constant_warning",
     "default_engine",
     "evaluate_clients",
     "fit_newcomers",

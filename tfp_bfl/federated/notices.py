@@ -14,7 +14,8 @@ import numpy as np
 COLLAPSED_SHARE = 0.05
 # Below this log(q95 / q05) the standard deviations are all the same number.
 SAME_LOG_RATIO = 0.05
-# An accuracy no further above that of the most frequent class, as a share of it, is that of a constant prediction.
+# An accuracy no further above that of the most frequent class, as a share of it, is that of a constant prediction. So
+# is an RMSE no further below that of the mean.
 ABOVE_CHANCE = 0.02
 # A client's loss of this many times the median of its round, which counts as 0.1 nats at least, causes a warning.
 MANY_TIMES = 100.0
@@ -113,11 +114,31 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
     """
     if accuracy > largest_share * (1 + ABOVE_CHANCE):
         return None
-    lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
     return (
         f"The model's accuracy is {accuracy:.3f}, and always predicting the most frequent class has "
-        f"{largest_share:.3f}: training failed or diverged; try {lower}, or more rounds."
+        f"{largest_share:.3f}: {_failed(learning_rate)}"
     )
+
+
+def constant_warning(rmse: float, rmse_of_mean: float, learning_rate: Optional[float]) -> Optional[str]:
+    """Return a warning if a model of numbers predicts no better than the mean of the training labels, else None.
+
+    Args:
+      rmse: root mean squared error of the model on test examples, in the units of the label.
+      rmse_of_mean: that of the training labels' mean on the same examples.
+      learning_rate: of the clients; None for one that is unknown.
+    """
+    if rmse < rmse_of_mean * (1 - ABOVE_CHANCE):
+        return None
+    return (
+        f"The model's RMSE is {rmse:.4g}, and always predicting the mean of the training labels has "
+        f"{rmse_of_mean:.4g}: {_failed(learning_rate)}"
+    )
+
+
+def _failed(learning_rate: Optional[float]) -> str:
+    lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
+    return f"training failed or diverged; try {lower}, or more rounds."
 
 
 def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
