@@ -114,31 +114,29 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
     """
     if accuracy > largest_share * (1 + ABOVE_CHANCE):
         return None
+    lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
     return (
         f"The model's accuracy is {accuracy:.3f}, and always predicting the most frequent class has "
-        f"{largest_share:.3f}: {_failed(learning_rate)}"
+        f"{largest_share:.3f}: training failed or diverged; try {lower}, or more rounds."
     )
 
 
-def constant_warning(rmse: float, rmse_of_mean: float, learning_rate: Optional[float]) -> Optional[str]:
+def constant_warning(rmse: float, rmse_of_mean: float) -> Optional[str]:
     """Return a warning if a model of numbers predicts no better than the mean of the training labels, else None.
+
+    Gradients of a Gaussian likelihood grow with 1 / sigma^2. From some initial weights SGD diverges in its first steps
+    and then predicts a large sigma everywhere; a lower learning rate does not prevent it, adam does.
 
     Args:
       rmse: root mean squared error of the model on test examples, in the units of the label.
       rmse_of_mean: that of the training labels' mean on the same examples.
-      learning_rate: of the clients; None for one that is unknown.
     """
     if rmse < rmse_of_mean * (1 - ABOVE_CHANCE):
         return None
     return (
         f"The model's RMSE is {rmse:.4g}, and always predicting the mean of the training labels has "
-        f"{rmse_of_mean:.4g}: {_failed(learning_rate)}"
+        f"{rmse_of_mean:.4g}: training failed or diverged; try the optimizer adam, another seed, or more rounds."
     )
-
-
-def _failed(learning_rate: Optional[float]) -> str:
-    lower = "a lower learning rate" if learning_rate is None else f"a learning rate of {learning_rate / 10:.1g}"
-    return f"training failed or diverged; try {lower}, or more rounds."
 
 
 def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:

@@ -244,13 +244,12 @@ def _permuted(job: Job, result: bfl.federated.SimulationResult) -> dict[str, flo
 
 def _no_better_than_chance(metrics: dict[str, Any], test: bfl.data.Source, config: RunConfig) -> list[str]:
     """Return a warning in a list if the model predicts a constant, and log it."""
-    rate = getattr(config, "learning_rate", None)
     if test.target is not None:
         of_mean = test.target.stddev * float(np.sqrt(np.mean(np.square(test.labels, dtype=np.float64))))
-        warning = bfl.federated.constant_warning(metrics["rmse"], of_mean, rate)
+        warning = bfl.federated.constant_warning(metrics["rmse"], of_mean)
     else:
         share = float(np.bincount(test.labels).max() / test.num_examples)
-        warning = bfl.federated.chance_warning(metrics["accuracy"], share, rate)
+        warning = bfl.federated.chance_warning(metrics["accuracy"], share, getattr(config, "learning_rate", None))
     if warning:
         logger.warning(warning)
     return [warning] if warning else []
