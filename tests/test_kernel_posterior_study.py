@@ -349,7 +349,7 @@ def test_tables_outlive_the_folders_of_cells(tmp_path):
 
 def test_averaged_rounds_are_those_of_sgld_without_its_noise(digits, monkeypatch):
     """And each of them alone is federated averaging's."""
-    monkeypatch.setitem(config.ALGORITHMS, "SGLD", ("fed_sgld", {"step_size": 1e-30, "burn_in_share": 0.5}))
+    monkeypatch.setitem(config.ALGORITHMS, "SGLD", ("fed_sgld", {"step_size": 1e-15, "burn_in_share": 0.5}))
     wanted = {"algorithm": "FedAvg", "server": "sgd 0.5", "partition": "lda:1", "seed": 0}
     (cell,) = (cell for cell in run.cells("server_steps", "tiny") if wanted.items() <= cell.items())
     clients, test = run.clients_and_test(cell)
@@ -364,7 +364,9 @@ def test_averaged_rounds_are_those_of_sgld_without_its_noise(digits, monkeypatch
     _, plain = weights_of("FedAvg")
     for a, b, last in zip(noiseless.draws.values, averaged.draws.values, plain.state.weights.point):
         assert len(a) == len(b) == 2
-        np.testing.assert_allclose(a, b, atol=1e-7)
+        np.testing.assert_allclose(
+            a, b, atol=5e-6
+        )  # Noise of sd 5e-8 in each of four rounds, and what training makes of it.
         np.testing.assert_array_equal(b[-1], last)
     shown = test.subset(50, seed=0)
     scored = bfl.evaluation.evaluate(plain.model, shown.features, shown.labels).metrics["accuracy"]
