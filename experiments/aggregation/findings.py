@@ -56,8 +56,8 @@ class Compared(NamedTuple):
         else:
             inside, outside = low > 0, high < 0
         # Whole numbers, such as rounds, that are the same in each of so few seeds have no interval.
-        told = difference.stddev > 0 or self.level
-        return (SUPPORTED if told and inside else CONTRADICTED if told and outside else INCONCLUSIVE), difference
+        decided = difference.stddev > 0 or self.level
+        return (SUPPORTED if decided and inside else CONTRADICTED if decided and outside else INCONCLUSIVE), difference
 
 
 Question = Callable[[list[Run]], list[Compared]]

@@ -87,6 +87,7 @@ def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, 
 
 
 def _parted(wrong: np.ndarray) -> dict[str, np.ndarray]:
+    """Return masks of all, right and wrong predictions."""
     return {"test": np.full_like(wrong, True), "right": ~wrong, "wrong": wrong}
 
 

@@ -17,7 +17,6 @@ COLUMNS = ("accuracy", "nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", 
 COLUMNS += ("ood_auroc_epistemic",)
 # Of each method the rounds that are shown, and whether its NLL is with a fitted softmax temperature.
 FITTED = ("fed_avg_momentum", "fed_avg_adam", "mc_dropout", "ensemble_5", "ensemble_5_equal_cost")
-BASELINES = FITTED
 
 
 def write_all(records: dict[str, Record], folder: pathlib.Path) -> None:

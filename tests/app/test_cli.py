@@ -150,8 +150,8 @@ def test_bad_input_is_one_sentence_and_status_2(arguments, message, capsys, tmp_
     monkeypatch.chdir(tmp_path)
     assert run_command_line([*arguments, *(["--output", "new"] if arguments[0] == "run" else [])]) == 2
     # On a slow machine lines of progress come before it.
-    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("reading ")]
-    assert len(told) == 1 and message in told[0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("reading ")]
+    assert len(lines) == 1 and message in lines[0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,10 +2,14 @@
 
 import logging
 
+import numpy as np
 import pytest
 
+import tfp_bfl as bfl
 from tests.algorithms.method import CLIENTS, mlp
 from tfp_bfl import algorithms, federated
+from tfp_bfl.app.one_run import run
+from tfp_bfl.app.options.config import RunConfig
 from tfp_bfl.federated.notices import (
     absurd_loss_warning,
     chance_warning,
@@ -110,3 +114,11 @@ def test_saturated_secure_sums_are_reported():
 def test_a_model_of_numbers_that_is_no_better_than_the_mean_is_reported(rmse, said):
     warning = constant_warning(rmse, 58.0)
     assert warning is None if said is None else said in warning
+
+
+def test_a_run_reports_regression_that_is_no_better_than_the_mean():
+    """`diabetes` has test labels of about the training's standard deviation, in its units."""
+    test = bfl.data.load("diabetes", split="test")
+    constant = test.target.stddev * float(np.sqrt(np.mean(np.square(test.labels, dtype=np.float64))))
+    warn = lambda rmse: run._no_better_than_chance({"rmse": rmse}, test, RunConfig())
+    assert warn(0.9 * constant) == [] and f"{constant:.4g}" in warn(constant)[0]

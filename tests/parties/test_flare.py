@@ -56,9 +56,9 @@ def connected(kit, times):
     raise AssertionError(f"{kit.name} did not connect")
 
 
-def submitted(kits, name, told=None, secure_sums=False, deadline=60, **options):
+def submitted(kits, name, reported=None, secure_sums=False, deadline=60, **options):
     folder = kits.parent / f"result of {name}"
-    lines = [] if told is None else told
+    lines = [] if reported is None else reported
     how = {"quorum": 2, "deadline": deadline, "tell": lines.append, "timeout": 120, "secure_sums": secure_sums}
     return submit(kits / "admin", name, {**OPTIONS, **options}, folder, **how)
 
@@ -134,27 +134,27 @@ def after(kits, name, rounds, goes_on=lambda: True):
 
 def while_it_runs(kits, name, done, act, **how):
     """Submits a run, and does something after some of its rounds."""
-    told, found = [], []
-    thread = threading.Thread(target=lambda: found.append(submitted(kits, name, told, **how)))
+    reported, found = [], []
+    thread = threading.Thread(target=lambda: found.append(submitted(kits, name, reported, **how)))
     thread.start()
     after(kits, name, done, thread.is_alive)
     began = time.monotonic()
     act()
     thread.join(600)
     print(f"{name} ended {time.monotonic() - began:.0f} s after what happened to it")
-    assert found, told
-    return found[0], told
+    assert found, reported
+    return found[0], reported
 
 
 def test_a_party_that_is_killed_is_there_again_and_the_run_ends_with_the_same_bits(federation, reference):
     kits, _ = federation
-    done, told = while_it_runs(kits, "killed", 2, lambda: job_process_of(kits / "west").send_signal(signal.SIGKILL))
-    assert any("resumes from its last checkpoint" in line for line in told)
+    done, reported = while_it_runs(kits, "killed", 2, lambda: job_process_of(kits / "west").send_signal(signal.SIGKILL))
+    assert any("resumes from its last checkpoint" in line for line in reported)
     assert [row["num_faulty"] for row in rows_of(done)] == [0] * 6
     for ours, theirs in zip(weights(done), reference("killed")):
         np.testing.assert_array_equal(ours, theirs)
-    # Who submitted it was told of rounds as they came.
-    assert sum(re.match(r"round 6/6 .*accuracy 0\.", line) is not None for line in told) == 1
+    # Rounds are reported as they come.
+    assert sum(re.match(r"round 6/6 .*accuracy 0\.", line) is not None for line in reported) == 1
 
 
 def test_a_server_that_is_killed_and_started_again_ends_the_run_with_the_same_bits(federation, reference):
@@ -164,8 +164,8 @@ def test_a_server_that_is_killed_and_started_again_ends_the_run_with_the_same_bi
         kill(kits / SERVER)
         processes.append(start_process(kits / SERVER))
 
-    done, told = while_it_runs(kits, "power", 2, cut)
-    assert any("resumes from its last checkpoint" in line for line in told), told
+    done, reported = while_it_runs(kits, "power", 2, cut)
+    assert any("resumes from its last checkpoint" in line for line in reported), reported
     assert [row["round"] for row in rows_of(done)] == list(range(1, 7))
     for ours, theirs in zip(weights(done), reference("power")):
         np.testing.assert_array_equal(ours, theirs)
@@ -272,9 +272,9 @@ def test_a_host_that_is_gone_is_gone_without_and_has_a_place_when_it_is_back(fed
     assert set(faults[0]) | set(faults[1]) == set() and faults[-1].keys() == {"2"}, faults
     # A run that begins without it has its reason.
     done = submitted(kits, "absent", deadline=10, rounds=2, evaluate_every=2)
-    told = json.loads((done / "parties.json").read_text())
+    reported = json.loads((done / "parties.json").read_text())
     assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
-    assert "west" not in told or "refused" in told["west"]
+    assert "west" not in reported or "refused" in reported["west"]
     times = (kits / "west" / "process.log").read_text(errors="replace").count("Connected to server")
     processes.append(start_process(kits / "west"))
     connected(kits / "west", times + 1)

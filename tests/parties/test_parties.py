@@ -217,10 +217,10 @@ def coded():
     return without_the_second("compressed")
 
 
-def check_costs_the_others_nothing(setting, told, reason):
+def check_costs_the_others_nothing(setting, message, reason):
     """As without the liar: what it sends changes no bit of the result."""
     parties, process, without = setting
-    found = simulate_parties(process, PARTIES, Here(parties, {1: told}), rounds=1, seed=SEED)
+    found = simulate_parties(process, PARTIES, Here(parties, {1: message}), rounds=1, seed=SEED)
     assert reason in found.rounds[0]["faulty_clients"]["1"] and found.rounds[0]["num_faulty"] == 1
     assert without.rounds[0]["faulty_clients"] == {"1": NO_ANSWER}
     assert largest_difference(found.state.weights, without.state.weights) == 0

@@ -24,31 +24,31 @@ class Channel:
 
 
 def carried(away, rounds, quorum=1):
-    """The channel, the numbers that answered in each round, and what was told."""
-    channel, told, answered = Channel(away), [], []
-    carrier = server._Carrier(channel, NAMES, dict.fromkeys(NAMES, b""), {}, told.append, quorum)
+    """The channel, the numbers that answered in each round, and the messages about them."""
+    channel, reported, answered = Channel(away), [], []
+    carrier = server._Carrier(channel, NAMES, dict.fromkeys(NAMES, b""), {}, reported.append, quorum)
     for number in range(rounds):
         channel.round = number
         replies = dict(carrier.ask(range(len(NAMES)), MESSAGE))
         answered.append({NAMES[k] for k, reply in replies.items() if not isinstance(reply, str)})
-    return channel, answered, told
+    return channel, answered, reported
 
 
 def test_several_silent_sites_are_waited_for_together_and_not_in_every_round():
-    channel, answered, told = carried({"south": range(40), "west": range(40)}, 40)
+    channel, answered, reported = carried({"south": range(40), "west": range(40)}, 40)
     asked = [number for number, names in enumerate(channel.asked) if "west" in names]
     # Two rounds in a row, then after 2, 4, 8 and 16 rounds without it.
     assert asked == [0, 1, 4, 9, 18, 35] and channel.deadlines == len(asked)
     assert all(names == {"east", "north"} for names in answered)
-    assert told == [
+    assert reported == [
         f"{name} did not answer in time: rounds go on without it until it answers again" for name in ("south", "west")
     ]
 
 
 def test_a_site_that_answers_again_is_asked_in_every_round():
-    channel, answered, told = carried({"west": range(3)}, 8)
+    channel, answered, reported = carried({"west": range(3)}, 8)
     assert ["west" in names for names in answered] == [False] * 4 + [True] * 4
-    assert told[-1] == "west answers again" and channel.deadlines == 2
+    assert reported[-1] == "west answers again" and channel.deadlines == 2
 
 
 def test_one_silent_round_leaves_nobody_out_of_the_next():

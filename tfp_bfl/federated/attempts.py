@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 
     @property
     def diverges(self) -> bool:
-        """Whether some client was left out because what it sends is not finite, or huge."""
+        """Return True if a client was left out for a message that is not finite, or huge."""
         return not DIVERGENCE.isdisjoint(self.faulty.values())
 
     @property

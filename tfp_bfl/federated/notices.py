@@ -125,7 +125,7 @@ def constant_warning(rmse: float, rmse_of_mean: float) -> Optional[str]:
     """Return a warning if a model of numbers predicts no better than the mean of the training labels, else None.
 
     Gradients of a Gaussian likelihood grow with 1 / sigma^2. From some initial weights SGD diverges in its first steps
-    and then predicts a large sigma everywhere; a lower learning rate does not prevent it, adam does.
+    and then predicts a large sigma everywhere. A lower learning rate need not prevent it; adam scales the gradients.
 
     Args:
       rmse: root mean squared error of the model on test examples, in the units of the label.
