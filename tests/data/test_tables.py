@@ -103,6 +103,17 @@ def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
             read_own(tmp_path / "d.npz")
 
 
+@pytest.mark.parametrize("name", ["who", "label"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_nul_in_a_name_is_refused(tmp_path, name, in_memory):
+    # NumPy drops it from the end of a string: the rows of "y\0" would be those of "y", and of two clients.
+    columns = {"x": X, "who": list("xy" * (len(X) // 2)), "label": list(LABELS)}
+    columns[name] = [*columns[name][:-1], "y\0"]
+    path = pyarrow.table(columns) if in_memory else write(tmp_path / "d.csv", [*columns], *columns.values())
+    with pytest.raises(InvalidArgument, match=r"The name 'y\\x00' contains the character NUL: remove it"):
+        read_own(path, client="who")
+
+
 def test_clients_of_an_archive_that_are_bytes_are_text(tmp_path):
     arrays = {"features": RNG.normal(size=(20, 2)), "labels": np.arange(20) % 2}
     np.savez(tmp_path / "d.npz", **arrays, clients=np.resize(np.array([b"A", "Ö".encode()]), 20))

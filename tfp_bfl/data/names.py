@@ -30,9 +30,13 @@ def as_text(values: Sequence[Any]) -> np.ndarray:
       values: N numbers, texts, bytes or other objects.
 
     Raises:
-      InvalidArgument: bytes are not UTF-8.
+      InvalidArgument: bytes are not UTF-8, or a name contains the character NUL, which NumPy drops from its end.
     """
-    return np.fromiter(map(_text, values), object, len(values))
+    names = np.fromiter(map(_text, values), object, len(values))
+    with_nul = next((name for name in names if "\0" in name), None)
+    if with_nul is not None:
+        raise InvalidArgument(f"The name {shown(with_nul)} contains the character NUL: remove it.")
+    return names
 
 
 def _text(x: Any) -> str:
