@@ -21,8 +21,6 @@ SMALL = (
     "10",
     "--schedule",
     "cosine",
-    "--learning-rate",
-    "0.02",
     "--engine",
     "local",
     "--num-samples",

@@ -5,8 +5,21 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_bfl import algorithms, models, simulate
+from tfp_bfl.data import ClientExamples, read_own
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.training.likelihoods import CATEGORICAL, LIKELIHOODS, Likelihood, gaussian, parse_likelihood
+from tfp_bfl.evaluation import evaluate_regression
+from tfp_bfl.models import ServerMessage, get_weights
+from tfp_bfl.training.inference import update_of
+from tfp_bfl.training.likelihoods import (
+    CATEGORICAL,
+    LIKELIHOODS,
+    MAX_GRADIENT_NORM,
+    Likelihood,
+    gaussian,
+    parse_likelihood,
+)
+from tfp_bfl.training.trainer import Trainer
 
 RNG = np.random.default_rng(0)
 LOGITS = tf.constant(RNG.normal(scale=2, size=[7, 4]), tf.float32)
@@ -100,3 +113,45 @@ def test_heteroscedastic_is_normal_and_bounded():
 def test_classes_of_numbers_say_what_would_be_right():
     with pytest.raises(InvalidArgument, match="give likelihood 'heteroscedastic'"):
         parse_likelihood("categorical").nll(tf.constant([0.5]), tf.constant([[0.1, 0.2]]))
+
+
+def one_step(optimizer, likelihood, seed=0):
+    """The length of the change of all weights by one step at rate 1, for labels far from what the model predicts."""
+    rng = np.random.default_rng(seed)
+    examples = ClientExamples(
+        tf.zeros([8], tf.int32), tf.constant(rng.normal(size=[8, 3]), tf.float32), 50.0 * tf.ones(8)
+    )
+    model_fn = lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer="zeros", input_shape=[3])])
+    update_fn = update_of("backprop", optimizer_fn=optimizer, learning_rate=1.0)
+    trainer = Trainer(model_fn, update_fn, likelihood=parse_likelihood(likelihood))
+    message = ServerMessage(get_weights(model_fn()), tf.constant(0))
+    tf.function(lambda: trainer.train(message, examples, tf.constant([1, 2]), 1, 8), autograph=False)()
+    return float(tf.norm(trainer.weights.values))
+
+
+def test_a_step_of_sgd_is_bounded_where_the_variance_is_learned():
+    """The gradient in the bias is 50, and (50^2 - 1) / 2 in that of the log variance."""
+    for optimizer in ("sgd", "momentum"):
+        assert one_step(optimizer, "heteroscedastic") == pytest.approx(MAX_GRADIENT_NORM, rel=1e-5)
+        assert one_step(optimizer, "gaussian:1") > 49
+    # Adam's steps have the same size for each weight: eight of rate 1.
+    assert one_step("adam", "heteroscedastic") == pytest.approx(np.sqrt(8), rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.deep(after="tests/training/test_likelihoods.py")
+def test_regression_learns_from_any_initial_weights(seed):
+    """Without a bound on the gradients the RMSE is 82 and 46; a constant has 58, the true mean 28.5."""
+    rng = np.random.default_rng(0)
+    a, b, c = rng.normal(size=600), rng.normal(3, 2, 600), rng.integers(0, 2, 600)
+    y = 500 + 30 * a - 20 * b + np.where(c == 1, 40, 5) * rng.normal(size=600)
+    data = read_own((np.stack([a, b, c], -1), y, rng.integers(0, 3, 600).astype(str)), task="regression")
+    process = algorithms.variational(
+        lambda: models.mlp("flipout", [3], 2),
+        likelihood="heteroscedastic",
+        local_epochs=10,
+        element_spec=data.clients.element_spec,
+    )
+    model = simulate(process, data.clients, rounds=20, engine="local", seed=seed).model
+    scores = evaluate_regression(model, data.test.features, data.test.labels, scale=data.test.target.stddev)
+    assert scores.metrics["rmse"] < 40

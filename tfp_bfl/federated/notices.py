@@ -124,9 +124,6 @@ def chance_warning(accuracy: float, largest_share: float, learning_rate: Optiona
 def constant_warning(rmse: float, rmse_of_mean: float) -> Optional[str]:
     """Return a warning if a model of numbers predicts no better than the mean of the training labels, else None.
 
-    Gradients of a Gaussian likelihood grow with 1 / sigma^2. From some initial weights SGD diverges in its first steps
-    and then predicts a large sigma everywhere. A lower learning rate need not prevent it; adam scales the gradients.
-
     Args:
       rmse: root mean squared error of the model on test examples, in the units of the label.
       rmse_of_mean: that of the training labels' mean on the same examples.
@@ -135,7 +132,7 @@ def constant_warning(rmse: float, rmse_of_mean: float) -> Optional[str]:
         return None
     return (
         f"The model's RMSE is {rmse:.4g}, and always predicting the mean of the training labels has "
-        f"{rmse_of_mean:.4g}: training failed or diverged; try the optimizer adam, another seed, or more rounds."
+        f"{rmse_of_mean:.4g}: training failed or diverged; try more rounds, or another learning rate."
     )
 
 

@@ -11,6 +11,9 @@ from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.named import Table, WithArgument, parse
 from tfp_bfl.weights import mean_and_log_variance
 
+# Of the gradient of a batch's mean loss, with a learned variance.
+MAX_GRADIENT_NORM = 1.0
+
 
 class Likelihood(NamedTuple):
     """A density of labels given outputs.
@@ -20,11 +23,14 @@ class Likelihood(NamedTuple):
       draw: (outputs, a seed [2]) -> labels drawn from it [B].
       fisher_root: outputs -> S [B, C, R] with S S^T = E_y[(d nll / d outputs) (d nll / d outputs)^T], y from the
         model's own prediction; None for a density without one.
+      max_gradient_norm: in training by SGD, longer gradients of a batch's mean loss are scaled to this norm; None for
+        no bound.
     """
 
     nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     fisher_root: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
+    max_gradient_norm: Optional[float] = None
 
 
 def categorical() -> Likelihood:
@@ -81,7 +87,11 @@ def heteroscedastic() -> Likelihood:
 
     The log variance is bounded (`models.mean_and_log_variance`).
 
-    Source: Nix and Weigend 1994.
+    The gradient in the mean is (f_0 - y) exp(-f_1), without a bound: where a step makes the variance small before the
+    mean fits, SGD diverges. Training by SGD therefore scales the gradient of a batch to norm `MAX_GRADIENT_NORM` at
+    most; labels should be standardised.
+
+    Source: Nix and Weigend 1994; Pascanu et al. 2013 (arXiv:1211.5063), algorithm 1, for the clipping.
     """
 
     def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
@@ -99,7 +109,7 @@ def heteroscedastic() -> Likelihood:
         inside = tf.equal(log_variance, outputs[:, 1])
         return tf.linalg.diag(tf.stack([tf.exp(-0.5 * log_variance), tf.where(inside, math.sqrt(0.5), 0.0)], 1))
 
-    return Likelihood(nll, draw, fisher_root)
+    return Likelihood(nll, draw, fisher_root, MAX_GRADIENT_NORM)
 
 
 def density() -> Likelihood:

@@ -6,7 +6,7 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tfp_bfl.training.optimizers import Optimizer, optimizer_rate
+from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_rate
 from tfp_bfl.training.target import Target
 from tfp_bfl.training.updates import Batch, Schedule, rate_of, resettable
 from tfp_bfl.weights import FlatWeights
@@ -73,6 +73,7 @@ class ByCurvature:
         self._damping = damping
         self._learning_rate = learning_rate
         self._optimizer, self._reset = resettable(optimizer_fn, [weights.values])
+        self.is_linear = isinstance(self._optimizer, SGD) and not natural_means
         self._point_rate = optimizer_rate(optimizer_fn)
         self._rate: Optional[tf.Variable] = None
         if natural_means:

@@ -149,6 +149,8 @@ class Trainer:
             in_values += linear
         if self._weight_decay:
             in_values += self._weight_decay * self.weights.values
+        if self._likelihood.max_gradient_norm is not None and self.update.is_linear:
+            in_values = tf.clip_by_norm(in_values, self._likelihood.max_gradient_norm)
         size = tf.cast(tf.shape(labels)[0], tf.float32)
         kls = kl_in_values, kl_in_log_stddev
         self.update.step(Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number), target)

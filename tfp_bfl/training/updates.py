@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.layers import without_autograph
-from tfp_bfl.training.optimizers import Optimizer, optimizer_of
+from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_of
 from tfp_bfl.training.target import Target
 from tfp_bfl.weights import FlatWeights
 from tfp_bfl.weights.flat import Draw
@@ -46,10 +46,12 @@ class Update(Protocol):
     Attributes:
       noise: the mode of `layers.sampling` in which a batch draws its weights.
       draws_labels: a step asks for `in_noise_of_drawn_labels`.
+      is_linear: the change of the means is a linear function of the batches' gradients, as SGD's is.
     """
 
     noise: str
     draws_labels: bool
+    is_linear: bool
 
     def start(self, round: tf.Tensor) -> None:
         """Begin anew, in this round."""
@@ -89,6 +91,7 @@ class ByOptimizer:
         self.noise = noise
         groups = [weights.variables] if stddev_rate == 1 else [[v] for v in weights.variables]
         self._groups = [(group, *resettable(optimizer_fn, group)) for group in groups]
+        self.is_linear = isinstance(self._groups[0][1], SGD)
         self._learning_rate = learning_rate
         self._factors = 1.0, stddev_rate
 
