@@ -116,6 +116,7 @@ def test_pairs_are_of_one_attack_and_of_seeds_that_both_have():
         record("flipped", "median", [0.8, 0.8, 0.8], partition="dirichlet:0.5"),
     ]
     head, row = run.pairs_table(found, "deterministic", "iid")
+    assert head[:3] == ["rule", "robust aggregation", "less"]
     assert head[3:] == ["attack: none", "attack: flipped", "attack: scaled", "attack: reversed"]
     assert row[:3] == [config.KERNEL, "mean gaussian", "naive_weighted_average, none"]
     assert row[4].startswith("+70.0 [") and (row[3], *row[5:]) == ("", "", "")

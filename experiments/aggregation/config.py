@@ -66,7 +66,7 @@ TABLES = {
         # After the last layer too, as published.
         {"kind": ("mc_dropout",), "output_dropout": (True,), "partition": PARTITIONS, "length": ("short",)},
     ),
-    # From the wide start: divergences between posteriors without a spread are of means alone. Equal weights differ from
+    # Initial sd 0.05: with vanishing standard deviations, divergences compare means alone. Equal weights differ from
     # those by size on Dirichlet partitions alone, where clients are not of one size; on IID they are conflation's pair.
     "weightings": (
         {"rule": WEIGHTED, "weighting": PUBLISHED_WEIGHTINGS, "partition": PARTITIONS, **WIDE_SHORT},
@@ -118,8 +118,8 @@ TABLES = {
         },
     ),
     # Beyond the paper: noise that training feels, so that rules which shrink it can tell themselves apart.
-    "wide_start": ({"rule": RULES, "partition": PARTITIONS, **WIDE_SHORT},),
-    "wide_start_5_epochs": ({"rule": RULES, "length": ("long",), **WIDE},),
+    "initial_sd_0.05": ({"rule": RULES, "partition": PARTITIONS, **WIDE_SHORT},),
+    "initial_sd_0.05_5_epochs": ({"rule": RULES, "length": ("long",), **WIDE},),
     # The published schedule has five times the steps at E = 5, for its rates fall by the round. Here each step has the
     # same rate at either E: the short rounds have five times the silent ones, and a fifth of the decay.
     "equal_steps": tuple(
@@ -164,9 +164,9 @@ TABLES = {
         for length in ("column", "column_begun")
     },
     # Beyond the paper: posteriors that say something, and weigh clients by what they know of each weight.
-    "learnt": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",), **LEARNT},),
+    "learned_sd": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",), **LEARNT},),
     # Of these and of the published training, where each is left alone for long.
-    "learnt_5_epochs": (
+    "learned_sd_5_epochs": (
         {
             "rule": ("naive_weighted_average", "linear_pool", "weighted_sum"),
             "evaluate_every": (2,),
@@ -185,7 +185,7 @@ TABLES = {
 }
 
 # The tables of which the study's page shows figures; others are drawn where they are named.
-FIGURES = ("rules", "wide_start", "learnt", "learnt_5_epochs", "equal_steps", "column", "column_begun")
+FIGURES = ("rules", "initial_sd_0.05", "learned_sd", "learned_sd_5_epochs", "equal_steps", "column", "column_begun")
 
 PUBLISHED = ("centralised", "rules", "rules_5_epochs", "baselines", "weightings", "pretraining", "prior")
 
@@ -226,9 +226,9 @@ SIZES = {
             **{"many_short": (300, 1), "many_long": (60, 5), "longer": (60, 1), "longest": (200, 1)},
         },
         "seeds": {
-            **dict.fromkeys((*PUBLISHED, "equal_steps", "learnt_5_epochs"), (0, 1)),
-            **dict.fromkeys(("rules", "baselines", "learnt", "weightings", "pretraining", "prior"), (0, 1, 2)),
-            **dict.fromkeys(("wide_start", "wide_start_5_epochs", "equal_sizes"), (0, 1, 2)),
+            **dict.fromkeys((*PUBLISHED, "equal_steps", "learned_sd_5_epochs"), (0, 1)),
+            **dict.fromkeys(("rules", "baselines", "learned_sd", "weightings", "pretraining", "prior"), (0, 1, 2)),
+            **dict.fromkeys(("initial_sd_0.05", "initial_sd_0.05_5_epochs", "equal_sizes"), (0, 1, 2)),
             "long_baselines": (0,),
         },
     },

@@ -13,13 +13,13 @@ ATTACKS = {
     "overconfident": (-1.0, 0.01),
     "reversed": (-1.0, 1.0),
 }
-# The control of every defence: the hostile clients are not there, and neither are their data.
+# The control of every robust aggregation: the hostile clients are not there, and neither are their data.
 ABSENT = "absent"
 
 # Clipped to somewhat below the median honest norm (`norms`), 6.2 to 6.8.
 DEFENCES = ("none", "clip:6", "trimmed:0.2", "median", "centered_clip")
 
-# FedKP's rule pools by itself, behind no defence: in the place of that stands how its modes are found.
+# FedKP's rule pools by itself, without another robust aggregation: in the place of that stands how its modes are found.
 KERNEL = "kernel_posterior"
 KERNELS = {
     "clients": {"start": "clients"},

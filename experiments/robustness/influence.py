@@ -70,23 +70,23 @@ def fault(poison: str) -> str:
 
 
 def table() -> list[list[str]]:
-    """A row for each rule and defence, a column for each poison; the last row is what the round does by itself."""
+    """Return a row for each rule and robust aggregation, a column for each poison; last, what the round rejects."""
     rows = [
         [rule, defence, *(influence(rule, defence, poison) for poison in POISONS)]
         for rule, defence in (*itertools.product(RULES, DEFENCES), *((KERNEL, defence) for defence in KERNELS))
     ]
-    return [["rule", "defence", *POISONS], *rows, ["any", "bounds of a round", *map(fault, POISONS)]]
+    return [["rule", "robust aggregation", *POISONS], *rows, ["any", "bounds of a round", *map(fault, POISONS)]]
 
 
 def breakdown() -> list[list[str]]:
-    """A row for each defence and poison, a column for each number of hostile clients of eleven, all of one mind."""
+    """Return a row for each robust aggregation and poison, a column for each number of equal hostile clients."""
     kinds = [("log_linear_pool", defence) for defence in DEFENCES] + [(KERNEL, defence) for defence in KERNELS]
     numbers = range(1, (CLIENTS + 1) // 2 + 2)
     rows = [
         [rule, defence, poison, *(influence(rule, defence, poison, number) for number in numbers)]
         for poison, (rule, defence) in itertools.product(list(POISONS)[:2], kinds)
     ]
-    return [["rule", "defence", "poison", *(f"{number} of {CLIENTS + 1}" for number in numbers)], *rows]
+    return [["rule", "robust aggregation", "poison", *(f"{number} of {CLIENTS + 1}" for number in numbers)], *rows]
 
 
 if __name__ == "__main__":

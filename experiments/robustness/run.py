@@ -1,7 +1,7 @@
 """Runs the robustness study: `python -m experiments.robustness.run`.
 
-A cell is a kind of model, a partition, a rule, an attack and a defence, over all seeds: a folder under OUTPUT with one
-summary. What is done is not run again; its scores by seed stay in the records.
+A cell is a kind of model, a partition, a rule, an attack and a robust aggregation, over all seeds: a folder under
+OUTPUT with one summary. Finished cells are not run again; their scores by seed stay in the records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options = dict[str, Any]
 
 
 def rows_of(kind: str, partition: str) -> list[tuple[str, str]]:
-    """The rules, each with each defence, or the kernel posterior with what finds its modes."""
+    """The rules, each with each robust aggregation, or the kernel posterior with what finds its modes."""
     rows = []
     for rule in config.PARTITIONS[kind][partition]:
         defences = config.KERNELS if rule == config.KERNEL else config.DEFENCES
@@ -109,7 +109,7 @@ def run_cell(options: Options) -> dict[str, list[Any]]:
 
 
 def table(records: list[Options], kind: str, partition: str, score: str) -> list[list[str]]:
-    """A row for each rule and defence, a column for each attack: mean +- standard deviation over seeds."""
+    """A row for each rule and robust aggregation, a column for each attack: mean +- standard deviation over seeds."""
     results = {_key(record["options"]): record.get(score, [None]) for record in records}
     attacks = attacks_of(kind)
 
@@ -126,17 +126,17 @@ def table(records: list[Options], kind: str, partition: str, score: str) -> list
             rows.append([rule, "hostile clients absent", absent, *[""] * (len(attacks) - 1)])
         row = [rule, defence, *(entry(rule, attack, defence) for attack in attacks)]
         rows += [row] if rule != config.KERNEL or any(row[2:]) else []
-    return [["rule", "defence", *(f"attack: {attack}" for attack in attacks)], *rows]
+    return [["rule", "robust aggregation", *(f"attack: {attack}" for attack in attacks)], *rows]
 
 
 def pairs_table(records: list[Options], kind: str, partition: str) -> list[list[str]]:
     """Accuracy less that of others under the same attack with the same seeds, in points, with 95 % t intervals.
 
-    The others are the first rule undefended, and behind the median.
+    The others are the first rule without robust aggregation, and with the median.
     """
     by_seed = {_key(x["options"]): dict(zip(x["options"]["seeds"], x.get("accuracy", []))) for x in records}
     first = config.PARTITIONS[kind][partition][0]
-    rows = [["rule", "defence", "less", *(f"attack: {attack}" for attack in attacks_of(kind))]]
+    rows = [["rule", "robust aggregation", "less", *(f"attack: {attack}" for attack in attacks_of(kind))]]
     for (rule, defence), other in itertools.product(rows_of(kind, partition), ("none", "median")):
         if (rule, defence) == (first, other):
             continue

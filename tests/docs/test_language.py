@@ -92,6 +92,7 @@ BANNED_IN_STUDIES = (
     *BANNED,
     *(r"\bdid not hold\b", r"\bdoes not hold\b", r"\bcan(no|')t be told\b", r"\bwhose\b", r"\bnarrow start\b"),
     *(r"\borders? mistakes\b", r"\bsecure sums\b", r"\bthe spread\b", r"\bparties\b", r"\bof one's\b", r"\bas here\b"),
+    *(r"\bundefended\b", r"\blearnt\b"),
 )
 CLAIMS = ["claim", "published", "ours, 95 % interval, seeds", "control", "verdict"]
 VERDICTS = ("supported", "contradicted", "inconclusive")
