@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from experiments.default_posterior import cell, controls, run, tables
+from experiments.default_posterior import cell, controls, page, run, tables
 from experiments.default_posterior.config import COMMON, DEFAULT, METHODS, SIZES, TEMPERATURES
+from experiments.records import read_records
 from tfp_bfl import algorithms, clients
 from tfp_bfl.training import inference, optimizers
 
@@ -51,7 +52,6 @@ def test_a_cell_scores_the_last_round_and_the_average(tmp_path, method):
 def test_a_trial_sees_no_test_image(tmp_path, monkeypatch):
     """Its scores are of the server's images: with no test images there are the same ones."""
     options = {**SMALL, "settings": METHODS["fed_avg_adam"], "trial": True}
-    monkeypatch.setattr(cell, "FIT", 50)
     cell.run_cell(tmp_path / "a", options)
     data = cell.data_of(options)
     monkeypatch.setattr(cell, "data_of", lambda options: data._replace(test=None, elsewhere=None))
@@ -108,3 +108,20 @@ def test_tables_of_trials_and_temperatures():
         ["fed_avg_adam", "rate=0.001", "0.4000", "0.4000"],
     ]
     assert temperatures[1][:3] == ["digits", "1", f"**{0.1 + TEMPERATURES[0]:.4f}**"]
+
+
+def test_the_page_has_the_tables_of_the_records():
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.filled(text, read_records(run.HERE / "results")) == text
+    assert len(page.MARK.findall(text)) == text.count("<!-- table:") == text.count("<!-- /table -->") == 6
+
+
+def test_the_page_names_the_seeds_of_a_mean_and_pairs_differences():
+    rows = {"study,default,iid,seed=0": record(0.5, 0.49), "study,fed_avg_adam,iid,seed=0": record(0.9, 0.75)}
+    groups = page.grouped(rows)
+    assert page.results(groups)[1:] == [
+        ["IID", "`default`", "1", ".800", ".500", ".020", ".800", "", ""],
+        ["IID", "`fed_avg_adam`", "1", ".800", ".750", ".010", ".800", "", ""],
+    ]
+    assert page.differences(groups)[1][2:] == ["1", "+.000", "-.250", "+.010"]
+    assert page.change({0: 1.0, 1: 1.5, 2: 1.2}, {0: 0.9, 1: 1.4, 2: 1.1}) == "**+.100 [+.100, +.100]**"

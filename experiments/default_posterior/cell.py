@@ -17,7 +17,7 @@ from experiments.global_posterior.scores import constant_spread, fitted_scores, 
 
 Options = dict[str, Any]
 HALF_ROUNDS = 100  # The library's own.
-FIT = 400  # Images of the server on which a softmax temperature is fitted where the others choose a trial.
+FIT = 1 / 3  # Of the server's images: a softmax temperature is fitted on them where the others choose a trial.
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
@@ -106,11 +106,12 @@ def controlled(options: Options) -> dict[str, Any]:
 
 
 def on_held_out(predicted: list[np.ndarray], data: Any) -> dict[str, Any]:
-    """Scores of images that the server has set aside, of which the first `FIT` fit the softmax temperature."""
+    """Scores of images that the server has set aside, of which the share `FIT` fits the softmax temperature."""
     (samples,), labels = predicted, data.held_out.labels
-    rest = samples[:, FIT:]
-    fitted = fitted_scores(rest.mean(0), labels[FIT:], samples[:, :FIT].mean(0), labels[:FIT])
-    return {**scores(rest, labels[FIT:], None), **fitted}
+    number = round(FIT * len(labels))
+    rest = samples[:, number:]
+    fitted = fitted_scores(rest.mean(0), labels[number:], samples[:, :number].mean(0), labels[:number])
+    return {**scores(rest, labels[number:], None), **fitted}
 
 
 def on_test(predicted: list[np.ndarray], data: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from experiments.default_posterior.config import (
     TUNED,
 )
 from experiments.default_posterior.controls import control_cells
+from experiments.default_posterior.page import fill_page
 from experiments.default_posterior.tables import write_all
 
 Options = dict[str, Any]
@@ -94,6 +95,7 @@ def main(study: Study) -> None:
     if not study.listed:
         records = study.records(every)
         write_all(records, study.results)
+        fill_page(records)
         click.echo(f"{len(records)} of {len(every)} cells are done: tables in {study.results}")
 
 

@@ -1,0 +1,171 @@
+"""The tables of the study's page, between marks `<!-- table: NAME -->` and `<!-- /table -->`, from its records."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+import re
+from collections import defaultdict
+from typing import Any, Optional
+
+import numpy as np
+
+from experiments.default_posterior.config import METHODS
+from experiments.default_posterior.controls import KINDS, PARTS
+from experiments.default_posterior.tables import FITTED, of_seeds, temperature_table
+from experiments.tables import paired
+from tfp_bfl.files.tables import FORMATS
+
+Record = dict[str, Any]
+Lines = list[list[str]]
+Groups = dict[str, dict[str, dict[int, Record]]]
+PAGE = pathlib.Path(__file__).parent / "README.md"
+MARK = re.compile(r"<!-- table: (\w+) -->\n(.*?)<!-- /table -->", re.DOTALL)
+TITLES = {
+    **{"label_skew_2": "two classes a client", "dirichlet_0.5": "Dirichlet(0.5)", "iid": "IID"},
+    **{"dirichlet_0.1": "Dirichlet(0.1)", "digits": "digits, two classes", "cifar10": "CIFAR-10, Dirichlet(0.5)"},
+}
+
+
+def filled(text: str, records: dict[str, Record]) -> str:
+    """Return a page's text with its marked tables as of these records.
+
+    Args:
+      text: with pairs of marks.
+      records: of finished cells, by name.
+    """
+    done = {name: record for name, record in records.items() if "rows" in record}
+    groups = grouped(done)
+    made = {
+        **{"results": results(groups), "differences": differences(groups), "spreads": spreads(groups)},
+        **{"temperatures": temperature_table(done), "sizes": sizes(done), "detection": detection(done)},
+    }
+    return MARK.sub(lambda m: f"<!-- table: {m[1]} -->\n{FORMATS['.md'](made[m[1]])}<!-- /table -->", text)
+
+
+def grouped(done: dict[str, Record]) -> Groups:
+    """Return setting -> method -> seed -> rows of a cell."""
+    groups: Groups = defaultdict(lambda: defaultdict(dict))
+    for name, record in done.items():
+        kind, *rest = name.split(",")
+        if kind in ("study", "cifar10", "digits"):
+            method, partition, seed = rest
+            groups[partition if kind == "study" else kind][method][int(seed.removeprefix("seed="))] = record["rows"]
+    return groups
+
+
+def number(value: float) -> str:
+    """Return a score with three decimals, without the zero before the point; "" for NaN."""
+    return "" if np.isnan(value) else re.sub(r"^0\.", ".", f"{value:.3f}")
+
+
+def change(first: dict[int, float], second: dict[int, float]) -> str:
+    """Return a difference paired by seed with its 95 % interval, in bold if the interval leaves out 0."""
+    difference = paired(first, second)
+    if difference is None:
+        return "".join(re.sub(r"^([+-])0\.", r"\1.", f"{first[s] - second[s]:+.3f}") for s in first.keys() & second)
+    mean, *ends = (difference.mean, difference.low, difference.high)
+    mean, low, high = (re.sub(r"^([+-])0\.", r"\1.", f"{x:+.3f}") for x in (mean, *ends))
+    text = f"{mean} [{low}, {high}]"
+    return f"**{text}**" if ends[0] * ends[1] > 0 else text
+
+
+def mean_of(rows: dict[int, Record], which: str, column: str) -> str:
+    """Return the mean of a score over the seeds that have it."""
+    return number(float(np.mean([*of_seeds(rows, which, column).values()] or [np.nan])))
+
+
+def fitted(method: str, column: str) -> str:
+    """Return the column of a method: with a fitted softmax temperature for the baselines' NLL and ECE."""
+    return column + ("_fitted" if method in FITTED and column in ("nll", "ece") else "")
+
+
+def results(groups: Groups) -> Lines:
+    """Means over seeds of the averaged rounds."""
+    columns = ("accuracy", "nll", "ece", "error_auroc", "ood_auroc_entropy", "ood_auroc_epistemic")
+    titles = ("accuracy", "NLL", "ECE", "error AUROC", "OOD AUROC, entropy", "OOD AUROC, epistemic")
+    lines = [["data", "method", "seeds", *titles]]
+    for where, title in TITLES.items():
+        for method in METHODS:
+            rows = groups[where].get(method)
+            if rows:
+                cells = [mean_of(rows, "averaged", fitted(method, column)) for column in columns]
+                lines.append([title, f"`{method}`", str(len(rows)), *cells])
+    return lines
+
+
+def differences(groups: Groups) -> Lines:
+    """The default less each method, paired by seed."""
+    lines = [["data", "default less", "seeds", "accuracy", "NLL", "ECE"]]
+    for where, title in TITLES.items():
+        own = groups[where].get("default", {})
+        for method in list(METHODS)[1:]:
+            rows = groups[where].get(method, {})
+            common = len(own.keys() & rows.keys())
+            if common:
+                of = lambda column: change(
+                    of_seeds(own, "averaged", column),  # noqa: B023
+                    of_seeds(rows, "averaged", fitted(method, column)),  # noqa: B023
+                )
+                lines.append([title, f"`{method}`", str(common), *map(of, ("accuracy", "nll", "ece"))])
+    return lines
+
+
+def spreads(groups: Groups) -> Lines:
+    """The learned standard deviations, permuted within layers, and all at their geometric mean."""
+    titles = ("NLL, learned", "permuted", "one number", "OOD AUROC, epistemic, learned", "permuted", "one number")
+    lines = [["data", "seeds", *titles]]
+    for where, title in TITLES.items():
+        own = groups[where].get("default", {})
+        cells: list[str] = []
+        for column in ("nll", "ood_auroc_epistemic"):
+            learned = of_seeds(own, "averaged", column)
+            cells.append(mean_of(own, "averaged", column))
+            cells += [change(of_seeds(own, which, column), learned) for which in ("permuted", "constant")]
+        if own:
+            lines.append([title, str(len(own)), *cells])
+    return lines
+
+
+def controls(done: dict[str, Record]) -> dict[tuple[str, int, str], dict[int, Record]]:
+    """Return (data, examples of a client, labels) -> seed -> rows of a control."""
+    found: dict[tuple[str, int, str], dict[int, Record]] = defaultdict(dict)
+    for name, record in done.items():
+        if name.startswith("control,"):
+            data, *rest = name.split(",")[1:]
+            examples, labels, seed = (part.partition("=")[2] for part in rest)
+            found[data, int(examples), labels][int(seed)] = record["rows"]
+    return dict(sorted(found.items(), key=lambda x: (x[0][0] == "digits", x[0][2] == "shuffled", x[0][1])))
+
+
+SPREADS = {"averaged": "learned", "constant": "one number"}
+
+
+def sizes(done: dict[str, Record]) -> Lines:
+    """The mean epistemic part by number of examples, labels and kind of image."""
+    kinds = ("test", *KINDS)
+    lines = [["data", "examples a client", "labels", "standard deviations", "seeds", "accuracy", "NLL", *kinds]]
+    for ((data, examples, labels), rows), (which, text) in itertools.product(controls(done).items(), SPREADS.items()):
+        cells = [mean_of(rows, which, column) for column in ("accuracy", "nll")]
+        cells += [f"{np.mean([*of_seeds(rows, which, f'epistemic_{kind}').values()]):.4f}" for kind in kinds]
+        lines.append([data, str(examples), labels, text, str(len(rows)), *cells])
+    return lines
+
+
+def detection(done: dict[str, Record]) -> Lines:
+    """The AUROC of each part of the uncertainty for errors and for each kind of image, with all examples."""
+    lines = [["data", "detected", "standard deviations", "seeds", *PARTS, "epistemic less entropy"]]
+    groups = {key: rows for key, rows in controls(done).items() if key[2] == "true"}
+    largest = {data: max(key[1] for key in groups if key[0] == data) for data, _, _ in groups}
+    for data, what, (which, text) in itertools.product(largest, ("error", *KINDS), SPREADS.items()):
+        rows = groups[data, largest[data], "true"]
+        of = {part: of_seeds(rows, which, f"{what}_auroc_{part}") for part in PARTS}
+        cells = [number(float(np.mean([*of[part].values()]))) for part in PARTS]
+        lines.append([data, what, text, str(len(rows)), *cells, change(of["epistemic"], of["entropy"])])
+    return lines
+
+
+def fill_page(records: dict[str, Record], page: Optional[pathlib.Path] = None) -> None:
+    """Write the tables of these records into the study's page."""
+    page = page or PAGE
+    page.write_text(filled(page.read_text(encoding="utf-8"), records), encoding="utf-8")
