@@ -44,8 +44,14 @@ def shown(value: object) -> str:
 MOST_NAMES = 25
 
 
-def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
+def lookup(table: Mapping[str, Any], name: str, what: str, where: str = "") -> Any:
     """Return `table[name]`.
+
+    Args:
+      table: names -> values.
+      name: of the value.
+      what: the kind of value, in errors.
+      where: follows the name in errors, such as "in patients.csv".
 
     Raises:
       InvalidArgument: there is no such name; the message gives the near ones, or all of them if none is near (of many
@@ -62,7 +68,8 @@ def lookup(table: Mapping[str, Any], name: str, what: str) -> Any:
     else:
         some = difflib.get_close_matches(str(name), table, n=5, cutoff=0.0)
         advice = f"choose one of the {len(table)} that there are, such as {', '.join(map(repr, some))}."
-    raise InvalidArgument(f"There is no {what} {shown(name)}: {advice}")
+    place = f" {where}" if where else ""
+    raise InvalidArgument(f"There is no {what} {shown(name)}{place}: {advice}")
 
 
 def check_count(value: Any, name: str, least: int = 1) -> int:

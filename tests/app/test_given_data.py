@@ -155,7 +155,7 @@ def test_sources_and_clients_say_their_name_and_task(tmp_path):
         ({"dataset": "train.csv", "test_data": (FEATURES, LABELS)}, "One of dataset and test_data is in memory"),
         ({"dataset": 7}, "dataset has the type int, but must be a Source"),
         ({"dataset": (FEATURES, LABELS), "label": 3}, "label is 3, but must be text"),
-        ({"dataset": TABLE, "label": "sik"}, "There is no column for --label in dataset 'sik': did you mean 'sick'"),
+        ({"dataset": TABLE, "label": "sik"}, "There is no column 'sik' in dataset for --label: did you mean 'sick'"),
         (
             {"dataset": TABLE.append_column("town", [["a"] * 90]), **NAMES},
             "In dataset the column 'town' holds 'a' in row 1, which is no number",

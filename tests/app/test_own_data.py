@@ -88,7 +88,7 @@ def test_it_is_reported_and_repeated_from_its_folder(run, folder, monkeypatch):
     ("options", "message"),
     [
         (["--dataset", "gone.csv"], "The table gone.csv can't be read: No such file"),
-        (["--dataset", "patients.csv", "--label", "sik"], "no column for --label in patients.csv 'sik': did you mean"),
+        (["--dataset", "patients.csv", "--label", "sik"], "no column 'sik' in patients.csv for --label: did you mean"),
         (["--dataset", "patients.csv", "--label", "sick"], "column 'site' holds 'site 0' in row 1"),
         (["--dataset", "patients.csv", *OWN, "--clients", "9"], "clients is 9, but patients names 3"),
         (["--dataset", "patients.csv", *OWN, "--cohort-size", "4"], "cohort_size is 4"),

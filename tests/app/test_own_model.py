@@ -113,7 +113,7 @@ def test_it_is_reported_without_its_code(run, tmp_path):
     ("name", "message"),
     [
         ("gone.py:build", "There is no file gone.py: give --model FILE.py:FUNCTION"),
-        ("{}:bild", "There is no function in .*mine.py 'bild': did you mean 'build'"),
+        ("{}:bild", "There is no function 'bild' in .*mine.py: did you mean 'build'"),
         ("{}:fixed", r"returns a model from \[7\] to 2 outputs, but breast_cancer has examples of shape \[30\]"),
         ("{}:wrong", "The model function 'wrong' returns 3, but must return a Keras model"),
         ("{}:broken", "The model function 'broken' fails: RuntimeError: of two lines"),
@@ -223,7 +223,7 @@ def test_a_record_alone_runs_no_rule_of_a_file(run_of_rule, file, tmp_path, caps
     ("name", "message"),
     [
         ("gone.py:precise", "There is no file gone.py: give --rule FILE.py:FUNCTION"),
-        ("{}:precis", "There is no function in .*mine.py 'precis': did you mean 'precise'"),
+        ("{}:precis", "There is no function 'precis' in .*mine.py: did you mean 'precise'"),
         ("{}:wrong", "The rule function 'wrong' returns 3, but must return a rules.Rule or a rules.GatherRule"),
         ("{}:needs", "The rule function 'needs' fails: TypeError: .*'width'; it is called without arguments"),
     ],
@@ -291,7 +291,7 @@ def test_commands_on_a_run_that_names_code_take_it_again(run_of_algorithm, file,
     ("name", "message"),
     [
         ("gone.py:prox", "There is no file gone.py: give --algorithm FILE.py:FUNCTION"),
-        ("{}:proxx", "There is no function in .*mine.py 'proxx': did you mean 'prox'"),
+        ("{}:proxx", "There is no function 'proxx' in .*mine.py: did you mean 'prox'"),
         ("{}:fixed", "The algorithm function 'fixed' takes no local_epochs, which is given"),
         ("{}:needs", "The algorithm function 'needs' takes no local_epochs"),
     ],

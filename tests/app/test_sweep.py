@@ -140,7 +140,7 @@ def test_every_combination_by_every_seed():
         (("--vary", "rule=linear_pool or algorithm=fed_opt proximal=1"), "proximal is an option of"),
         (("--vary", "rule=linear_pool,nowhere.py:f"), "There is no file nowhere.py: give --rule FILE.py:FUNCTION"),
         (("--vary", "algorithm=fed_opt,{}:clash"), "rules.client_gaussian()"),
-        (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function in"),
+        (("--vary", "algorithm=fed_opt,{}:gone"), "There is no function 'gone' in"),
     ],
 )
 def test_bad_sweeps_are_refused_before_anything_is_written(tmp_path, capsys, options, words):

@@ -145,7 +145,7 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         (FEATURES, {}, "dataset has the type ndarray, but must be a Source"),
         (7, {}, "dataset has the type int, but must be a Source"),
         ({"features": FEATURES}, {}, "dataset has 1 parts"),
-        ({"features": FEATURES, "label": LABELS}, {}, "no array of dataset 'label': did you mean 'labels'"),
+        ({"features": FEATURES, "label": LABELS}, {}, "no array 'label' in dataset: did you mean 'labels'"),
         (
             (FEATURES, LABELS, SITES[1:]),
             {},
@@ -153,7 +153,7 @@ NUMBERS = data.Source("a", "train", FEATURES, FEATURES[:, 0], target=data.Column
         ),
         ((FEATURES, LABELS[1:]), {}, r"labels have the shape \[59\], but must be one number for each"),
         ((FEATURES.astype(str), LABELS), {}, "features have the type <U.*, but must be numbers"),
-        (pyarrow.table(TABLE), {"label": "labl"}, "no column for --label in dataset 'labl': did you mean 'label'"),
+        (pyarrow.table(TABLE), {"label": "labl"}, "no column 'labl' in dataset for --label: did you mean 'label'"),
         (
             pyarrow.table({**TABLE, "b": list("abcd")}),
             {},

@@ -92,8 +92,8 @@ def test_rows_to_ask_a_model_about(tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (TABLE, {"label": "sic"}, "There is no column for --label in .*patients.csv 'sic': did you mean 'sick'"),
-        (TABLE, {"label": "sick", "client": "center"}, "for --client-column in .* 'center': did you mean 'centre'"),
+        (TABLE, {"label": "sic"}, "There is no column 'sic' in .*patients.csv for --label: did you mean 'sick'"),
+        (TABLE, {"label": "sick", "client": "center"}, "no column 'center' in .* for --client-column: did you mean 'centre'"),
         (
             TABLE,
             {"label": "sick"},
@@ -149,7 +149,7 @@ def test_an_archive(tmp_path):
     data = read_own(path)
     assert data.clients.sizes.tolist() == [10, 10] and data.test.labels.tolist() == [0, 1, 0]
     np.savez(path, features=images, label=np.arange(20))
-    with pytest.raises(InvalidArgument, match=r"no array in .*scans.npz 'labels': did you mean 'label'"):
+    with pytest.raises(InvalidArgument, match=r"no array 'labels' in .*scans.npz: did you mean 'label'"):
         read_own(path)
     np.savez(path, **{**arrays, "clients": [1, 2]})
     with pytest.raises(InvalidArgument, match=r"clients of .* has the shape \[2\]"):

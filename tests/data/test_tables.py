@@ -207,7 +207,7 @@ def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
     columns["bill"] = X
     path = write(tmp_path / "d.csv", list(columns), *columns.values())
     assert [c.name for c in read_own(path, client="sex", drop=["date"]).train.columns] == ["bill"]
-    with pytest.raises(InvalidArgument, match=r"no column for --drop in .* 'dat': did you mean 'date'"):
+    with pytest.raises(InvalidArgument, match=r"no column 'dat' in .* for --drop: did you mean 'date'"):
         read_own(path, drop=["dat"])
 
 

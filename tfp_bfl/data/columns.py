@@ -105,7 +105,7 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
     label, client = reading.label, reading.client
     for option, name in (("--label", label), ("--client-column", client)):
         if name is not None and name not in table.column_names:
-            lookup(table.column_names, name, f"column for {option} in {where}")
+            lookup(table.column_names, name, "column", f"in {where} for {option}")
     check_columns(table, reading.columns, where)
     columns = reading.columns or tuple(name for name in table.column_names if name not in (label, client))
     if not columns:

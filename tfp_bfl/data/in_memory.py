@@ -53,7 +53,7 @@ def examples_in(value: Any, where: str, reading: Reading) -> Examples:
         raise InvalidArgument(f"{where} has the type {type(value).__name__}, but must be {_FORMS}.")
     arrays = dict(value) if isinstance(value, Mapping) else dict(zip(_PARTS, value))
     for name in arrays:
-        lookup(dict.fromkeys(_PARTS), name, f"array of {where}")
+        lookup(dict.fromkeys(_PARTS), name, "array", f"in {where}")
     if len(arrays) != len(value) or not {"features", "labels"} <= arrays.keys():
         raise InvalidArgument(f"{where} has {len(value)} parts, but must be {_FORMS}.")
     given, owners = arrays["features"], arrays.get("clients")

@@ -272,7 +272,7 @@ def _read_archive(path: pathlib.Path, client: Optional[str]) -> tuple[Examples, 
     arrays = read_arrays(path, "archive", MOST_BYTES, compressed=True)
     for name in ("features", "labels", *([client] if client else [])):
         if name not in arrays:
-            lookup(arrays, name, f"array in {files.name(path)}")
+            lookup(arrays, name, "array", f"in {files.name(path)}")
     owners = arrays.get(client or "clients")
     if owners is not None:
         if owners.shape != (len(arrays["features"]),):

@@ -96,7 +96,7 @@ def _checked(read: Callable[[], Any], where: str, drop: Collection[str], named: 
         raise InvalidArgument(f"The table {where} can't be read: {reason}.") from None
     table = _without_index(table, named)
     for name in drop:
-        lookup(dict.fromkeys(table.column_names), name, f"column for --drop in {where}")
+        lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for --drop")
     table = table.select([i for i, name in enumerate(table.column_names) if name not in drop])
     _check_names(table.column_names, where)
     if not table.num_rows:

@@ -69,7 +69,7 @@ def load(value: str, option: str = "model") -> Callable[..., Any]:
     except Exception as error:
         raise InvalidArgument(f"The code of {path_name(file)} fails: {_line(error)}.") from error
     functions = {key: value for key, value in vars(module).items() if callable(value) and not key.startswith("_")}
-    function: Callable[..., Any] = lookup(functions, name, f"function in {path_name(file)}")
+    function: Callable[..., Any] = lookup(functions, name, "function", f"in {path_name(file)}")
     return function
 
 
