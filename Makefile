@@ -27,7 +27,7 @@ help:
 	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
 	@echo "make test-seeds  the fast tests under ten base seeds, or make test-seeds SEEDS=\"1 2\""
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
-	@echo "make deployment  an environment of a server or a party, with NVIDIA FLARE, in .venvs/deployment"
+	@echo "make deployment  an environment of a server or a site, with NVIDIA FLARE, in .venvs/deployment"
 	@echo "make test-deployment  a federation of processes there: its bits, and what kills and strangers come to"
 	@echo "make clusters  an environment of a cluster's machine, with Ray, in .venvs/clusters"
 	@echo "make test-clusters  Ray over network namespaces (as root): its bits, lost machines, strangers, unseen data"

@@ -52,7 +52,7 @@ def test_a_half_that_is_not_the_partys_own_is_refused(kits, tmp_path):
         with pytest.raises(InvalidArgument, match="said to be the key of west is not signed by west"):
             agree({**true, "west": lie})
     for lie in (another, true["south"]):
-        with pytest.raises(InvalidArgument, match="Two parties offer the same half"):
+        with pytest.raises(InvalidArgument, match="Two sites offer the same half"):
             agree({**true, "west": lie})
     # The server's certificate is by the same authority, and of no party.
     of_server = keys.offer(kits / SERVER / "startup", b"of the server")
@@ -126,7 +126,7 @@ def test_a_party_takes_part_in_one_run_of_a_name(kits):
     with pytest.raises(InvalidArgument, match="The server calls it south, which its certificate or its key does not"):
         site.begin(json.dumps({**told, "number": 1}))
     site.begin(json.dumps(told))
-    with pytest.raises(InvalidArgument, match="Another process of this party takes part"):
+    with pytest.raises(InvalidArgument, match="Another process of this site takes part"):
         Site(kits / "north" / "local").begin(json.dumps(told))
 
 
@@ -147,7 +147,7 @@ def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
     told = json.loads(channel.sites["west"].describe())
     told["offer"] = keys.offer(tmp_path / "west" / "startup", b"of the server's")
     channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
-    with pytest.raises(Error, match=r"0 parties take part, but the quorum is 3 .*key of west is not signed by west"):
+    with pytest.raises(Error, match=r"0 sites take part, but the quorum is 3 .*key of west is not signed by west"):
         sealed(kits, channel, "between", quorum=3)
 
 
@@ -156,7 +156,7 @@ def test_parties_without_certificates_are_named(kits):
     told = json.loads(channel.sites["west"].describe())
     del told["offer"]
     channel.lies[DESCRIBE, "west"] = json.dumps(told).encode()
-    with pytest.raises(InvalidArgument, match="west can't mask what they send: secure sums need"):
+    with pytest.raises(InvalidArgument, match="west can't mask their messages: secure sums require"):
         sealed(kits, channel, "without")
 
 

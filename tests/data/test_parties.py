@@ -54,7 +54,7 @@ def test_pooled_targets_are_those_of_all_rows(tmp_path, name):
     parts = {k: site(tmp_path, k, RNG.normal(size=ROWS), y, "regression") for k, y in zip("AB", numbers)}
     told = {k: describe(part) for k, part in parts.items()}
     if name == "the same constant":
-        with pytest.raises(InvalidArgument, match=r"labels of all parties together are 0.1, each of them"):
+        with pytest.raises(InvalidArgument, match=r"labels of all sites are 0.1: there is nothing"):
             agree("t", told)
         return
     schema = agree("t", told)

@@ -63,6 +63,20 @@ def test_docstrings_open_with_a_verb_or_a_noun():
     assert found == {}
 
 
+def test_sentences_of_the_library_say_site_and_not_party():
+    # But for the names of arguments, files and options, and for what checkpoints record of the data.
+    word = re.compile(r"(?<![\w./=-])part(y|ies)(?![\w.=])", re.IGNORECASE)
+    found = [
+        (name_of(path), node.value)
+        for path in (ROOT / "tfp_bfl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        if word.search(re.sub(r"`[^`\n]*`|^ *[\w, ]+: ", "", node.value, flags=re.MULTILINE))
+        and node.value != " parties of "
+    ]
+    assert found == []
+
+
 def test_help_is_a_noun_phrase_or_an_imperative():
     classes = (RunConfig, *(algorithm_options(name) for name in ALGORITHMS))
     helps = {name: field.description for of in classes for name, field in of.model_fields.items() if field.description}

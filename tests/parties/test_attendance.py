@@ -27,7 +27,7 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
         b"no JSON": "is no JSON",
     }.items():
         lies[DESCRIBE, "west"] = lie
-        with pytest.raises(Error, match=rf"2 parties take part, but the quorum is 3 \(west: .*{reason}"):
+        with pytest.raises(Error, match=rf"2 sites take part, but the quorum is 3 \(west: .*{reason}"):
             run(hospitals, channel, quorum=3)
     # It is refused by itself: the others go on.
     done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})

@@ -200,7 +200,7 @@ def test_a_party_says_no_by_its_own_file(hospitals):
     (hospitals / "west" / "local" / FILE).write_text(
         "data: patients.csv\nlabel: diagnosis\nalgorithms: [fl_swag]\nmax_rounds: 1\n"
     )
-    with pytest.raises(Error, match=r"2 parties take part, but the quorum is 3 \(west: Its file allows algorithm"):
+    with pytest.raises(Error, match=r"2 sites take part, but the quorum is 3 \(west: Its file allows algorithm"):
         run(hospitals, Channel(hospitals), quorum=3)
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="takes part in no run"):
@@ -213,7 +213,7 @@ def test_a_party_says_no_by_its_own_file(hospitals):
         "model": ({"run": "a", "options": {"model": "evil.py:build"}}, "model is .* run no code"),
         "rule": ({"run": "a", "options": {"rule": "evil.py:build"}}, "rule is .* run no code"),
         "algorithm": ({"run": "a", "options": {"algorithm": "evil.py:build"}}, "algorithm is .* run no code"),
-        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "own file says what data"),
+        "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "file describes its data"),
         "schema": ({"run": "a"}, "not of the form"),
     }.values():
         with pytest.raises(InvalidArgument, match=message):
@@ -234,7 +234,7 @@ def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
     file.write_text(plain + "allow_single_posteriors: false\n")
     site = Site(hospitals / "north" / "local")
     for options in ({"robust": "median"}, {"rule": "weighted_conflation"}, {"algorithm": "fl_swag"}):
-        with pytest.raises(InvalidArgument, match="needs what each sends by itself"):
+        with pytest.raises(InvalidArgument, match="needs each message by itself"):
             site.begin(told_of(site, options))
     site.begin(told_of(site, {"robust": "clip:3"}))
     assert "by the rule mean_precision_average adds it to the others'" in site.seen
@@ -276,8 +276,8 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
     client = json.loads((folder / "app/config/config_fed_client.json").read_text())
     assert [e["executor"]["path"] for e in client["executors"]] == ["tfp_bfl.parties.deployment.flare.Site"]
     for options, message in {
-        "data": ({"partition": "iid"}, "partition is of data in one place"),
-        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but parties run no code") for name in own_model.OPTIONS},
+        "data": ({"partition": "iid"}, "partition describes data in one place"),
+        **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in own_model.OPTIONS},
         "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
         "name": ({"ruel": "x"}, "ruel"),
     }.values():
@@ -318,8 +318,8 @@ def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():
     ("command", "message"),
     [
         (["init", "kits", "--host", "a b", "--party", "north"], "no host"),
-        (["init", "kits", "--host", "h", "--party", "North!"], "no name of a party"),
-        (["init", "kits", "--host", "h", "--party", "a", "--party", "a"], "each party once"),
+        (["init", "kits", "--host", "h", "--party", "North!"], "no name of a site"),
+        (["init", "kits", "--host", "h", "--party", "a", "--party", "a"], "each site once"),
         (["start", "kits"], "no folder that tfp-bfl deploy init wrote"),
         (["check", "kits"], "no folder that tfp-bfl deploy init wrote"),
         (["run", "kits", "--name", "a", "--output", "o"], "no folder that tfp-bfl deploy init wrote"),

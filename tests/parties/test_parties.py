@@ -147,7 +147,7 @@ def test_a_run_that_breaks_off_goes_on_to_the_same_bits(tmp_path):
     kept = [{} for _ in SIZES]
     again = lambda: [Known(make(), s, k, b"", memory=kept[k]) for k, s in enumerate(sources())]
     options = {"seed": SEED, "checkpoint_dir": tmp_path / "b"}
-    with pytest.raises(Error, match=r"0 of 3 parties gave a sound answer in round 3, but the quorum is 1"):
+    with pytest.raises(Error, match=r"0 of 3 sites gave a valid answer in round 3, but the quorum is 1"):
         simulate_parties(make(), PARTIES, BreaksOff(again(), after=2), rounds=3, **options)
     # The third round's memory, of which the server never heard, is not gone on from.
     for versions in kept:
@@ -277,11 +277,11 @@ def test_too_few_parties_end_the_run(honest):
     parties, process, _ = honest
     with pytest.raises(Error, match=r"1 of 3 .* quorum is 2 \(south: it did not answer in time; west: it did"):
         simulate_parties(process, PARTIES, Here(parties, silent=[1, 2]), rounds=1, quorum=2)
-    with pytest.raises(InvalidArgument, match="quorum is 4, but there are 3 parties in a round"):
+    with pytest.raises(InvalidArgument, match="quorum is 4, but there are 3 sites in a round"):
         simulate_parties(process, PARTIES, Here(parties), rounds=1, quorum=4)
-    with pytest.raises(InvalidArgument, match="quorum is 3, but there are 2 parties in a round"):
+    with pytest.raises(InvalidArgument, match="quorum is 3, but there are 2 sites in a round"):
         simulate_parties(process, PARTIES, Here(parties), rounds=1, quorum=3, cohort_size=2)
-    with pytest.raises(InvalidArgument, match="parties keep theirs"):
+    with pytest.raises(InvalidArgument, match="which sites do not send"):
         simulate_parties(process, PARTIES, Here(parties), rounds=1, evaluate_cohort=lambda *args: {})
 
 

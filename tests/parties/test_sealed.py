@@ -101,8 +101,8 @@ def changed(**values):
 @pytest.mark.parametrize(
     ("lie", "message"),
     [
-        (changed(client=0), "report is of another party"),
-        (changed(fault=99), "of a fault that there is not"),
+        (changed(client=0), "report names another site"),
+        (changed(fault=99), "or an unknown fault"),
         (changed(num_examples=10_000), "it tells of 10000 examples, but said that it has 30"),
         (lambda answer: {**answer, "report/nll": np.array([np.nan], np.float32)}, "report/nll is not finite"),
         (lambda answer: {name: x for name, x in answer.items() if "weight" not in name}, "misses"),
@@ -193,7 +193,7 @@ def test_parties_who_are_told_otherwise_of_a_run_have_no_mask_in_common():
     ]
     with pytest.raises(Error, match="has not agreed to this sum"):
         of_some(make, (), parties)
-    with pytest.raises(InvalidArgument, match="no sum of fewer than 4 parties"):
+    with pytest.raises(InvalidArgument, match="no sum of fewer than 4 sites"):
         next(parties_of(make, sealed=True, min_parties=4))
     last = next(parties_of(make, sealed=True, rounds=1))
     here = Here(list(parties_of(make, sealed=False)))
@@ -209,7 +209,7 @@ def test_what_masks_do_not_go_with():
     with pytest.raises(InvalidArgument, match="sums no whole numbers"):
         simulate_parties(make(), PARTIES, there, rounds=1, make_engine=SealedEngine)
     source = next(sources())
-    with pytest.raises(InvalidArgument, match="has not 32 bytes"):
+    with pytest.raises(InvalidArgument, match="does not have 32 bytes"):
         SealedParty(make(secure_sums=WEIGHT), source, 0, b"own", "a", keys={1: b"short"})
     with pytest.raises(InvalidArgument, match="Weighting by 'distance' has no bound that is known beforehand"):
         bfl.algorithms.variational(build(), "conflation", "distance", secure_sums=WEIGHT, **OPTIONS)
@@ -272,7 +272,7 @@ def test_who_is_gone_before_it_has_told_ends_the_run_which_goes_on_when_it_is_ba
     with pytest.raises(Error, match=r"sum of round 1 can't be read without .*south: it did not answer in time"):
         simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("proofs", 1)}), **run)
     # The others have told: without south no other sum of this round is to be had.
-    with pytest.raises(Error, match=r"0 of 3 parties .*north: It has let another sum of this round be known"):
+    with pytest.raises(Error, match=r"0 of 3 sites .*north: It has let another sum of this round be known"):
         simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("round", 1)}), **run)
     found = simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, ()), **run)
     _, whole = simulated(make, sealed=True)
@@ -337,9 +337,9 @@ def test_a_server_that_would_have_two_sums_is_refused():
         ask(0, of(0, 1, 0, 1))
     ask(2, of(0, 1, 0, 1))
     for number in (0, 1):
-        with pytest.raises(InvalidArgument, match="Party 2 has not agreed to this sum"):
+        with pytest.raises(InvalidArgument, match="Site 2 has not agreed to this sum"):
             ask(number, AgreedSet(of(0, 1, 1, 1), proofs))
-    with pytest.raises(InvalidArgument, match="Party 0 has not agreed"):
+    with pytest.raises(InvalidArgument, match="Site 0 has not agreed"):
         ask(2, AgreedSet(of(0, 1, 0, 1), proofs))
     with pytest.raises(InvalidArgument, match="It has not agreed to this sum"):
         ask(1, AgreedSet(of(1, 1, 1, 0), proofs))
@@ -359,7 +359,7 @@ def test_a_server_that_would_have_two_sums_is_refused():
         parties[0].answer(moved)
 
     for members in ((0, 1, 1), (1, 0, 0), (2, 1, 1)):
-        with pytest.raises(InvalidArgument, match="must be over itself and in all 2 or more"):
+        with pytest.raises(InvalidArgument, match="must include this site and at least 2 sites"):
             ask(0, of(1, *members))
     with pytest.raises(InvalidArgument, match="answered no such round"):
         ask(0, of(0, 1, 1, 1)._replace(number=np.array(1, np.int32)))

@@ -80,7 +80,7 @@ def stochastic_gradient(
       memory_rate: of the client's memory, at most 1 / (1 + omega); None for no memory.
       participation: the probability that a client takes part, above 0 and at most 1.
       fixed_point: w*, the mode, as `find_mode` gives it of all clients' examples; for "fixed_point". Drivers of
-        simulations look whether it is; parties' data they do not see.
+        simulations look whether it is; sites' data they do not see.
       likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       count_bits: report `upload_bits`, which XLA can't.
 

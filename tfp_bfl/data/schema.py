@@ -23,7 +23,7 @@ class Schema(Learnt):
       element_shape: of one example's features.
       is_image: whether they are bytes, [height, width, channels]; else float32.
       class_names: C names; () where numbers are regressed on.
-      columns: of a table, by whose means and standard deviations all parties standardise theirs.
+      columns: of a table, by whose means and standard deviations all sites standardise theirs.
       target: of what is regressed on; None for classes.
     """
 

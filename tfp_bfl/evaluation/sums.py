@@ -1,4 +1,4 @@
-"""Scores from sums: what parties add up without showing an example, and what follows from the total."""
+"""Scores from sums: what sites add up without showing an example, and what follows from the total."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Sums = dict[str, np.ndarray]
 
 
 def score_sums(evaluation: Evaluation, labels: Any) -> Sums:
-    """Return the sums over N examples from which `from_sums` makes the scores of any number of parties together,
+    """Return the sums over N examples from which `from_sums` makes the scores of any number of sites together,
     float64.
 
     They are the number of examples and of right predictions; the sums of negative log likelihoods, Brier scores,
@@ -77,12 +77,12 @@ def is_of_numbers(sums: Mapping[str, np.ndarray]) -> bool:
 
 
 def add_sums(parts: Sequence[Mapping[str, np.ndarray]]) -> Sums:
-    """Return the sums of all parties together."""
+    """Return the sums of all sites together."""
     return {name: np.sum([part[name] for part in parts], 0) for name in (parts[0] if parts else SUMS)}
 
 
 def check_sums(sums: Mapping[str, np.ndarray], most: float) -> None:
-    """Raise InvalidArgument for sums that no party of at most so many examples can have."""
+    """Raise InvalidArgument for sums that no site of at most so many examples can have."""
     if is_of_numbers(sums):
         above = all(sums[name] >= 0 for name in NUMBER_SUMS if name != "nll")
         if not (0 < sums["count"] <= most and above and sums["covered"] <= sums["count"] * (1 + 1e-6)):

@@ -47,9 +47,7 @@ def check_settings(
         cohorts = cohorts._replace(size=_private_size(process.privacy, clients, cohorts))
     check_clients(process, clients, cohorts.size)
     if monitor.evaluate_cohort and isinstance(clients, Parties):
-        raise InvalidArgument(
-            "evaluate_cohort is of clients whose data are here, and parties keep theirs: leave it out."
-        )
+        raise InvalidArgument("evaluate_cohort requires the clients' data, which sites do not send: leave it out.")
     first = cohort(clients.num_clients, cohorts.size, 0, seed, popularity=cohorts.popularity)
     answering(first, cohorts.dropout, 0, seed)
     if not 0 <= seed < 2**31:

@@ -88,10 +88,10 @@ def simulate_members(
       settings: of each member; with the seed of the run, and a folder of checkpoints in which each member has its own.
 
     Raises:
-      InvalidArgument: clients that are parties, or options that no member may share.
+      InvalidArgument: clients that are sites, or options that no member may share.
     """
     if isinstance(clients, Parties):
-        raise InvalidArgument("An ensemble is simulated, and parties train one model: run one federation a member.")
+        raise InvalidArgument("An ensemble is simulated, and sites train one model: run one federation a member.")
     for name, value in {
         "start": settings.start,
         "batch_norm_examples": settings.prediction.batch_norm_examples,

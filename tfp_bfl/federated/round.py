@@ -117,7 +117,7 @@ class Round(NamedTuple):
       broadcast: state -> what all clients are sent.
       build_work: makes a client's variables in the present graph, and returns its work, the function of the message,
         its examples and a key [2] for its noise.
-      take: makes a contribution of what that returns: at the server, where clients are parties of their own.
+      take: makes a contribution of what that returns: at the server, where clients are sites of their own.
       build_client: both together, where clients are simulated: the function of the broadcast and the examples.
       merge: (statistics, statistics) -> statistics: commutative and associative; all zeros change nothing.
       add: (contribution, contribution) -> contribution: the statistics merged, all else side by side.

@@ -1,4 +1,4 @@
-"""Structures of tensors as named arrays, which is how parties send them, and the way back with every check."""
+"""Structures of tensors as named arrays, which is how sites send them, and the way back with every check."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Masks of whole numbers: seeds that two parties or one alone have for a message, and when they are revealed.
+"""Masks of whole numbers: seeds that two sites or one alone have for a message, and when they are revealed.
 
     m_ij = SHAKE-256(HMAC(k_ij, c)),   b_i = SHAKE-256(HMAC(s_i, c)),   c = (run, job, message, attempt)
 
-k_ij is a key that parties i and j alone have, s_i the secret of party i.
+k_ij is a key that sites i and j alone have, s_i the secret of site i.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def context_of(run: str, job: bytes, digest: bytes, attempt: Optional[int] = Non
 
     Args:
       run: its name.
-      job: a digest [32] of who takes part and in what, so that parties with another job have no mask in common.
+      job: a digest [32] of who takes part and in what, so that sites with another job have no mask in common.
       digest: of the message [32].
-      attempt: None if all parties must answer.
+      attempt: None if all sites must answer.
     """
     return run.encode() + job + digest + (b"" if attempt is None else attempt.to_bytes(4, "big"))
 
@@ -74,7 +74,7 @@ class Promises:
         self._kept: Kept = {} if kept is None else kept
 
     def answer(self, number: int, digest: bytes, attempt: Optional[int], work: bytes) -> None:
-        """Note that a round is answered, for a sum over all parties or over those who answer.
+        """Note that a round is answered, for a sum over all sites or over those who answer.
 
         Args:
           number: of rounds done.
@@ -136,5 +136,5 @@ class Promises:
     def _of(self, number: int) -> dict[str, Any]:
         record = self._kept.get(number)
         if record is None or not record["of_some"]:
-            raise InvalidArgument("It has answered no such round for a sum over some parties.")
+            raise InvalidArgument("The site has answered no such round for a sum over some sites.")
         return record

@@ -1,8 +1,8 @@
-"""Clients that are parties of their own: what one does with a message, and the server's engine that asks them.
+"""Clients that are sites of their own: what one does with a message, and the server's engine that asks them.
 
-    server: state -> message            -> to all parties of a round
-    party:  message, own examples, own memory, key of its own secret -> result
-    server: every check, take, add in the order of the parties' numbers, conclude
+    server: state -> message            -> to all sites of a round
+    site:   message, own examples, own memory, key of its own secret -> result
+    server: every check, take, add in the order of the sites' numbers, conclude
 
 Whoever carries the arrays between them is a `Transport`; nothing but arrays is carried.
 """
@@ -56,19 +56,19 @@ class Versions(Protocol):
 
 
 class Transport(Protocol):
-    """Carries a message to parties, and their answers back."""
+    """Carries a message to sites, and their answers back."""
 
     def ask(self, numbers: Sequence[int], message: Arrays) -> Iterator[tuple[int, Answer]]:
-        """Return the answers of the parties with these numbers as they come, until all have come or time is up.
+        """Return the answers of the sites with these numbers as they come, until all have come or time is up.
 
         An answer's number is that of whom the transport has authenticated.
         """
 
 
 def at_server(process: BayesianProcess) -> BayesianProcess:
-    """Return the process as a server of parties runs it: of what a party keeps it knows in which round that was made.
+    """Return the process as a server of sites runs it: of what a site keeps it knows in which round that was made.
 
-    What the party itself keeps (`ClientWork.memory`) stays with the party.
+    What the site itself keeps (`ClientWork.memory`) stays with the site.
     """
     if process.client_work.memory is None:
         return process
@@ -81,7 +81,7 @@ def at_server(process: BayesianProcess) -> BayesianProcess:
 
 
 class Party:
-    """One party of a federation: its examples, its secret and its memory, none of which it sends.
+    """One site of a federation: its examples, its secret and its memory, none of which it sends.
 
     Args:
       process: of the run, built here.
@@ -92,7 +92,7 @@ class Party:
       memory: where what it keeps is put; None for a dictionary.
       charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
       max_examples: as how many it counts at most, by which the server weighs it; None for as many as it has.
-      job: a digest of who takes part and in what, 32 bytes; the same at all parties. Noise that hides examples is a
+      job: a digest of who takes part and in what, 32 bytes; the same at all sites. Noise that hides examples is a
         function of it and of the message, so that no two answers have the same noise.
     """
 
@@ -161,7 +161,7 @@ class Party:
             weights = tf.nest.map_structure(tf.constant, message.weights)
             self._versions[0] = to_arrays(self._first(weights, share))
         if version not in self._versions:
-            raise InvalidArgument(f"What this party kept of round {version} is gone: begin the run anew.")
+            raise InvalidArgument(f"The memory of this site of round {version} is gone: start the run again.")
         return from_arrays(self._versions[version], self._row)
 
     def _key(self, done: int, message: Arrays) -> np.ndarray:
@@ -173,14 +173,14 @@ class Party:
 
 
 class PartyEngine:
-    """Runs rounds over parties; every check of what they send is made here.
+    """Runs rounds over sites; every check of what they send is made here.
 
-    Contributions are added in the order of the parties' numbers, each as soon as those before it are there: the sums
+    Contributions are added in the order of the sites' numbers, each as soon as those before it are there: the sums
     have the same bits whoever is first.
 
     Args:
       process: `at_server`.
-      result: the type of what a party answers (`result_spec`).
+      result: the type of what a site answers (`result_spec`).
       parties: with whom.
       transport: that reaches them.
       quorum: the fewest sound answers of a round with which the run continues.
@@ -205,7 +205,7 @@ class PartyEngine:
         return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
-        """Return the round after the state's, over the parties with these numbers.
+        """Return the round after the state's, over the sites with these numbers.
 
         Raises:
           Error: fewer than the quorum gave a sound answer.
@@ -224,7 +224,7 @@ class PartyEngine:
         return output
 
     def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
-        """Return the sum of what the parties answer to a message, and why others are not in it."""
+        """Return the sum of what the sites answer to a message, and why others are not in it."""
         return self._summed(message, to_arrays(message), numbers)
 
     def _summed(
@@ -253,7 +253,7 @@ class PartyEngine:
         return total, {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
 
     def replace_dead_workers(self) -> int:
-        """0: parties are not started from here."""
+        """0: sites are not started from here."""
         return 0
 
     def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
@@ -281,7 +281,7 @@ class PartyEngine:
 
     def _too_few(self, sound: int, asked: int, done: int, left_out: Mapping[int, str]) -> Error:
         return Error(
-            f"{sound} of {asked} parties gave a sound answer in round {done + 1}, but the quorum is {self._quorum}"
+            f"{sound} of {asked} sites gave a valid answer in round {done + 1}, but the quorum is {self._quorum}"
             f"{self._reasons(left_out)}. The rounds before are kept."
         )
 
@@ -299,7 +299,7 @@ def simulate_parties(
     make_engine: Callable[..., PartyEngine] = PartyEngine,
     **options: Unpack[Options],
 ) -> SimulationResult:
-    """Run a process over parties, as `simulate` runs it over clients whose data are here.
+    """Run a process over sites, as `simulate` runs it over clients whose data are here.
 
     Args:
       process: of `tfp_bfl.algorithms`.
@@ -307,24 +307,24 @@ def simulate_parties(
       transport: that reaches them.
       rounds: how many in all.
       quorum: the fewest sound answers of a round with which the run continues.
-      make_engine: `PartyEngine`, or `SealedEngine` for parties that mask what they send.
+      make_engine: `PartyEngine`, or `SealedEngine` for sites that mask what they send.
       **options: of `simulate`, but for its engine.
 
     Raises:
-      InvalidArgument: an unknown option, or one that is given twice; a quorum above the number of parties in a round.
+      InvalidArgument: an unknown option, or one that is given twice; a quorum above the number of sites in a round.
       Error: a round had fewer sound answers than the quorum; all else that `simulate` raises.
     """
     check_count(quorum, "quorum")
     asked = settings_of(simulate_parties, options, PASSED_ON).cohorts.size or parties.num_clients
     if quorum > asked:
-        raise InvalidArgument(f"The quorum is {quorum}, but there are {asked} parties in a round.")
+        raise InvalidArgument(f"The quorum is {quorum}, but there are {asked} sites in a round.")
     result = result_spec(process)
     engine = lambda process, runtime: contextlib.nullcontext(make_engine(process, result, parties, transport, quorum))
     return simulate(at_server(process), parties, rounds, engine=engine, **options)
 
 
 def result_spec(process: BayesianProcess) -> Any:
-    """Return the type of what a party of this process answers, without what it keeps."""
+    """Return the type of what a site of this process answers, without what it keeps."""
     message, row = _message_specs(process)
     work = tf.function(process.round.build_work(), autograph=False)
     found = types_of(work, message._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32))
@@ -332,7 +332,7 @@ def result_spec(process: BayesianProcess) -> Any:
 
 
 def _message_specs(process: BayesianProcess) -> tuple[Any, Any]:
-    """Return the type of a message as it is sent, and of what a party keeps."""
+    """Return the type of a message as it is sent, and of what a site keeps."""
     message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
     first, numbers = process.client_work.memory, tf.TensorSpec([None], tf.int32)
     if first is None:

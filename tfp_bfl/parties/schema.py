@@ -1,4 +1,4 @@
-"""Descriptions of the data of parties, and the schema that all of them share."""
+"""Descriptions of the data of sites, and the schema that all of them share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def describe(source: Source) -> dict[str, Any]:
 
 
 def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
-    """Return the schema of all parties' data: classes of any, columns by the mean and variance of all rows together.
+    """Return the schema of all sites' data: classes of any, columns by the mean and variance of all rows together.
 
     With n_k rows, means m_k and standard deviations s_k,
 
@@ -48,7 +48,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
       summaries: site -> the result of `describe`.
 
     Raises:
-      InvalidArgument: a party's is no such description, or data differ in shape, columns or kind.
+      InvalidArgument: a site's is no such description, or data differ in shape, columns or kind.
     """
     for party, summary in summaries.items():
         check_description(party, summary)
@@ -57,7 +57,7 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
         for key in ("element_shape", "is_image"):
             if summary[key] != one[key]:
                 raise InvalidArgument(
-                    f"The data of {party} and {first} differ: {key} is {summary[key]} and {one[key]}. All parties must "
+                    f"The data of {party} and {first} differ: {key} is {summary[key]} and {one[key]}. All sites must "
                     "have the same."
                 )
         if [c[0] for c in summary["columns"]] != [c[0] for c in one["columns"]]:
@@ -69,20 +69,18 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
     target = None if one["target"] is None else _pooled(sizes, [summary["target"] for summary in summaries.values()])
     check_spelling({party: summary["class_names"] for party, summary in summaries.items()})
     if target is not None and not target.stddev:
-        raise InvalidArgument(
-            f"The labels of all parties together are {target.mean:g}, each of them: there is nothing to predict."
-        )
+        raise InvalidArgument(f"The labels of all sites are {target.mean:g}: there is nothing to predict.")
     classes = sorted({c for summary in summaries.values() for c in summary["class_names"]}, key=natural)
     if target is None and len(classes) < 2:
-        raise InvalidArgument(f"All parties together have {len(classes)} class, but a model tells two or more apart.")
-    _check_classes("All parties together have", len(classes))
+        raise InvalidArgument(f"All sites together have {len(classes)} class, but a model requires two or more.")
+    _check_classes("All sites together have", len(classes))
     shape = tuple(one["element_shape"])
     pooled = tuple(_pooled(sizes, column) for column in columns)
     return Schema(name, shape, one["is_image"], () if target else tuple(classes), pooled, target)
 
 
 def fitted(source: Source, schema: Schema) -> Source:
-    """Return a party's examples as the schema has them: its standardisation, its classes' numbers.
+    """Return a site's examples as the schema has them: its standardisation, its classes' numbers.
 
     Raises:
       InvalidArgument: they are of another form.
@@ -108,7 +106,7 @@ def fitted(source: Source, schema: Schema) -> Source:
 
 
 def check_description(party: str, summary: Any) -> None:
-    """Check what a party tells of its data, by itself.
+    """Check what a site tells of its data, by itself.
 
     Raises:
       InvalidArgument: it is not of the form that `describe` gives.

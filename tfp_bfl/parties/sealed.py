@@ -1,16 +1,16 @@
-"""Parties whose single contributions the server can't read: masks that cancel in the sum over those who answer.
+"""Sites whose single contributions the server can't read: masks that cancel in the sum over those who answer.
 
-    party i sends q_i + b_i + sum_{j > i} m_ij - sum_{j < i} m_ij  modulo 2^64
+    site i sends q_i + b_i + sum_{j > i} m_ij - sum_{j < i} m_ij  modulo 2^64
 
-q_i are the whole numbers of `rules.quantised`; the masks are those of `masks`. To the server each number of a party is
-uniform. When it has the answers, it says who answered: the set A. Each party of A proves to the others of A that it has
+q_i are the whole numbers of `rules.quantised`; the masks are those of `masks`. To the server each number of a site is
+uniform. When it has the answers, it says who answered: the set A. Each site of A proves to the others of A that it has
 agreed to this set and no other, and with all their proofs in hand tells the seeds of b_i and of m_ij for j not in A: of
 all that is left in the sum over A, which then is that of the q_i, bit for bit. The seeds of b_i and of i's masks with
 others of A are never both revealed, and of one round the sum over one set alone. Where all must answer (the quorum is
 everybody) there is no b_i, and nothing to reveal. Losses and counts are summed under the masks, too.
 
 Source: Bonawitz et al. 2017 (doi:10.1145/3133956.3133982): masks of pairs and of one's own, with consistency by proofs
-in the place of signatures. Theirs shares seeds by thresholds, so that parties may leave until the end; here those of A
+in the place of signatures. Theirs shares seeds by thresholds, so that sites may leave until the end; here those of A
 must stay until they have revealed them.
 """
 
@@ -73,7 +73,7 @@ class AgreedSet(NamedTuple):
 
     Fields:
       parties: the `SetOfParties`.
-      proofs: uint8 [K, K, 32], of each party for each other.
+      proofs: uint8 [K, K, 32], of each site for each other.
     """
 
     parties: SetOfParties
@@ -87,7 +87,7 @@ class SealedParty(Party):
       process: of the run, whose rule sums whole numbers (`compose(secure_sums=...)`).
       *own: positional arguments of `Party`.
       **kept: keyword arguments of `Party`.
-      keys: of each other party's number, `KEY_BYTES` that only the two have.
+      keys: of each other site's number, `KEY_BYTES` that only the two have.
       min_parties: it lets no sum of fewer be known.
       promises: where it puts what it has promised of rounds; None for a dictionary.
       rounds: how many it answers; None for any number.
@@ -110,9 +110,9 @@ class SealedParty(Party):
         self._keys, self._min_parties, self._promises = dict(keys), min_parties, Promises(promises)
         self._rounds = rounds
         if any(len(key) != KEY_BYTES for key in self._keys.values()):
-            raise InvalidArgument(f"A key that parties share has not {KEY_BYTES} bytes: agree on them anew.")
+            raise InvalidArgument(f"A key of two sites does not have {KEY_BYTES} bytes: exchange the keys again.")
         if len(self._keys) + 1 < min_parties:
-            raise InvalidArgument(f"It lets no sum of fewer than {min_parties} parties be known.")
+            raise InvalidArgument(f"The site reveals no sum of fewer than {min_parties} sites.")
         scalar = tf.TensorSpec([], tf.int32)
         types = self._spec, result_spec(process), scalar, scalar
         self._seal = tf.function(_sealing(process), autograph=False).get_concrete_function(*types)
@@ -177,7 +177,7 @@ class SealedParty(Party):
         there = int(np.count_nonzero(members))
         if members.max() > 1 or members[self.number] != 1 or there < self._min_parties:
             raise InvalidArgument(
-                f"The sum is over {there} parties, but must be over itself and in all {self._min_parties} or more."
+                f"The sum is over {there} sites, but must include this site and at least {self._min_parties} sites."
             )
         digest = self._promises.agree(done, attempt, members)
         context = context_of(self._run, self._job, digest, attempt)
@@ -191,7 +191,7 @@ class SealedParty(Party):
         for other, key in self._keys.items():
             wanted = proof_of(key, context, members, other)
             if members[other] and not hmac.compare_digest(wanted, proofs[other, self.number].tobytes()):
-                raise InvalidArgument(f"Party {other} has not agreed to this sum.")
+                raise InvalidArgument(f"Site {other} has not agreed to this sum.")
         self._promises.tell(done, attempt, members)
         seeds = {other: seed_of(key, context) for other, key in self._keys.items() if not members[other]}
         return {"seeds": self._rows({**seeds, self.number: seed_of(self._own, context)})}
@@ -204,9 +204,9 @@ class SealedParty(Party):
 
 
 class SealedEngine(PartyEngine):
-    """Runs rounds over parties that mask what they send: it has their sum, and nothing of one of them but its report.
+    """Runs rounds over sites that mask what they send: it has their sum, and nothing of one of them but its report.
 
-    If the quorum is all parties, a round has one message, and one that nobody may leave unanswered. If it is fewer, it
+    If the quorum is all sites, a round has one message, and one that nobody may leave unanswered. If it is fewer, it
     has three, and the sum is over those who answered the first: who does not answer the second is left out at another
     attempt, and who does not answer the third ends the run, which resumes from there when it is back.
 
@@ -234,11 +234,11 @@ class SealedEngine(PartyEngine):
         if self._quorum < self._parties.num_clients:
             return self._sum_of_some(message, numbers)
         if len(numbers) < self._parties.num_clients:
-            raise InvalidArgument("Masks cancel in the sum over all parties alone, and this round is of some.")
+            raise InvalidArgument("Masks cancel only in the sum over all sites, and this round has some of them.")
         total, left_out = self._summed(message, to_arrays(message), numbers)
         if total is None or left_out:
             raise Error(
-                f"Without an answer of every party the masks of round {int(message.round) + 1} do not cancel"
+                f"Without an answer of every site the masks of round {int(message.round) + 1} do not cancel"
                 f"{self._reasons(left_out)}. The rounds before are kept: run it again when all are there."
             )
         return self._read(total, numbers, int(message.round)), left_out
@@ -265,7 +265,7 @@ class SealedEngine(PartyEngine):
             again = {one: why for one, why in reasons.items() if why == NO_ANSWER or one in refused}
             left_out, refused = {**left_out, **again}, {**refused, **reasons}
         raise Error(
-            f"In {ATTEMPTS} attempts the parties of round {int(done) + 1} did not agree on whose sum it is"
+            f"In {ATTEMPTS} attempts the sites of round {int(done) + 1} did not agree on the set of the sum"
             f"{self._reasons(refused)}. The rounds before are kept."
         )
 
@@ -302,7 +302,7 @@ class SealedEngine(PartyEngine):
     def _read(
         self, total: Contribution, there: Sequence[int], done: int, seeds: Optional[np.ndarray] = None
     ) -> Contribution:
-        """Return the sum over the parties who are there, less what is left of their masks."""
+        """Return the sum over the sites who are there, less what is left of their masks."""
         training = np.sum([self._training[number] for number in there], 0, np.int64)
         leaves = [np.array(x) for x in (*tf.nest.flatten(total.statistics), training)]
         if seeds is not None:
@@ -321,7 +321,7 @@ class SealedEngine(PartyEngine):
         statistics, self._training[number], report = from_arrays(answer, self._sealed)
         client, fault, held = (int(x[0]) for x in (report.client, report.fault, report.num_examples))
         if client != number or not 0 <= fault < len(FAULTS):
-            raise InvalidArgument("its report is of another party, or of a fault that there is not")
+            raise InvalidArgument("its report names another site, or an unknown fault")
         if not is_sound(fault):
             raise InvalidArgument(f"it says of itself that it has found nothing sound: {FAULTS[fault]}")
         if held != self._parties.sizes[number]:
@@ -369,7 +369,7 @@ def _whole(x: tf.Tensor, of: tuple[float, float], times: Any = 1.0) -> tf.Tensor
 
 
 def _with_training(report: Any, training: np.ndarray) -> Any:
-    """Return the report of all with the mean losses in each party's place, and the counts' sums in the first one's."""
+    """Return the report of all with the mean losses in each site's place, and the counts' sums in the first one's."""
     examples = max(1.0, float(np.sum(report.num_examples)))
     means = (training[:3] / np.array([_NLL[1], _KL[1], _KL[1]]) / examples).astype(np.float32)
     names = dict(zip(("nll", "kl", "tempered_elbo"), (tf.fill(report.nll.shape, mean) for mean in means)))

@@ -36,7 +36,7 @@ class RunResults(NamedTuple):
       out_of_distribution: name -> [M], the uncertainties for examples from elsewhere, or None.
       numbers: "mean", "stddev", "epistemic", "low" and "high" -> [N], of predictions of numbers; None of classes.
       statement: the weights, the method and the posterior temperature in a sentence, shown below the heading.
-      parties: of a federation the sums (`evaluation.score_sums`) of each party, None of one that gave none; there are
+      parties: of a federation the sums (`evaluation.score_sums`) of each site, None of one that gave none; there are
         no probabilities, labels and uncertainties then.
     """
 

@@ -1,1 +1,1 @@
-"""Federations of real parties: what each does, and NVIDIA FLARE, which carries their messages."""
+"""Federations of real sites: what each does, and NVIDIA FLARE, which carries their messages."""

@@ -21,11 +21,11 @@ _OUTSTANDING = 10
 
 
 class Attendance:
-    """The parties of a run, as its folder's `parties.json` keeps them.
+    """The sites of a run, as its folder's `parties.json` keeps them.
 
     Attributes:
       reported: name of each numbered site -> the description of its data that it reported.
-      refused: name -> why that party takes no part.
+      refused: name -> why that site takes no part.
     """
 
     def __init__(self, reported: Mapping[str, Any], refused: Mapping[str, str]):
@@ -57,7 +57,7 @@ class Attendance:
         return sentences
 
     def absences(self) -> list[str]:
-        """Return a sentence for each party that takes no part."""
+        """Return a sentence for each site that takes no part."""
         return [f"Without {party}: {reason}" for party, reason in sorted(self.refused.items())]
 
     def check(self, quorum: int, without: Collection[str] = ()) -> None:
@@ -65,7 +65,7 @@ class Attendance:
         number = len(self.reported) - len(without)
         if number < quorum:
             reasons = "; ".join(f"{party}: {reason}" for party, reason in sorted(self.refused.items()))
-            raise Error(f"{number} parties take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
+            raise Error(f"{number} sites take part, but the quorum is {quorum}{f' ({reasons})' if reasons else ''}.")
 
     def write(self, folder: pathlib.Path) -> None:
         """Write `parties.json`: each site's description, or `refused` and why, or both where it has a

@@ -19,11 +19,11 @@ Reply = Union[bytes, Refusal]
 
 
 class Channel(Protocol):
-    """Reaches parties by name."""
+    """Reaches sites by name."""
 
     @property
     def names(self) -> Sequence[str]:
         """The names of reachable sites."""
 
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
-        """Return the replies of parties, each by its authenticated name, as they come, until all have or time is up."""
+        """Return the replies of sites, each by its authenticated name, as they come, until all have or time is up."""

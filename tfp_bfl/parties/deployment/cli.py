@@ -1,4 +1,4 @@
-"""The commands of federations of real parties: deploy init, check, start, run, demo."""
+"""The commands of federations of real sites: deploy init, check, start, run, demo."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfp_bfl.parties.deployment.signals import ends_with_cleanup
 DEPLOY_EXAMPLES = """
 \b
 Examples:
-  tfp-bfl deploy demo --output demo           three parties on this machine
+  tfp-bfl deploy demo --output demo           three sites on this machine
   tfp-bfl deploy init kits --host fl.example.org --party north --party south
-  tfp-bfl deploy check north                  at a party: its file and data
-  tfp-bfl deploy start north                  at each party, and the server
+  tfp-bfl deploy check north                  at a site: its file and data
+  tfp-bfl deploy start north                  at each site, and the server
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
 
 \b
@@ -31,18 +31,25 @@ builds an environment with it, .venvs/deployment.
 @click.group("deploy", epilog=DEPLOY_EXAMPLES, invoke_without_command=True)
 @click.pass_context
 def deploy(context: click.Context) -> None:
-    """Return federations of real parties: each with hosts, data and a key of its own."""
+    """Run federations of sites, each with its own host, data and key."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
 @deploy.command("init")
 @click.argument("folder", metavar="FOLDER")
-@click.option("--host", required=True, metavar="NAME", help="Under which the parties reach the server.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8002, show_default=True, help="Of the server.")
-@click.option("--party", "parties", multiple=True, required=True, metavar="NAME", help="A party; again for another.")
+@click.option("--host", required=True, metavar="NAME", help="Host name at which the sites reach the server.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8002, show_default=True, help="Port of the server.")
+@click.option(
+    "--party",
+    "parties",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="Name of a site; repeat the option for each site.",
+)
 def init(folder: str, host: str, port: int, parties: Sequence[str]) -> None:
-    """Write a folder for the server, for the administrator, and for each party, with certificates."""
+    """Write a folder for the server, for the administrator, and for each site, with certificates."""
     from tfp_bfl.parties.deployment.kits import make_kits
 
     for kit in make_kits(folder, host, port, parties):
@@ -53,21 +60,21 @@ def init(folder: str, host: str, port: int, parties: Sequence[str]) -> None:
 @deploy.command("check")
 @click.argument("kit", metavar="KIT")
 def check(kit: str) -> None:
-    """Read a party's file and data, and print exactly what it would send to a server that asks for them."""
+    """Read the file and data of a site, and print exactly what it would send to a server that asks for them."""
     import pathlib
 
     from tfp_bfl.parties.deployment.kits import role_of
     from tfp_bfl.parties.deployment.site import check as check_site
 
     if role_of(kit)["role"] != "party":
-        raise InvalidArgument(f"{kit} is not a party's folder: only parties have data.")
+        raise InvalidArgument(f"{kit} is not the folder of a site: only sites have data.")
     click.echo(check_site(pathlib.Path(kit) / "local"))
 
 
 @deploy.command("start")
 @click.argument("kit", metavar="KIT")
 def start(kit: str) -> None:
-    """Run the server or a party of this folder, until Ctrl-C."""
+    """Run the server or the site of this folder, until Ctrl-C."""
     from tfp_bfl.parties.deployment import kits
 
     kits.start(kit)
@@ -93,22 +100,28 @@ class _Run(Grouped):
 @click.argument("kit", metavar="ADMIN_KIT")
 @click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it.")
 @click.option("--output", required=True, metavar="FOLDER", help="A new one, for the result.")
-@click.option("--quorum", type=click.IntRange(1), default=2, show_default=True, help="Fewest parties of a round.")
+@click.option(
+    "--quorum", type=click.IntRange(1), default=2, show_default=True, help="Smallest number of sites in a round."
+)
 @click.option(
     "--deadline",
     type=click.FloatRange(1),
     default=600.0,
     show_default=True,
     callback=lambda context, option, value: check_number(value, "--deadline"),  # FloatRange accepts nan and inf.
-    help="Seconds that a party has.",
+    help="Time limit of a site's answer, in seconds.",
 )
 @click.option(
-    "--secure-sums", is_flag=True, help="Parties mask what they send: the server reads the sum of those who answer."
+    "--secure-sums",
+    is_flag=True,
+    help="Sites mask their messages: the server reads only the sum over the sites that answer.",
 )
 @click.option(
-    "--max-examples", type=click.IntRange(1), metavar="N", help="As how many a party counts at most, whatever it says."
+    "--max-examples", type=click.IntRange(1), metavar="N", help="Largest number of examples that a site counts as."
 )
-@click.option("--without", multiple=True, metavar="PARTY", help="A party that is not asked; again for another.")
+@click.option(
+    "--without", multiple=True, metavar="SITE", help="Site that does not take part; repeat the option for each."
+)
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @functools.partial(config_options, without=OF_ONE_PLACE)
 def run(

@@ -86,7 +86,7 @@ def write_hospitals(kits: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess.Popen]]:
-    """Return processes of a server, which is first, and of parties, all of which end with the context."""
+    """Return processes of a server, which is first, and of sites, all of which end with the context."""
     processes: list[subprocess.Popen] = []
     try:
         for kit in kits:
@@ -108,7 +108,7 @@ def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess
 
 
 def start_process(kit: pathlib.Path) -> subprocess.Popen:
-    """Return the server or the party of a folder, in a session of its own, which writes `process.log` there."""
+    """Return the server or the site of a folder, in a session of its own, which writes `process.log` there."""
     command = [sys.executable, "-m", "tfp_bfl", "deploy", "start", str(kit)]
     with open(kit / "process.log", "ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -1,4 +1,4 @@
-"""NVIDIA FLARE's carriers: `Server` at the server, `Site` at each party. They hold no arithmetic and run no code sent.
+"""NVIDIA FLARE's carriers: `Server` at the server, `Site` at each site. They hold no arithmetic and run no code sent.
 
 A job is JSON that names these two classes; what a message holds are bytes that this library wrote and checks.
 """
@@ -74,8 +74,8 @@ class Server(Controller):
     Args:
       name: of the run.
       options: of the run.
-      quorum: the fewest parties that must answer.
-      deadline: seconds that a party has for an answer.
+      quorum: the fewest sites that must answer.
+      deadline: seconds that a site has for an answer.
       secure_sums, max_examples, without, again: of `server.serve`.
     """
 
@@ -197,14 +197,14 @@ def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
 
 
 class Site(Executor):
-    """Answers the server's tasks at a party, by the file in the party's own folder `local`."""
+    """Answers the server's tasks at a site, by the file in the site's own folder `local`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._answers: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Read the party's file and data when a job starts; their faults are reported when it is asked."""
+        """Read the site's file and data when a job starts; their faults are reported when it is asked."""
         if event_type == EventType.START_RUN:
             folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
             try:

@@ -27,7 +27,7 @@ def check_name(name: str) -> str:
 
 
 def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
-    """Return the configuration of a run over so many parties.
+    """Return the configuration of a run over so many sites.
 
     Raises:
       InvalidArgument: an option is of data in one place or names code, is unknown, or does not fit the others.
@@ -35,13 +35,12 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     for name in options:
         if name in OF_ONE_PLACE:
             raise InvalidArgument(
-                f"{name} is of data in one place: here each party's own file says what data it has. Leave it out."
+                f"{name} describes data in one place, but each site's file describes its data: leave it out."
             )
     for name in own_model.OPTIONS:
         if own_model.names_code(options.get(name)):
             raise InvalidArgument(
-                f"{name} is {shown(options[name])}, but parties run no code that they are sent: take one of this "
-                "library."
+                f"{name} is {shown(options[name])}, but sites run no code that they receive: use one of this library."
             )
     config = make_config(None, {**options, "clients": number, "partition": "iid"})
     if config.algorithm == "fed_be":

@@ -1,4 +1,4 @@
-"""Keys that two parties share and the server has not: X25519, each half signed with the party's certificate."""
+"""Keys that two sites share and the server has not: X25519, each half signed with the site's certificate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
 
 
 def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
-    """Return a party's half, for all others: its public key, its certificate and the signature, as text; None
+    """Return a site's half, for all others: its public key, its certificate and the signature, as text; None
     without a certificate.
     """
     if not (startup / _CERTIFICATE).exists():
@@ -31,16 +31,16 @@ def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
 
 
 def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the keys that a party shares with the others, by their names.
+    """Return the keys that a site shares with the others, by their names.
 
     Args:
       startup: its folder of certificates.
       secret: its own.
       name: its own.
-      offers: name -> what that party offers, as the server passed it on.
+      offers: name -> what that site offers, as the server passed it on.
 
     Raises:
-      InvalidArgument: an offer is not signed by whom it is of, by no party whom the authority knows, or is another's
+      InvalidArgument: an offer is not signed by whom it is of, by no site whom the authority knows, or is another's
         too; or the name is another's.
     """
     from cryptography import x509
@@ -54,7 +54,9 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
     if _named(mine, x509.NameOID.COMMON_NAME) != name or (offers.get(name) or {}).get("public") != own_half:
         raise InvalidArgument(f"The server calls it {name}, which its certificate or its key does not.")
     if len({str((offer or {}).get("public")) for offer in offers.values()}) < len(offers):
-        raise InvalidArgument("Two parties offer the same half of a key, and one of them is not who it says.")
+        raise InvalidArgument(
+            "Two sites offer the same half of a key: one of them is not the site that it claims to be."
+        )
     keys = {}
     for other, offer in offers.items():
         if other == name:
@@ -69,7 +71,7 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
             # The server and the administrator have certificates too, of an organisation that no party is of.
             names = (x509.NameOID.COMMON_NAME, x509.NameOID.ORGANIZATION_NAME)
             if any(_named(certificate, kind) != other for kind in names):
-                raise ValueError("the certificate is of another, or of no party")
+                raise ValueError("the certificate belongs to another site, or to no site")
             shared = _half(secret).exchange(X25519PublicKey.from_public_bytes(public))
         except Exception:  # Whatever a stranger's bytes make of the parsers.
             raise InvalidArgument(f"What is said to be the key of {other} is not signed by {other}.") from None

@@ -1,4 +1,4 @@
-"""Folders from which a server, parties and an administrator start: certificates by NVIDIA FLARE, rules of ours."""
+"""Folders from which a server, sites and an administrator start: certificates by NVIDIA FLARE, rules of ours."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _USER = "admin@federation.local"
 _PROJECT = "federation"
 _NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
 CLASSES = "tfp_bfl.parties.deployment.flare."
-_TEMPLATE = """# What this party has, and what it takes part in. Nobody else reads it; docs/deployment.md says more.
+_TEMPLATE = """# The data of this site, and the runs that it takes part in. Sent to nobody. See docs/deployment.md.
 data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, from here
 label: label             # the column of the labels
 # drop: [patient_id]      # columns that are left out
@@ -39,9 +39,9 @@ label: label             # the column of the labels
 # max_rounds: 1000
 # min_parties: 2
 # share_scores: true     # sums of a model's scores on the test data
-# allow_single_posteriors: true   # false: only rules that need no more than the sum of what parties send
-# only_secure_sums: false   # true: no run whose server sees by itself what this party finds
-# max_example_epsilon: 8    # what all runs together may tell of one example; only runs with --example-clip-norm then
+# allow_single_posteriors: true   # false: only rules that need only the sum of the sites' messages
+# only_secure_sums: false   # true: only runs in which the messages are masked
+# max_example_epsilon: 8    # epsilon of one example over all runs; then only runs with --example-clip-norm
 """
 _README = "readme.txt"
 _KEY_OF = """
@@ -94,27 +94,27 @@ def check_installed() -> None:
 
 
 def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: Sequence[str]) -> list[pathlib.Path]:
-    """Write a folder for the server, one for each party and one for the administrator, and return them.
+    """Write a folder for the server, one for each site and one for the administrator, and return them.
 
     Each has the certificate and the key of its own; the folder `authority` has the authority's key, and stays with
-    whoever made it: with the same folder, more parties can be added.
+    whoever made it: with the same folder, more sites can be added.
 
     Args:
-      folder: new, or one of before, for more parties.
-      host: under which parties reach the server.
+      folder: new, or one of before, for more sites.
+      host: under which sites reach the server.
       port: that it listens on.
       parties: their names.
 
     Raises:
-      InvalidArgument: a name or the host is none, or a party's folder is there already.
+      InvalidArgument: a name or the host is none, or a site's folder is there already.
       MissingDependency: NVIDIA FLARE is not installed.
     """
     check_installed()
     for name in parties:
         if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
-            raise InvalidArgument(f"{shown(name)} is no name of a party: take small letters, digits and -.")
+            raise InvalidArgument(f"{shown(name)} is no name of a site: use small letters, digits and -.")
     if len(set(parties)) != len(parties) or not parties:
-        raise InvalidArgument("Name each party once, and at least one.")
+        raise InvalidArgument("Name each site once, and at least one.")
     if not _HOST.fullmatch(host) or host == _PROJECT:
         raise InvalidArgument(f"{shown(host)} is no host's name.")
     folder = pathlib.Path(folder).resolve()
@@ -200,10 +200,10 @@ def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
 
 
 def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
-    """Return the command that runs the server or a party, after its resources were written for the place where it is.
+    """Return the command that runs the server or a site, after its resources were written for the place where it is.
 
     Raises:
-      InvalidArgument: the folder is neither a server's nor a party's.
+      InvalidArgument: the folder is neither a server's nor a site's.
     """
     role, kit = role_of(kit), pathlib.Path(kit).resolve()
     if role["role"] == ADMIN:

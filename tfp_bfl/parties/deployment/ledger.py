@@ -28,7 +28,7 @@ class Ledger:
     Args:
       folder: of the files.
       run: its name.
-      job: a digest of all that the party is sent of the run.
+      job: a digest of all that the site is sent of the run.
       steps: noisy steps of one round.
       rounds: of the run.
       limit: of epsilon, over all runs.

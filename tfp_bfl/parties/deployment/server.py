@@ -65,24 +65,24 @@ def serve(
       options: of `tfp-bfl run`, but those of data.
       name: of the run; the same name goes on with it.
       folder: new, or of the same run.
-      channel: that reaches the parties.
-      quorum: the fewest parties that must take part, and give a sound answer in each round.
+      channel: that reaches the sites.
+      quorum: the fewest sites that must take part, and give a sound answer in each round.
       tell: what is told of progress.
-      secure_sums: parties mask what they send, so that only the sum over those who answer can be read here.
-      max_examples: that a party counts as having, whatever it says; None for what it says.
-      without: parties that are not asked.
+      secure_sums: sites mask what they send, so that only the sum over those who answer can be read here.
+      max_examples: that a site counts as having, whatever it says; None for what it says.
+      without: sites that are not asked.
       again: whoever submitted it has not seen how it ended: a run that is complete is returned as it is.
 
     Raises:
-      InvalidArgument: the options are no run's, or the data of the parties do not fit each other.
-      Error: fewer parties than the quorum.
+      InvalidArgument: the options are no run's, or the data of the sites do not fit each other.
+      Error: fewer sites than the quorum.
     """
     check_name(name)
     if (folder / "summary.json").exists():
         if again:
             return folder
         raise InvalidArgument(f"The run {name} is complete: give another one another name.")
-    tell.phase("asking the parties what data they have")
+    tell.phase("asking the sites for descriptions of their data")
     there = gather(folder, channel, quorum, without)
     names, reported = there.names, there.counted(max_examples)
     schema = bfl.data.agree(name, reported)
@@ -107,9 +107,7 @@ def serve(
         doubts = there.doubts(max_examples)
         for warning in [*there.absences(), *doubts]:
             tell.phase(warning)
-        tell.announce(
-            f"{len(names)} parties with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
-        )
+        tell.announce(f"{len(names)} sites with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds")
         sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
         carrier = _Carrier(channel, names, jobs, there.refused, tell.note, quorum)
         tests = {party: reported[party].get("num_test", 0) for party in names}
@@ -145,21 +143,21 @@ def serve(
 class _Carrier:
     """`federated.Transport` by a channel: rounds' messages as bytes.
 
-    A party that was started anew or did not hear of the run is told of it before the next round, and is in that again.
-    All parties of a round have one deadline. A party that was silent in `_PATIENCE` rounds in a row is left out of the
+    A site that was started anew or did not hear of the run is told of it before the next round, and is in that again.
+    All sites of a round have one deadline. A site that was silent in `_PATIENCE` rounds in a row is left out of the
     next rounds without being waited for, first as many as that, and after each further silent round twice as many,
     at most `_LONGEST_REST`. It is asked nonetheless where the quorum needs it.
 
     Args:
-      channel: that reaches the parties.
-      names: of the parties, by their numbers.
-      jobs: name -> what that party is told of the run.
-      refused: name -> why that party takes no part, which is kept up to date.
-      tell: is given a line when a party does not answer, and when it answers again.
+      channel: that reaches the sites.
+      names: of the sites, by their numbers.
+      jobs: name -> what that site is told of the run.
+      refused: name -> why that site takes no part, which is kept up to date.
+      tell: is given a line when a site does not answer, and when it answers again.
       quorum: the fewest answers of a round.
 
     Attributes:
-      silent: the parties that did not answer when they were last asked.
+      silent: the sites that did not answer when they were last asked.
     """
 
     def __init__(
@@ -206,7 +204,7 @@ class _Carrier:
         self.silent = silent | self.silent.difference(asked)
 
     def _resting(self, invited: Sequence[str]) -> list[str]:
-        """Return the parties that are left out of this round for their silence."""
+        """Return the sites that are left out of this round for their silence."""
         found = [party for party in invited if self._rest[party]]
         if len(invited) - len(found) < self._quorum:
             return []
@@ -227,10 +225,10 @@ class _Carrier:
 
 
 class _Scores:
-    """Scores of a model on what the parties hold out, from sums. Parties that were silent in the round are not asked.
+    """Scores of a model on what the sites hold out, from sums. Sites that were silent in the round are not asked.
 
     Attributes:
-      last: party -> its sums, of the last model scored.
+      last: site -> its sums, of the last model scored.
     """
 
     def __init__(
@@ -253,7 +251,7 @@ class _Scores:
         return [f"The scores are over the test data of {_and([*self.last])}, without those of {_and(self._without)}."]
 
     def of(self, model: Any) -> dict[str, float]:
-        """Return the scores over all parties that answered, and their number `num_scored`; nothing if none did."""
+        """Return the scores over all sites that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
         answers = {}
         asked = [party for party in self._sizes if party not in self._carrier.silent]
@@ -292,12 +290,12 @@ def _arrays(reply: Reply) -> Any:
 
 
 def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
-    """Return the bound of the parties' weights, of whom each must have offered half of a key."""
+    """Return the bound of the sites' weights, of whom each must have offered half of a key."""
     without = [party for party, offer in offers.items() if offer is None]
     if without:
         raise InvalidArgument(
-            f"{', '.join(without)} can't mask what they send: secure sums need each party's certificate in its folder "
-            "startup, as `tfp-bfl deploy init` makes it."
+            f"{', '.join(without)} can't mask their messages: secure sums require each site's certificate in its "
+            "folder startup, as `tfp-bfl deploy init` makes it."
         )
     return float(sizes.max())
 
@@ -345,7 +343,7 @@ def _report(
     schema: bfl.data.Schema,
     of_parties: Mapping[str, Any],
 ) -> None:
-    """Return the page about the run, from the rounds and the parties' sums."""
+    """Return the page about the run, from the rounds and the sites' sums."""
     summary = {name: x for name, x in metrics.items() if name != "round"}
     variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
     summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})

@@ -1,4 +1,4 @@
-"""A party's side of a federation: its own file, and its answers to what a server asks."""
+"""A site's side of a federation: its own file, and its answers to what a server asks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PartyFile(pydantic.BaseModel):
       max_rounds: of a run.
       min_parties: it takes part in no run of fewer.
       share_scores: whether it sends sums of a model's scores on its test data.
-      allow_single_posteriors: whether a rule may need more of what parties send than their sum, as those do that
+      allow_single_posteriors: whether a rule may need more of what sites send than their sum, as those do that
         compare or keep each posterior by itself.
       only_secure_sums: it takes part in no run whose server sees what it finds by itself.
       max_example_epsilon: what all its runs together may tell of one example (`clients.ExamplePrivacy`); None for no
@@ -82,7 +82,7 @@ class PartyFile(pydantic.BaseModel):
 
 
 def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
-    """Return the party's file in a folder, whose paths are from there.
+    """Return the site's file in a folder, whose paths are from there.
 
     Raises:
       InvalidArgument: there is none, or it says something else than it may.
@@ -99,7 +99,7 @@ def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
 
 
 def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
-    """Return the party's secret, made when it is first asked for, which only its owner may read."""
+    """Return the site's secret, made when it is first asked for, which only its owner may read."""
     path = pathlib.Path(folder) / SECRET
     try:
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -113,16 +113,16 @@ def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
 
 
 class Site:
-    """Answers what a server asks, by the party's own file; what that forbids is refused with a sentence.
+    """Answers what a server asks, by the site's own file; what that forbids is refused with a sentence.
 
     Attributes:
-      seen: what the server of the run sees of what this party sends, in a sentence, from the rule that is built here.
+      seen: what the server of the run sees of what this site sends, in a sentence, from the rule that is built here.
     """
 
     seen = "The server sees nothing."
 
     def __init__(self, folder: Union[str, os.PathLike[str]]):
-        """Return the party's folder; its file and data are read at once.
+        """Return the site's folder; its file and data are read at once.
 
         Raises:
           InvalidArgument: the file or the data can't be read.
@@ -150,7 +150,7 @@ class Site:
         return json.dumps(summary if half is None else {**summary, OFFER: half})
 
     def begin(self, message: str) -> None:
-        """Take part in a run, of which the server says options, schema, name, and the party's number.
+        """Take part in a run, of which the server says options, schema, name, and the site's number.
 
         Raises:
           InvalidArgument: its file forbids that, or a message has another form than it must have.
@@ -211,7 +211,7 @@ class Site:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InvalidArgument("Another process of this party takes part in this run: end that one.") from None
+                raise InvalidArgument("Another process of this site takes part in this run: end that one.") from None
             file.seek(0)
             there = file.read()
             if there not in ("", digest):
@@ -225,9 +225,7 @@ class Site:
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
         if not 0 <= number < len(names) == parties:
-            raise InvalidArgument(
-                f"Masks need the keys of all {parties} parties, and the server passes on {len(names)}."
-            )
+            raise InvalidArgument(f"Masks need the keys of all {parties} sites, and the server passes on {len(names)}.")
         shared = keys.agree(self._startup, secret, names[number], offers)
         return {names.index(other): key for other, key in shared.items()}
 
@@ -284,13 +282,13 @@ class Site:
             raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
         if not self._process.is_sum and not self._file.allow_single_posteriors:
             raise InvalidArgument(
-                f"Its file allows only rules that need no more than the sum of what parties send, and {plain} needs "
-                "what each sends by itself."
+                f"Its file allows only rules that need only the sum of the sites' messages, and {plain} needs each "
+                "message by itself."
             )
         if sums is not None:
-            return f"The server sees the sum of what parties send, pooled by {plain}, and of this party masked numbers."
+            return f"The server sees the sum of the sites' messages by {plain}, and masked numbers of this site."
         use = "adds it to the others'" if self._process.is_sum else "needs it by itself"
-        return f"The server sees what this party sends in each round, and by the rule {plain} {use}."
+        return f"The server sees each message of this site, and by the rule {plain} {use}."
 
     def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
         if sums is None and self._file.only_secure_sums:
@@ -305,11 +303,11 @@ class Site:
         if config.rounds > self._file.max_rounds:
             raise InvalidArgument(f"Its file allows at most {self._file.max_rounds} rounds, not {config.rounds}.")
         if parties < self._file.min_parties:
-            raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} parties.")
+            raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} sites.")
 
 
 def _digest_of(job: Mapping[str, Any]) -> str:
-    """Return a digest of who takes part in a run and of all that they are sent of it, the same at all parties.
+    """Return a digest of who takes part in a run and of all that they are sent of it, the same at all sites.
 
     Raises:
       InvalidArgument: the offers of keys are not of the form that they must have.
@@ -375,7 +373,7 @@ class _Promises:
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:
-    """Read a party's file and data; return in a sentence what it has, and below what it sends when a run begins.
+    """Read a site's file and data; return in a sentence what it has, and below what it sends when a run begins.
 
     Raises:
       InvalidArgument: either can't be read.

@@ -83,22 +83,22 @@ def submit(
     """Submit a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
     saved_model/.
 
-    The same name resumes an interrupted run, as this does where a process of the server or of a party died:
-    FLARE then ends the job, and in the next one that party is there again. Who interrupts this leaves the run to go on.
+    The same name resumes an interrupted run, as this does where a process of the server or of a site died:
+    FLARE then ends the job, and in the next one that site is there again. Who interrupts this leaves the run to go on.
 
     Args:
       kit: the administrator's folder.
       name: of the run.
       options: of `tfp-bfl run`, but those of data.
       output: a new folder.
-      quorum: the fewest parties that must answer.
-      deadline: seconds that a party has for an answer.
+      quorum: the fewest sites that must answer.
+      deadline: seconds that a site has for an answer.
       tell: is given lines of progress.
       timeout: seconds in which the server must be reached, at first and again.
       restarts: how often a run resumes after a process died.
-      secure_sums: parties mask what they send, and the server reads the sum over those who answer alone.
-      max_examples: that a party counts as having, whatever it says.
-      without: parties that are not asked.
+      secure_sums: sites mask what they send, and the server reads the sum over those who answer alone.
+      max_examples: that a site counts as having, whatever it says.
+      without: sites that are not asked.
 
     Raises:
       InvalidArgument: the options are no run's, or the folder is there. Then nothing was submitted.
