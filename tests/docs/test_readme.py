@@ -25,6 +25,14 @@ def test_the_first_screen_installs_by_pip_and_shows_a_short_program():
     compile(PROGRAM, "README.md", "exec")
 
 
+def test_the_quickstart_has_the_same_program():
+    page = (ROOT / "docs" / "quickstart.md").read_text()
+    training = PROGRAM.split("scores = ")[0]
+    assert training in re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    for name, value in (line.split() for line in OUTPUT.splitlines()):
+        assert f"'{name}': {float(value)}" in page
+
+
 def test_links_of_the_readme_lead_to_files():
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", README)
     assert len(links) > 30
