@@ -93,7 +93,11 @@ def test_rows_to_ask_a_model_about(tmp_path):
     ("change", "options", "message"),
     [
         (TABLE, {"label": "sic"}, "There is no column 'sic' in .*patients.csv for --label: did you mean 'sick'"),
-        (TABLE, {"label": "sick", "client": "center"}, "no column 'center' in .* for --client-column: did you mean 'centre'"),
+        (
+            TABLE,
+            {"label": "sick", "client": "center"},
+            "no column 'center' in .* for --client-column: did you mean 'centre'",
+        ),
         (
             TABLE,
             {"label": "sick"},
