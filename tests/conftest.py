@@ -3,6 +3,7 @@
 CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
 of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
 nowhere else. Tests in slow.txt are deep: those of more than one CPU second when the fast tier was measured last.
+Tests in long.txt are long: other values of a deep test's parameters, and what a shorter deep test covers too.
 `tests/seeds.py` seeds the global random generators of every test and fixture.
 """
 
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 pytest_plugins = ["tests.seeds"]
-SLOW = pathlib.Path(__file__).with_name("slow.txt")
+SLOW, LONG = (pathlib.Path(__file__).with_name(name) for name in ("slow.txt", "long.txt"))
 _KEY = pytest.StashKey[float]()
 _FILE = pytest.StashKey()
 # A full collection takes half a second: only a process that holds this many bytes has one after each file.
@@ -33,8 +34,10 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+    slow, long = (set(path.read_text(encoding="utf-8").splitlines()) for path in (SLOW, LONG))
     for item in items:
+        if item.nodeid in long:
+            item.add_marker(pytest.mark.long)
         if item.nodeid in slow and item.get_closest_marker("deep") is None:
             item.add_marker(pytest.mark.deep(after=item.nodeid.split("::")[0]))
     if importlib.util.find_spec("tensorflow_federated") is None:

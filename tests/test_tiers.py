@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SLOW
+from tests.conftest import LONG, SLOW
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,10 +47,11 @@ def test_each_deep_test_names_a_fast_one():
     )
 
 
-def test_what_is_listed_as_slow_is_there():
+@pytest.mark.parametrize("path", [SLOW, LONG], ids=lambda path: path.name)
+def test_what_is_listed_as_slow_is_there(path):
     """A test that was renamed would be fast again by mistake."""
-    listed = [line.partition("[")[0].split("::") for line in SLOW.read_text().splitlines()]
-    gone = {f"{path}::{name}" for path, name in listed if f"def {name}(" not in (ROOT / path).read_text()}
+    listed = [line.partition("[")[0].split("::") for line in path.read_text().splitlines()]
+    gone = {f"{file}::{name}" for file, name in listed if f"def {name}(" not in (ROOT / file).read_text()}
     assert listed and gone == set()
 
 
