@@ -2,7 +2,8 @@
 
 CPU seconds of each, those of its children included: --cpu-times=FILE writes them, --cpu-limit=SECONDS fails a test
 of the fast tier above it. Where TensorFlow Federated is not installed, tests marked `tff` are skipped: here, and
-nowhere else. Tests in slow.txt are deep: those of more than one CPU second when the fast tier was measured last.
+nowhere else. Tests in slow.txt are deep: those of more than 0.7 CPU seconds when the fast tier was measured last, and
+those that share a fixture with them.
 Tests in long.txt are long: other values of a deep test's parameters, and what a shorter deep test covers too.
 `tests/seeds.py` seeds the global random generators of every test and fixture.
 """

@@ -51,7 +51,7 @@ Examples:
   tfp-bfl laplace my_run --output q  a posterior at the run's weights
   tfp-bfl predict my_run scans/      what the run's model says of images
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
-  tfp-bfl deploy demo                a federation of three sites on this machine
+  tfp-bfl deploy demo                three sites, all on this machine
   eval "$(tfp-bfl completion bash)"  complete by Tab
 
 \b
