@@ -145,6 +145,17 @@ TABLES = {
         },
         {"kind": ("deterministic",), "partition": ("dirichlet:0.5", "lda:0.5"), "length": ("short",)},
     ),
+    # By SGD with momentum, at the rates that held-out images selected in the study of the default posterior.
+    "momentum_baselines": tuple(
+        {
+            "kind": ("deterministic", "mc_dropout"),
+            "partition": partitions,
+            "optimizer": ("momentum",),
+            "learning_rate": (rate,),
+            "length": ("short",),
+        }
+        for rate, partitions in ((0.05, ("iid", *DIRICHLET)), (0.02, ("label_skew:2",)))
+    ),
     # Dropout learns more slowly.
     "long_baselines": (
         {"kind": ("deterministic", "mc_dropout"), "partition": PARTITIONS, "length": ("longer", "longest")},
@@ -229,6 +240,7 @@ SIZES = {
             **dict.fromkeys((*PUBLISHED, "equal_steps", "learned_sd_5_epochs"), (0, 1)),
             **dict.fromkeys(("rules", "baselines", "learned_sd", "weightings", "pretraining", "prior"), (0, 1, 2)),
             **dict.fromkeys(("initial_sd_0.05", "initial_sd_0.05_5_epochs", "equal_sizes"), (0, 1, 2)),
+            "momentum_baselines": (0, 1, 2),
             "long_baselines": (0,),
         },
     },

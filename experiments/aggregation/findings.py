@@ -205,6 +205,17 @@ def one_round_is_above_many(runs: list[Run]) -> list[Compared]:
     return answers
 
 
+def momentum_beats_adam(runs: list[Run], kind: str) -> list[Compared]:
+    """Clients' SGD with momentum against Adam, as published otherwise, for each partition."""
+    plain = [run for run in select(runs, kind=kind, output_dropout=False, local_epochs=1) if run["clients"] > 1]
+    answers = []
+    for partition in partitions(select(plain, optimizer="momentum")):
+        momentum, *_ = same = select(plain, optimizer="momentum", partition=partition)
+        adam = select(plain, optimizer="adam", partition=partition, rounds=momentum["rounds"])
+        answers.append(Compared(partition, of_seeds(same), of_seeds(adam)))
+    return answers
+
+
 def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
     updated = [run for run in runs if run["update_prior"] and run["rounds"] > 1]
     answers = []
@@ -216,9 +227,10 @@ def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
     return answers
 
 
-def dropout_beats_none(runs: list[Run], output_dropout: bool) -> list[Compared]:
+def dropout_beats_none(runs: list[Run], output_dropout: bool, optimizer: str = COMMON["optimizer"]) -> list[Compared]:
     """MC dropout, without or with dropout after the last layer, against none, for each length and partition."""
-    plain = [run for run in select(runs, weighting="train_size", local_epochs=1) if run["clients"] > 1]
+    of_optimizer = select(runs, weighting="train_size", local_epochs=1, optimizer=optimizer)
+    plain = [run for run in of_optimizer if run["clients"] > 1]
     dropped = select(plain, kind="mc_dropout", output_dropout=output_dropout)
     answers = []
     for rounds, partition in sorted({(run["rounds"], run["partition"]) for run in dropped}):
@@ -270,6 +282,13 @@ FINDINGS: dict[str, Question] = {
     ),
     "MC dropout is above the deterministic network": _ASK(dropout_beats_none, output_dropout=False),
     "MC dropout, of the logits too, is above the deterministic network": _ASK(dropout_beats_none, output_dropout=True),
+    "SGD with momentum: MC dropout is above the deterministic network": (
+        _ASK(dropout_beats_none, output_dropout=False, optimizer="momentum")
+    ),
+    "The deterministic network by SGD with momentum is above the one by Adam": (
+        _ASK(momentum_beats_adam, kind="deterministic")
+    ),
+    "MC dropout by SGD with momentum is above MC dropout by Adam": _ASK(momentum_beats_adam, kind="mc_dropout"),
     "One round: WS is above DWC without pre-training": consolidation_fails_without_pretraining,
     "One round, pre-trained: DWC is level with WS": _ASK(consolidation_is_near_the_sum, update_prior=False),
     "One round, pre-trained, the start the clients' prior: DWC is level with WS": (

@@ -57,6 +57,8 @@ def cell_name(options: Options) -> str:
         parts.append("start_as_prior")
     if options.get("output_dropout"):
         parts.append("output_dropout")
+    if options["optimizer"] != COMMON["optimizer"]:
+        parts.append(f"optimizer={options['optimizer']},learning_rate={options['learning_rate']}")
     if options.get("augmentation"):
         parts.append(f"augmentation={options['augmentation']}")
     if options["initial_stddev"] != COMMON["initial_stddev"]:

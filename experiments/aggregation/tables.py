@@ -34,6 +34,7 @@ KEYS = (
     "update_prior",
     "pretrained",
     "output_dropout",
+    "optimizer",
     "local_epochs",
     "rounds",
 )
