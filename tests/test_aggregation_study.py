@@ -147,6 +147,7 @@ def made(rule, accuracy, **options):
         "inference": "backprop",
         "pretrained": False,
         "output_dropout": False,
+        "optimizer": "adam",
         **dict.fromkeys(tables.RETENTION, accuracy / 10),
     }
     return {**defaults, "rule": rule, "accuracy": accuracy, "per_round": rounds_of(accuracy), **options}
@@ -209,7 +210,9 @@ def as_published():
         ("mc_dropout", True, 0.7),
         ("deterministic", False, 0.5),
     ):
-        runs += over_seeds("naive_weighted_average", accuracy, kind=kind, output_dropout=of_logits)
+        for optimizer, more in (("adam", 0.0), ("momentum", 0.1)):
+            own = {"kind": kind, "output_dropout": of_logits, "optimizer": optimizer}
+            runs += over_seeds("naive_weighted_average", accuracy + more, **own)
     return runs
 
 
