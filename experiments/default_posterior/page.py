@@ -60,14 +60,14 @@ def number(value: float) -> str:
 
 
 def change(first: dict[int, float], second: dict[int, float]) -> str:
-    """Return a difference paired by seed with its 95 % interval, in bold if the interval leaves out 0."""
+    """Return a difference paired by seed with its 95 % interval, in bold if the interval as printed leaves out 0."""
     difference = paired(first, second)
     if difference is None:
         return "".join(re.sub(r"^([+-])0\.", r"\1.", f"{first[s] - second[s]:+.3f}") for s in first.keys() & second)
-    mean, *ends = (difference.mean, difference.low, difference.high)
-    mean, low, high = (re.sub(r"^([+-])0\.", r"\1.", f"{x:+.3f}") for x in (mean, *ends))
+    printed = [f"{x:+.3f}" for x in (difference.mean, difference.low, difference.high)]
+    mean, low, high = (re.sub(r"^([+-])0\.", r"\1.", x) for x in printed)
     text = f"{mean} [{low}, {high}]"
-    return f"**{text}**" if ends[0] * ends[1] > 0 else text
+    return f"**{text}**" if float(printed[1]) * float(printed[2]) > 0 else text
 
 
 def mean_of(rows: dict[int, Record], which: str, column: str) -> str:
@@ -81,7 +81,7 @@ def fitted(method: str, column: str) -> str:
 
 
 def results(groups: Groups) -> Lines:
-    """Means over seeds of the averaged rounds."""
+    """Return means over seeds of the averaged rounds."""
     columns = ("accuracy", "nll", "ece", "error_auroc", "ood_auroc_entropy", "ood_auroc_epistemic")
     titles = ("accuracy", "NLL", "ECE", "error AUROC", "OOD AUROC, entropy", "OOD AUROC, epistemic")
     lines = [["data", "method", "seeds", *titles]]
@@ -95,16 +95,16 @@ def results(groups: Groups) -> Lines:
 
 
 def differences(groups: Groups) -> Lines:
-    """The default less each method, paired by seed."""
+    """Return the default less each method, paired by seed."""
     lines = [["data", "default less", "seeds", "accuracy", "NLL", "ECE"]]
     for where, title in TITLES.items():
-        own = groups[where].get("default", {})
+        default = groups[where].get("default", {})
         for method in list(METHODS)[1:]:
             rows = groups[where].get(method, {})
-            common = len(own.keys() & rows.keys())
+            common = len(default.keys() & rows.keys())
             if common:
                 of = lambda column: change(
-                    of_seeds(own, "averaged", column),  # noqa: B023
+                    of_seeds(default, "averaged", column),  # noqa: B023
                     of_seeds(rows, "averaged", fitted(method, column)),  # noqa: B023
                 )
                 lines.append([title, f"`{method}`", str(common), *map(of, ("accuracy", "nll", "ece"))])
@@ -112,37 +112,37 @@ def differences(groups: Groups) -> Lines:
 
 
 def spreads(groups: Groups) -> Lines:
-    """The learned standard deviations, permuted within layers, and all at their geometric mean."""
+    """Return scores of the learned standard deviations, and differences to them of permuted and of equal ones."""
     titles = ("NLL, learned", "permuted", "one number", "OOD AUROC, epistemic, learned", "permuted", "one number")
     lines = [["data", "seeds", *titles]]
     for where, title in TITLES.items():
-        own = groups[where].get("default", {})
+        default = groups[where].get("default", {})
         cells: list[str] = []
         for column in ("nll", "ood_auroc_epistemic"):
-            learned = of_seeds(own, "averaged", column)
-            cells.append(mean_of(own, "averaged", column))
-            cells += [change(of_seeds(own, which, column), learned) for which in ("permuted", "constant")]
-        if own:
-            lines.append([title, str(len(own)), *cells])
+            learned = of_seeds(default, "averaged", column)
+            cells.append(mean_of(default, "averaged", column))
+            cells += [change(of_seeds(default, which, column), learned) for which in ("permuted", "constant")]
+        if default:
+            lines.append([title, str(len(default)), *cells])
     return lines
 
 
 def controls(done: dict[str, Record]) -> dict[tuple[str, int, str], dict[int, Record]]:
     """Return (data, examples of a client, labels) -> seed -> rows of a control."""
-    found: dict[tuple[str, int, str], dict[int, Record]] = defaultdict(dict)
+    groups: dict[tuple[str, int, str], dict[int, Record]] = defaultdict(dict)
     for name, record in done.items():
         if name.startswith("control,"):
             data, *rest = name.split(",")[1:]
             examples, labels, seed = (part.partition("=")[2] for part in rest)
-            found[data, int(examples), labels][int(seed)] = record["rows"]
-    return dict(sorted(found.items(), key=lambda x: (x[0][0] == "digits", x[0][2] == "shuffled", x[0][1])))
+            groups[data, int(examples), labels][int(seed)] = record["rows"]
+    return dict(sorted(groups.items(), key=lambda x: (x[0][0] == "digits", x[0][2] == "shuffled", x[0][1])))
 
 
 SPREADS = {"averaged": "learned", "constant": "one number"}
 
 
 def sizes(done: dict[str, Record]) -> Lines:
-    """The mean epistemic part by number of examples, labels and kind of image."""
+    """Return the mean epistemic part by number of examples, labels and kind of image."""
     kinds = ("test", *KINDS)
     lines = [["data", "examples a client", "labels", "standard deviations", "seeds", "accuracy", "NLL", *kinds]]
     for ((data, examples, labels), rows), (which, text) in itertools.product(controls(done).items(), SPREADS.items()):
@@ -153,7 +153,7 @@ def sizes(done: dict[str, Record]) -> Lines:
 
 
 def detection(done: dict[str, Record]) -> Lines:
-    """The AUROC of each part of the uncertainty for errors and for each kind of image, with all examples."""
+    """Return the AUROC of each part of the uncertainty for errors and each kind of image, with all examples."""
     lines = [["data", "detected", "standard deviations", "seeds", *PARTS, "epistemic less entropy"]]
     groups = {key: rows for key, rows in controls(done).items() if key[2] == "true"}
     largest = {data: max(key[1] for key in groups if key[0] == data) for data, _, _ in groups}

@@ -65,14 +65,17 @@ def in_python(name, options, kind):
     getattr(bfl.algorithms, name)(model_fn, *given, **REQUIRED.get(name, {}), **options)
 
 
+# The algorithms of which the cells are built in each run of the deep tests.
+SHORT = ("fed_opt", "fed_ag", "fl_swag")
+
+
 def test_the_table_has_every_algorithm_of_the_command_line():
     assert HEAD == ["algorithm", "secure aggregation", "client-level", "example-level"]
     assert sorted(TABLE) == sorted(ALGORITHMS)
 
 
-@pytest.mark.long
 @pytest.mark.deep(after="tests/docs/test_privacy_table.py")
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[] if x in SHORT else pytest.mark.long) for x in ALGORITHMS])
 def test_cells_are_what_is_built_or_refused(name):
     cells = dict(zip(HEAD[1:], TABLE[name]))
     assert is_built(functools.partial(in_a_job, name)) == (cells["secure aggregation"] == "yes")

@@ -67,7 +67,9 @@ def text_of(page):
 
 def is_expected(error, words, page):
     """Whether the page shows this refusal, or resumes a run that nothing has interrupted here."""
-    *_, last = error.splitlines()
+    last = " ".join(error.splitlines()[-1:])
+    if not last.startswith("tfp-bfl: "):
+        return False
     as_shown = " ".join(last.split()) in " ".join(text_of(page).split())
     return as_shown or ("--resume" in words and "is complete: there is nothing to resume" in last)
 

@@ -1,5 +1,7 @@
 """Likelihoods against the distributions of TensorFlow Probability."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ from tfp_bfl.data import ClientExamples, read_own
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.evaluation import evaluate_regression
 from tfp_bfl.models import ServerMessage, get_weights
+from tfp_bfl.training.example_privacy import ExamplePrivacy
 from tfp_bfl.training.inference import update_of
 from tfp_bfl.training.likelihoods import (
     CATEGORICAL,
@@ -115,27 +118,44 @@ def test_classes_of_numbers_say_what_would_be_right():
         parse_likelihood("categorical").nll(tf.constant([0.5]), tf.constant([[0.1, 0.2]]))
 
 
-def one_step(optimizer, likelihood, seed=0):
-    """The length of the change of all weights by one step at rate 1, for labels far from what the model predicts."""
+def one_step(optimizer, likelihood, seed=0, kind=None, **options):
+    """The length of the change of the means by one step at rate 1, for labels far from what the model predicts, and
+    that of log s."""
     rng = np.random.default_rng(seed)
     examples = ClientExamples(
         tf.zeros([8], tf.int32), tf.constant(rng.normal(size=[8, 3]), tf.float32), 50.0 * tf.ones(8)
     )
-    model_fn = lambda: tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer="zeros", input_shape=[3])])
+    dense = lambda: tf.keras.layers.Dense(2, kernel_initializer="zeros", input_shape=[3])
+    model_fn = functools.partial(models.mlp, kind, [3], 2, seed=1) if kind else lambda: tf.keras.Sequential([dense()])
     update_fn = update_of("backprop", optimizer_fn=optimizer, learning_rate=1.0)
-    trainer = Trainer(model_fn, update_fn, likelihood=parse_likelihood(likelihood))
+    trainer = Trainer(model_fn, update_fn, likelihood=parse_likelihood(likelihood), **options)
     message = ServerMessage(get_weights(model_fn()), tf.constant(0))
+    trainer.weights.load(message.weights)
+    before = [tf.identity(variable) for variable in (trainer.weights.values, trainer.weights.log_stddev)]
     tf.function(lambda: trainer.train(message, examples, tf.constant([1, 2]), 1, 8), autograph=False)()
-    return float(tf.norm(trainer.weights.values))
+    after = trainer.weights.values, trainer.weights.log_stddev
+    return [float(tf.norm(b - a)) for a, b in zip(before, after)]
 
 
 def test_a_step_of_sgd_is_bounded_where_the_variance_is_learned():
     """The gradient in the bias is 50, and (50^2 - 1) / 2 in that of the log variance."""
     for optimizer in ("sgd", "momentum"):
-        assert one_step(optimizer, "heteroscedastic") == pytest.approx(MAX_GRADIENT_NORM, rel=1e-5)
-        assert one_step(optimizer, "gaussian:1") > 49
+        assert one_step(optimizer, "heteroscedastic")[0] == pytest.approx(MAX_GRADIENT_NORM, rel=1e-5)
+        assert one_step(optimizer, "gaussian:1")[0] > 49
     # Adam's steps have the same size for each weight: eight of rate 1.
-    assert one_step("adam", "heteroscedastic") == pytest.approx(np.sqrt(8), rel=1e-3)
+    assert one_step("adam", "heteroscedastic")[0] == pytest.approx(np.sqrt(8), rel=1e-3)
+
+
+def test_means_and_log_standard_deviations_have_a_bound_each():
+    bounded, free = (one_step("sgd", name, kind="flipout") for name in ("heteroscedastic", "gaussian:1"))
+    assert bounded[0] == pytest.approx(MAX_GRADIENT_NORM, rel=1e-4) and 0 < bounded[1] <= MAX_GRADIENT_NORM * 1.0001
+    assert free[0] > 10
+
+
+def test_the_gradient_of_examples_in_private_has_its_own_bound_only():
+    """Its noise is longer than the bound: it would be cut."""
+    privacy = ExamplePrivacy(clip_norm=1.0, noise_multiplier=100.0)
+    assert one_step("sgd", "heteroscedastic", example_privacy=privacy)[0] > 5
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -205,8 +205,6 @@ def test_a_round_starts_anew(natural_means):
 class Spy:
     """Moves nothing, and sums an estimate of the curvature over the steps."""
 
-    is_linear = False
-
     def __init__(self, weights, noise, draws_labels):
         self.noise, self.draws_labels = noise, draws_labels
         self.total = tf.Variable(tf.zeros([weights.log_stddev.shape[0]]))

@@ -10,7 +10,9 @@ effective number of examples, the target is sum_k b_k g_k = 0:
     Adam and others   -rate g_k / |g_k|    neither                 neither
 
 to first order in the rate, for clients of equally many local steps. A client of more steps counts more, in proportion,
-as in federated averaging (Wang et al. 2020, arXiv:2007.07481). `tests/test_fixed_points.py` measures each pair.
+as in federated averaging (Wang et al. 2020, arXiv:2007.07481). A likelihood with a learned variance bounds the norm of
+g_k in SGD (`Likelihood.max_gradient_norm`): while a client's gradient is longer, its displacement is too short.
+`tests/test_fixed_points.py` measures each pair.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class Likelihood(NamedTuple):
       draw: (outputs, a seed [2]) -> labels drawn from it [B].
       fisher_root: outputs -> S [B, C, R] with S S^T = E_y[(d nll / d outputs) (d nll / d outputs)^T], y from the
         model's own prediction; None for a density without one.
-      max_gradient_norm: in training by SGD, longer gradients of a batch's mean loss are scaled to this norm; None for
-        no bound.
+      max_gradient_norm: in training by SGD, longer gradients of a batch's loss are scaled to this norm; None for no
+        bound.
     """
 
     nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -6,9 +6,9 @@ from typing import Optional
 
 import tensorflow as tf
 
-from tfp_bfl.training.optimizers import SGD, Optimizer, optimizer_rate
+from tfp_bfl.training.optimizers import Optimizer, optimizer_rate
 from tfp_bfl.training.target import Target
-from tfp_bfl.training.updates import Batch, Schedule, rate_of, resettable
+from tfp_bfl.training.updates import Batch, Schedule, bounded, rate_of, resettable
 from tfp_bfl.weights import FlatWeights
 
 MOMENTUM = 0.9
@@ -73,7 +73,6 @@ class ByCurvature:
         self._damping = damping
         self._learning_rate = learning_rate
         self._optimizer, self._reset = resettable(optimizer_fn, [weights.values])
-        self.is_linear = isinstance(self._optimizer, SGD) and not natural_means
         self._point_rate = optimizer_rate(optimizer_fn)
         self._rate: Optional[tf.Variable] = None
         if natural_means:
@@ -96,7 +95,8 @@ class ByCurvature:
         size, number = target.size, tf.size(batch.in_noise)
         in_values = batch.in_values + batch.kl_in_values / size
         if self._rate is None:
-            self._optimizer.apply_gradients([(in_values, self._weights.values)])
+            bounded_values = bounded(in_values, self._optimizer, batch.max_norm)
+            self._optimizer.apply_gradients([(bounded_values, self._weights.values)])
             self._follow_curvature(batch, target, size)
             return
         precision = self._follow_curvature(batch, target, size)

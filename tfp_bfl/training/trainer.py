@@ -149,11 +149,12 @@ class Trainer:
             in_values += linear
         if self._weight_decay:
             in_values += self._weight_decay * self.weights.values
-        if self._likelihood.max_gradient_norm is not None and self.update.is_linear:
-            in_values = tf.clip_by_norm(in_values, self._likelihood.max_gradient_norm)
         size = tf.cast(tf.shape(labels)[0], tf.float32)
         kls = kl_in_values, kl_in_log_stddev
-        self.update.step(Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number), target)
+        # The gradient of examples in private has a bound and noise already.
+        max_norm = None if self._privacy else self._likelihood.max_gradient_norm
+        batch = Batch(in_values, in_noise, in_noise_of_drawn_labels, *kls, draw, size, number, max_norm)
+        self.update.step(batch, target)
         self.weights.update_model()
         return nll
 

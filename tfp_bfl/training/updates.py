@@ -28,6 +28,7 @@ class Batch(NamedTuple):
       draw: s and s eps [D].
       size: B, a scalar.
       number: of steps before this one, a scalar.
+      max_norm: of the gradient that SGD follows, KL included; None for no bound.
     """
 
     in_values: tf.Tensor
@@ -38,6 +39,7 @@ class Batch(NamedTuple):
     draw: Draw
     size: tf.Tensor
     number: tf.Tensor
+    max_norm: Optional[float] = None
 
 
 class Update(Protocol):
@@ -46,12 +48,10 @@ class Update(Protocol):
     Attributes:
       noise: the mode of `layers.sampling` in which a batch draws its weights.
       draws_labels: a step asks for `in_noise_of_drawn_labels`.
-      is_linear: the change of the means is a linear function of the batches' gradients, as SGD's is.
     """
 
     noise: str
     draws_labels: bool
-    is_linear: bool
 
     def start(self, round: tf.Tensor) -> None:
         """Begin anew, in this round."""
@@ -91,7 +91,6 @@ class ByOptimizer:
         self.noise = noise
         groups = [weights.variables] if stddev_rate == 1 else [[v] for v in weights.variables]
         self._groups = [(group, *resettable(optimizer_fn, group)) for group in groups]
-        self.is_linear = isinstance(self._groups[0][1], SGD)
         self._learning_rate = learning_rate
         self._factors = 1.0, stddev_rate
 
@@ -107,7 +106,14 @@ class ByOptimizer:
         in_log_stddev = batch.in_noise * batch.draw.noise + batch.kl_in_log_stddev / target.size
         gradients = iter((in_values, in_log_stddev))
         for group, optimizer, _ in self._groups:
-            optimizer.apply_gradients([(next(gradients), variable) for variable in group])
+            of_group = [(bounded(next(gradients), optimizer, batch.max_norm), variable) for variable in group]
+            optimizer.apply_gradients(of_group)
+
+
+def bounded(gradient: tf.Tensor, optimizer: tf.keras.optimizers.Optimizer, max_norm: Optional[float]) -> tf.Tensor:
+    """Return a gradient [D], scaled to a norm of at most `max_norm` for SGD; other optimizers scale it themselves."""
+    is_bounded = max_norm is not None and isinstance(optimizer, SGD)
+    return tf.clip_by_norm(gradient, max_norm) if is_bounded else gradient
 
 
 def check_schedules(**values: Optional[Schedule]) -> None:
