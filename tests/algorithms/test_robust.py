@@ -102,7 +102,7 @@ def test_a_stacked_weighting_of_clipped_clients():
 @pytest.mark.parametrize("name", weighting.STACKED_WEIGHTINGS)
 def test_weights_that_only_all_clients_tell_have_no_place_in_trimming(defence, name):
     with pytest.raises(
-        InvalidArgument, match=f"weighting by '{name}' can't serve it: use 'equal', or the defence clip"
+        InvalidArgument, match=f"weighting by '{name}' can't serve it: use 'equal', or the robust aggregator clip"
     ):
         build("conflation", defence, weights=name)
 

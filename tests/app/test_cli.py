@@ -115,7 +115,7 @@ def test_existing_folder_is_left_alone(small_run, capsys):
         (["run", "--pretrain-share", "0.99"], "leaves client"),
         (["run", "--pretrain-share", "0.001"], "set more aside"),
         (["run", "--weighting", "max_discrepancy", "--kind", "mc_dropout"], "compares posteriors"),
-        (["run", "--robust", "median", "--weighting", "max_discrepancy"], "use 'equal', or the defence clip"),
+        (["run", "--robust", "median", "--weighting", "max_discrepancy"], "use 'equal', or the robust aggregator clip"),
         (
             [*SWAG, "--clients", "60"],
             "Client 0 has 8 examples, but each must have at least 10 here (too few have 60 of",
@@ -269,7 +269,7 @@ def test_list_and_no_arguments(capsys):
         "bandwidths: silverman, ",
     ):
         assert choices in listed
-    assert "log_linear_pool" in listed and "defences: clip:MAX_NORM, trimmed:SHARE, median" in listed
+    assert "log_linear_pool" in listed and "robust aggregators: clip:MAX_NORM, trimmed:SHARE, median" in listed
     assert "dirichlet:ALPHA, lda:ALPHA, pachinko:ALPHA, noniid_datasets:OTHER_INTEREST" in listed
     assert run_command_line([]) == 0
     assert "Usage" in capsys.readouterr().out

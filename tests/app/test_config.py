@@ -223,7 +223,7 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ({"initial_stddev": "0.05", "min_stddev": "0.1"}, "initial_stddev must not be below min_stddev"),
         ({"weighting": "distance", "kind": "mc_dropout"}, "use kind 'flipout'"),
         ({"weighting": "max_discrepancy", "kind": "deterministic"}, "use kind 'flipout'"),
-        ({"robust": "trimed:0.2"}, "no defence 'trimed': did you mean 'trimmed'"),
+        ({"robust": "trimed:0.2"}, "no robust aggregator 'trimed': did you mean 'trimmed'"),
         ({"robust": "clip:0"}, "max_norm is 0.0"),
         ({"robust": "trimmed"}, "lacks its share: write trimmed:SHARE"),
         ({"update_prior": True, "kind": "mc_dropout"}, "update_prior makes the posterior the prior"),

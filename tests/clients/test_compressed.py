@@ -70,7 +70,7 @@ def test_bits_are_listed_and_summed():
     ("options", "message"),
     [
         ({"rule": "linear_pool"}, "as the rule 'linear_pool' is not linear in the clients' means: use a rule such as"),
-        ({"rule": "conflation", "robust": "median"}, "as the defence 'median' is not linear in it"),
+        ({"rule": "conflation", "robust": "median"}, "as the robust aggregator 'median' is not linear in it"),
         (
             {"rule": "log_linear_pool", "weighting": "distance"},
             "as weighting by 'distance' follows from what they send",

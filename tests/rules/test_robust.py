@@ -380,7 +380,7 @@ def test_defences_are_read_from_text(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trimed:0.2", "no defence 'trimed': did you mean 'trimmed'"),
+        ("trimed:0.2", "no robust aggregator 'trimed': did you mean 'trimmed'"),
         ("clip", "lacks its max_norm: write clip:MAX_NORM"),
         ("trimmed:", "lacks its share: write trimmed:SHARE"),
         ("median:2", "has an argument, but median takes none"),

@@ -19,13 +19,13 @@ from .test_robust import DEFENCES, defended, every_defence, pool, whole_models
 @pytest.mark.parametrize("defence", DEFENCES)
 def test_a_rule_that_takes_something_else_is_refused(defence):
     rule = rules.client_gaussian()._replace(takes="bits")
-    with pytest.raises(InvalidArgument, match="takes a bits, but a defence needs the clients' weights"):
+    with pytest.raises(InvalidArgument, match="takes a bits, but a robust aggregator needs the clients' weights"):
         defence(rule)
 
 
 @pytest.mark.parametrize("defence", [rules.trimmed, rules.median])
 def test_what_is_left_of_a_stack_is_no_client(defence):
-    with pytest.raises(InvalidArgument, match="'stacked' has none to give: use the defence clip"):
+    with pytest.raises(InvalidArgument, match="'stacked' has none to give: use the robust aggregator clip"):
         defence(rules.stacked())
 
 

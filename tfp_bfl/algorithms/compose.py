@@ -1,4 +1,4 @@
-"""The one door to a process: client work, rule, server step, weighting and defence, checked to fit each other."""
+"""Compose a process of client work, rule, server step, weighting and robust aggregator, checked to fit each other."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def compose(
     secure_sums: Optional[float] = None,
     **process_options: Any,
 ) -> federated.BayesianProcess:
-    """Return a process of any client work, rule, server step, weighting and defence that fit each other.
+    """Return a process of any client work, rule, server step, weighting and robust aggregator that fit each other.
 
     Most client works send a model's weights, and most rules make of these the weights that most server steps take.
     Three are apart: `servers.keep_gaussian` takes what `rules.client_gaussian` gives, `servers.distil` what
@@ -109,7 +109,7 @@ def compose(
       server_step: of `tfp_bfl.servers`.
       weighting: "equal" or "train_size"; for models with variational weights also "distance", "max_discrepancy" or
         "max_discrepancy_farthest". For the last two the server holds all that clients send at once.
-      robust: a defence against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE", "median" or
+      robust: a robust aggregator against adversarial clients, "clip:MAX_NORM", "trimmed:SHARE", "median" or
         "centered_clip" (`rules.parse_robust`); for the last three the server holds all that clients send at once, and
         all count the same.
       compressor, per_tensor, error_memory: of the changes that clients send (`clients.compressed`), for a rule that is
@@ -124,7 +124,8 @@ def compose(
         of the parts, so that `simulate` can refuse a run of no more rounds.
 
     Raises:
-      InvalidArgument: no such rule, weighting, defence or option, or a part that is none or does not fit the others.
+      InvalidArgument: no such rule, weighting, robust aggregator or option, or a part that is none or does not fit the
+        others.
 
     Example:
       >>> model_fn = lambda: bfl.models.mlp("flipout", input_shape=(30,), num_classes=2)
@@ -286,7 +287,7 @@ def _check_extra(
         raise InvalidArgument(f"extra_pool is {shown(work.extra_pool)}, but must be {MEAN!r} or {SUM!r}.")
     robust = None if (robust or "clip").startswith("clip") else robust
     if work.extra_pool == SUM and weighting != "equal" and (robust or weighting in weightings.STACKED_WEIGHTINGS):
-        what = f"The defence {robust!r}" if robust else f"The weighting {weighting!r}"
+        what = f"The robust aggregator {robust!r}" if robust else f"The weighting {weighting!r}"
         raise InvalidArgument(
             f"{what} gives clients weights that follow from what all of them send, and a sum of statistics needs those "
             "of each client: use weighting='equal'."
@@ -311,11 +312,11 @@ def _check_compressible(
     if weighting in weightings.COMPARE_POSTERIORS:
         what = f"weighting by {weighting!r} follows from what they send"
     if robust is not None:
-        what = f"the defence {robust!r} is not linear in it"
+        what = f"the robust aggregator {robust!r} is not linear in it"
     if what:
         raise InvalidArgument(
             f"The noise of a compressor would be a bias, as {what}: use a rule such as 'log_linear_pool', weighted by "
-            "'train_size', without a defence."
+            "'train_size', without a robust aggregator."
         )
 
 
@@ -378,14 +379,15 @@ def _defended(
         make = rules.parse_robust(robust)
         if work.sends != WEIGHTS:
             raise InvalidArgument(
-                f"The defence {robust!r} is of a model's weights, but the clients send a {work.sends}: leave it out."
+                f"The robust aggregator {robust!r} is of a model's weights, but the clients send a {work.sends}: "
+                "leave it out."
             )
         defended = make(cast(Any, whole))
     if weighting in weightings.STACKED_WEIGHTINGS:
         if isinstance(defended, rules.GatherRule):
             raise InvalidArgument(
-                f"The defence {robust!r} counts all clients the same, so that weighting by {weighting!r} can't serve "
-                "it: use 'equal', or the defence clip."
+                f"The robust aggregator {robust!r} counts all clients the same, so that weighting by {weighting!r} "
+                "can't serve it: use 'equal', or the robust aggregator clip."
             )
         weigh = weightings.STACKED_WEIGHTINGS[weighting]
         cap = lambda weights: weights if max_ratio is None else weightings.capped(weights, max_ratio)

@@ -65,8 +65,8 @@ def meta_vd(
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
       threshold: of pruned exchange (`clients.personal`); None for none.
       variance_options, server_options: of the source of variances, and of `servers.personal`.
-      **options: of `compose` and of `clients.meta_learning`. A defence by which all clients count the same in each
-        weight, "trimmed" or "median", leaves rows as they are, of which each is one client's.
+      **options: of `compose` and of `clients.meta_learning`. A robust aggregator by which all clients count the
+        same in each weight, "trimmed" or "median", leaves rows as they are, of which each is one client's.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225).
     """

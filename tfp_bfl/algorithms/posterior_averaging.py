@@ -77,8 +77,8 @@ def fed_ag(
     q(w) = N(mean, sum_k b_k (w_k - mean)^2)
 
     Args:
-      model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers. With the defences
-        trimmed and median mean and variance are of the clients that are left.
+      model_fn, server_optimizer, options: as `fed_opt`, of a model without variational layers. With the robust
+        aggregators trimmed and median, mean and variance are of the clients that are left.
 
     Source: Thorgeirsson & Gauterin 2020, algorithm 3.
     """
@@ -103,7 +103,8 @@ def fed_be(
       ensemble: options of `servers.distil`: distribution, num_models, concentration, temperature, num_epochs,
         batch_size, learning_rate.
       server_optimizer: as `fed_opt`, of the student's change.
-      **options: as `fed_opt`; weighting has no effect, as all clients count alike, and clip is the one defence.
+      **options: as `fed_opt`; weighting has no effect, as all clients count alike, and clip is the one robust
+        aggregator.
 
     Source: Chen & Chao 2021 (arXiv:2009.01974), algorithm 2.
     """

@@ -28,7 +28,8 @@ def partitioned_vi(model_fn: Model, *, damping: Optional[float] = None, **option
         likelihood, temperature).
 
     Raises:
-      InvalidArgument: as `clients.sites` and `compose`. (A defence would change sites behind their clients' back.)
+      InvalidArgument: as `clients.sites` and `compose`. (A robust aggregator would change sites without
+        their clients.)
 
     Source: Ashman et al. 2022 (arXiv:2202.12275), algorithm 1, synchronous; Bui et al. 2018 (arXiv:1811.11206).
 

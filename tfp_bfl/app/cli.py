@@ -312,7 +312,7 @@ def list_choices() -> None:
         ("kinds", choices.KINDS),
         ("rules", choices.RULES),
         ("weightings", choices.WEIGHTINGS),
-        ("defences", choices.ROBUST),
+        ("robust aggregators", choices.ROBUST),
         ("partitions", choices.PARTITIONS),
         ("kernels", choices.KERNELS),
         ("bandwidths", choices.BANDWIDTHS),

@@ -219,7 +219,7 @@ def _for_stack(rule: AnyRule[ModelWeights, Given], what: str) -> ModelRule[Model
     if inner.gives == STACK:
         raise InvalidArgument(
             f"A {what} stack holds no client's own weights, so that the rule {inner.name!r} has none to give: use the "
-            "defence clip."
+            "robust aggregator clip."
         )
     return inner
 
@@ -251,8 +251,8 @@ def _of_weights(rule: AnyRule[ModelWeights, Given]) -> ModelRule[ModelWeights, G
     whole = whole_model(rule)
     if whole.takes not in (None, WEIGHTS):
         raise InvalidArgument(
-            f"The rule {whole.name!r} takes a {whole.takes}, but a defence needs the clients' {WEIGHTS}: use another "
-            "rule, or no defence."
+            f"The rule {whole.name!r} takes a {whole.takes}, but a robust aggregator needs the clients' {WEIGHTS}: use "
+            "another rule, or no robust aggregator."
         )
     return whole
 
@@ -316,7 +316,7 @@ def _check_share(share: float) -> float:
     return float(share)
 
 
-# A new defence is one more line here.
+# A new robust aggregator is one more line here.
 ROBUST: named.Table = {
     "clip": WithArgument(clipped, "max_norm", check=functools.partial(check_number, name="max_norm")),
     "trimmed": WithArgument(trimmed, "share", check=_check_share),
@@ -326,10 +326,11 @@ ROBUST: named.Table = {
 
 
 def parse_robust(text: str) -> Callable[[AnyRule], Union[ModelRule, ModelGatherRule]]:
-    """Return the defence that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to the robust
-    one.
+    """Return the robust aggregator that text names, "clip:5.0", "trimmed:0.2" or "median": a function from a rule to
+    the robust one.
 
     Raises:
-      InvalidArgument: there is no such defence, or its argument is missing, superfluous, not a number or out of range.
+      InvalidArgument: there is no such robust aggregator, or its argument is missing, superfluous, not a number or out
+        of range.
     """
-    return named.parse(ROBUST, text, "defence")
+    return named.parse(ROBUST, text, "robust aggregator")

@@ -96,7 +96,7 @@ def private(
     `simulate` draws them. The metric `clipped_clients`, as all that a round reports of clients, is outside it.
 
     Args:
-      rule: of `tfp_bfl.rules`, or its name; one whose statistics merge by a plain sum, without a defence.
+      rule: of `tfp_bfl.rules`, or its name; one whose statistics merge by a plain sum, without a robust aggregator.
       clip_norm: C, of all means or shifts together, in the anchor's standard deviations; without a posterior in the
         weights' own unit.
       variance_clip_norm: V, of all variances or precisions together, in the anchor's; None for a twentieth of
@@ -114,7 +114,7 @@ def private(
     if inner.uses_anchor or inner.gives != WEIGHTS:
         raise InvalidArgument(
             f"The rule {inner.name!r} is no mean of what clients send, and noise would not stay in bounds: use one "
-            "such as 'naive_weighted_average' or 'log_linear_pool', without a defence."
+            "such as 'naive_weighted_average' or 'log_linear_pool', without a robust aggregator."
         )
     clip_norm = check_number(clip_norm, "clip_norm")
     of_variances = check_number(
@@ -188,7 +188,7 @@ def _plain_sum(rule: AnyRule) -> tuple[WeightsRule, Callable[[ModelWeights], Any
     if inner.units is None or inner.takes != WEIGHTS:
         raise InvalidArgument(
             f"The rule {inner.name!r} needs more of the clients than a sum, and only a sum hides them: use one such as "
-            "'log_linear_pool' or 'naive_weighted_average', without a defence but clip."
+            "'log_linear_pool' or 'naive_weighted_average', without a robust aggregator but clip."
         )
     return inner, inner.units
 

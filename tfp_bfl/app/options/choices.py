@@ -58,7 +58,7 @@ RULES = Table(
     ),
 )
 ONE_SHOT = Table("rule for one round", ("weighted_sum", "conflation", "weighted_conflation"))
-ROBUST = Table("defence", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
+ROBUST = Table("robust aggregator", ("clip:MAX_NORM", "trimmed:SHARE", "median", "centered_clip"))
 STARTS = Table("start", ("mean", "clients"))
 KERNELS = Table("kernel", ("epanechnikov", "gaussian"))
 BANDWIDTHS = Table("bandwidth", ("silverman", "silverman_wide", "scott", "plug_in", "cross_validated", "adaptive"))
