@@ -15,6 +15,7 @@ import gc
 import importlib.util
 import pathlib
 import resource
+import sys
 
 import psutil
 import pytest
@@ -45,6 +46,14 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("tff") or "tff_runtime" in item.fixturenames:
                 item.add_marker(pytest.mark.skip(reason="TensorFlow Federated is not installed"))
+
+
+def pytest_sessionfinish():
+    """End the worker of TFF's default context: processes of pytest-xdist end without the functions of atexit."""
+    tff = sys.modules.get("tensorflow_federated")
+    if tff is not None:
+        installation = importlib.import_module("tfp_bfl.engines.tff.installation")
+        installation.drop_default_context(tff)
 
 
 @pytest.fixture(scope="module", autouse=True)

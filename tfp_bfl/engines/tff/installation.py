@@ -26,11 +26,11 @@ def require_tff() -> ModuleType:
             f"TensorFlow Federated is installed but can't be imported ({type(error).__name__}: {error}); "
             f"install the versions that fit together with: {INSTALL_TFF_COMMAND}"
         ) from error
-    atexit.register(_drop_default_context, tff)
+    atexit.register(drop_default_context, tff)
     return tff
 
 
-def _drop_default_context(tff: ModuleType) -> None:
+def drop_default_context(tff: ModuleType) -> None:
     """Let go of TFF's default context while its destructor still works.
 
     TFF installs a default context when it is imported. Left to the interpreter's teardown, its destructor
