@@ -118,7 +118,7 @@ def test_the_page_has_the_tables_of_the_records():
 
 def test_the_page_names_the_seeds_of_a_mean_and_pairs_differences():
     rows = {"study,default,iid,seed=0": record(0.5, 0.49), "study,fed_avg_adam,iid,seed=0": record(0.9, 0.75)}
-    groups = page.grouped(rows)
+    groups = tables.grouped(rows)
     assert page.results(groups)[1:] == [
         ["IID", "`default`", "1", ".800", ".500", ".020", ".800", "", ""],
         ["IID", "`fed_avg_adam`", "1", ".800", ".750", ".010", ".800", "", ""],

@@ -206,7 +206,7 @@ def one_round_is_above_many(runs: list[Run]) -> list[Compared]:
 
 
 def momentum_beats_adam(runs: list[Run], kind: str) -> list[Compared]:
-    """Clients' SGD with momentum against Adam, as published otherwise, for each partition."""
+    """Compare clients' SGD with momentum with Adam, as published otherwise, for each partition."""
     plain = [run for run in select(runs, kind=kind, output_dropout=False, local_epochs=1) if run["clients"] > 1]
     answers = []
     for partition in partitions(select(plain, optimizer="momentum")):

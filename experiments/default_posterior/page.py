@@ -6,24 +6,24 @@ import itertools
 import pathlib
 import re
 from collections import defaultdict
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from experiments.default_posterior.config import METHODS
 from experiments.default_posterior.controls import KINDS, PARTS
-from experiments.default_posterior.tables import FITTED, of_seeds, temperature_table
-from experiments.tables import paired
+from experiments.default_posterior.tables import FITTED, Groups, grouped, of_seeds, temperature_table
+from experiments.tables import interval, paired
 from tfp_bfl.files.tables import FORMATS
 
 Record = dict[str, Any]
 Lines = list[list[str]]
-Groups = dict[str, dict[str, dict[int, Record]]]
 PAGE = pathlib.Path(__file__).parent / "README.md"
 MARK = re.compile(r"<!-- table: (\w+) -->\n(.*?)<!-- /table -->", re.DOTALL)
 TITLES = {
     **{"label_skew_2": "two classes a client", "dirichlet_0.5": "Dirichlet(0.5)", "iid": "IID"},
-    **{"dirichlet_0.1": "Dirichlet(0.1)", "digits": "digits, two classes", "cifar10": "CIFAR-10, Dirichlet(0.5)"},
+    **{"dirichlet_0.1": "Dirichlet(0.1)", "digits-label_skew_2": "digits, two classes"},
+    "cifar10-dirichlet_0.5": "CIFAR-10, Dirichlet(0.5)",
 }
 
 
@@ -43,17 +43,6 @@ def filled(text: str, records: dict[str, Record]) -> str:
     return MARK.sub(lambda m: f"<!-- table: {m[1]} -->\n{FORMATS['.md'](made[m[1]])}<!-- /table -->", text)
 
 
-def grouped(done: dict[str, Record]) -> Groups:
-    """Return setting -> method -> seed -> rows of a cell."""
-    groups: Groups = defaultdict(lambda: defaultdict(dict))
-    for name, record in done.items():
-        kind, *rest = name.split(",")
-        if kind in ("study", "cifar10", "digits"):
-            method, partition, seed = rest
-            groups[partition if kind == "study" else kind][method][int(seed.removeprefix("seed="))] = record["rows"]
-    return groups
-
-
 def number(value: float) -> str:
     """Return a score with three decimals, without the zero before the point; "" for NaN."""
     return "" if np.isnan(value) else re.sub(r"^0\.", ".", f"{value:.3f}")
@@ -64,10 +53,7 @@ def change(first: dict[int, float], second: dict[int, float]) -> str:
     difference = paired(first, second)
     if difference is None:
         return "".join(re.sub(r"^([+-])0\.", r"\1.", f"{first[s] - second[s]:+.3f}") for s in first.keys() & second)
-    printed = [f"{x:+.3f}" for x in (difference.mean, difference.low, difference.high)]
-    mean, low, high = (re.sub(r"^([+-])0\.", r"\1.", x) for x in printed)
-    text = f"{mean} [{low}, {high}]"
-    return f"**{text}**" if float(printed[1]) * float(printed[2]) > 0 else text
+    return re.sub(r"([+-])0\.", r"\1.", interval(difference, 3))
 
 
 def mean_of(rows: dict[int, Record], which: str, column: str) -> str:
@@ -165,7 +151,6 @@ def detection(done: dict[str, Record]) -> Lines:
     return lines
 
 
-def fill_page(records: dict[str, Record], page: Optional[pathlib.Path] = None) -> None:
+def fill_page(records: dict[str, Record]) -> None:
     """Write the tables of these records into the study's page."""
-    page = page or PAGE
-    page.write_text(filled(page.read_text(encoding="utf-8"), records), encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), records), encoding="utf-8")

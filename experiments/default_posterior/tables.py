@@ -13,6 +13,7 @@ from experiments.default_posterior.controls import controls_table, detection_tab
 from experiments.tables import interval, mean_and_sd, paired, write
 
 Record = dict[str, Any]
+Groups = dict[str, dict[str, dict[int, Record]]]
 COLUMNS = ("accuracy", "nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
 COLUMNS += ("ood_auroc_epistemic",)
 # Of each method the rounds that are shown, and whether its NLL is with a fitted softmax temperature.
@@ -27,16 +28,22 @@ def write_all(records: dict[str, Record], folder: pathlib.Path) -> None:
     for name, lines in ((name, table(done)) for name, table in tables.items()):
         if len(lines) > 1:
             write(lines, folder / name)
-    groups: dict[str, dict[str, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for where, methods in grouped(done).items():
+        where = where.replace(".", "_")
+        write(scores_table(methods), folder / f"scores-{where}")
+        write(differences_table(methods), folder / f"differences-{where}")
+
+
+def grouped(done: dict[str, Record]) -> Groups:
+    """Return setting -> method -> seed -> rows of a cell; data other than Fashion-MNIST stand before the partition."""
+    groups: Groups = defaultdict(lambda: defaultdict(dict))
     for name, record in done.items():
         kind, *rest = name.split(",")
         if kind in ("study", "cifar10", "digits"):
             method, partition, seed = rest
             where = partition if kind == "study" else f"{kind}-{partition}"
-            groups[where.replace(".", "_")][method][int(seed.removeprefix("seed="))] = record["rows"]
-    for where, methods in groups.items():
-        write(scores_table(methods), folder / f"scores-{where}")
-        write(differences_table(methods), folder / f"differences-{where}")
+            groups[where][method][int(seed.removeprefix("seed="))] = record["rows"]
+    return groups
 
 
 def of_seeds(rows: dict[int, Record], which: str, column: str) -> dict[int, float]:

@@ -38,7 +38,7 @@ def source():
 
 
 def is_built(make):
-    """Whether a model of one kind or another is accepted: each algorithm has its kinds."""
+    """Return whether a model of one kind or another is accepted: each algorithm has its kinds."""
     for kind in ("flipout", "deterministic", "variational_dropout"):
         try:
             make(kind)

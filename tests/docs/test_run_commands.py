@@ -66,7 +66,7 @@ def text_of(page):
 
 
 def is_expected(error, words, page):
-    """Whether the page shows this refusal, or resumes a run that nothing has interrupted here."""
+    """Return whether the page shows this refusal, or resumes a run that nothing has interrupted here."""
     last = " ".join(error.splitlines()[-1:])
     if not last.startswith("tfp-bfl: "):
         return False

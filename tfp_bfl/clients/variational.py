@@ -84,7 +84,7 @@ def variational(
       proximal: mu of FedProx (Li et al. 2020, arXiv:1812.06127, eq. 2): the loss has mu / 2 ||w - w_server||^2 besides,
         over means and point weights.
       example_privacy: that little is said of any one example, by clipping and noise, which is as secret as the client's
-        seed: a run's in a simulation, its own of a site. Losses are then not told: they are 0.
+        seed: a run's in a simulation, its own of a site. Losses are then 0.
 
     Returns:
       Client work: a function that builds the model and its optimizer in the present graph, and returns the function of

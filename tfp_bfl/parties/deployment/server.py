@@ -143,7 +143,7 @@ def serve(
 class _Carrier:
     """`federated.Transport` by a channel: rounds' messages as bytes.
 
-    A site that was started anew or did not hear of the run is told of it before the next round, and is in that again.
+    A site that was started anew or did not hear of the run gets its job before the next round, and takes part again.
     All sites of a round have one deadline. A site that was silent in `_PATIENCE` rounds in a row is left out of the
     next rounds without being waited for, first as many as that, and after each further silent round twice as many,
     at most `_LONGEST_REST`. It is asked nonetheless where the quorum needs it.
@@ -151,7 +151,7 @@ class _Carrier:
     Args:
       channel: that reaches the sites.
       names: of the sites, by their numbers.
-      jobs: name -> what that site is told of the run.
+      jobs: name -> that site's job.
       refused: name -> why that site takes no part, which is kept up to date.
       tell: is given a line when a site does not answer, and when it answers again.
       quorum: the fewest answers of a round.
