@@ -23,7 +23,7 @@ help:
 	@echo "Python 3.11, 3.12 or 3.13: the first that is found of $(PYTHONS), or make PYTHON=..."
 	@echo "make demo    train, evaluate and export a federated Bayesian model; its report is demo/report.html"
 	@echo "make test    the verdict: formatting, lint, types, documentation and the fast tests"
-	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination"
+	@echo "make test-deep  the rest: kills, restarts, notebooks, studies, every combination; PART=1/2 for half of the files"
 	@echo "make test-long  what takes longest of it: hundreds of rounds, ResNet-20, cells of studies"
 	@echo "make test-seeds  the fast tests under ten base seeds, or make test-seeds SEEDS=\"1 2\""
 	@echo "make environments  the library without TensorFlow Federated, in fresh environments on Python 3.11 to 3.13"
@@ -68,7 +68,7 @@ test-seeds: $(INSTALLED)
 test-deep: $(INSTALLED)
 	@mkdir -p build
 # The longest file first, so that no process waits for it at the end.
-	$(PYTEST) -m "deep and not long" --timeout=1800 --cpu-times=build/cpu-deep.txt tests/test_notebooks.py tests
+	$(PYTEST) -m "deep and not long" --timeout=1800 --cpu-times=build/cpu-deep.txt $(if $(PART),--part=$(PART)) tests/test_notebooks.py tests
 
 test-long: $(INSTALLED)
 	$(PYTEST) -m long --timeout=1800

@@ -5,17 +5,20 @@ of the fast tier above it. Where TensorFlow Federated is not installed, tests ma
 nowhere else. Tests in slow.txt are deep: those of more than 0.7 CPU seconds when the fast tier was measured last, and
 those that share a fixture with them.
 Tests in long.txt are long: other values of a deep test's parameters, and what a shorter deep test covers too.
+--part=1/2 runs the first of two parts of the test files, which each have about half of the deep tests' time.
 `tests/seeds.py` seeds the global random generators of every test and fixture.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import importlib.util
 import pathlib
 import resource
 import sys
+import zlib
 
 import psutil
 import pytest
@@ -32,10 +35,28 @@ def pytest_addoption(parser):
     group = parser.getgroup("CPU seconds")
     group.addoption("--cpu-times", metavar="FILE", help="write the tests and their CPU seconds to FILE, slowest first")
     group.addoption("--cpu-limit", metavar="SECONDS", type=float, help="fail a test that is not deep above SECONDS")
+    group.addoption("--part", metavar="K/N", type=_part, help="run part K of N parts of the test files, from 1 on")
+
+
+def _part(text):
+    number, _, parts = text.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with K from 1 to N, such as 1/2")
+    return int(number), int(parts)
+
+
+def is_in_part(path, part):
+    """Return True for test files of part K of N; the path alone decides, so that tests of a file share fixtures."""
+    number, parts = part
+    return zlib.crc32(path.encode()) % parts == number - 1
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(items, config):
+    if part := config.getoption("--part"):
+        chosen = [item for item in items if is_in_part(item.nodeid.split("::")[0], part)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     slow, long = (set(path.read_text(encoding="utf-8").splitlines()) for path in (SLOW, LONG))
     for item in items:
         if item.nodeid in long:

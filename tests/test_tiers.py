@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import LONG, SLOW
+from tests.conftest import LONG, SLOW, is_in_part
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,3 +68,17 @@ def test_what_is_listed_as_slow_is_there(path):
 )
 def test_what_names_none_is_found(source, lines):
     assert unheralded(source) == lines
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_each_test_file_is_in_one_part(parts):
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    of_each = [sum(is_in_part(file, (number, parts)) for file in files) for number in range(1, parts + 1)]
+    assert sum(of_each) == len(files)
+    assert min(of_each) > len(files) / parts / 2
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "1/"])
+def test_a_part_that_is_none_is_refused(part, capfd):
+    assert pytest.main(["--part", part, "--collect-only", "-q", str(ROOT / "tests" / "test_tiers.py")]) == 4
+    assert "is not K/N with K from 1 to N, such as 1/2" in capfd.readouterr().err
