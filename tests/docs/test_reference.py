@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import pathlib
+import re
 
 import pytest
 
@@ -30,6 +31,20 @@ def test_every_function_and_class_has_one_page():
 def test_what_two_packages_export_has_its_page_in_the_first():
     assert bfl.rules.Rule is bfl.contracts.Rule
     assert reference.full_name("bfl.rules.Rule") == "tfp_bfl.contracts.Rule" and "tfp_bfl.rules.Rule" not in PAGES
+
+
+def test_names_on_pages_exist():
+    """Of attributes of objects, the class alone is looked up; the command line has a file named bfl.fish."""
+    pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md"), *(DOCS.parent / "experiments").rglob("*.md")]
+    names = {name for page in pages for name in re.findall(r"\bbfl((?:\.\w+)+)", page.read_text())} - {".fish"}
+    absent = set()
+    for name in names:
+        thing = bfl
+        for part in name[1:].split("."):
+            if inspect.ismodule(thing) and not hasattr(thing, part):
+                absent.add(f"bfl{name}")
+            thing = getattr(thing, part, None)
+    assert "bfl.simulate" in {f"bfl{name}" for name in names} and not absent
 
 
 def test_a_page_names_the_guides_that_mention_it():
