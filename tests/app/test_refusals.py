@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from tfp_bfl.parties.deployment.kits import ADMIN, SERVER
+from tfp_bfl.parties.deployment.site import FILE
+
 # Run in one interpreter, as a start of one takes longer than a refusal.
 _PROGRAM = """
 import json, sys
@@ -35,7 +38,21 @@ REFUSED = [
     ["laplace", "complete", "--output", "there"],
     ["clients", "show", "nosuch"],
     ["clients", "remove", "nosuch", "1", "--output", "new"],
+    ["deploy", "init", "there", "--host", "fl.example.org", "--party", "North"],
+    ["deploy", "check", "nosuch"],
+    ["deploy", "check", "server"],
+    ["deploy", "check", "empty"],
+    ["deploy", "check", "misspelt"],
+    ["deploy", "check", "lost"],
+    ["deploy", "start", "nosuch"],
+    ["deploy", "start", "admin"],
+    ["deploy", "run", "nosuch", "--name", "first", "--output", "new"],
+    ["deploy", "run", "admin", "--name", "first", "--output", "there"],
+    ["deploy", "run", "admin", "--name", "first", "--rule", "nosuch", "--output", "new"],
+    ["deploy", "demo", "--output", "there"],
 ]
+# Kits of sites that can't take part, and the line in each one's file.
+SITES = {"empty": "", "misspelt": "data: text.csv\nrulse: []\n", "lost": "data: nosuch.csv\n"}
 
 
 @pytest.mark.deep(after="tests/app/test_cli.py")
@@ -47,6 +64,11 @@ def test_bad_arguments_are_refused_before_tensorflow_is_imported(tmp_path):
         (tmp_path / "complete" / file).write_text("{}")
     rows = "".join(f"{i},{'low' if i else 'none'},{'sick' if i % 2 else 'well'}\n" for i in range(40))
     (tmp_path / "text.csv").write_text("age,dose,label\n" + rows)
+    for kit, role in (("admin", ADMIN), ("server", SERVER), *((kit, "party") for kit in SITES)):
+        (tmp_path / kit / "local").mkdir(parents=True)
+        (tmp_path / kit / "tfp_bfl.json").write_text(json.dumps({"role": role, "name": kit, "host": "localhost"}))
+    for kit, line in SITES.items():
+        (tmp_path / kit / "local" / FILE).write_text(line)
     command = [sys.executable, "-c", _PROGRAM, json.dumps(REFUSED)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert [*zip(REFUSED, json.loads(done.stdout))] == [(arguments, [2, False]) for arguments in REFUSED]

@@ -5,14 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Union
 
 import numpy as np
-import tensorflow as tf
 import tree
 
 from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.files.arrays import Stored
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Arrays = Mapping[str, np.ndarray]
+# What a site answers: arrays, or the reason why it sends none.
+Answer = Union[Arrays, str]
+NO_ANSWER = "it did not answer in time"
 
 
 def to_arrays(structure: Any) -> dict[str, np.ndarray]:

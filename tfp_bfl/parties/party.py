@@ -15,7 +15,7 @@ import functools
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -29,17 +29,12 @@ from tfp_bfl.federated.options import PASSED_ON, settings_of
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, summed_spec, types_of
 from tfp_bfl.federated.simulation import SimulationResult, simulate
-from tfp_bfl.parties.arrays import digest_of, from_arrays, to_arrays
+from tfp_bfl.parties.arrays import NO_ANSWER, Answer, Arrays, digest_of, from_arrays, to_arrays
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tfp_bfl.federated.options import Options
-
-Arrays = Mapping[str, np.ndarray]
-# What a party answers: arrays, or why it has none.
-Answer = Union[Arrays, str]
-NO_ANSWER = "it did not answer in time"
 
 
 class Versions(Protocol):

@@ -29,9 +29,9 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
-from tfp_bfl.parties.arrays import from_arrays, selected, to_arrays
+from tfp_bfl.parties.arrays import NO_ANSWER, Answer, Arrays, from_arrays, selected, to_arrays
 from tfp_bfl.parties.masks import KEY_BYTES, Kept, Promises, add_mask, context_of, proof_of, seed_of
-from tfp_bfl.parties.party import NO_ANSWER, Answer, Arrays, Party, PartyEngine, Transport, result_spec
+from tfp_bfl.parties.party import Party, PartyEngine, Transport, result_spec
 
 # At the sum of one round: a party that is gone before it has agreed costs one.
 ATTEMPTS = 4

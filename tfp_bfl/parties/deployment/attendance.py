@@ -11,8 +11,8 @@ import numpy as np
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.parties.arrays import NO_ANSWER
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, Channel, Refusal
-from tfp_bfl.parties.party import NO_ANSWER
 
 PARTIES = "parties.json"
 _REFUSED, _SIZE = "refused", "num_examples"

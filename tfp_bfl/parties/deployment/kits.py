@@ -109,7 +109,6 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
       InvalidArgument: a name or the host is none, or a site's folder is there already.
       MissingDependency: NVIDIA FLARE is not installed.
     """
-    check_installed()
     for name in parties:
         if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
             raise InvalidArgument(f"{shown(name)} is no name of a site: use small letters, digits and -.")
@@ -122,6 +121,7 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
     for name in parties:
         if (folder / name).exists():
             raise InvalidArgument(f"{path_name(folder / name)} exists already: nothing is overwritten.")
+    check_installed()
     authority = folder / "authority"
     authority.mkdir(parents=True, exist_ok=True)
     authority.chmod(0o700)
@@ -240,8 +240,8 @@ def start(kit: Union[str, pathlib.Path]) -> None:
       InvalidArgument: the folder is neither's, or of another federation than the server that is there.
       MissingDependency: NVIDIA FLARE is not installed.
     """
-    check_installed()
     command = start_command(kit)
+    check_installed()
     settings = pathlib.Path(kit) / "startup" / "fed_client.json"
     if settings.exists():
         (server,) = json.loads(settings.read_text(encoding="utf-8"))["servers"]

@@ -105,7 +105,6 @@ def submit(
       Error: the server can't be reached, or the run failed.
       MissingDependency: NVIDIA FLARE is not installed.
     """
-    check_installed()
     if role_of(kit)["role"] != ADMIN:
         raise InvalidArgument(f"{path_name(kit)} is not the administrator's folder: give that one.")
     check_name(name)
@@ -113,6 +112,7 @@ def submit(
     output = pathlib.Path(output)
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")
+    check_installed()
     server = _Server(kit, timeout, tell)
     try:
         with tempfile.TemporaryDirectory() as draft:
