@@ -38,7 +38,7 @@ REFUSED = [
     ["laplace", "complete", "--output", "there"],
     ["clients", "show", "nosuch"],
     ["clients", "remove", "nosuch", "1", "--output", "new"],
-    ["deploy", "init", "there", "--host", "fl.example.org", "--party", "North"],
+    ["deploy", "init", "there", "--host", "fl.example.org", "--site", "North"],
     ["deploy", "check", "nosuch"],
     ["deploy", "check", "server"],
     ["deploy", "check", "empty"],

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 import tfp_bfl as bfl
@@ -18,6 +19,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.deployment import kits
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE, Refusal
+from tfp_bfl.parties.deployment.cli import deploy
 from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.job import make_job, to_json
 from tfp_bfl.parties.deployment.server import serve
@@ -317,9 +319,10 @@ def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["init", "kits", "--host", "a b", "--party", "north"], "no host"),
-        (["init", "kits", "--host", "h", "--party", "North!"], "no name of a site"),
-        (["init", "kits", "--host", "h", "--party", "a", "--party", "a"], "each site once"),
+        (["init", "kits", "--host", "a b", "--site", "north"], "no host"),
+        (["init", "kits", "--host", "h", "--site", "North!"], "no name of a site"),
+        (["init", "kits", "--host", "h", "--site", "a", "--site", "a"], "each site once"),
+        (["init", "kits", "--host", "h"], "at least one site"),
         (["start", "kits"], "no folder that tfp-bfl deploy init wrote"),
         (["check", "kits"], "no folder that tfp-bfl deploy init wrote"),
         (["run", "kits", "--name", "a", "--output", "o"], "no folder that tfp-bfl deploy init wrote"),
@@ -331,6 +334,16 @@ def test_bad_commands_are_one_sentence_and_write_nothing(tmp_path, monkeypatch, 
     monkeypatch.setattr("tfp_bfl.parties.deployment.submit.check_installed", lambda: None)
     assert run_command_line(["deploy", *command]) == 2
     assert message in capsys.readouterr().err and not os.listdir(tmp_path)
+
+
+def test_sites_have_an_option_and_its_former_name(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr(kits, "make_kits", lambda folder, host, port, sites: names.append(sites) or [])
+    for option in ("--site", "--party"):
+        assert run_command_line(["deploy", "init", "kits", "--host", "h", option, "north", option, "south"]) == 0
+    assert names == [["north", "south"]] * 2
+    shown = CliRunner().invoke(deploy, ["init", "--help"]).output
+    assert "--site NAME" in shown and "--party" not in shown
 
 
 def test_without_flare_it_says_how_to_install_it(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The commands of federations of real sites: deploy init, check, start, run, demo."""
+"""Commands for federations of real sites: deploy init, check, start, run and demo."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ DEPLOY_EXAMPLES = """
 \b
 Examples:
   tfp-bfl deploy demo --output demo           three sites on this machine
-  tfp-bfl deploy init kits --host fl.example.org --party north --party south
-  tfp-bfl deploy check north                  at a site: its file and data
-  tfp-bfl deploy start north                  at each site, and the server
+  tfp-bfl deploy init kits --host fl.example.org --site north --site south
+  tfp-bfl deploy check north                  at a site: check its file and data
+  tfp-bfl deploy start north                  at each site, and at the server
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
 
 \b
@@ -41,26 +41,26 @@ def deploy(context: click.Context) -> None:
 @click.option("--host", required=True, metavar="NAME", help="Host name at which the sites reach the server.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8002, show_default=True, help="Port of the server.")
 @click.option(
-    "--party",
-    "parties",
+    "--site",
+    "sites",
     multiple=True,
-    required=True,
     metavar="NAME",
-    help="Name of a site; repeat the option for each site.",
+    help="Name of a site; repeat the option for each site (at least one).",
 )
-def init(folder: str, host: str, port: int, parties: Sequence[str]) -> None:
+@click.option("--party", "renamed", multiple=True, hidden=True)
+def init(folder: str, host: str, port: int, sites: Sequence[str], renamed: Sequence[str]) -> None:
     """Write a folder for the server, for the administrator, and for each site, with certificates."""
     from tfp_bfl.parties.deployment.kits import make_kits
 
-    for kit in make_kits(folder, host, port, parties):
+    for kit in make_kits(folder, host, port, [*sites, *renamed]):
         click.echo(str(kit))
-    click.echo("Give each to its own, by a way that nobody else reads; keep the folder authority to yourself.")
+    click.echo("Send each folder to its owner over a confidential channel. Keep the folder authority to yourself.")
 
 
 @deploy.command("check")
 @click.argument("kit", metavar="KIT")
 def check(kit: str) -> None:
-    """Read the file and data of a site, and print exactly what it would send to a server that asks for them."""
+    """Check the file and data of a site, and print exactly what the site would send to a server."""
     import pathlib
 
     from tfp_bfl.parties.deployment.kits import role_of
@@ -74,7 +74,7 @@ def check(kit: str) -> None:
 @deploy.command("start")
 @click.argument("kit", metavar="KIT")
 def start(kit: str) -> None:
-    """Run the server or the site of this folder, until Ctrl-C."""
+    """Run the server or the site of a folder until Ctrl-C."""
     from tfp_bfl.parties.deployment import kits
 
     kits.start(kit)
@@ -99,7 +99,7 @@ class _Run(Grouped):
 @deploy.command("run", cls=_Run)
 @click.argument("kit", metavar="ADMIN_KIT")
 @click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it.")
-@click.option("--output", required=True, metavar="FOLDER", help="A new one, for the result.")
+@click.option("--output", required=True, metavar="FOLDER", help="New folder for the result.")
 @click.option(
     "--quorum", type=click.IntRange(1), default=2, show_default=True, help="Smallest number of sites in a round."
 )
@@ -109,18 +109,21 @@ class _Run(Grouped):
     default=600.0,
     show_default=True,
     callback=lambda context, option, value: check_number(value, "--deadline"),  # FloatRange accepts nan and inf.
-    help="Time limit of a site's answer, in seconds.",
+    help="Time limit for the answer of a site, in seconds.",
 )
 @click.option(
     "--secure-sums",
     is_flag=True,
-    help="Sites mask their messages: the server reads only the sum over the sites that answer.",
+    help="Mask the sites' messages: the server reads only the sum over the sites that answer.",
 )
 @click.option(
-    "--max-examples", type=click.IntRange(1), metavar="N", help="Largest number of examples that a site counts as."
+    "--max-examples",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Upper bound on the number of examples that weights a site.",
 )
 @click.option(
-    "--without", multiple=True, metavar="SITE", help="Site that does not take part; repeat the option for each."
+    "--without", multiple=True, metavar="SITE", help="Name of a site to leave out; repeat the option for each site."
 )
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @functools.partial(config_options, without=OF_ONE_PLACE)
@@ -136,7 +139,7 @@ def run(
     config_file: Optional[str],
     **given: Any,
 ) -> None:
-    """Submit a run to the server, follow it, and fetch its folder."""
+    """Submit a run to the server, print its progress, and download its folder."""
     from tfp_bfl.app.options.config import read_yaml
     from tfp_bfl.parties.deployment.submit import submit
 
@@ -149,11 +152,11 @@ def run(
 
 
 @deploy.command("demo")
-@click.option("--output", default="federation_demo", show_default=True, metavar="FOLDER", help="A new one.")
-@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), default=8402, show_default=True, help="On this machine.")
+@click.option("--output", default="federation_demo", show_default=True, metavar="FOLDER", help="New folder.")
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Number of rounds.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8402, show_default=True, help="Port of the server.")
 def demo(output: str, rounds: int, port: int) -> None:
-    """Return three hospitals, each a process with a third of the breast cancer data, and a server, on this machine."""
+    """Run a server and three hospitals on this machine, each hospital with a third of the breast cancer data."""
     from tfp_bfl.parties.deployment.demo import run_demo
 
     with ends_with_cleanup():

@@ -1,4 +1,4 @@
-"""Folders from which a server, sites and an administrator start: certificates by NVIDIA FLARE, rules of ours."""
+"""Folders ("kits") of the server, the sites and the administrator: certificates from NVIDIA FLARE, access rules."""
 
 from __future__ import annotations
 
@@ -23,67 +23,67 @@ from tfp_bfl.parties.deployment.strangers import strangers
 ADMIN, SERVER = "admin", "server"
 _ROLE = "tfp_bfl.json"
 _USER = "admin@federation.local"
-# The organisation of the server and the administrator: no party is of it.
+# The organisation of the server and the administrator; each site is an organisation by its own name.
 _PROJECT = "federation"
 _NAME, _HOST = re.compile(r"[a-z][a-z0-9-]{0,30}"), re.compile(r"[A-Za-z0-9.-]{1,200}")
 CLASSES = "tfp_bfl.parties.deployment.flare."
-_TEMPLATE = """# The data of this site, and the runs that it takes part in. Sent to nobody. See docs/deployment.md.
-data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, from here
+_TEMPLATE = """# The data of this site and the runs that it accepts. Never sent. See docs/deployment.md.
+data: FILL_IN.csv        # a table (.csv, .parquet), an archive (.npz) or a folder of images, relative to this file
 label: label             # the column of the labels
-# drop: [patient_id]      # columns that are left out
-# separator: ";"         # of a .csv file; that of its header if not given
-# test_data: test.csv    # to score models on; a fifth of the data if not given
-# algorithms: [variational, partitioned_vi]    # all, if not given
-# models: [mlp, lenet]
-# rules: [mean_precision_average]
-# max_rounds: 1000
-# min_parties: 2
-# share_scores: true     # sums of a model's scores on the test data
+# drop: [patient_id]      # columns to leave out
+# separator: ";"         # column separator of a .csv file; default: the separator of its header
+# test_data: test.csv    # test data; default: a fifth of the data
+# algorithms: [variational, partitioned_vi]    # accepted algorithms; default: all
+# models: [mlp, lenet]   # accepted models; default: all
+# rules: [mean_precision_average]    # accepted aggregation rules; default: all
+# max_rounds: 1000       # largest number of rounds of a run
+# min_parties: 2         # smallest number of sites of a run
+# share_scores: true     # send sums of a model's scores on the test data
 # allow_single_posteriors: true   # false: only rules that need only the sum of the sites' messages
-# only_secure_sums: false   # true: only runs in which the messages are masked
+# only_secure_sums: false   # true: only runs with masked messages
 # max_example_epsilon: 8    # epsilon of one example over all runs; then only runs with --example-clip-norm
 """
 _README = "readme.txt"
 _KEY_OF = """
-The folder startup holds a private key, by which this folder's owner is known to
-the others. Pass the folder on by a way that nobody else reads, and keep it so.
+The folder startup holds a private key, which identifies the owner of this
+folder. Send the folder over a confidential channel, and keep it confidential.
 """
 _INSTRUCTIONS = {
-    "party": """This folder belongs to the site {name}, whose server is {host}.
+    "party": """This folder belongs to the site {name} of the federation with the server {host}.
 
 1. Install tfp_bfl with its extra "deployment" on Python 3.11.
-2. Say in local/{file} which data you have and what you take part in.
-3. tfp-bfl deploy check FOLDER     reads the data and prints what would be sent
+2. Describe in local/{file} the data of the site and the runs that it accepts.
+3. tfp-bfl deploy check FOLDER     checks the data and prints what would be sent
 4. tfp-bfl deploy start FOLDER     takes part in runs, until Ctrl-C
 
 FOLDER is the path of this folder. The site connects to the server and accepts
-no connection. Its data, local/{file} and local/secret are sent to nobody.
+no connections. Its data, local/{file} and local/secret are never sent.
 """
     + _KEY_OF,
     SERVER: """This folder belongs to the server of a federation, {host}.
 
 1. Install tfp_bfl with its extra "deployment" on Python 3.11.
-2. Open the port that fl_server.json in the folder startup names.
+2. Open the port that startup/fl_server.json names.
 3. tfp-bfl deploy start FOLDER     serves runs, until Ctrl-C
 
-FOLDER is the path of this folder. Runs are kept in its folder runs.
+FOLDER is the path of this folder. Its subfolder runs holds the runs.
 """
     + _KEY_OF,
-    ADMIN: """This folder belongs to whoever submits runs to the server {host}.
+    ADMIN: """This folder belongs to the administrator, who submits runs to the server {host}.
 
 1. Install tfp_bfl with its extra "deployment" on Python 3.11.
 2. tfp-bfl deploy run FOLDER --name first --model mlp --rounds 40 --output first
 
-FOLDER is the path of this folder. Nothing is started here: the command submits
-a run, follows it and fetches its result. tfp-bfl deploy run --help lists the
-options.
+FOLDER is the path of this folder. The administrator starts no process: the
+command submits a run, prints its progress and downloads its result.
+tfp-bfl deploy run --help lists the options.
 """
     + _KEY_OF,
 }
 
 
 def check_installed() -> None:
-    """Raise MissingDependency where NVIDIA FLARE is not installed."""
+    """Raise MissingDependency if NVIDIA FLARE is not installed."""
     try:
         import nvflare  # noqa: F401
     except ImportError:
@@ -93,32 +93,32 @@ def check_installed() -> None:
         ) from None
 
 
-def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: Sequence[str]) -> list[pathlib.Path]:
+def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, sites: Sequence[str]) -> list[pathlib.Path]:
     """Write a folder for the server, one for each site and one for the administrator, and return them.
 
-    Each has the certificate and the key of its own; the folder `authority` has the authority's key, and stays with
-    whoever made it: with the same folder, more sites can be added.
+    Each folder has its certificate and private key. The folder `authority` holds the key of the certificate authority
+    and stays with the person who runs this: a later call with the same `authority` adds sites.
 
     Args:
-      folder: new, or one of before, for more sites.
-      host: under which sites reach the server.
-      port: that it listens on.
-      parties: their names.
+      folder: a new folder, or the folder of an earlier call, to add sites.
+      host: host name at which the sites reach the server.
+      port: port of the server.
+      sites: names of the sites.
 
     Raises:
-      InvalidArgument: a name or the host is none, or a site's folder is there already.
+      InvalidArgument: the name of a site or of the host is not valid, or the folder of a site exists.
       MissingDependency: NVIDIA FLARE is not installed.
     """
-    for name in parties:
+    for name in sites:
         if not _NAME.fullmatch(name) or name in (ADMIN, SERVER, "authority", _PROJECT):
             raise InvalidArgument(f"{shown(name)} is no name of a site: use small letters, digits and -.")
-    if len(set(parties)) != len(parties) or not parties:
-        raise InvalidArgument("Name each site once, and at least one.")
+    if len(set(sites)) != len(sites) or not sites:
+        raise InvalidArgument("Name each site once, and at least one site.")
     if not _HOST.fullmatch(host) or host == _PROJECT:
-        raise InvalidArgument(f"{shown(host)} is no host's name.")
+        raise InvalidArgument(f"{shown(host)} is no host name: use letters, digits, - and dots.")
     folder = pathlib.Path(folder).resolve()
-    wanted = [name for name in (SERVER, ADMIN) if not (folder / name).exists()] + list(parties)
-    for name in parties:
+    wanted = [name for name in (SERVER, ADMIN) if not (folder / name).exists()] + list(sites)
+    for name in sites:
         if (folder / name).exists():
             raise InvalidArgument(f"{path_name(folder / name)} exists already: nothing is overwritten.")
     check_installed()
@@ -130,7 +130,7 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
         "name": _PROJECT,
         "participants": [
             {"name": host, "type": "server", "org": _PROJECT, "fed_learn_port": port},
-            *({"name": name, "type": "client", "org": name} for name in parties),
+            *({"name": name, "type": "client", "org": name} for name in sites),
             {"name": _USER, "type": "admin", "org": _PROJECT, "role": "project_admin"},
         ],
         "builders": [
@@ -165,7 +165,7 @@ def make_kits(folder: Union[str, pathlib.Path], host: str, port: int, parties: S
 
 
 def _finish(kit: pathlib.Path, name: str, host: str) -> None:
-    """Our rules and instructions in the place of FLARE's: two classes, no code, no logs sent."""
+    """Write instructions and access rules in place of FLARE's: jobs carry no code and run no shell commands."""
     kit.chmod(0o700)
     role = name if name in (ADMIN, SERVER) else "party"
     (kit / _README).write_text(_INSTRUCTIONS[role].format(name=name, host=host, file=FILE), encoding="utf-8")
@@ -190,24 +190,24 @@ def role_of(kit: Union[str, pathlib.Path]) -> dict[str, str]:
     """Return the role, name and host of a folder.
 
     Raises:
-      InvalidArgument: it is none of `make_kits`.
+      InvalidArgument: `make_kits` did not write the folder.
     """
     try:
-        found: dict[str, str] = json.loads((pathlib.Path(kit) / _ROLE).read_text(encoding="utf-8"))
-        return found
+        role: dict[str, str] = json.loads((pathlib.Path(kit) / _ROLE).read_text(encoding="utf-8"))
+        return role
     except (OSError, ValueError):
         raise InvalidArgument(f"{path_name(kit)} is no folder that tfp-bfl deploy init wrote.") from None
 
 
 def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
-    """Return the command that runs the server or a site, after its resources were written for the place where it is.
+    """Write the resources of the server or a site for the present path of its folder; return the command to run it.
 
     Raises:
       InvalidArgument: the folder is neither a server's nor a site's.
     """
     role, kit = role_of(kit), pathlib.Path(kit).resolve()
     if role["role"] == ADMIN:
-        raise InvalidArgument("An administrator starts nothing: tfp-bfl deploy run submits runs.")
+        raise InvalidArgument("An administrator starts no process: tfp-bfl deploy run submits runs.")
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
     (local / "resources.json").write_text(json.dumps(_resources(resources, role["role"], kit), indent=1), "utf-8")
@@ -222,22 +222,21 @@ def start_command(kit: Union[str, pathlib.Path]) -> list[str]:
 
 
 def _resources(resources: dict[str, Any], role: str, kit: pathlib.Path) -> dict[str, Any]:
-    """Return FLARE's resources: one class that jobs may name, storage in the kit, and no logs sent."""
+    """Return FLARE's resources with one class that jobs may name, storage in the kit, and without log streaming."""
     resources["class_allow_list"] = [CLASSES + ("Server" if role == SERVER else "Site")]
     resources["allow_log_streaming"] = False
     resources["components"] = [
         part for part in resources["components"] if part["id"] not in ("site_log_streamer", "log_receiver")
     ]
-    text = json.dumps(resources).replace("/tmp/nvflare/", f"{kit}/store/")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    moved: dict[str, Any] = json.loads(json.dumps(resources).replace("/tmp/nvflare/", f"{kit}/store/"))
+    return moved
 
 
 def start(kit: Union[str, pathlib.Path]) -> None:
-    """Run the server or the site in this process, until it is ended.
+    """Run the server or the site in this process until it is ended.
 
     Raises:
-      InvalidArgument: the folder is neither's, or of another federation than the server that is there.
+      InvalidArgument: the folder is neither a server's nor a site's, or the running server is of another federation.
       MissingDependency: NVIDIA FLARE is not installed.
     """
     command = start_command(kit)
