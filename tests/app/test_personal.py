@@ -237,6 +237,10 @@ def test_what_is_no_clients_model_is_one_sentence_and_status_2(meta_learnt, run,
         (["--kind", "flipout"], "kind 'flipout' learns none: use kind 'variational_dropout'"),
         (["--pruning-threshold", "1"], "pruning_threshold is '1', but must be below 1.0."),
         (["--pruning-threshold", "0"], "pruning_threshold is '0', but must be above 0.0."),
+        (
+            ["--parametrization", "log_alpha", "--pruning-threshold", "0.99"],
+            "The pruning threshold is 0.99, but log alpha up to 4 gives dropout rates up to 0.982",
+        ),
         (["--variances", "free_variances", "--embedding-size", "2"], "no option of variances 'free_variances' 'embedd"),
         (["--variational-layers", "dens"], "no layer for variational_layers 'dens'"),
     ],
@@ -247,7 +251,7 @@ def test_bad_input_is_one_sentence_and_status_2(options, message, capsys, tmp_pa
         fewer = lambda model_fn, num_clients, **rest: meta_vd(model_fn, num_clients=num_clients - 1, **rest)
         monkeypatch.setattr(bfl.algorithms, "meta_vd", fewer)
         options = ["--clients", "4"]
-    assert run_command_line([*META_VD, *options, "--output", str(tmp_path / "new")]) == 2
+    assert run_command_line([*TINY, "--algorithm", "meta_vd", *options, "--output", str(tmp_path / "new")]) == 2
     err = capsys.readouterr().err
     assert message in err and err.count("\n") == 1
     assert not (tmp_path / "new").exists()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_bfl import clients, models, rules, servers
+from tfp_bfl import algorithms, clients, layers, models, rules, servers
 from tfp_bfl.contracts import ClientWork
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument
@@ -18,7 +18,8 @@ NOTHING = MeanField((), ())
 THETA = np.array([0.5, -0.5], np.float32)
 ANCHOR = ModelWeights(MeanField((tf.constant(THETA),), (tf.fill([2], 0.01),)), (), NOTHING)
 # A hypernetwork of one linear layer, two clients, and what their training changed; the source is a hand-worked example.
-LINEAR = models.PERSONAL_VARIANCES["hypernetwork"](2, embedding_size=2, hidden=())
+SOURCES = models.PERSONAL_VARIANCES
+LINEAR = SOURCES["hypernetwork"](2, embedding_size=2, hidden=())
 PARAMETERS = Parameters(
     (np.array([[1, 0.5], [0, -1]], np.float32), np.array([0, 0.1], np.float32)),
     np.array([[1, 2], [-1, 0.5]], np.float32),
@@ -97,7 +98,7 @@ def test_logits_and_what_is_pulled_back_through_the_hypernetwork_by_hand():
 
 def test_pull_back_is_the_derivative_by_finite_differences():
     """Of sum_m b_m Delta_m l_m in every parameter, of a hypernetwork with a hidden layer."""
-    source = models.PERSONAL_VARIANCES["hypernetwork"](2, embedding_size=3, hidden=(4,))
+    source = SOURCES["hypernetwork"](2, embedding_size=3, hidden=(4,))
     parameters = tf.nest.map_structure(lambda x: x.astype(np.float64), source.initialize(2, 5))
 
     def total(leaves):
@@ -159,7 +160,7 @@ def test_logits_move_no_further_than_those_of_the_clients():
     """Of one client and a source whose derivative is 1 the capped step is exactly the client's change; of a
     hypernetwork with a hidden layer, whose gain is far above 1 here, about as far."""
     how = servers.Learning(1e3, 0.0, 0.0)
-    single = models.PERSONAL_VARIANCES["free_variances"](2, ranged="clamped")
+    single = SOURCES["free_variances"](2, ranged="clamped")
 
     def logits_after(source):
         told, work = source.initialize(2, 3), clients.personal(by_change(), source)
@@ -170,7 +171,7 @@ def test_logits_move_no_further_than_those_of_the_clients():
         return source.logits(state.parameters.shared, source.row(state.parameters, 0)) - before
 
     np.testing.assert_allclose(logits_after(single), -CHANGE[0], rtol=1e-3)
-    moved = logits_after(models.PERSONAL_VARIANCES["hypernetwork"](2, 3, hidden=(200, 200)))
+    moved = logits_after(SOURCES["hypernetwork"](2, 3, hidden=(200, 200)))
     assert 0.3 < np.linalg.norm(moved) / np.linalg.norm(CHANGE[0]) < 1.1
 
 
@@ -235,21 +236,59 @@ def test_every_source_begins_near_its_middle_and_goes_round(source, parametrizat
 
 def test_the_smooth_range_by_hand_and_the_clamped_one_as_published():
     rows = np.array([[-8.5], [-3.0], [0.0], [3.0], [8.5], [-40.0]], np.float32)
-    smooth = models.PERSONAL_VARIANCES["free_variances"](6)
+    smooth = SOURCES["free_variances"](6)
     found = [float(smooth.logits((), row)[0]) for row in rows]
     np.testing.assert_allclose(found[:5], [-14.97355, -11.381341, -8.5, -5.618659, -2.02645], rtol=1e-6)
-    clamped = models.PERSONAL_VARIANCES["free_variances"](6, ranged="clamped")
+    clamped = SOURCES["free_variances"](6, ranged="clamped")
     assert [float(clamped.logits((), row)[0]) for row in rows] == [-17.0, -11.5, -8.5, -5.5, 0.0, -17.0]
 
 
+@pytest.mark.parametrize("middle", [-8.5, -2.0, -16.0])
+def test_the_smooth_range_reaches_both_ends_with_slope_one_in_the_middle(middle):
+    source = SOURCES["free_variances"](1, middle=middle)
+    raw = tf.constant([-1e3, -1e-3, 0.0, 1e-3, 1e3])
+    with tf.GradientTape() as tape:
+        tape.watch(raw)
+        logits = source.logits((), raw)
+    np.testing.assert_allclose(tf.gather(logits, [0, 2, 4]), [-17.0, middle, 0.0], atol=1e-5)
+    np.testing.assert_allclose(tape.gradient(logits, raw)[1:4], 1.0, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "low", "middle", "high"),
+    [
+        ({}, -17.0, -8.5, 0.0),
+        ({"parametrization": "log_alpha"}, -8.0, -2.0, 4.0),
+        ({"parametrization": "log_alpha", "logit_range": (-3.0, 1.0), "middle": 0.5}, -3.0, 0.5, 1.0),
+    ],
+)
+def test_ranges_by_parametrization_are_those_of_the_layers(options, low, middle, high):
+    source = SOURCES["free_variances"](1, **options)
+    np.testing.assert_allclose(source.logits((), np.float32([-1e3, 0.0, 1e3])), [low, middle, high], atol=1e-6)
+    of_layer = {name: options[name] for name in ("parametrization", "logit_range") if name in options}
+    layer = layers.DenseVariationalDropout(1, **of_layer)
+    assert source.logit_range == layer.logit_range and (layer.initial_logit == middle or "middle" in options)
+    assert source.variance(source.inverse(tf.constant([1e9]), THETA[:1]), THETA[:1]) <= 1.01 * np.exp(high)
+
+
 # Pruned exchange.
+
+
+def test_by_log_alpha_a_published_threshold_prunes():
+    """Of logits log alpha 2 the dropout rate is .88: nearly every weight is above .8."""
+    source = SOURCES["hypernetwork"](2, middle=2.0, parametrization="log_alpha")
+    work = clients.personal(by_change(), source, 0.8)
+    anchor = ANCHOR._replace(posterior=MeanField((tf.fill([500], 0.1),), (tf.fill([500], 0.01),)))
+    parameters = source.initialize(500, 0)
+    kept = models.kept_weights(tf.fill([500], 0.1), source.of_client(parameters, 0, anchor.posterior.mean[0]), 0.8)
+    assert work.extra is not None and np.mean(kept) < 0.35
 
 
 def test_pruned_weights_are_nothing_to_the_client_and_stay_with_the_server():
     """p = sigma^2 / (theta^2 + sigma^2): of theta = .5 it is .5 at sigma^2 = .25, of theta = .1 it is .96."""
     theta = np.array([0.5, 0.1], np.float32)
     anchor = ANCHOR._replace(posterior=MeanField((tf.constant(theta),), (tf.fill([2], 0.01),)))
-    source = models.PERSONAL_VARIANCES["common_variances"](2, middle=float(np.log(0.25)), ranged="clamped")
+    source = SOURCES["common_variances"](2, middle=float(np.log(0.25)), ranged="clamped")
 
     def build():
         inner = by_change(moved=0.3)()
@@ -282,10 +321,25 @@ def test_without_a_threshold_all_weights_are_sent():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: models.PERSONAL_VARIANCES["hypernetwork"](0), "num_clients"),
-        (lambda: models.PERSONAL_VARIANCES["hypernetwork"](2, middle=-17.0), "middle is -17, but must be above -17"),
-        (lambda: models.PERSONAL_VARIANCES["free_variances"](2, ranged="hard"), "range of variances"),
-        (lambda: models.PERSONAL_VARIANCES["common_variances"](2, parametrization="alpha"), "log_alpha"),
+        (lambda: SOURCES["hypernetwork"](0), "num_clients"),
+        (lambda: SOURCES["hypernetwork"](2, middle=-17.0), "middle is -17, but must be above -17"),
+        (lambda: SOURCES["free_variances"](2, ranged="hard"), "range of variances"),
+        (lambda: SOURCES["common_variances"](2, parametrization="alpha"), "log_alpha"),
+        (lambda: SOURCES["free_variances"](2, logit_range=(0.0, -1.0)), "logit_range must be two finite numbers"),
+        (
+            lambda: SOURCES["free_variances"](2, middle=1.0, parametrization="log_alpha", logit_range=(0, 1)),
+            "middle is 1",
+        ),
+        (
+            lambda: clients.personal(by_change(), SOURCES["free_variances"](2, parametrization="log_alpha"), 0.99),
+            "threshold is 0.99, but log alpha up to 4 gives dropout rates up to 0.982",
+        ),
+        (
+            lambda: algorithms.meta_vd(
+                lambda: models.mlp("variational_dropout", (3,), 2, parametrization="log_alpha"), num_clients=2
+            ),
+            "are log_alpha from -8 to 4, and the clients' variances are log_variance from -17 to 0",
+        ),
         (lambda: clients.personal(by_change(), LINEAR, 1.0), "threshold is 1, but must be above 0 and below 1"),
         (lambda: clients.personal(by_change(), LINEAR, 0.0), "threshold"),
         (lambda: clients.personal(by_change()._replace(sends="gradient"), LINEAR), "sends a model's weights"),

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork, Work
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.weights import (
     ClientResult,
@@ -46,7 +46,8 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
       `upload_bits` and `download_bits`.
 
     Raises:
-      InvalidArgument: work that sends something else or keeps a memory; a threshold that is no share.
+      InvalidArgument: work that sends something else or keeps a memory; a threshold that is no share, or that no
+        dropout rate can exceed.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1.
     """
@@ -55,8 +56,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
             "Personal variances are of client work that sends a model's weights and keeps nothing, such as "
             "clients.meta_learning(model_fn)."
         )
-    if threshold is not None and check_number(threshold, "threshold") >= 1:
-        raise InvalidArgument(f"threshold is {threshold:g}, but must be above 0 and below 1: it is a dropout rate.")
+    variances.check_threshold(threshold)
 
     def build() -> Work:
         inner = work.build()

@@ -45,10 +45,25 @@ def _log_alpha(log_stddev: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
     return 2 * log_stddev - tf.math.log(tf.maximum(tf.square(mean), smallest))
 
 
+# Default ranges of the logits; log alpha up to 4 allows dropout rates up to .98.
+LOGIT_RANGES = {"log_variance": (-17.0, 0.0), "log_alpha": (-8.0, 4.0)}
 PARAMETRIZATIONS = {
     "log_variance": Parametrization(lambda value, mean: value / 2, lambda log_stddev, mean: 2 * log_stddev),
     "log_alpha": Parametrization(_log_stddev_of_log_alpha, _log_alpha),
 }
+
+
+def checked_range(parametrization: str, logit_range: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the range of logits, by default that of the parametrization.
+
+    Raises:
+      InvalidArgument: no such parametrization, or a range that is not two finite numbers in increasing order.
+    """
+    lookup(PARAMETRIZATIONS, parametrization, "parametrization")
+    low, high = map(float, LOGIT_RANGES[parametrization] if logit_range is None else logit_range)
+    if not -math.inf < low < high < math.inf:
+        raise InvalidArgument(f"logit_range must be two finite numbers, the lower first, but is {logit_range}.")
+    return low, high
 
 
 class _VariationalDropout(GaussianLayer):
@@ -61,7 +76,7 @@ class _VariationalDropout(GaussianLayer):
         use_bias: bool = True,
         parametrization: str = "log_variance",
         initial_logit: float | None = None,
-        logit_range: tuple[float, float] = (-17.0, 0.0),
+        logit_range: tuple[float, float] | None = None,
         detached: bool = True,
         kl_weight: float = 1.0,
         kernel_initializer: Any = "he_normal",
@@ -69,13 +84,9 @@ class _VariationalDropout(GaussianLayer):
         **kwargs: object,
     ):
         super().__init__(units, activation, use_bias, kl_weight, kernel_initializer, noise_dtype, **kwargs)
-        lookup(PARAMETRIZATIONS, parametrization, "parametrization")
-        low, high = map(float, logit_range)
-        if not -math.inf < low < high < math.inf:
-            raise InvalidArgument(f"logit_range must be two finite numbers, the lower first, but is {logit_range}.")
         self.parametrization = parametrization
-        self.logit_range = (low, high)
-        self.initial_logit = (low + high) / 2 if initial_logit is None else initial_logit
+        self.logit_range = checked_range(parametrization, logit_range)
+        self.initial_logit = sum(self.logit_range) / 2 if initial_logit is None else initial_logit
         self.detached = detached
         self._check_logits("initial_logit", self.initial_logit)
 
@@ -158,7 +169,8 @@ class DenseVariationalDropout(Dense, _VariationalDropout):
       activation, use_bias, kernel_initializer: as in `tf.keras.layers.Dense`; the initializer is of the means.
       parametrization: what the logits are: "log_variance", log s^2; "log_alpha", s^2 = max(alpha mean^2, 1e-8).
       initial_logit: of each weight before training; None for the middle of the range.
-      logit_range: where training keeps logits. By log alpha the default allows dropout rates up to 1 / 2.
+      logit_range: lowest and highest logit of training; None for -17 to 0, by log alpha for -8 to 4, which allows
+        dropout rates up to 0.98.
       detached: the KL has no gradient in the means, as published.
       kl_weight: factor of the KL that the layer adds to Keras' losses; 1 / N in `fit`, N the training examples.
       noise_dtype: type in which the noise of examples is computed, such as "bfloat16"; None for that of the logits.

@@ -71,7 +71,7 @@ class Blocks:
         min_stddev: float = 1e-5,
         variational_layers: str | Sequence[str] = "all",
         parametrization: str = "log_variance",
-        logit_range: tuple[float, float] = (-17.0, 0.0),
+        logit_range: tuple[float, float] | None = None,
         kl_weight: float = 1.0,
         output_dropout: bool = False,
         precision: str = "float32",

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_count, lookup
-from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.layers.variational_dropout import LOGIT_RANGES, PARAMETRIZATIONS, checked_range
 from tfp_bfl.tensors import Scalar
 
-# Of logits: what variational dropout's layers hold.
-LOW, HIGH = -17.0, 0.0
 RANGES = {
-    "smooth": "middle + half tanh(raw / half): it never loses its gradient",
+    "smooth": "middle + side tanh(raw / side), side the distance to the end of the range: it never loses its gradient",
     "clamped": "middle + raw, cut at the range's ends, where it has none; as published",
 }
 
@@ -57,10 +56,11 @@ class PersonalVariances(NamedTuple):
 
     Fields:
       initialize: (D, seed) -> `Parameters`, arrays.
-      logits: (shared, a client's row) -> l, from `LOW` to `HIGH`.
+      logits: (shared, a client's row) -> l, within `logit_range`.
       name: as users spell it.
       num_clients: M; clients from that number on were never in training, and have the mean of all rows.
       parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
+      logit_range: the lowest and the highest logit.
     """
 
     initialize: Callable[[int, int], Parameters]
@@ -68,6 +68,33 @@ class PersonalVariances(NamedTuple):
     name: str
     num_clients: int
     parametrization: str = "log_variance"
+    logit_range: tuple[float, float] = LOGIT_RANGES["log_variance"]
+
+    def check_threshold(self, threshold: Optional[float]) -> None:
+        """Raise InvalidArgument for a pruning threshold that is no dropout rate, or that no rate can exceed."""
+        if threshold is None:
+            return
+        if check_number(threshold, "threshold") >= 1:
+            raise InvalidArgument(f"threshold is {threshold:g}, but must be above 0 and below 1: it is a dropout rate.")
+        highest = 1 / (1 + math.exp(-self.logit_range[1])) if self.parametrization == "log_alpha" else 1.0
+        if highest <= threshold:
+            raise InvalidArgument(
+                f"The pruning threshold is {threshold:g}, but log alpha up to {self.logit_range[1]:g} gives dropout "
+                f"rates up to {highest:.3g}, so that no weight would be pruned: give a lower threshold or a higher "
+                "logit_range."
+            )
+
+    def check_layers(self, model: tf.keras.Model) -> None:
+        """Raise InvalidArgument for a model whose layers of variational dropout have other logits or another range."""
+        wanted = self.parametrization, self.logit_range
+        for layer in model._flatten_layers():
+            given = getattr(layer, "parametrization", wanted[0]), getattr(layer, "logit_range", wanted[1])
+            if given != wanted:
+                raise InvalidArgument(
+                    f"The logits of the layer {layer.name!r} are {given[0]} from {given[1][0]:g} to {given[1][1]:g}, "
+                    f"and the clients' variances are {wanted[0]} from {wanted[1][0]:g} to {wanted[1][1]:g}: give both "
+                    "the same parametrization and logit_range."
+                )
 
     def row(self, parameters: Parameters, client: Scalar) -> Any:
         """Return the client's row, or the mean of all for one that was never in training."""
@@ -85,20 +112,21 @@ class PersonalVariances(NamedTuple):
         return tf.exp(2 * PARAMETRIZATIONS[self.parametrization].log_stddev(logits, mean))
 
     def inverse(self, variance: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
-        """l [D] of sigma^2, from `LOW` to `HIGH`."""
+        """Return l [D] of sigma^2, within `logit_range`."""
         logits = PARAMETRIZATIONS[self.parametrization].inverse(0.5 * tf.math.log(variance), mean)
-        return tf.clip_by_value(logits, LOW, HIGH)
+        return tf.clip_by_value(logits, *self.logit_range)
 
 
 def hypernetwork(
     num_clients: int,
     embedding_size: Optional[int] = None,
     hidden: Sequence[int] = (200, 200, 200),
-    middle: float = -8.5,
+    middle: Optional[float] = None,
     ranged: str = "smooth",
     parametrization: str = "log_variance",
+    logit_range: Optional[tuple[float, float]] = None,
 ) -> PersonalVariances:
-    """l = h(e_m): a perceptron h of learnt embeddings e_m of the clients.
+    """Return l = h(e_m): a perceptron h of learnt embeddings e_m of the clients.
 
     h has leaky rectifiers of slope 0.1, weights by Glorot & Bengio's normal law and biases N(0, 1e-3^2), so that all
     clients begin at about `middle`; e_m ~ N(0, I). It has the width of its last hidden layer times as many weights as
@@ -108,9 +136,12 @@ def hypernetwork(
       num_clients: M, who have embeddings.
       embedding_size: E; None for floor(1 + M / 4).
       hidden: widths of its hidden layers.
-      middle: of the range, and the start: -8.5 is a standard deviation of .014.
+      middle: the logits at the start; None for the middle of the range: log variance -8.5 is a standard deviation of
+        .014, log alpha -2 a dropout rate of .12.
       ranged: one of `RANGES`.
       parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
+      logit_range: the lowest and the highest logit, those of the layers; None for -17 to 0, and by log alpha for -8 to
+        4.
 
     Raises:
       InvalidArgument: numbers outside their ranges.
@@ -118,7 +149,7 @@ def hypernetwork(
     Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; sizes and start by the authors' program.
     """
     size = _embedding_size(num_clients, embedding_size)
-    within = _range(middle, ranged, parametrization)
+    within, settings = _settings(middle, ranged, parametrization, logit_range)
     widths = [check_count(width, "A width of hidden") for width in hidden]
 
     def initialize(num_weights: int, seed: int) -> Parameters:
@@ -136,29 +167,41 @@ def hypernetwork(
             x = tf.nn.leaky_relu(x, 0.1) if number + 2 < len(shared) else x
         return within(x[0])
 
-    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, parametrization)
+    return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **settings)
 
 
 def free_variances(
-    num_clients: int, middle: float = -8.5, ranged: str = "smooth", parametrization: str = "log_variance"
+    num_clients: int,
+    middle: Optional[float] = None,
+    ranged: str = "smooth",
+    parametrization: str = "log_variance",
+    logit_range: Optional[tuple[float, float]] = None,
 ) -> PersonalVariances:
-    """Return a free vector l [D] for each client, without a hypernetwork ("ensemble VD")."""
+    """Return a free vector l [D] for each client, without a hypernetwork ("ensemble VD").
+
+    Arguments and errors: as of `hypernetwork`.
+    """
     check_count(num_clients, "num_clients")
-    within = _range(middle, ranged, parametrization)
+    within, settings = _settings(middle, ranged, parametrization, logit_range)
     start = lambda num_weights, seed: Parameters((), np.zeros((num_clients, num_weights), np.float32))
-    return PersonalVariances(start, lambda shared, row: within(row), "free_variances", num_clients, parametrization)
+    return PersonalVariances(start, lambda shared, row: within(row), "free_variances", num_clients, **settings)
 
 
 def common_variances(
-    num_clients: int, middle: float = -8.5, ranged: str = "smooth", parametrization: str = "log_variance"
+    num_clients: int,
+    middle: Optional[float] = None,
+    ranged: str = "smooth",
+    parametrization: str = "log_variance",
+    logit_range: Optional[tuple[float, float]] = None,
 ) -> PersonalVariances:
-    """Return one vector l [D] for all clients, which the server learns ("VD")."""
+    """Return one vector l [D] for all clients, which the server learns ("VD").
+
+    Arguments and errors: as of `hypernetwork`.
+    """
     check_count(num_clients, "num_clients")
-    within = _range(middle, ranged, parametrization)
+    within, settings = _settings(middle, ranged, parametrization, logit_range)
     start = lambda num_weights, seed: Parameters((np.zeros(num_weights, np.float32),), ())
-    return PersonalVariances(
-        start, lambda shared, row: within(shared[0]), "common_variances", num_clients, parametrization
-    )
+    return PersonalVariances(start, lambda shared, row: within(shared[0]), "common_variances", num_clients, **settings)
 
 
 # A new source of variances is one function here and one line in this table.
@@ -174,15 +217,24 @@ def _embedding_size(num_clients: int, embedding_size: Optional[int]) -> int:
     return 1 + num_clients // 4 if embedding_size is None else check_count(embedding_size, "embedding_size")
 
 
-def _range(middle: float, ranged: str, parametrization: str) -> Callable[[tf.Tensor], tf.Tensor]:
-    if not LOW < middle < HIGH:
-        raise InvalidArgument(f"middle is {middle:g}, but must be above {LOW:g} and below {HIGH:g}.")
+def _settings(
+    middle: Optional[float], ranged: str, parametrization: str, logit_range: Optional[tuple[float, float]]
+) -> tuple[Callable[[Any], tf.Tensor], dict[str, Any]]:
+    """Return the function from raw logits to logits, and the settings of `PersonalVariances`."""
     lookup(RANGES, ranged, "range of variances")
-    lookup(PARAMETRIZATIONS, parametrization, "parametrization of variances")
-    half = min(middle - LOW, HIGH - middle)
-    if ranged == "smooth":
-        return lambda raw: middle + half * tf.tanh(raw / half)
-    return lambda raw: tf.clip_by_value(middle + raw, LOW, HIGH)
+    low, high = checked_range(parametrization, logit_range)
+    start = (low + high) / 2 if middle is None else middle
+    if not low < start < high:
+        raise InvalidArgument(f"middle is {start:g}, but must be above {low:g} and below {high:g}.")
+
+    def within(raw: Any) -> tf.Tensor:
+        raw = tf.convert_to_tensor(raw)
+        if ranged == "clamped":
+            return tf.clip_by_value(start + raw, low, high)
+        side = tf.where(raw > 0, tf.cast(high - start, raw.dtype), tf.cast(start - low, raw.dtype))
+        return start + side * tf.tanh(raw / side)
+
+    return within, {"parametrization": parametrization, "logit_range": (low, high)}
 
 
 def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
