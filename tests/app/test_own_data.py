@@ -58,6 +58,10 @@ def test_its_model_answers_about_rows_as_they_are(run, folder, capsys):
     assert run_command_line(["predict", str(run), write(folder / "ask.csv", asked, ["id", "age", "dose"])]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines[-2:]] == ["no", "yes"] and "ask.csv[1]" in lines[-1]
+    assert "row" in [line.split()[0] for line in lines if line]
+    assert run_command_line(["predict", str(run), str(folder / "ask.csv"), "--format", "csv"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("row,label,") and len(rows) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.fuzz.test_images import png
 from tfp_bfl import export, models
 from tfp_bfl.algorithms.fixed_points import DEFAULT_RULE
 from tfp_bfl.app.cli import run_command_line
-from tfp_bfl.app.one_run.predict import FORMATS, Row
+from tfp_bfl.app.one_run.predict import FORMATS, Predictions, Row
 
 pytestmark = pytest.mark.cpu_seconds(30)  # one run serves the tests of the file
 
@@ -84,7 +84,7 @@ def test_a_table_shows_names_as_they_are():
         Row("a" * 150 + "[/red].png", "[b]cat", 0.5, 0.25, 0.125, 0.25, True),
         Row("b.png", "dog", 1, 0, 0, 0, False),
     ]
-    header, *lines = FORMATS["table"](rows).split("\n")
+    header, *lines = FORMATS["table"](Predictions("image", rows)).split("\n")
     assert header.split() == COLUMNS[:-1]  # No set says more than its label.
     assert lines[-2].split() == ["a" * 150 + "[/red].png", "[b]cat", "0.500", "0.250", "0.1250", "0.2500", "yes"]
     assert lines[-1].split()[0] == "b.png" and lines[-1].endswith("no")

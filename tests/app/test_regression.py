@@ -94,12 +94,13 @@ def test_report_and_card_speak_of_numbers(run):
 def test_rows_are_predicted_from_the_command_line(run, table, capsys):
     assert run_command_line(["predict", str(run), str(table), "--format", "json", "--max-uncertainty", "20"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == 600 and set(rows[0]) >= {"mean", "stddev", "low", "high", "abstain"}
+    assert len(rows) == 600 and rows[1]["row"] == f"{table}[1]"
+    assert set(rows[0]) >= {"mean", "stddev", "low", "high", "abstain"}
     assert {row["abstain"] for row in rows} == {row["stddev"] > 20 for row in rows} == {True, False}
     assert run_command_line(["predict", str(run), str(table)]) == 0
     stated, _, head, *_ = capsys.readouterr().out.splitlines()
     assert stated.endswith("; temperature 1: the Bayesian posterior.")
-    assert head.split()[:4] == ["image", "mean", "stddev", "low"]
+    assert head.split()[:4] == ["row", "mean", "stddev", "low"]
 
 
 def test_lite_says_the_same(run, tmp_path):

@@ -23,10 +23,11 @@ Examples:
   tfp-bfl predict digits_model scan.png
   tfp-bfl predict digits_model scans/ more.npz --max-uncertainty 0.3
   tfp-bfl predict digits_model scans/ --format csv > predictions.csv
+  tfp-bfl predict hospitals_run new_patients.csv
 
 \b
-Exit status: 0; 1 where some of the images could not be read, which are
-listed at the end; 2 where nothing could be predicted.
+Exit status: 0; 1 if some of the images could not be read, which are listed
+at the end; 2 if nothing could be predicted.
 """
 
 CALIBRATE_EXAMPLES = """
@@ -55,7 +56,7 @@ def _num_samples(default: str) -> Any:
 
 
 _seed = click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Of the samples.  [default: 0]"
+    "--seed", type=click.IntRange(0, 2**31 - 1), metavar="NUMBER", help="Random seed of the samples.  [default: 0]"
 )
 
 
@@ -100,42 +101,45 @@ def export_model(run: str, path: str, tflite: bool, client: Optional[int], code:
 
 @click.command("predict", epilog=PREDICT_EXAMPLES)
 @click.argument("model", metavar="SAVEDMODEL")
-@click.argument("images", metavar="IMAGES...", nargs=-1, required=True)
-@_num_samples("20; of a calibrated model as many as its limits are for")
+@click.argument("images", metavar="FILES...", nargs=-1, required=True)
+@_num_samples("20; for a calibrated model the number of its calibration")
 @_seed
 @click.option(
     "--max-uncertainty",
     type=float,
     metavar="LIMIT",
-    help="Abstain where the entropy, from 0 to 1, or of a number the sd, is above it.",
+    help="Abstention threshold on the entropy (0 to 1), or on the sd in regression.",
 )
-@click.option("--separator", metavar="TEXT", help="Of the columns of .csv files; that of the header if not given.")
+@click.option(
+    "--separator", metavar="TEXT", help="Column separator of .csv files; default: the separator of the header."
+)
 @click.option(
     "--format",
     "form",
     type=click.Choice(["table", "csv", "json"]),
     default="table",
     show_default=True,
-    help="Of the answer; csv and json hold all digits.",
+    help="Format of the output; csv and json have all digits.",
 )
 def predict_images(
     model: str, images: tuple[str, ...], max_uncertainty: Optional[float], form: str, **drawn: Any
 ) -> int:
-    """Predict images, with uncertainty: image files, folders of them, or .npz archives.
+    """Predict images or rows of a table with uncertainty.
 
-    Their size must be the model's. SAVEDMODEL is what export wrote, or the folder of a run. The method and the
+    FILES are image files, folders of them or .npz archives, with images of the model's size; or tables with the columns
+    that the model was trained on. SAVEDMODEL is a folder written by export, or the folder of a run. The method and the
     posterior temperature of the model are stated above a table, and for csv and json on the standard error.
     """
     from tfp_bfl.app.one_run.predict import FORMATS, predict, stated_by
 
     options = {name: value for name, value in drawn.items() if value is not None}
-    rows, failures = predict(model, list(images), max_uncertainty=max_uncertainty, **options)
+    predictions = predict(model, list(images), max_uncertainty=max_uncertainty, **options)
     if stated := stated_by(model):
         click.echo(f"{stated}\n" if form == "table" else f"tfp-bfl: {stated}", err=form != "table")
-    click.echo(FORMATS[form](rows))
-    for name, reason in failures:
+    click.echo(FORMATS[form](predictions))
+    for name, reason in predictions.failures:
         click.echo(f"tfp-bfl: {name} {reason}.", err=True)
-    return 1 if failures else 0
+    return 1 if predictions.failures else 0
 
 
 @click.command("calibrate", epilog=CALIBRATE_EXAMPLES)

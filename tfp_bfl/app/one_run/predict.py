@@ -1,4 +1,4 @@
-"""Images from files through an exported model: a row for each, as a table or for programs."""
+"""Predictions of an exported model for images and rows of tables, as text for people or programs."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 else:
     tf, signatures = Later("tensorflow"), Later("tfp_bfl.export.signatures")
 
-# Images at once; the samples are the same for all.
+# Examples at once; the weight samples are the same for all.
 BATCH_SIZE = 250
-# All of a batch are held at once, and an answer is rough by 1 / sqrt(S) only.
+# Memory grows with S, while the Monte Carlo error falls as 1 / sqrt(S).
 MOST_SAMPLES = 10_000
 
 
 class Row(NamedTuple):
-    """A model's prediction for one image.
+    """A model's prediction for one image, or one row of a table.
 
     Fields:
-      image: path of the file, or path[i] for the i-th image of an archive.
-      label: name of the most probable class; its number where the model brings no names.
+      example: path of the image, or path[i] for the i-th example of an archive or a table.
+      label: name of the most probable class; its number if the model has no class names.
       confidence: its probability.
       entropy: of the probabilities, normalised to [0, 1].
       epistemic, aleatoric: traces, as `tfp_bfl.evaluation.summarise` gives them.
-      abstain: whether the entropy, or what the model was calibrated by, exceeds the limit.
-      set: of a calibrated model the names of the classes in the prediction set, joined by "|"; else that of the label.
+      abstain: whether the entropy, or the measure that a calibrated model uses, exceeds the threshold.
+      set: names of the classes in a calibrated model's prediction set, joined by "|"; otherwise the label.
     """
 
-    image: str
+    example: str
     label: str
     confidence: float
     entropy: float
@@ -59,17 +59,17 @@ class Row(NamedTuple):
 
 
 class NumberRow(NamedTuple):
-    """A model's prediction of a number for one row, in the units of its training labels.
+    """A model's prediction of a number for one image or row, in the units of its training labels.
 
     Fields:
-      image: path[i] for the i-th row of a table.
+      example: path of the image, or path[i] for the i-th example of an archive or a table.
       mean, stddev: of the predictive distribution.
       low, high: the ends of its central 90 % interval.
       epistemic, aleatoric: the parts of its variance.
-      abstain: whether the standard deviation exceeds the limit.
+      abstain: whether the standard deviation exceeds the threshold.
     """
 
-    image: str
+    example: str
     mean: float
     stddev: float
     low: float
@@ -82,6 +82,29 @@ class NumberRow(NamedTuple):
 AnyRow = Union[Row, NumberRow]
 
 
+class Predictions(NamedTuple):
+    """The predictions for the examples of some files.
+
+    Fields:
+      kind: "image", or "row" of a table: the name of the first column, in all formats.
+      rows: one for each example; at least one.
+      failures: (name, reason) of each image that could not be read.
+    """
+
+    kind: str
+    rows: Sequence[AnyRow]
+    failures: Sequence[tuple[str, str]] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return (self.kind, *self.rows[0]._fields[1:])
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a mapping from the names of the columns to values, for each row."""
+        return [dict(zip(self.columns, row)) for row in self.rows]
+
+
 def predict(
     model: Union[str, os.PathLike],
     images: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]],
@@ -89,25 +112,25 @@ def predict(
     seed: int = 0,
     max_uncertainty: Optional[float] = None,
     separator: Optional[str] = None,
-) -> tuple[list[AnyRow], tuple[tuple[str, str], ...]]:
+) -> Predictions:
     """Predict images, or rows of a table, with a SavedModel of this library.
 
     Args:
-      model: the folder that `tfp_bfl.export.save` wrote, or that of a run.
-      images: as `tfp_bfl.data.read_images` takes them; they are not resized. For a model of a table's rows .csv or
-        .parquet files with the columns that it was trained on.
-      num_samples: S, at most 10,000; None for as many as a calibrated model's limits are for, and 20 of another.
-      seed: of the samples.
-      max_uncertainty: an image with a larger entropy gets abstain = True; None for the limit of a calibrated model, and
-        none for another. Of a model of numbers a standard deviation, of any size.
-      separator: of the columns of .csv files (`tfp_bfl.data.read_own`); None for that of the header.
+      model: the folder that `tfp_bfl.export.save` wrote, or the folder of a run.
+      images: paths as of `tfp_bfl.data.read_images`; images are not resized. For a model of a table's rows, .csv, .tsv
+        or .parquet files with the columns that the model was trained on.
+      num_samples: S, at most 10,000; None for the number that a calibrated model was calibrated with, otherwise 20.
+      seed: random seed of the samples.
+      max_uncertainty: abstention threshold on the entropy, or on the standard deviation of a regression model; None
+        for the threshold of a calibrated model, otherwise no threshold.
+      separator: column separator of .csv files (`tfp_bfl.data.read_own`); None for the separator of the header.
 
     Returns:
-      The rows, `NumberRow` of a model of numbers, and (name, reason) of each image that could not be read.
+      The predictions, as `Row`s, or as `NumberRow`s of a regression model.
 
     Raises:
-      InvalidArgument: the model or none of the images can be read, the model does not take images, or a number is not
-        what it must be.
+      InvalidArgument: the model cannot be read, no image can be read, the model does not accept such files, or a number
+        is out of its range.
     """
     if num_samples is not None and check_count(num_samples, "num_samples") > MOST_SAMPLES:
         raise InvalidArgument(f"num_samples is {shown(num_samples)}, but may be at most {MOST_SAMPLES}.")
@@ -123,7 +146,8 @@ def predict(
     shape, calibration = facts["input_shape"], bfl.export.calibration_of(info)
     number = num_samples or (calibration.num_samples if calibration else signatures.NUM_SAMPLES)
     loaded = bfl.export.load(folder)
-    examples = bfl.data.read_images(images, tuple(shape)) if len(shape) == 3 else _rows(images, info, separator)
+    is_image = len(shape) == 3
+    examples = bfl.data.read_images(images, tuple(shape)) if is_image else _rows(images, info, separator)
     names = info.class_names or [str(c) for c in range(facts["num_classes"])]
     rows: list[AnyRow] = []
     for start in range(0, len(examples.names), BATCH_SIZE):
@@ -134,11 +158,11 @@ def predict(
             rows += _as_numbers(examples.names[part], values, max_uncertainty)
         else:
             rows += _as_rows(examples.names[part], values, names, calibration, max_uncertainty)
-    return rows, examples.failures
+    return Predictions("image" if is_image else "row", rows, examples.failures)
 
 
 def stated_by(model: Union[str, os.PathLike]) -> str:
-    """Return the method and the posterior temperature of a model in a sentence; "" where its export states none.
+    """Return the method and the posterior temperature of a model in a sentence; "" if its export states none.
 
     Args:
       model: as `predict`.
@@ -146,8 +170,8 @@ def stated_by(model: Union[str, os.PathLike]) -> str:
     Raises:
       InvalidArgument: as `predict`.
     """
-    found = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
-    return f"{found}." if found else ""
+    sentence = bfl.export.statement(bfl.export.read_info(bfl.export.find(model)).configuration)
+    return f"{sentence}." if sentence else ""
 
 
 def _as_rows(
@@ -166,11 +190,11 @@ def _as_rows(
         sets = ["|".join(names[c] for c in np.flatnonzero(row).tolist()) for row in held]
         if max_uncertainty is None:
             uncertainty, limit = answer[calibration.by], calibration.limit
-    # What is not a number is not below a limit.
+    # NaN is above every threshold.
     above = ~(uncertainty <= (1.0 if limit is None else limit))
     return [
         Row(
-            image=which[i],
+            example=which[i],
             label=names[int(answer["label"][i])],
             confidence=float(probabilities[i].max()),
             entropy=float(answer["entropy"][i]),
@@ -187,13 +211,13 @@ def _as_numbers(which: Sequence[str], answer: dict[str, np.ndarray], most: Optio
     above = ~(answer["stddev"] <= (np.inf if most is None else most))
     names = NumberRow._fields[1:-1]
     return [
-        NumberRow(image=image, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
-        for i, image in enumerate(which)
+        NumberRow(example=example, abstain=bool(above[i]), **{name: float(answer[name][i]) for name in names})
+        for i, example in enumerate(which)
     ]
 
 
 def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.data.Images:
-    """Return the rows of tables, as if they were images."""
+    """Read the rows of tables in the form of `read_images`."""
     columns = [name for name, _, _ in bfl.export.columns_of(info)]
     if not columns:
         shape: Any = (info.model or {})["input_shape"]
@@ -207,28 +231,28 @@ def _rows(paths: Any, info: bfl.export.Info, separator: Optional[str]) -> bfl.da
     return bfl.data.Images(tuple(names), np.concatenate(tables), ())
 
 
-def as_csv(rows: Sequence[AnyRow]) -> str:
-    """Return a line of names, and a line for each row."""
+def as_csv(predictions: Predictions) -> str:
+    """Return a line of column names, and a line for each row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([rows[0]._fields, *rows])
+    writer.writerows([predictions.columns, *predictions.rows])
     return text.getvalue().rstrip("\n")
 
 
-def as_json(rows: Sequence[AnyRow]) -> str:
+def as_json(predictions: Predictions) -> str:
     """Return a list of objects."""
-    return json.dumps([row._asdict() for row in rows], indent=2)
+    return json.dumps(predictions.records(), indent=2)
 
 
-def as_table(rows: Sequence[AnyRow]) -> str:
+def as_table(predictions: Predictions) -> str:
     """Format rows for people, as wide as their content: lines of a pipe or a file are not cut."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    records = [row._asdict() for row in rows]
+    records = predictions.records()
     if all(record.get("set", "") in ("", record.get("label")) for record in records):
         records = [{name: x for name, x in record.items() if name != "set"} for record in records]
     for name, value in records[0].items():
         table.add_column(name, justify="right" if isinstance(value, float) else "left", no_wrap=True)
-    digits = _DIGITS if isinstance(rows[0], Row) else {}
+    digits = _DIGITS if isinstance(predictions.rows[0], Row) else {}
     for record in records:
         # As plain text: square brackets in a path are no markup.
         table.add_row(*(Text(_in_words(value, digits.get(name, ".4g"))) for name, value in record.items()))
@@ -246,6 +270,6 @@ def _in_words(value: Any, digits: str) -> str:
     return str(value)
 
 
-# Of shares, and of traces, which are small.
+# Digits of probabilities, and of traces, which are small.
 _DIGITS = {"confidence": ".3f", "entropy": ".3f", "epistemic": ".4f", "aleatoric": ".4f"}
 FORMATS = {"table": as_table, "csv": as_csv, "json": as_json}
