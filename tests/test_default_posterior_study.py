@@ -69,6 +69,8 @@ def test_a_control_scores_learned_and_equal_standard_deviations(tmp_path):
     assert all(value > 0 for row in record["rows"].values() for value in row.values())
     assert all(value <= 1 for row in record["rows"].values() for name, value in row.items() if "auroc" in name)
     assert record["rows"]["averaged"]["nll"] != record["rows"]["constant"]["nll"]
+    for kind in ("error", *controls.KINDS):
+        assert 0 <= record["rows"]["averaged"][f"{kind}_auroc_mutual_information"] <= 1
     _, learned, constant = tables.controls_table({name: record})
     assert learned[:2] == ["fashion_mnist,32,true", "learned"] and constant[1] == "one number"
 

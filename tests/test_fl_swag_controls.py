@@ -127,12 +127,14 @@ def test_the_temperature_has_the_least_nll_on_what_the_clients_hold(held):
 
 def test_a_temperature_scales_the_log_odds_and_leaves_nothing_epistemic():
     p = np.random.default_rng(0).dirichlet(np.ones(4), size=6).astype(np.float32)
-    before = bfl.evaluation.Evaluation({}, p, None, None, None)
+    before = bfl.evaluation.Evaluation({}, p, *[None] * 4)
     after = controls.scaled(before, 2.0)
     np.testing.assert_allclose(np.log(after.probabilities[:, 0] / after.probabilities[:, 1]),
                                0.5 * np.log(p[:, 0] / p[:, 1]), rtol=1e-4)  # fmt: skip
     np.testing.assert_allclose(after.aleatoric, 1 - (after.probabilities**2).sum(-1), rtol=1e-5)
     np.testing.assert_allclose(after.epistemic, 0, atol=1e-6)
+    np.testing.assert_allclose(after.entropy, bfl.evaluation.decompose(after.probabilities[None]).entropy)
+    np.testing.assert_array_equal(after.mutual_information, np.zeros(6))
 
 
 def test_the_truth_is_at_no_distance_from_itself_and_other_seeds_have_none(tmp_path):

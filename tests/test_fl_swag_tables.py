@@ -67,7 +67,9 @@ def test_a_floor_afterwards_is_a_floor_before_and_without_halves_is_swag_diagona
 def evaluation(probabilities):
     uncertainty = decompose(probabilities)
     traces = bfl.evaluation.scalars(uncertainty)
-    return bfl.evaluation.Evaluation({}, uncertainty.mean.numpy(), None, *(x.numpy() for x in traces))
+    information = bfl.evaluation.decompose_entropy(probabilities).mutual_information
+    parts = (uncertainty.mean, uncertainty.entropy, *traces, information)
+    return bfl.evaluation.Evaluation({}, *(x.numpy() for x in parts))
 
 
 def test_a_mixture_of_equal_shares_is_that_of_all_samples():
@@ -78,6 +80,7 @@ def test_a_mixture_of_equal_shares_is_that_of_all_samples():
     np.testing.assert_allclose(mixed.probabilities, together.probabilities, rtol=1e-5)
     np.testing.assert_allclose(mixed.aleatoric, together.aleatoric, rtol=1e-5)
     np.testing.assert_allclose(mixed.epistemic, together.epistemic, rtol=1e-5)
+    np.testing.assert_allclose(mixed.mutual_information, together.mutual_information, rtol=1e-4)
     assert mixed.metrics["accuracy"] == pytest.approx(np.mean(together.probabilities.argmax(1) == labels))
 
 

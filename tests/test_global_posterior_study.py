@@ -139,9 +139,10 @@ def test_scores_of_known_predictions():
     right, sure = np.eye(2, dtype=np.float32), np.float32([[0.9, 0.1], [0.6, 0.4]])
     one = scores.scores(sure[np.newaxis], np.array([0, 1]), np.float32([[[0.5, 0.5]]]))
     assert one["accuracy"] == 0.5 and one["error_auroc"] == one["ood_auroc_entropy"] == 1
-    assert one["epistemic"] is one["ood_auroc_epistemic"] is None
+    assert one["epistemic"] is one["ood_auroc_epistemic"] is one["ood_auroc_mutual_information"] is None
     two = scores.scores(np.stack([right, right[::-1]]), np.array([0, 0]), np.stack([right, right]))
     assert two["epistemic_share"] == 1 and two["ood_auroc_epistemic"] == 0 and two["error_auroc"] is None
+    assert two["ood_auroc_mutual_information"] == 0
 
 
 def test_permuting_keeps_each_layers_standard_deviations():
@@ -266,6 +267,15 @@ def test_bold_is_only_what_other_seeds_would_leave_better_or_worse():
     assert found["better"].startswith("**-0.0997 [") and found["worse"].startswith("**+0.1007 [")
     assert found["in every seed"] == "-0.0733 [-0.3458, +0.1992]"
     assert tables.differences([row for row in rows if row["seed"] == 0])[1][2] == "-0.1000"
+
+
+def test_a_score_of_newer_records_alone_has_a_column_where_there_is_one():
+    rows = [{"row": FITTED, "method": "fed_avg", "seed": 0, "nll": 0.5, "ood_auroc_entropy": 0.7}]
+    new = {"row": "new", "method": "fed_avg", "seed": 0, "nll": 0.4, tables.NEW: 0.9}
+    for make in (tables.differences, lambda rows: tables.table(rows, tuple(tables.SCORES))):
+        assert tables.NEW not in make(rows)[0]
+        header, *lines = make([*rows, new])
+        assert {line[0]: line[header.index(tables.NEW)] for line in lines}["new"] in ("+0.2000", "0.9000")
 
 
 def test_pairs_are_of_the_places_where_both_rows_are():

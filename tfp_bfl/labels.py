@@ -26,6 +26,7 @@ LABELS = {
     "entropy": "Entropy (divided by log C)",
     "aleatoric": "Aleatoric variance",
     "epistemic": "Epistemic variance",
+    "mutual_information": "Mutual information (divided by log C)",
     "variance": "Predictive variance",
     "epistemic_share": "Epistemic fraction",
     "stddev_q05": "Standard deviations, 5 % quantile",

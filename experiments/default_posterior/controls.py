@@ -18,7 +18,7 @@ from experiments.tables import mean_and_sd
 
 Options = dict[str, Any]
 ROWS = ("averaged", "constant")
-PARTS = ("entropy", "aleatoric", "epistemic")
+PARTS = ("entropy", "aleatoric", "epistemic", "mutual_information")  # Older records are without the last.
 KINDS = ("noisy", "rotated", "elsewhere")
 
 
@@ -65,12 +65,10 @@ def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, 
     rows: Options = {}
     for name, own in zip(ROWS, (weights, constant_spread(weights))):
         model = bfl.models.predictive_model(model_fn(), own)
-        summary = lambda images: bfl.evaluation.summarise(
-            tf.constant(bfl.evaluation.predict(model, images, options["num_samples"], options["seed"]))  # noqa: B023
-        )
-        test = summary(data.test.features)
-        mean, wrong = np.asarray(test.mean), np.argmax(test.mean, 1) != data.test.labels
-        parts = {part: np.asarray(getattr(test, part)) for part in PARTS}
+        predict = lambda images: bfl.evaluation.predict(model, images, options["num_samples"], options["seed"])  # noqa: B023
+        test = predict(data.test.features)
+        mean, parts = test.mean(0), parts_of(test)
+        wrong = np.argmax(mean, 1) != data.test.labels
         scores = {
             "accuracy": bfl.evaluation.accuracy(mean, data.test.labels),
             "nll": bfl.evaluation.negative_log_likelihood(mean, data.test.labels),
@@ -78,12 +76,17 @@ def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, 
             **{f"error_auroc_{part}": auroc(parts[part][~wrong], parts[part][wrong]) for part in PARTS},
         }
         for kind, images in images_of(data).items():
-            other = summary(images)
-            for part in PARTS:
-                values = np.asarray(getattr(other, part))
+            for part, values in parts_of(predict(images)).items():
                 scores |= {f"{part}_{kind}": values.mean(), f"{kind}_auroc_{part}": auroc(parts[part], values)}
         rows[name] = {column: float(value) for column, value in scores.items()}
     return rows
+
+
+def parts_of(samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Each part of the uncertainty [N] of sampled predictions [S, N, C]."""
+    found = tf.constant(samples)
+    both = {**bfl.evaluation.summarise(found)._asdict(), **bfl.evaluation.decompose_entropy(found)._asdict()}
+    return {part: both[part].numpy() for part in PARTS}
 
 
 def _parted(wrong: np.ndarray) -> dict[str, np.ndarray]:
@@ -117,9 +120,13 @@ def _by_group(done: dict[str, Options], columns: Sequence[str]) -> list[list[str
     for name, record in done.items():
         if name.startswith("control,"):
             groups.setdefault(name.rpartition(",")[0].removeprefix("control,"), []).append(record["rows"])
-    lines = [["data, examples of a client, labels", "standard deviations", *columns, "seeds"]]
+    known = [
+        column for column in columns if any(column in of[row] for own in groups.values() for of in own for row in ROWS)
+    ]
+    lines = [["data, examples of a client, labels", "standard deviations", *known, "seeds"]]
     for group, records in groups.items():
         for row, text in zip(ROWS, ("learned", "one number")):
-            cells = [mean_and_sd([record[row][column] for record in records], 4) for column in columns]
+            values = [[record[row][column] for record in records if column in record[row]] for column in known]
+            cells = [mean_and_sd(x, 4) if x else "" for x in values]
             lines.append([group.replace("examples=", "").replace("labels=", ""), text, *cells, str(len(records))])
     return lines

@@ -140,13 +140,15 @@ def sizes(done: dict[str, Record]) -> Lines:
 
 def detection(done: dict[str, Record]) -> Lines:
     """Return the AUROC of each part of the uncertainty for errors and each kind of image, with all examples."""
-    lines = [["data", "detected", "standard deviations", "seeds", *PARTS, "epistemic less entropy"]]
     groups = {key: rows for key, rows in controls(done).items() if key[2] == "true"}
     largest = {data: max(key[1] for key in groups if key[0] == data) for data, _, _ in groups}
+    recorded = [rows[which] for of_seed in groups.values() for rows in of_seed.values() for which in SPREADS]
+    parts = [part for part in PARTS if any(f"error_auroc_{part}" in row for row in recorded)]
+    lines = [["data", "detected", "standard deviations", "seeds", *parts, "epistemic less entropy"]]
     for data, what, (which, text) in itertools.product(largest, ("error", *KINDS), SPREADS.items()):
         rows = groups[data, largest[data], "true"]
-        of = {part: of_seeds(rows, which, f"{what}_auroc_{part}") for part in PARTS}
-        cells = [number(float(np.mean([*of[part].values()]))) for part in PARTS]
+        of = {part: of_seeds(rows, which, f"{what}_auroc_{part}") for part in parts}
+        cells = [number(float(np.mean([*of[part].values()]))) if of[part] else "" for part in parts]
         lines.append([data, what, text, str(len(rows)), *cells, change(of["epistemic"], of["entropy"])])
     return lines
 

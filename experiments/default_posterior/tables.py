@@ -15,7 +15,7 @@ from experiments.tables import interval, mean_and_sd, paired, write
 Record = dict[str, Any]
 Groups = dict[str, dict[str, dict[int, Record]]]
 COLUMNS = ("accuracy", "nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
-COLUMNS += ("ood_auroc_epistemic",)
+COLUMNS += ("ood_auroc_epistemic", "ood_auroc_mutual_information")
 # Of each method the rounds that are shown, and whether its NLL is with a fitted softmax temperature.
 FITTED = ("fed_avg_momentum", "fed_avg_adam", "mc_dropout", "ensemble_5", "ensemble_5_equal_cost")
 
@@ -53,10 +53,12 @@ def of_seeds(rows: dict[int, Record], which: str, column: str) -> dict[int, floa
 
 def scores_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
     """Mean and standard deviation over seeds."""
-    lines = [["method", "weights", *COLUMNS, "seeds"]]
+    known = {column for rows in methods.values() for row in rows.values() for of in row.values() for column in of}
+    columns = [column for column in COLUMNS if column in known]  # Older records are without the last.
+    lines = [["method", "weights", *columns, "seeds"]]
     for method in (name for name in METHODS if name in methods):
         for which in ("last", "averaged"):
-            values = [list(of_seeds(methods[method], which, column).values()) for column in COLUMNS]
+            values = [list(of_seeds(methods[method], which, column).values()) for column in columns]
             cells = [mean_and_sd(x, 4) if x else "" for x in values]
             lines.append([method, which, *cells, str(len(methods[method]))])
     return lines

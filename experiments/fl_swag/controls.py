@@ -164,9 +164,11 @@ def temperature(held: Held, weights: Sequence[tf.Tensor]) -> float:
 def scaled(evaluation: Evaluation, temperature: float) -> Evaluation:
     """An evaluation of one set of weights at another temperature, still without its metrics."""
     p = at_temperature(evaluation.probabilities, temperature)
-    traces = bfl.evaluation.scalars(bfl.evaluation.decompose(p[np.newaxis]))
+    parts = bfl.evaluation.summarise(p[np.newaxis])
     return evaluation._replace(
-        probabilities=p, aleatoric=traces.aleatoric_trace.numpy(), epistemic=traces.epistemic_trace.numpy()
+        **{name: getattr(parts, name).numpy() for name in ("entropy", "aleatoric", "epistemic")},
+        probabilities=p,
+        mutual_information=np.zeros(len(p), p.dtype),
     )
 
 

@@ -89,6 +89,7 @@ def mixture(evaluations: Sequence[Evaluation], shares: np.ndarray, labels: np.nd
     """The mean of several models' predictions by shares [K]; what they differ by is epistemic.
 
     p = sum_k r_k p_k,   aleatoric = sum_k r_k aleatoric_k,   epistemic = sum_k r_k (epistemic_k + |p_k - p|^2)
+    mutual information = H(p) - sum_k r_k (H(p_k) - mutual information_k)
     """
     average = lambda values: np.tensordot(shares, np.stack(values), 1)
     p = average([e.probabilities for e in evaluations]).astype(np.float32)
@@ -104,7 +105,11 @@ def mixture(evaluations: Sequence[Evaluation], shares: np.ndarray, labels: np.nd
         "aleatoric": aleatoric.mean(),
         "epistemic": epistemic.mean(),
     }
-    return Evaluation({k: float(v) for k, v in metrics.items()}, p, of_one.entropy.numpy(), aleatoric, epistemic)
+    entropy = of_one.entropy.numpy()
+    information = entropy - average([e.entropy - e.mutual_information for e in evaluations])
+    return Evaluation(
+        {k: float(v) for k, v in metrics.items()}, p, entropy, aleatoric, epistemic, np.maximum(information, 0)
+    )
 
 
 def posteriors_of(clients: ClientPosterior) -> list[LowRank]:

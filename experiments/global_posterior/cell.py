@@ -25,7 +25,15 @@ from tfp_bfl.app.many_runs.cells import read_summary
 Options = dict[str, Any]
 
 IN_CURVES = ("round", "accuracy", "test_nll", "ece", "brier", "error_auroc", "ood_auroc_entropy", "ood_auroc_epistemic")
-IN_CURVES += ("retention_area", "epistemic", "epistemic_share", "stddev_q05", "stddev_median", "stddev_q95")
+IN_CURVES += (
+    "ood_auroc_mutual_information",
+    "retention_area",
+    "epistemic",
+    "epistemic_share",
+    "stddev_q05",
+    "stddev_median",
+    "stddev_q95",
+)
 IN_CURVES += ("fitted_temperature", "nll_fitted", "ece_fitted", "train_cpu_seconds")
 
 

@@ -35,8 +35,10 @@ def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -
     }
     if elsewhere is not None:
         other = evaluation.summarise(tf.constant(elsewhere))
+        information = [evaluation.decompose_entropy(tf.constant(p)).mutual_information for p in (test, elsewhere)]
         found["ood_auroc_entropy"] = detects(own.entropy, other.entropy).auroc
         found["ood_auroc_epistemic"] = detects(own.epistemic, other.epistemic).auroc if several else None
+        found["ood_auroc_mutual_information"] = detects(*information).auroc if several else None
     return {name: None if x is None else float(x) for name, x in found.items()}
 
 

@@ -26,10 +26,12 @@ SCORES = {
     "error_auroc": True,
     "ood_auroc_entropy": True,
     "ood_auroc_epistemic": True,
+    "ood_auroc_mutual_information": True,
     "retention_area": True,
     "nll_fitted": False,
     "ece_fitted": False,
 }
+NEW = "ood_auroc_mutual_information"  # Older records are without it.
 SPREAD = (
     "epistemic",
     "epistemic_share",
@@ -50,7 +52,7 @@ PAIRED = ("accuracy", "nll", "ece")
 # Rounds of a curve that its table shows.
 SHOWN = (20, 40, 60, 100, 160, 240, 320, 400, 500)
 IN_TABLE = ("accuracy", "test_nll", "ece", "nll_fitted", "ece_fitted", "error_auroc", "ood_auroc_entropy")
-IN_TABLE += ("ood_auroc_epistemic", "train_cpu_seconds")
+IN_TABLE += ("ood_auroc_epistemic", NEW, "train_cpu_seconds")
 
 
 def rows_of(summaries: Iterable[Summary]) -> list[Row]:
@@ -97,6 +99,7 @@ def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
 
 def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> list[list[str]]:
     """Mean and sd over seeds by row; with no digits, three that count, of the mean alone."""
+    columns = recorded(rows, columns)
     lines = [["", *columns, "seeds"]]
     for name, same in by_row(rows).items():
         cells = []
@@ -108,18 +111,24 @@ def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> 
     return lines
 
 
+def recorded(rows: list[Row], columns: Iterable[str]) -> tuple[str, ...]:
+    """The columns without scores that no row has recorded."""
+    return tuple(name for name in columns if name != NEW or any(row.get(name) is not None for row in rows))
+
+
 def differences(rows: list[Row]) -> list[list[str]]:
     """Each row less the baseline of the same seed, with the 95 % interval of other seeds.
 
     The baseline has no epistemic part: detection by that is compared with the baseline's detection by entropy.
     """
-    lines = [["", *SCORES, "seeds"]]
+    columns = recorded(rows, SCORES)
+    lines = [["", *columns, "seeds"]]
     groups = by_row(rows)
     base = groups.pop(BASELINE, [])
     for name, same in groups.items():
         seeds = len(of_seeds(same, "nll").keys() & of_seeds(base, "nll").keys())
-        as_for = {**dict(zip(SCORES, SCORES)), "ood_auroc_epistemic": "ood_auroc_entropy"}
-        cells = [less(of_seeds(same, column), of_seeds(base, as_for[column])) for column in SCORES]
+        as_for = dict.fromkeys(("ood_auroc_epistemic", NEW), "ood_auroc_entropy")
+        cells = [less(of_seeds(same, column), of_seeds(base, as_for.get(column, column))) for column in columns]
         lines += [[name, *cells, str(seeds)]] if seeds else []
     return lines
 

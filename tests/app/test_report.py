@@ -98,6 +98,16 @@ def test_out_of_distribution(digits, tmp_path, monkeypatch):
     # As many as the test set has, of which there are 359.
     assert "<h2>Out of distribution</h2>" in page and "elsewhere (359)" in page and "is 0.50." in page
     assert "AUROC of the entropy" in page and "AUPR of the epistemic" in page
+    assert "AUROC of the mutual information" in page
+
+
+def test_a_run_that_did_not_record_the_mutual_information(copy, tmp_path, monkeypatch):
+    with np.load(copy / "predictions.npz") as arrays:
+        np.savez(copy / "predictions.npz", **{name: x for name, x in arrays.items() if name != "mutual_information"})
+    elsewhere(monkeypatch, np.random.default_rng(0).integers(0, 256, (20, 8, 8, 1), dtype=np.uint8))
+    assert make(copy, "--ood", "elsewhere", "--output", tmp_path / "page.html") == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "AUROC of the epistemic part" in page and "AUROC of the mutual information" not in page
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.evaluation.decomposition import decompose, scalars
+from tfp_bfl.evaluation.decomposition import decompose, decompose_entropy, scalars
 
 
 def dirichlet(shape, concentration=0.5, dtype=np.float64, seed=0):
@@ -47,9 +47,32 @@ def test_matches_the_definition_written_as_loops():
         np.testing.assert_allclose(u.epistemic[b], epistemic, atol=1e-15)
 
 
+def test_entropy_parts_of_two_samples_by_hand():
+    parts = decompose_entropy(np.array([[[1.0, 0.0], [0.9, 0.1]], [[0.0, 1.0], [0.5, 0.5]]]))
+    ninth = -0.9 * np.log2(0.9) - 0.1 * np.log2(0.1)  # Two classes: in bits.
+    np.testing.assert_allclose(parts.entropy, [1, 0.8812908992306927])
+    np.testing.assert_allclose(parts.expected_entropy, [0, (ninth + 1) / 2])
+    np.testing.assert_allclose(parts.mutual_information, [1, 0.8812908992306927 - (ninth + 1) / 2])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-12), (np.float32, 1e-6)])
+@pytest.mark.parametrize("concentration", [0.05, 1.0, 100.0])
+def test_entropy_is_expected_entropy_and_mutual_information(dtype, tolerance, concentration):
+    p = dirichlet((50, 7, 10), concentration, dtype)
+    parts = decompose_entropy(p)
+    assert all(part.dtype == tf.as_dtype(dtype) for part in parts)
+    np.testing.assert_allclose(parts.expected_entropy + parts.mutual_information, parts.entropy, rtol=0, atol=tolerance)
+    np.testing.assert_array_equal(parts.entropy, decompose(p).entropy)
+    each = np.stack([decompose(sample[np.newaxis]).entropy for sample in p])
+    np.testing.assert_allclose(parts.expected_entropy, each.mean(0), rtol=1e-6)
+    assert np.all((parts.mutual_information.numpy() > 0) & (parts.mutual_information.numpy() <= 1))
+
+
 def test_equal_samples_have_no_epistemic_part():
     p = np.repeat(dirichlet((1, 5, 4)), 7, axis=0)
     u = decompose(p)
+    np.testing.assert_allclose(decompose_entropy(p).mutual_information, np.zeros(5), atol=1e-30)
+    np.testing.assert_array_equal(decompose_entropy(p[:1]).mutual_information, np.zeros(5))
     np.testing.assert_allclose(u.epistemic, np.zeros((5, 4, 4)), atol=1e-30)
     np.testing.assert_array_equal(decompose(p[:1]).epistemic, np.zeros((5, 4, 4)))
 
@@ -77,6 +100,8 @@ def test_tiny_disagreement_survives_float32():
     p = np.stack([first, first[::-1]])[:, None, :]
     exact = (p[0, 0, 0].astype(np.float64) - p[1, 0, 0].astype(np.float64)) ** 2 / 4
     np.testing.assert_allclose(decompose(p).epistemic[0, 0, 0], exact, rtol=1e-2)
+    # To second order KL(p || 1/2) = 2 (p - 1/2)^2 nats. The difference of the entropies in float32 is 0 or 1e-7.
+    np.testing.assert_allclose(decompose_entropy(p).mutual_information, [2 * exact / np.log(2)], rtol=3e-2)
 
 
 @hypothesis.settings(max_examples=25, deadline=None)
@@ -99,13 +124,20 @@ def test_properties(raw):
     np.testing.assert_allclose(total, 1 - (u.mean.numpy() ** 2).sum(-1), atol=1e-12)
     shuffled = decompose(p[::-1])
     np.testing.assert_allclose(shuffled.epistemic, u.epistemic, atol=1e-12)
+    entropy, expected, information = (part.numpy() for part in decompose_entropy(p))
+    np.testing.assert_allclose(expected + information, entropy, atol=1e-12)
+    most = np.log(min(p.shape[0], p.shape[2])) / np.log(p.shape[2])
+    assert np.all((information >= 0) & (information <= most + 1e-12))
 
 
-def test_runs_in_a_graph_with_unknown_samples_and_batch():
-    graph = tf.function(decompose, input_signature=[tf.TensorSpec([None, None, 3], tf.float32)])
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("op", [decompose, decompose_entropy])
+def test_runs_in_a_graph_with_unknown_samples_and_batch(op, jit_compile):
+    signature = [tf.TensorSpec([None, None, 3], tf.float32)]
+    graph = tf.function(op, input_signature=signature, jit_compile=jit_compile)
     for shape in ((4, 5, 3), (2, 1, 3), (1, 0, 3)):
         p = dirichlet(shape, dtype=np.float32)
-        for got, expected in zip(graph(p), decompose(p)):
+        for got, expected in zip(graph(p), op(p)):
             assert got.shape == expected.shape
             np.testing.assert_allclose(got, expected, atol=1e-6)
 
@@ -131,8 +163,9 @@ def test_runs_in_a_graph_with_unknown_rank():
     ],
 )
 def test_bad_inputs(bad, message):
-    with pytest.raises(InvalidArgument, match=message):
-        decompose(bad)
+    for op in (decompose, decompose_entropy):
+        with pytest.raises(InvalidArgument, match=message):
+            op(bad)
 
 
 def test_static_checks_hold_in_a_graph():

@@ -94,6 +94,7 @@ def test_metrics_are_those_of_the_plain_functions(kind, batch_size):
     uncertainty = evaluation.decompose(np.array(predict(kind, seed=2, batch_size=batch_size)))
     aleatoric, epistemic = evaluation.scalars(uncertainty)
     mean = uncertainty.mean
+    information = evaluation.decompose_entropy(np.array(predict(kind, seed=2, batch_size=batch_size)))[2]
     wanted = {
         "accuracy": np.mean(np.argmax(mean, 1) == LABELS),
         "test_nll": -np.mean(np.log(mean.numpy()[np.arange(11), LABELS])),
@@ -105,14 +106,17 @@ def test_metrics_are_those_of_the_plain_functions(kind, batch_size):
         "entropy": np.mean(uncertainty.entropy),
         "aleatoric": np.mean(aleatoric),
         "epistemic": np.mean(epistemic),
+        "mutual_information": np.mean(information),
     }
     assert set(result.metrics) == set(wanted)
     for name, value in wanted.items():
         assert type(result.metrics[name]) is float
         np.testing.assert_allclose(result.metrics[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
-    for actual, value in zip(result[1:], (mean, uncertainty.entropy, aleatoric, epistemic), strict=True):
+    values = (mean, uncertainty.entropy, aleatoric, epistemic, information)
+    for actual, value in zip(result[1:], values, strict=True):
         np.testing.assert_allclose(actual, value, rtol=1e-4, atol=1e-6)
     assert (result.metrics["epistemic"] > 1e-3) is (kind != "deterministic")
+    assert (result.metrics["mutual_information"] > 1e-3) is (kind != "deterministic")
 
 
 def test_evaluator_is_evaluate_with_the_data_filled_in():

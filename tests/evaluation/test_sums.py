@@ -25,9 +25,8 @@ PARTS = np.split(np.arange(300), [50, 51, 180])
 
 
 def scored(rows):
-    summary = evaluation.summarise(SAMPLES[:, rows])
-    mean, entropy, aleatoric, epistemic = (x.numpy() for x in summary)
-    return Evaluation({}, mean, entropy, aleatoric, epistemic)
+    *summary, information = (*evaluation.summarise(SAMPLES[:, rows]), evaluation.decompose_entropy(SAMPLES[:, rows])[2])
+    return Evaluation({}, *(x.numpy() for x in summary), information.numpy())
 
 
 WHOLE = scored(np.arange(300))

@@ -231,12 +231,19 @@ def test_a_client_whose_classes_are_not_tested_has_no_accuracy(undrawn, tmp_path
 @pytest.mark.deep(after="tests/app/test_report.py")
 def test_out_of_distribution(tmp_path):
     outside = {"entropy": np.full(6, 0.95), "epistemic": np.full(6, 0.01)}
-    sure = run("sure", uncertainties={**run().uncertainties, "epistemic": np.zeros(12)})
-    sure = sure._replace(out_of_distribution={"entropy": np.full(6, 0.95), "epistemic": np.zeros(6)})
+    sure = run(
+        "sure",
+        uncertainties={**run().uncertainties, "epistemic": np.zeros(12), "mutual_information": np.arange(12) / 99},
+    )
+    sure = sure._replace(
+        out_of_distribution={"entropy": np.full(6, 0.95), "epistemic": np.zeros(6), "mutual_information": np.ones(6)}
+    )
     read = page(tmp_path / "r.html", run(out_of_distribution=outside), sure, out_of_distribution="mn<ist>")
     # 11 of 12 are surer than 0.95 by entropy; of the epistemic values 1 of 12 lies below 0.01.
     assert table(read, "AUROC of the entropy")[:3] == ["AUROC of the entropy", "0.917", "0.917"]
     assert table(read, "AUROC of the epistemic part")[:3] == ["AUROC of the epistemic part", "0.083", "\u2013"]
+    # The first run did not record it.
+    assert table(read, "AUROC of the mutual information")[1:3] == ["\u2013", "1.000"]
     assert any("from mn<ist>," in text and "is 0.33." in text for text in read.texts)
 
 
@@ -275,7 +282,9 @@ def federation(**parties):
 def test_a_federation_has_its_parties_sums_and_no_example(tmp_path):
     probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]], np.float32)
     entropy = np.array([0.2, 0.9, 0.7])
-    sums = evaluation.score_sums(evaluation.Evaluation({}, probabilities, entropy, entropy, entropy / 1e4), [0, 1, 0])
+    sums = evaluation.score_sums(
+        evaluation.Evaluation({}, probabilities, *[entropy] * 2, *[entropy / 1e4] * 2), [0, 1, 0]
+    )
     read = page(tmp_path / "page.html", federation(north=sums, south=None))
     assert {"Learning curve", "Error rate and coverage", "Reliability diagram", "Sites"} <= set(headings(read))
     assert "Retention curves" not in headings(read)

@@ -9,7 +9,16 @@ from tfp_bfl.evaluation.calibration import (
     reliability,
 )
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
-from tfp_bfl.evaluation.decomposition import Summary, Traces, Uncertainty, decompose, scalars, summarise
+from tfp_bfl.evaluation.decomposition import (
+    EntropyParts,
+    Summary,
+    Traces,
+    Uncertainty,
+    decompose,
+    decompose_entropy,
+    scalars,
+    summarise,
+)
 from tfp_bfl.evaluation.limits import (
     Limit,
     RiskCoverage,
@@ -85,6 +94,7 @@ __all__ = [
     "SUMS",
     "ConfidenceCurve",
     "Difference",
+    "EntropyParts",
     "Evaluation",
     "GaussianSummary",
     "Limit",
@@ -113,6 +123,7 @@ __all__ = [
     "confidence_curve",
     "conformal_limit",
     "decompose",
+    "decompose_entropy",
     "draw_outputs",
     "draw_probabilities",
     "evaluate",

@@ -45,6 +45,20 @@ class Traces(NamedTuple):
     epistemic_trace: tf.Tensor
 
 
+class EntropyParts(NamedTuple):
+    """The entropy of S sampled predictions and its two parts, each divided by log C and in [0, 1].
+
+    Fields:
+      entropy: [B], of the predictive distribution, as in `Uncertainty`.
+      expected_entropy: [B], the mean entropy of the samples: the aleatoric part.
+      mutual_information: [B], between label and weights: the epistemic part.
+    """
+
+    entropy: tf.Tensor
+    expected_entropy: tf.Tensor
+    mutual_information: tf.Tensor
+
+
 def decompose(probabilities: Any) -> Uncertainty:
     """Split the uncertainty of S sampled predictions into aleatoric and epistemic parts.
 
@@ -109,13 +123,62 @@ def summarise(probabilities: Any) -> Summary:
     return Summary(mean, _entropy(mean), aleatoric, epistemic)
 
 
-def _entropy(mean: tf.Tensor) -> tf.Tensor:
-    """Return [B], normalised to [0, 1]."""
-    log_classes = tf.math.log(tf.cast(tf.shape(mean)[-1], mean.dtype))
+def decompose_entropy(probabilities: Any) -> EntropyParts:
+    """Split the entropy of S sampled predictions into expected entropy and mutual information (BALD).
+
+        H(p)                 = -sum_c p_c log(p_c) / log C                              (0 log 0 = 0)
+        entropy_b            = H(mean_b),   mean_b = 1/S sum_s p_sb
+        expected_entropy_b   = 1/S sum_s H(p_sb)
+        mutual_information_b = entropy_b - expected_entropy_b = 1/S sum_s KL(p_sb || mean_b) / log C
+
+    The mutual information is between the label and the weights: the reduction of the label's entropy that knowledge of
+    the weights would bring. It is zero where all samples agree, and log min(S, C) / log C at most. Multiply by log C
+    for nats. It is computed as the mean divergence, because the difference of two entropies loses small values in
+    float32. Works eagerly, in graphs and under XLA, with S and B unknown.
+
+    Source: Houlsby et al. 2011 (arXiv:1112.5745), equation 2.
+
+    Args:
+      probabilities: [S, B, C], as for `decompose`.
+
+    Returns:
+      `EntropyParts` of the same dtype. A single sample (S = 1) has no mutual information.
+
+    Raises:
+      InvalidArgument: as `decompose`.
+
+    Example:
+      >>> samples = np.array([[[0.9, 0.1]], [[0.1, 0.9]]], np.float32)  # two samples that disagree
+      >>> entropy, expected, information = bfl.evaluation.decompose_entropy(samples)
+      >>> print(np.round([entropy[0], expected[0], information[0]], 3))
+      [1.    0.469 0.531]
+    """
+    probabilities = check_probabilities(probabilities, "[S, B, C]")
+    mean = tf.reduce_mean(probabilities, axis=0)
+    # p log(p / m) - p + m, whose sum over the classes is that of p log(p / m): no term is negative, nothing cancels.
+    ratio = probabilities / tf.maximum(mean, _tiny(mean))
+    divergence = mean * (ratio * tf.math.log(tf.maximum(ratio, _tiny(mean))) - (ratio - 1.0))
+    information = tf.reduce_mean(tf.reduce_sum(divergence, axis=-1), axis=0) / _log_classes(mean)
+    expected = tf.reduce_mean(_entropy(probabilities), axis=0)
+    return EntropyParts(_entropy(mean), expected, tf.clip_by_value(information, 0.0, 1.0))
+
+
+def _entropy(probabilities: tf.Tensor) -> tf.Tensor:
+    """Return the entropy over the last axis, [...], normalised to [0, 1]."""
     # 0 log 0 = 0, in operations that TensorFlow Lite has as well.
-    nats = -tf.reduce_sum(mean * tf.math.log(tf.maximum(mean, np.finfo(mean.dtype.as_numpy_dtype).tiny)), axis=-1)
+    logs = tf.math.log(tf.maximum(probabilities, _tiny(probabilities)))
+    nats = -tf.reduce_sum(probabilities * logs, axis=-1)
     # Rounding, or rows that don't quite sum to one, would otherwise step over the ends of the interval.
-    return tf.clip_by_value(nats / log_classes, 0.0, 1.0)
+    return tf.clip_by_value(nats / _log_classes(probabilities), 0.0, 1.0)
+
+
+def _log_classes(probabilities: tf.Tensor) -> tf.Tensor:
+    return tf.math.log(tf.cast(tf.shape(probabilities)[-1], probabilities.dtype))
+
+
+def _tiny(values: tf.Tensor) -> Any:
+    """Return the smallest normal number of the dtype."""
+    return np.finfo(values.dtype.as_numpy_dtype).tiny
 
 
 def _outer(values: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_counts, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
-from tfp_bfl.evaluation.decomposition import summarise
+from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
 from tfp_bfl.evaluation.memory import check_num_samples
 from tfp_bfl.evaluation.metrics import (
     accuracy,
@@ -36,9 +36,9 @@ class Evaluation(NamedTuple):
 
     Fields:
       metrics: accuracy, test_nll (nats), ece, mce, brier, macro_recall, macro_precision; means over the examples of
-        entropy (normalised), and of the traces of the aleatoric and epistemic covariances.
+        entropy and mutual_information (divided by log C), and of the traces of the aleatoric and epistemic covariances.
       probabilities: [N, C], the predictive distribution.
-      entropy, aleatoric, epistemic: [N].
+      entropy, aleatoric, epistemic, mutual_information: [N].
     """
 
     metrics: dict[str, float]
@@ -46,6 +46,7 @@ class Evaluation(NamedTuple):
     entropy: np.ndarray
     aleatoric: np.ndarray
     epistemic: np.ndarray
+    mutual_information: np.ndarray
 
 
 def is_stochastic(model: tf.keras.Model) -> bool:
@@ -199,8 +200,8 @@ def evaluate(
     parts = []
     draw = _drawing(model, linearised)
     for probabilities in _batches(draw, model, features, num_samples, seed, batch_size, precision):
-        parts.append(summarise(probabilities))
-    mean, entropy, aleatoric, epistemic = (np.concatenate(part) for part in zip(*parts))
+        parts.append((*summarise(probabilities), decompose_entropy(probabilities).mutual_information))
+    mean, entropy, aleatoric, epistemic, information = (np.concatenate(part) for part in zip(*parts))
     metrics = {
         "accuracy": accuracy(mean, labels),
         "test_nll": negative_log_likelihood(mean, labels),
@@ -212,8 +213,9 @@ def evaluate(
         "entropy": entropy.mean(),
         "aleatoric": aleatoric.mean(),
         "epistemic": epistemic.mean(),
+        "mutual_information": information.mean(),
     }
-    return Evaluation({k: float(v) for k, v in metrics.items()}, mean, entropy, aleatoric, epistemic)
+    return Evaluation({k: float(v) for k, v in metrics.items()}, mean, entropy, aleatoric, epistemic, information)
 
 
 def evaluator(features: Any, labels: Any, **options: Any) -> Callable[[tf.keras.Model], dict[str, float]]:

@@ -31,7 +31,7 @@ def retention_curves(probabilities: Any, labels: Any, uncertainties: Mapping[str
     figure = style.new_figure(height=4.2)
     axes = figure.subplots()
     for i, (name, uncertainty) in enumerate(uncertainties.items()):
-        _draw(axes, i, name, probabilities, labels, uncertainty)
+        _draw(axes, i, name.replace("_", " "), probabilities, labels, uncertainty)
     level = float(accuracy(probabilities, labels))
     axes.axhline(level, color=style.MUTED, linewidth=1.5, linestyle=(0, (1, 1.5)), label=f"random ({level:.3f})")
     _finish(figure, axes)

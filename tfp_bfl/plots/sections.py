@@ -222,13 +222,14 @@ def _regression(runs: Sequence[RunResults], drawn: Mapping[str, Figure]) -> Iter
 
 
 def _out_of_distribution(runs: Sequence[RunResults], other: str) -> Section:
-    quantities = {"entropy": "entropy", "epistemic": "epistemic part"}
+    names = {"entropy": "entropy", "epistemic": "epistemic part", "mutual_information": "mutual information"}
     compared = [run for run in runs if run.out_of_distribution]
+    quantities = {key: name for key, name in names.items() if any(key in run.uncertainties for run in compared)}
     pictures = []
     for run in compared:
         for quantity, name in quantities.items():
-            inside, outside = run.uncertainties[quantity], run.out_of_distribution[quantity]  # type: ignore[index]
-            if not (np.any(inside) or np.any(outside)):
+            inside, outside = tables.of_both(run, quantity)
+            if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
                 continue  # A deterministic model has no epistemic part.
             figure = uncertainty_density(
                 inside,

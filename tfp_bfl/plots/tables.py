@@ -184,8 +184,13 @@ def out_of_distribution_scores(runs: Sequence[RunResults], quantities: Mapping[s
     return Table("Scores", _heads(runs), rows)
 
 
+def of_both(run: RunResults, quantity: str) -> tuple[Optional[np.ndarray], Optional[np.ndarray]]:
+    """Return an uncertainty of the test set and of the out-of-distribution examples, each None if not recorded."""
+    return run.uncertainties.get(quantity), (run.out_of_distribution or {}).get(quantity)
+
+
 def _separation(run: RunResults, quantity: str) -> Optional[tuple[float, float]]:
-    inside, outside = run.uncertainties.get(quantity), (run.out_of_distribution or {}).get(quantity)
+    inside, outside = of_both(run, quantity)
     if inside is None or outside is None or not (np.any(inside) or np.any(outside)):
         return None
     found = out_of_distribution(inside, outside)

@@ -175,8 +175,10 @@ def _predict(model: pathlib.Path, other: bfl.data.Source, config: RunConfig, mos
     """Return the uncertainties of a run's model, by the weight samples of its own predictions."""
     features = other.subset(min(most, other.num_examples), seed=config.seed).features
     loaded = bfl.export.load(model)  # Whose variables live as long as it does.
-    parts = [
-        loaded.predict(tf.constant(features[start : start + _BATCH]), num_samples=config.num_samples, seed=config.seed)
-        for start in range(0, len(features), _BATCH)
-    ]
+    parts = []
+    for start in range(0, len(features), _BATCH):
+        images = tf.constant(features[start : start + _BATCH])
+        samples = loaded.sample(images, num_samples=config.num_samples, seed=config.seed)["probabilities"]
+        summary, entropies = bfl.evaluation.summarise(samples), bfl.evaluation.decompose_entropy(samples)
+        parts.append({**summary._asdict(), **entropies._asdict()})
     return {key: np.concatenate([part[key].numpy() for part in parts]) for key in UNCERTAINTIES}

@@ -23,7 +23,8 @@ from tfp_bfl.labels import duration
 if TYPE_CHECKING:  # What draws is imported when something is drawn.
     from tfp_bfl.plots import RunResults
 
-UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
+_MUTUAL_INFORMATION = "mutual_information"  # Older runs did not record it.
+UNCERTAINTIES = ("entropy", "aleatoric", "epistemic", _MUTUAL_INFORMATION)
 # Of a prediction of a number.
 NUMBERS = ("mean", "stddev", "aleatoric", "epistemic", "low", "high")
 # Predictions of what nobody trained on, besides the test set.
@@ -212,9 +213,10 @@ def read_predictions(path: pathlib.Path, most_examples: int, num_classes: int) -
     Raises:
       InvalidArgument: it is none.
     """
-    names = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
+    names: tuple[str, ...] = ("probabilities", "labels", *UNCERTAINTIES) if num_classes else ("labels", *NUMBERS)
     most = 8 * most_examples * (num_classes + len(names)) + _MOST_HEADER_BYTES
     arrays = read_arrays(path, "file of predictions", most, compressed=True)
+    names = tuple(name for name in names if name in arrays or name != _MUTUAL_INFORMATION)
     shapes = [arrays[name].shape if name in arrays else None for name in names]
     number = len(arrays["labels"]) if "labels" in arrays and arrays["labels"].ndim else 0
     wanted = [(number, num_classes) if name == "probabilities" else (number,) for name in names]
