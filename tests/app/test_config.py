@@ -108,6 +108,8 @@ OWN = {
     "unseen_clients": 2,
     "variances": "free_variances",
     "embedding_size": 3,
+    "initial_rate": 0.3,
+    "variational_initializer": "uniform",
     "variance_range": "clamped",
     "uncapped": True,
     "absent_decay": True,

@@ -19,7 +19,7 @@ from tfp_bfl.contrib.kernel import posterior as kernel
 from tfp_bfl.data.own import TASKS
 from tfp_bfl.data.partition_names import PARTITIONS
 from tfp_bfl.layers.variational_dropout import PARAMETRIZATIONS
-from tfp_bfl.models.kinds import NORMALIZATIONS, VARIATIONAL
+from tfp_bfl.models.kinds import INITIALIZERS, NORMALIZATIONS, VARIATIONAL
 from tfp_bfl.training.inference import NOISES
 from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tfp_bfl.training.schedules import SCHEDULES
@@ -160,6 +160,7 @@ def test_names_are_those_of_the_tables():
         choices.PERSONAL_VARIANCES: bfl.models.PERSONAL_VARIANCES,
         choices.VARIANCE_RANGES: RANGES,
         choices.PARAMETRIZATIONS: PARAMETRIZATIONS,
+        choices.INITIALIZERS: INITIALIZERS,
         choices.AUGMENTATIONS: named.forms(bfl.data.AUGMENTATIONS),
         choices.COMPRESSORS: named.forms(bfl.compression.COMPRESSORS),
         choices.ENGINES: bfl.federated.ENGINES,

@@ -78,9 +78,11 @@ def test_options_reach_the_recipes(monkeypatch):
     assert given["variance_options"] == {"embedding_size": 3, "ranged": "clamped", "parametrization": "log_variance"}
     assert given["server_options"] == {"capped": False, "absent_decay": False}
     assert given["learning_rate"] == 0.02
-    given = options_of(monkeypatch, "meta_vd", initial_stddev=0.1, pruning_threshold=0.8, parametrization="log_alpha")
+    given = options_of(monkeypatch, "meta_vd", initial_rate=0.3, parametrization="log_alpha")
+    assert given["variance_options"] == {"initial_rate": 0.3, "ranged": "smooth", "parametrization": "log_alpha"}
+    given = options_of(monkeypatch, "meta_vd", initial_stddev=0.1, pruning_threshold=0.8)
     assert given["variance_options"] == {
-        **{"middle": pytest.approx(2 * np.log(0.1)), "ranged": "smooth", "parametrization": "log_alpha"}
+        **{"middle": pytest.approx(2 * np.log(0.1)), "ranged": "smooth", "parametrization": "log_variance"}
     }
     assert given["threshold"] == 0.8 and given["server_options"]["capped"]
     given = options_of(monkeypatch, "meta_learning", server_optimizer="sgd", server_momentum=0.9, kl_weight=0.5)
@@ -98,8 +100,9 @@ def test_steps_of_a_learner(learner, steps):
 def test_options_reach_the_model():
     source = bfl.data.load("digits")
     build_model = lambda **options: build.model_fn(make_config(None, options), source)()
-    conv_net = build_model(model="conv_net", width=4, algorithm="meta_vd")
+    conv_net = build_model(model="conv_net", width=4, algorithm="meta_vd", variational_initializer="uniform")
     weights = bfl.models.get_weights(conv_net)
+    assert np.abs(weights.posterior.mean[0]).max() <= 0.25
     assert [x.shape for x in weights.posterior.mean] == [(16, 8)] and weights.point[0].shape == (3, 3, 1, 4)
     np.testing.assert_allclose(weights.posterior.variance[0], np.exp(-8.5), rtol=1e-5)
     mlp = build_model(model="mlp", kind="variational_dropout", variational_layers="dense_1,dense_2")
@@ -237,6 +240,12 @@ def test_what_is_no_clients_model_is_one_sentence_and_status_2(meta_learnt, run,
         (["--kind", "flipout"], "kind 'flipout' learns none: use kind 'variational_dropout'"),
         (["--pruning-threshold", "1"], "pruning_threshold is '1', but must be below 1.0."),
         (["--pruning-threshold", "0"], "pruning_threshold is '0', but must be above 0.0."),
+        (
+            ["--parametrization", "log_alpha", "--initial-stddev", "0.1"],
+            "initial_stddev is a standard deviation, and log_alpha has noise relative to the weights: give",
+        ),
+        (["--initial-rate", "0.3", "--initial-stddev", "0.1"], "initial_stddev and initial_rate both say where"),
+        (["--initial-rate", "1"], "initial_rate is '1', but must be below 1.0."),
         (
             ["--parametrization", "log_alpha", "--pruning-threshold", "0.99"],
             "The pruning threshold is 0.99, but log alpha up to 4 gives dropout rates up to 0.982",

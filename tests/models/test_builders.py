@@ -214,10 +214,21 @@ def test_conv_net_is_the_published_one():
     assert models.conv_net("deterministic", (8, 8, 1), 3, width=2)(np.zeros((2, 8, 8, 1), np.float32)).shape == (2, 3)
 
 
+def test_authors_initial_means_of_the_variational_layer_are_uniform():
+    """U(-1 / 16, 1 / 16) for 256 inputs, whose standard deviation is 1 / 16 / sqrt(3); other layers as ever."""
+    ours, theirs = models.conv_net(seed=3), models.conv_net(seed=3, variational_initializer="uniform")
+    (mean,) = (weight.mean.numpy() for weight in models.layout(theirs).variational)
+    assert 0.99 / 16 < np.abs(mean).max() <= 1 / 16
+    np.testing.assert_allclose(mean.std(), 1 / 16 / np.sqrt(3), rtol=0.02)
+    for a, b in zip(models.layout(ours).point, models.layout(theirs).point):
+        np.testing.assert_array_equal(a, b)
+
+
 @every_model
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"variational_initializer": "unifom"}, "There is no initializer 'unifom': did you mean 'uniform'"),
         ({"kind": "flip-out"}, "There is no kind of model 'flip-out': did you mean 'flipout'?"),
         ({"normalization": "bath"}, "There is no normalization 'bath': did you mean 'batch'"),
         ({"dropout_rate": 1.0}, "dropout_rate must be at least 0 and below 1, but is 1.0"),

@@ -69,7 +69,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
             given = message.told.shared, variances.row(message.told, tf.maximum(client, 0))
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(given)
-                logits = variances.logits(*given)
+                logits = variances.logits(*given, message.told.middle)
             start = variances.variance(logits, theta)
             mask = kept_weights(theta, start, threshold)
             as_posterior = lambda x: unflatten(x, posterior.mean)
@@ -94,7 +94,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
 
     def extra(weights: ModelWeights) -> LogitGradient:
         number = sum(int(np.prod(x.shape)) for x in weights.posterior.mean)
-        shared, rows = tf.nest.map_structure(np.zeros_like, variances.initialize(number, 0))
+        shared, rows, _ = tf.nest.map_structure(np.zeros_like, variances.initialize(number, 0))
         return LogitGradient(shared, rows, np.zeros(variances.num_clients, np.float32), np.float32(0))
 
     return ClientWork(build, extra=extra, is_private=work.is_private)

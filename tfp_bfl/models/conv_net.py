@@ -30,7 +30,8 @@ def conv_net(
       input_shape: [height, width, channels], at least 8 x 8.
       width: w.
       variational_layers: by default the second dense layer alone, as published; "all" for all.
-      others: as `tfp_bfl.models.lenet`.
+      others: as `tfp_bfl.models.lenet`. The authors' network has variational_initializer="uniform", in which noise of
+        one standard deviation is larger relative to the weights.
 
     Returns and raises as `tfp_bfl.models.lenet`; InvalidArgument also for a width below 1.
 

@@ -6,6 +6,7 @@ A builder writes its architecture once, with `Blocks.convolution` and `Blocks.de
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,11 @@ PRECISIONS = {
     "bfloat16_noise": "the perturbations of examples in bfloat16, all else in float32",
     "bfloat16": "activations in bfloat16 (Keras' mixed_bfloat16); weights, batch statistics and logits in float32",
 }
+# Of He et al. 2015, and U(-1 / sqrt(n), 1 / sqrt(n)) for n inputs of a unit, PyTorch's default.
+INITIALIZERS = {
+    "he_normal": tf.keras.initializers.HeNormal,
+    "uniform": functools.partial(tf.keras.initializers.VarianceScaling, 1 / 3, "fan_in", "uniform"),
+}
 NORMALIZATIONS = {"batch": "batch statistics", "group": "groups of channels", "none": "no normalization"}
 
 
@@ -52,6 +58,7 @@ class Blocks:
       min_stddev: the floor of every standard deviation; variational dropout has a range instead.
       variational_layers: those with Gaussian weights, of the kinds that have such: "all", or names. Convolutions are
         called "conv2d", "conv2d_1" and so on in their order, dense layers "dense", "dense_1" and so on.
+      variational_initializer: initial means of the layers with Gaussian weights, one of `INITIALIZERS`.
       parametrization, logit_range: of variational dropout, as `tfp_bfl.layers.DenseVariationalDropout` has them.
       kl_weight: factor of the KL in Keras' own losses (`fit`); 1 / N there, N the training examples.
       output_dropout: kind mc_dropout drops logits too, as Fischer et al. 2024 have it.
@@ -70,6 +77,7 @@ class Blocks:
         initial_stddev: float | None = None,
         min_stddev: float = 1e-5,
         variational_layers: str | Sequence[str] = "all",
+        variational_initializer: str = "he_normal",
         parametrization: str = "log_variance",
         logit_range: tuple[float, float] | None = None,
         kl_weight: float = 1.0,
@@ -80,6 +88,7 @@ class Blocks:
         lookup(KINDS, kind, "kind of model")
         lookup(NORMALIZATIONS, normalization, "normalization")
         lookup(PRECISIONS, precision, "precision")
+        lookup(INITIALIZERS, variational_initializer, "initializer")
         if output_dropout and kind != "mc_dropout":
             raise InvalidArgument(f"output_dropout is of kind 'mc_dropout', and this is {kind!r}: leave it out.")
         if not 0 <= dropout_rate < 1:
@@ -92,6 +101,7 @@ class Blocks:
         self._seeds = itertools.count(1_000_003 * seed)
         self._chosen = (variational_layers,) if isinstance(variational_layers, str) else tuple(variational_layers)
         self._names: list[str] = []
+        self._variational_initializer = variational_initializer
         self._options: dict[str, Any] = {"kl_weight": kl_weight}
         if kind == "flipout":
             self._options |= {
@@ -174,13 +184,12 @@ class Blocks:
     def _layer(self, what: str, units: int, **options: Any) -> tf.keras.layers.Layer:
         number = sum(name.startswith(what) for name in self._names)
         self._names.append(f"{what}_{number}" if number else what)
-        options["kernel_initializer"] = self._he_normal()
-        if self._kind in VARIATIONAL and {"all", self._names[-1]} & set(self._chosen):
+        variational = self._kind in VARIATIONAL and bool({"all", self._names[-1]} & set(self._chosen))
+        initializer = INITIALIZERS[self._variational_initializer if variational else "he_normal"]
+        options["kernel_initializer"] = initializer(seed=next(self._seeds) % (2**31))
+        if variational:
             return VARIATIONAL[self._kind][what](units, **options, **self._options)
         return _POINT[what](units, **options)
-
-    def _he_normal(self) -> Any:
-        return tf.keras.initializers.HeNormal(seed=next(self._seeds) % (2**31))
 
     def _normalize(self, x: Any) -> Any:
         if self._normalization == "batch":

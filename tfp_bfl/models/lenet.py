@@ -34,7 +34,7 @@ def lenet(
       dropout_rate: for kind "mc_dropout".
       normalization: "none", "batch" or "group", after each convolution.
       **options: of `tfp_bfl.models.kinds.Blocks`: variational_bias, initial_stddev, min_stddev, variational_layers,
-        parametrization, logit_range, kl_weight, precision, seed.
+        variational_initializer, parametrization, logit_range, kl_weight, precision, seed.
 
     Returns:
       A `tf.keras.Model` from images [B, height, width, channels] in [0, 1] to logits [B, C].

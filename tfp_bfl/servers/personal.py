@@ -28,7 +28,7 @@ class PersonalState(NamedTuple):
 
     Fields:
       parameters: of the variances.
-      momenta: the same structure.
+      momenta: of the parameters that are learnt, in the same structure.
       optimizer: state of the optimizer of the weights.
     """
 
@@ -84,10 +84,10 @@ def personal(
     each, trained = tf.nest.map_structure, lambda weights: (weights.posterior.mean, weights.point)
 
     def initialize(weights: ModelWeights) -> PersonalState:
-        number = sum(x.shape.num_elements() for x in weights.posterior.mean)
-        parameters = each(tf.constant, variances.initialize(number, seed))
+        parameters = each(tf.convert_to_tensor, variances.start(weights.posterior.mean, seed))
         state = chosen.initialize(each(tf.TensorSpec.from_tensor, trained(weights)))
-        return PersonalState(parameters, each(tf.zeros_like, parameters), each(tf.convert_to_tensor, state))
+        momenta = each(tf.zeros_like, parameters._replace(middle=()))
+        return PersonalState(parameters, momenta, each(tf.convert_to_tensor, state))
 
     def step(
         state: PersonalState, weights: ModelWeights, pool: ModelWeights, seed: tf.Tensor, extra: LogitGradient
@@ -147,4 +147,4 @@ def _learn(
         lambda n, o: tf.where(tf.reshape(is_present, [-1] + [1] * (len(o.shape) - 1)) > 0, n, o), new, old
     )
     at_rows = stay(of_each[0], state.parameters.rows), stay(of_each[1], state.momenta.rows)
-    return Parameters(of_all[0], at_rows[0]), Parameters(of_all[1], at_rows[1])
+    return state.parameters._replace(shared=of_all[0], rows=at_rows[0]), Parameters(of_all[1], at_rows[1])

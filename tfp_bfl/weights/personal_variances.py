@@ -25,10 +25,12 @@ class Parameters(NamedTuple):
     Fields:
       shared: of all clients, tensors.
       rows: of each client, [M, ...]; () for none.
+      middle: the logits at the start [D], which are not learnt; () where they are one number for all weights.
     """
 
     shared: tuple[tf.Tensor, ...]
     rows: Any
+    middle: Any = ()
 
 
 class LogitGradient(NamedTuple):
@@ -56,19 +58,50 @@ class PersonalVariances(NamedTuple):
 
     Fields:
       initialize: (D, seed) -> `Parameters`, arrays.
-      logits: (shared, a client's row) -> l, within `logit_range`.
+      logits: (shared, a client's row, middle) -> l, within `logit_range`.
       name: as users spell it.
       num_clients: M; clients from that number on were never in training, and have the mean of all rows.
       parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
       logit_range: the lowest and the highest logit.
+      initial_alpha: alpha of the start by log variance, relative to the weights of each layer (`start`); None for a
+        start at one number.
     """
 
     initialize: Callable[[int, int], Parameters]
-    logits: Callable[[tuple[Any, ...], Any], tf.Tensor]
+    logits: Callable[..., tf.Tensor]
     name: str
     num_clients: int
     parametrization: str = "log_variance"
     logit_range: tuple[float, float] = LOGIT_RANGES["log_variance"]
+    initial_alpha: Optional[float] = None
+
+    def start(self, means: Sequence[tf.Tensor], seed: int) -> Parameters:
+        """Return the parameters before the first round.
+
+        With `initial_alpha`, sigma^2 = alpha mean_k theta_k^2 over the weights of each layer.
+
+        Args:
+          means: theta of each layer, before training.
+          seed: of the parameters.
+
+        Raises:
+          InvalidArgument: some start lies outside `logit_range`, as far as the means are known (in eager mode).
+        """
+        sizes = [mean.shape.num_elements() for mean in means]
+        parameters = self.initialize(sum(sizes), seed)
+        if self.initial_alpha is None:
+            return parameters
+        low, high = self.logit_range
+        each = [tf.math.log(self.initial_alpha * tf.reduce_mean(tf.square(mean))) for mean in means]
+        known = [x for x in map(tf.get_static_value, each) if x is not None]
+        if not all(low < x < high for x in known):
+            raise InvalidArgument(
+                f"Relative to the layers' weights the variances would start at logits from {min(known):.3g} to "
+                f"{max(known):.3g}, outside the range from {low:g} to {high:g}: give another initial_rate, or "
+                "logit_range."
+            )
+        middle = tf.concat([tf.fill([size], x) for size, x in zip(sizes, each)], 0)
+        return parameters._replace(middle=middle)
 
     def check_threshold(self, threshold: Optional[float]) -> None:
         """Raise InvalidArgument for a pruning threshold that is no dropout rate, or that no rate can exceed."""
@@ -105,7 +138,8 @@ class PersonalVariances(NamedTuple):
 
     def of_client(self, parameters: Parameters, client: Scalar, mean: tf.Tensor) -> tf.Tensor:
         """Return sigma^2 [D] of a client, known or never seen, whose weights have these means [D]."""
-        return self.variance(self.logits(parameters.shared, self.row(parameters, client)), mean)
+        row = self.row(parameters, client)
+        return self.variance(self.logits(parameters.shared, row, parameters.middle), mean)
 
     def variance(self, logits: tf.Tensor, mean: tf.Tensor) -> tf.Tensor:
         """Return sigma^2 [D] of l."""
@@ -125,6 +159,7 @@ def hypernetwork(
     ranged: str = "smooth",
     parametrization: str = "log_variance",
     logit_range: Optional[tuple[float, float]] = None,
+    initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
     """Return l = h(e_m): a perceptron h of learnt embeddings e_m of the clients.
 
@@ -142,6 +177,8 @@ def hypernetwork(
       parametrization: of the layers, one of `layers.variational_dropout.PARAMETRIZATIONS`.
       logit_range: the lowest and the highest logit, those of the layers; None for -17 to 0, and by log alpha for -8 to
         4.
+      initial_rate: dropout rate p at the start, in the place of `middle`: alpha = p / (1 - p), and by log variance
+        sigma^2 = alpha mean theta^2 over the initial weights of each layer.
 
     Raises:
       InvalidArgument: numbers outside their ranges.
@@ -149,7 +186,7 @@ def hypernetwork(
     Source: Jeon et al. 2023 (arXiv:2510.20225), section 3; sizes and start by the authors' program.
     """
     size = _embedding_size(num_clients, embedding_size)
-    within, settings = _settings(middle, ranged, parametrization, logit_range)
+    within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
     widths = [check_count(width, "A width of hidden") for width in hidden]
 
     def initialize(num_weights: int, seed: int) -> Parameters:
@@ -160,12 +197,12 @@ def hypernetwork(
             leaves.append(rng.normal(scale=1e-3, size=columns).astype(np.float32))
         return Parameters(tuple(leaves), rng.normal(size=(num_clients, size)).astype(np.float32))
 
-    def logits(shared: tuple[tf.Tensor, ...], row: tf.Tensor) -> tf.Tensor:
+    def logits(shared: tuple[tf.Tensor, ...], row: tf.Tensor, middle: Any = ()) -> tf.Tensor:
         x = row[tf.newaxis]
         for number in range(0, len(shared), 2):
             x = tf.matmul(x, shared[number]) + shared[number + 1]
             x = tf.nn.leaky_relu(x, 0.1) if number + 2 < len(shared) else x
-        return within(x[0])
+        return within(x[0], middle)
 
     return PersonalVariances(initialize, logits, "hypernetwork", num_clients, **settings)
 
@@ -176,15 +213,17 @@ def free_variances(
     ranged: str = "smooth",
     parametrization: str = "log_variance",
     logit_range: Optional[tuple[float, float]] = None,
+    initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
     """Return a free vector l [D] for each client, without a hypernetwork ("ensemble VD").
 
     Arguments and errors: as of `hypernetwork`.
     """
     check_count(num_clients, "num_clients")
-    within, settings = _settings(middle, ranged, parametrization, logit_range)
-    start = lambda num_weights, seed: Parameters((), np.zeros((num_clients, num_weights), np.float32))
-    return PersonalVariances(start, lambda shared, row: within(row), "free_variances", num_clients, **settings)
+    within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
+    zeros = lambda num_weights, seed: Parameters((), np.zeros((num_clients, num_weights), np.float32))
+    logits = lambda shared, row, middle=(): within(row, middle)
+    return PersonalVariances(zeros, logits, "free_variances", num_clients, **settings)
 
 
 def common_variances(
@@ -193,15 +232,17 @@ def common_variances(
     ranged: str = "smooth",
     parametrization: str = "log_variance",
     logit_range: Optional[tuple[float, float]] = None,
+    initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
     """Return one vector l [D] for all clients, which the server learns ("VD").
 
     Arguments and errors: as of `hypernetwork`.
     """
     check_count(num_clients, "num_clients")
-    within, settings = _settings(middle, ranged, parametrization, logit_range)
-    start = lambda num_weights, seed: Parameters((np.zeros(num_weights, np.float32),), ())
-    return PersonalVariances(start, lambda shared, row: within(shared[0]), "common_variances", num_clients, **settings)
+    within, settings = _settings(middle, ranged, parametrization, logit_range, initial_rate)
+    zeros = lambda num_weights, seed: Parameters((np.zeros(num_weights, np.float32),), ())
+    logits = lambda shared, row, middle=(): within(shared[0], middle)
+    return PersonalVariances(zeros, logits, "common_variances", num_clients, **settings)
 
 
 # A new source of variances is one function here and one line in this table.
@@ -218,23 +259,40 @@ def _embedding_size(num_clients: int, embedding_size: Optional[int]) -> int:
 
 
 def _settings(
-    middle: Optional[float], ranged: str, parametrization: str, logit_range: Optional[tuple[float, float]]
-) -> tuple[Callable[[Any], tf.Tensor], dict[str, Any]]:
+    middle: Optional[float],
+    ranged: str,
+    parametrization: str,
+    logit_range: Optional[tuple[float, float]],
+    initial_rate: Optional[float],
+) -> tuple[Callable[[Any, Any], tf.Tensor], dict[str, Any]]:
     """Return the function from raw logits to logits, and the settings of `PersonalVariances`."""
     lookup(RANGES, ranged, "range of variances")
     low, high = checked_range(parametrization, logit_range)
-    start = (low + high) / 2 if middle is None else middle
-    if not low < start < high:
-        raise InvalidArgument(f"middle is {start:g}, but must be above {low:g} and below {high:g}.")
+    settings: dict[str, Any] = {"parametrization": parametrization, "logit_range": (low, high)}
+    if initial_rate is not None:
+        if middle is not None:
+            raise InvalidArgument("initial_rate and middle both say where the logits start: give one of them.")
+        if not 0 < initial_rate < 1:
+            raise InvalidArgument(f"initial_rate is {initial_rate:g}, but must be above 0 and below 1.")
+        alpha = initial_rate / (1 - initial_rate)
+        if parametrization == "log_variance":
+            settings["initial_alpha"] = alpha
+        else:
+            middle = math.log(alpha)
+    at = (low + high) / 2 if middle is None else middle
+    if not low < at < high:
+        what = "middle" if initial_rate is None else f"The start of initial_rate {initial_rate:g}"
+        raise InvalidArgument(f"{what} is {at:g}, but must be above {low:g} and below {high:g}.")
 
-    def within(raw: Any) -> tf.Tensor:
+    def within(raw: Any, middle: Any) -> tf.Tensor:
         raw = tf.convert_to_tensor(raw)
+        start = at if isinstance(middle, tuple) else tf.cast(middle, raw.dtype)
         if ranged == "clamped":
             return tf.clip_by_value(start + raw, low, high)
         side = tf.where(raw > 0, tf.cast(high - start, raw.dtype), tf.cast(start - low, raw.dtype))
         return start + side * tf.tanh(raw / side)
 
-    return within, {"parametrization": parametrization, "logit_range": (low, high)}
+    return within, settings
 
 
 def kept_weights(mean: tf.Tensor, variance: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:

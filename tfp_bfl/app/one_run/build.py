@@ -38,6 +38,8 @@ def model_fn(
     if code.model is not None or own_model.names_code(config.model):
         return own_model.model_fn(code.model or own_model.load(config.model), source, common)
     options = {name: x for name in ("normalization", "width") if (x := getattr(config, name)) is not None}
+    if config.variational_initializer != "he_normal":
+        options["variational_initializer"] = config.variational_initializer
     if config.output_dropout:
         options["output_dropout"] = True
     if config.variational_layers is not None:

@@ -91,6 +91,7 @@ LEARNERS = Table("learner", ("plain", "maml", "first_order_maml", "hessian_free_
 KL_REDUCTIONS = Table("reduction of the KL", ("sum", "mean"))
 PERSONAL_VARIANCES = Table("source of variances", ("hypernetwork", "free_variances", "common_variances"))
 VARIANCE_RANGES = Table("range of variances", ("smooth", "clamped"))
+INITIALIZERS = Table("initializer", ("he_normal", "uniform"))
 PARAMETRIZATIONS = Table("parametrization", ("log_variance", "log_alpha"))
 ENGINES = Table("engine", ("tff", "local", "ray"))
 FORMS = Table("form of progress", ("bar", "lines", "phases", "json", "none"))

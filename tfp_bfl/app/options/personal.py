@@ -111,6 +111,17 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
         argument="variance_options.ranged",
         names=choices.VARIANCE_RANGES,
     )
+    initial_rate: Optional[Share] = option(
+        None,
+        "Dropout rate at the start, relative to the weights of each layer, in the place of --initial-stddev.",
+        argument="variance_options.initial_rate",
+    )
+    variational_initializer: str = option(
+        "he_normal",
+        "Distribution of the initial means of the layers with variational dropout; uniform as in the authors' program.",
+        argument=None,
+        names=choices.INITIALIZERS,
+    )
     uncapped: bool = option(
         False,
         "Do not bound the rates of the variances' parameters by the clients' change, as published.",
@@ -131,6 +142,17 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
             raise InvalidArgument(
                 f"meta_vd gives each client dropout of its own, and kind {config.kind!r} learns none: use kind "
                 "'variational_dropout'."
+            )
+        if config.initial_stddev is not None and config.parametrization == "log_alpha":
+            raise InvalidArgument(
+                "initial_stddev is a standard deviation, and log_alpha has noise relative to the weights: give "
+                "initial_rate, a dropout rate."
+            )
+        if config.initial_stddev is not None and self.initial_rate is not None:
+            raise InvalidArgument("initial_stddev and initial_rate both say where the noise starts: give one of them.")
+        if self.variational_initializer != "he_normal" and config.model not in choices.MODELS.forms():
+            raise InvalidArgument(
+                "variational_initializer is of the built-in models, and this one is user-supplied: leave it out."
             )
         if self.weighting not in ("equal", "train_size"):
             raise InvalidArgument(
