@@ -49,14 +49,14 @@ def test_a_half_that_is_not_the_partys_own_is_refused(kits, tmp_path):
     another = {**true["west"], "public": true["south"]["public"]}
     agree = lambda offers: keys.agree(kits / "north" / "startup", b"north", "north", offers)
     for lie in (foreign, {}, None, {**true["west"], "signature": "no base64!"}):
-        with pytest.raises(InvalidArgument, match="said to be the key of west is not signed by west"):
+        with pytest.raises(InvalidArgument, match="key offered as that of west is not signed by west"):
             agree({**true, "west": lie})
     for lie in (another, true["south"]):
-        with pytest.raises(InvalidArgument, match="Two sites offer the same half"):
+        with pytest.raises(InvalidArgument, match="Two sites offer the same public key"):
             agree({**true, "west": lie})
     # The server's certificate is by the same authority, and of no party.
     of_server = keys.offer(kits / SERVER / "startup", b"of the server")
-    with pytest.raises(InvalidArgument, match=r"key of fl\.example\.org is not signed by fl\.example\.org"):
+    with pytest.raises(InvalidArgument, match=r"that of fl\.example\.org is not signed by fl\.example\.org"):
         agree({"north": true["north"], "fl.example.org": of_server})
 
 
@@ -121,9 +121,9 @@ def test_a_party_takes_part_in_one_run_of_a_name(kits):
         {**told, "parties": 2, "offers": {name: x for name, x in told["offers"].items() if name != "west"}},
     ]
     for job in others:
-        with pytest.raises(InvalidArgument, match="masked what it sent in another run of the name once"):
+        with pytest.raises(InvalidArgument, match="sent masked messages in another run of the name once"):
             site.begin(json.dumps(job))
-    with pytest.raises(InvalidArgument, match="The server calls it south, which its certificate or its key does not"):
+    with pytest.raises(InvalidArgument, match="The server gives this site the name or key of south"):
         site.begin(json.dumps({**told, "number": 1}))
     site.begin(json.dumps(told))
     with pytest.raises(InvalidArgument, match="Another process of this site takes part"):

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a m
 
 def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
     lies = {(SCORE, "south"): to_bytes({"count": np.float64(3)})}
-    told = json.loads(Site(hospitals / "west" / "local").describe())
+    described = json.loads(Site(hospitals / "west" / "local").describe())
     channel = Channel(hospitals, lies)
     for lie, reason in {
-        b'{"num_examples": -3}': "What west tells of its data is not of the form",
-        json.dumps({**told, "num_test": "many"}).encode(): "What west tells of its data is not of the form",
-        b"[1]": "What west tells of its data is not of the form",
-        b"[" * 100_000: "is no JSON",
-        b"no JSON": "is no JSON",
+        b'{"num_examples": -3}': "The description of west's data does not have the form",
+        json.dumps({**described, "num_test": "many"}).encode(): "The description of west's data does not have the form",
+        b"[1]": "The description of west's data does not have the form",
+        b"[" * 100_000: "is not JSON",
+        b"no JSON": "is not JSON",
     }.items():
         lies[DESCRIBE, "west"] = lie
         with pytest.raises(Error, match=rf"2 sites take part, but the quorum is 3 \(west: .*{reason}"):
@@ -34,9 +34,9 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
     summary = json.loads((done / "summary.json").read_text())
     assert set(summary["parties"]) == {"north"} and summary["num_clients"] == 2
     assert json.loads((done / "parties.json").read_text())["west"] == {
-        "refused": "What west tells of its data is no JSON."
+        "refused": "The description of west's data is not JSON."
     }
-    assert "Without west: What west tells of its data is no JSON." in summary["warnings"]
+    assert "Without west: The description of west's data is not JSON." in summary["warnings"]
 
 
 def test_a_reason_is_kept_of_who_refuses_a_run_that_the_others_do(hospitals):  # noqa: F811
@@ -56,15 +56,19 @@ def test_a_run_without_a_party_does_not_ask_it(hospitals):  # noqa: F811
     assert {name for _, name, _ in channel.sent} == {"north", "west"}
     assert json.loads((done / "summary.json").read_text())["num_clients"] == 2
     (done / "summary.json").unlink()
-    with pytest.raises(InvalidArgument, match="west took part when the run began, and can't be left out of it now"):
+    with pytest.raises(InvalidArgument, match="west took part when the run began and can't be left out of it now"):
         run(hospitals, channel, without=["south", "west"])
 
 
 def test_what_one_party_says_of_its_number_need_not_count(hospitals):  # noqa: F811
-    """Neither for its weight nor for the columns by which all standardise; and who sticks out is told of."""
+    """Neither for its weight nor for the columns by which all standardise; and who sticks out is described of."""
     channel = Channel(hospitals)
-    told = json.loads(channel.sites["west"].describe())
-    boast = {**told, "num_examples": 2_000_000_000, "columns": [[n, m + 1e3, s] for n, m, s in told["columns"]]}
+    described = json.loads(channel.sites["west"].describe())
+    boast = {
+        **described,
+        "num_examples": 2_000_000_000,
+        "columns": [[n, m + 1e3, s] for n, m, s in described["columns"]],
+    }
     channel.lies[DESCRIBE, "west"] = json.dumps(boast).encode()
     found = {}
     for name, how in {"believed": {}, "bounded": {"max_examples": 100}}.items():
@@ -73,9 +77,9 @@ def test_what_one_party_says_of_its_number_need_not_count(hospitals):  # noqa: F
         (begun,) = [json.loads(x) for task, who, x in channel.sent if (task, who) == (BEGIN, "north")][-1:]
         found[name] = json.loads((done / "summary.json").read_text()), begun["schema"]["columns"][0][1]
     (believed, far), (bounded, near) = found.values()
-    assert any("west tells of 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
-    assert "west tells of 2,000,000,000 examples and counts as 100." in bounded["warnings"]
-    truth = told["columns"][0][1]
+    assert any("west reports 2,000,000,000 examples, more than 10 times" in line for line in believed["warnings"])
+    assert "west reports 2,000,000,000 examples and is weighted as 100." in bounded["warnings"]
+    truth = described["columns"][0][1]
     assert far - truth == pytest.approx(1e3, rel=0.01) and near - truth == pytest.approx(333, rel=0.05)
     # Honest parties that have more count as the bound, and are at no fault by it.
     assert bounded["num_faulty"] == 0 and bounded["num_examples"] == 300
@@ -131,7 +135,7 @@ def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_the
     rows = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
     assert [row["num_scored"] for row in rows] == [3, 2, 3]
     assert noted == [
-        "west did not answer in time: rounds go on without it until it answers again",
+        "west did not answer in time: rounds continue without it until it answers again",
         "the scores are over the test data of north and south, without west",
         "west answers again",
         "the scores are over the test data of north, south and west again",

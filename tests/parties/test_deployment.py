@@ -24,7 +24,7 @@ from tfp_bfl.parties.deployment.demo import HOSPITALS, write_hospitals
 from tfp_bfl.parties.deployment.job import make_job, to_json
 from tfp_bfl.parties.deployment.server import serve
 from tfp_bfl.parties.deployment.site import FILE, SECRET, Site, _Versions, check, read_file
-from tfp_bfl.parties.deployment.submit import submit, tell_new, write_job
+from tfp_bfl.parties.deployment.submit import report_new, submit, write_job
 
 pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
 
@@ -211,12 +211,12 @@ def test_a_party_says_no_by_its_own_file(hospitals):
     job["version"] = bfl.__version__
     for change, message in {
         "run": ({}, "run's name is"),
-        "version": ({"version": "99.1"}, "The server has tfp_bfl 99.1, and it .*: install the same"),
+        "version": ({"version": "99.1"}, "The server has tfp_bfl 99.1, the site .*: install the same"),
         "model": ({"run": "a", "options": {"model": "evil.py:build"}}, "model is .* run no code"),
         "rule": ({"run": "a", "options": {"rule": "evil.py:build"}}, "rule is .* run no code"),
         "algorithm": ({"run": "a", "options": {"algorithm": "evil.py:build"}}, "algorithm is .* run no code"),
         "dataset": ({"run": "a", "options": {"dataset": "/etc"}}, "file describes its data"),
-        "schema": ({"run": "a"}, "not of the form"),
+        "schema": ({"run": "a"}, "does not have the required form"),
     }.values():
         with pytest.raises(InvalidArgument, match=message):
             site.begin(json.dumps({**job, **change}))
@@ -236,10 +236,10 @@ def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
     file.write_text(plain + "allow_single_posteriors: false\n")
     site = Site(hospitals / "north" / "local")
     for options in ({"robust": "median"}, {"rule": "weighted_conflation"}, {"algorithm": "fl_swag"}):
-        with pytest.raises(InvalidArgument, match="needs each message by itself"):
+        with pytest.raises(InvalidArgument, match="uses each message separately"):
             site.begin(told_of(site, options))
     site.begin(told_of(site, {"robust": "clip:3"}))
-    assert "by the rule mean_precision_average adds it to the others'" in site.seen
+    assert "The rule mean_precision_average adds it to the other messages" in site.seen
     file.write_text(plain + "rules: [conflation, total]\n")
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median mean_precision_average"):
@@ -265,7 +265,7 @@ def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, messag
 def test_check_says_what_a_party_has_and_prints_what_it_would_send(hospitals):
     assert read_file(hospitals / "north" / "local").data.endswith("north/local/patients.csv")
     sentence, _, content = check(hospitals / "north" / "local").split("\n", 2)
-    assert "examples [30] to train on, 2 classes" in sentence
+    assert "training examples [30], 2 classes" in sentence
     assert json.loads(content) == json.loads(Site(hospitals / "north" / "local").describe())
 
 
@@ -302,17 +302,17 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatc
     api.new_secure_session = lambda *args, **kwargs: pytest.fail("nobody listens")
     monkeypatch.setitem(sys.modules, "nvflare.fuel.flare_api.flare_api", api)
     lines, how = [], {"quorum": 2, "deadline": 5, "timeout": 2}
-    with pytest.raises(Error, match=rf"at 127.0.0.1:{port} can't be reached \(ConnectionRefusedError\): is it started"):
-        submit(kit, "first", OPTIONS, tmp_path / "first", tell=lines.append, **how)
-    assert lines == [f"nobody answers at 127.0.0.1:{port}; trying for 2 s"]
+    with pytest.raises(Error, match=rf"at 127.0.0.1:{port} can't be reached \(ConnectionRefusedError\): is it running"):
+        submit(kit, "first", OPTIONS, tmp_path / "first", progress=lines.append, **how)
+    assert lines == [f"no server answers at 127.0.0.1:{port}; retrying for 2 s"]
 
 
 def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():
     told = []
-    known = tell_new({"before": 0, "lines": ["one", "two"]}, 0, told.append)
-    known = tell_new({}, known, told.append)
-    known = tell_new({"before": 1, "lines": ["two", "three"]}, known, told.append)
-    known = tell_new({"before": 4, "lines": ["five", "\x1b[2Jsix"]}, known, told.append)
+    known = report_new({"before": 0, "lines": ["one", "two"]}, 0, told.append)
+    known = report_new({}, known, told.append)
+    known = report_new({"before": 1, "lines": ["two", "three"]}, known, told.append)
+    known = report_new({"before": 4, "lines": ["five", "\x1b[2Jsix"]}, known, told.append)
     assert told == ["one", "two", "three", "five", r"'\x1b[2Jsix'"] and known == 6
 
 

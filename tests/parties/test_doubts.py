@@ -133,5 +133,5 @@ def test_rare_classes_are_named_at_the_site_and_not_sent(tmp_path):
     (tmp_path / "d.csv").write_text("x,label\n" + rows)
     (tmp_path / FILE).write_text("data: d.csv\n")
     line, sent = check(tmp_path).split("\n", 1)[1].split("\n", 1)
-    assert line == "Classes with fewer than 10 examples, of which little is learnt: 'sick' (4)."
+    assert line == "Classes with fewer than 10 examples, too few to learn much: 'sick' (4)."
     assert "little is learnt" not in sent and '"class_names"' in sent

@@ -253,14 +253,14 @@ def test_a_foreign_certificate_gets_nowhere_and_is_told_so_at_once(federation, t
     kits, _ = federation
     port = json.loads((kits / "admin" / "startup" / "fed_admin.json").read_text())["admin"]["port"]
     make_kits(tmp_path / "others", "localhost", port, ["north"])
-    wanted = rf"The server at localhost:{port} is of another federation than this folder"
+    wanted = rf"The server at localhost:{port} belongs to another federation than this folder"
     with pytest.raises(Error, match=wanted):
-        submit(tmp_path / "others" / "admin", "no", OPTIONS, tmp_path / "no", quorum=1, deadline=5, tell=print)
+        submit(tmp_path / "others" / "admin", "no", OPTIONS, tmp_path / "no", quorum=1, deadline=5, progress=print)
     with pytest.raises(InvalidArgument, match=wanted):
         start(tmp_path / "others" / "north")
     # Who has the server's authority by some other way, too.
     shutil.copy(kits / "north" / "startup" / "rootCA.pem", tmp_path / "others" / "north" / "startup")
-    with pytest.raises(InvalidArgument, match=r"does not take this folder's certificate, which another authority made"):
+    with pytest.raises(InvalidArgument, match=r"rejects this folder's certificate, which is from another authority"):
         start(tmp_path / "others" / "north")
     assert not pathlib.Path(kits / SERVER / RUNS / "no").exists()
 

@@ -107,7 +107,7 @@ def test_a_round_has_one_message(tmp_path):
     with pytest.raises(InvalidArgument, match="It has answered another message of round 1"):
         ledger(tmp_path).charge({**MESSAGE, "x": np.zeros(3, np.float32)})
     for number in (2, -1):
-        with pytest.raises(InvalidArgument, match="It has agreed to 2 rounds, and round"):
+        with pytest.raises(InvalidArgument, match="It has agreed to 2 rounds, which do not include round"):
             found.charge({**MESSAGE, "round": np.int32(number)})
 
 
@@ -148,7 +148,9 @@ def bound(folder, epsilon):
 
 def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noqa: F811
     bound(hospitals, 3.0)
-    with pytest.raises(Error, match=r"quorum is 3 .*west: Its file allows only runs that hide examples: submit with"):
+    with pytest.raises(
+        Error, match=r"quorum is 3 .*west: Its file allows only runs with differential privacy of examples: submit with"
+    ):
         run(hospitals, Channel(hospitals), "open", {"model": "mlp", "rounds": 1}, quorum=3)
     channel = Channel(hospitals)
     done = run(hospitals, channel, "first", OPTIONS, quorum=3)

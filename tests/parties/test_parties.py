@@ -321,14 +321,14 @@ def test_a_schema_is_that_of_all_rows_together():
     fitted = bfl.data.fitted(parts["south"], schema)
     np.testing.assert_allclose(fitted.features, (tables["south"] - every.mean(0)) / every.std(0), rtol=2e-5, atol=1e-6)
     assert fitted.labels[:4].tolist() == [1, 2, 1, 2]
-    told = {name: bfl.data.describe(part) for name, part in parts.items()}
+    described = {name: bfl.data.describe(part) for name, part in parts.items()}
     for change, message in {
         "num_examples": (0, "not of the form"),
         "element_shape": ([3], "element_shape is"),
         "columns": ([["a", 0.0, 1.0], ["c", 0.0, 1.0]], "other columns"),
-        "target": (["y", 0.0, 1.0], "differ in what is learnt"),
+        "target": (["y", 0.0, 1.0], "differ in their task"),
     }.items():
         with pytest.raises(InvalidArgument, match=message[1]):
-            bfl.data.agree("t", {**told, "west": {**told["west"], change: message[0]}})
+            bfl.data.agree("t", {**described, "west": {**described["west"], change: message[0]}})
     with pytest.raises(InvalidArgument, match=r"has the class|have the class"):
         bfl.data.fitted(source(tables["west"], ["other", "well"]), schema)

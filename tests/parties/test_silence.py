@@ -41,7 +41,8 @@ def test_several_silent_sites_are_waited_for_together_and_not_in_every_round():
     assert asked == [0, 1, 4, 9, 18, 35] and channel.deadlines == len(asked)
     assert all(names == {"east", "north"} for names in answered)
     assert reported == [
-        f"{name} did not answer in time: rounds go on without it until it answers again" for name in ("south", "west")
+        f"{name} did not answer in time: rounds continue without it until it answers again"
+        for name in ("south", "west")
     ]
 
 

@@ -1,4 +1,4 @@
-"""Federations of real sites: their descriptions of data, their client work, and secure aggregation.
+"""Federations of sites with separate hosts: descriptions of data, client work of a site, and secure aggregation.
 
 Names are imported when they are first used: `tfp_bfl.parties.deployment` offers commands without TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""Structures of tensors as named arrays, which is how sites send them, and the way back with every check."""
+"""Conversion of structures of tensors to named arrays, the form of messages, and back with all checks."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ NO_ANSWER = "it did not answer in time"
 
 
 def to_arrays(structure: Any) -> dict[str, np.ndarray]:
-    """Return the leaves of a structure, named by the way to them: "weights/posterior/mean/0"."""
+    """Return the leaves of a structure, named by their paths, such as "weights/posterior/mean/0"."""
     return {_name(path): np.asarray(leaf) for path, leaf in tree.flatten_with_path(structure)}
 
 
 def from_arrays(arrays: Any, spec: Any) -> Any:
-    """Return the structure of a `spec` with the leaves that `to_arrays` named, whoever has sent them.
+    """Return the structure of a `spec` with leaves from arrays that `to_arrays` named; the sender need not be trusted.
 
     Args:
-      arrays: name -> array, such as `files.arrays.Stored`, of which nothing is unpacked before all names, types and
-        shapes are checked.
+      arrays: name -> array. `files.arrays.Stored` is unpacked only after all names, types and shapes are checked.
       spec: a structure of `tf.TensorSpec`s; an axis of None may have any size.
 
     Raises:
-      InvalidArgument: a name is missing or unknown, or an array has another shape or type, or is not finite.
+      InvalidArgument: a name is missing or unknown, or an array has the wrong shape or type, or is not finite.
     """
     wanted = {_name(path): leaf for path, leaf in tree.flatten_with_path(spec)}
     if not isinstance(arrays, Mapping):
@@ -44,9 +43,9 @@ def from_arrays(arrays: Any, spec: Any) -> Any:
     for names, what in ((wanted.keys() - arrays.keys(), "misses"), (arrays.keys() - wanted.keys(), "has no place for")):
         if names:
             raise InvalidArgument(
-                f"The structure {what} {shown(min(names, key=str))}: send what the model's parts are."
+                f"The structure {what} {shown(min(names, key=str))}: send exactly the parts of the model."
             )
-    if isinstance(arrays, Stored):  # Types and shapes of all, before anything is unpacked.
+    if isinstance(arrays, Stored):  # All types and shapes, before anything is unpacked.
         for name, leaf in wanted.items():
             _check_form(name, arrays.form(name), leaf)
     return tree.map_structure_with_path(lambda path, leaf: _checked(_name(path), arrays[_name(path)], leaf), spec)
@@ -63,7 +62,7 @@ def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def selected(arrays: Mapping[str, np.ndarray], keep: Callable[[str], bool]) -> Mapping[str, np.ndarray]:
-    """Return those of named arrays whose names `keep` accepts; none is unpacked."""
+    """Return the arrays with names that `keep` accepts; none is unpacked."""
     if isinstance(arrays, Stored):
         return arrays.selected(keep)
     return {name: x for name, x in arrays.items() if keep(name)}

@@ -1,4 +1,4 @@
-"""Comparison of the sites' descriptions of their data: which statistics stand out."""
+"""Comparison of the sites' descriptions of their data: detection of outlying statistics."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 from tfp_bfl.data.sources import Source
 from tfp_bfl.errors import shown
 
-# A site's mean lies so many of the others' standard deviations outside their means before it is doubted.
+# A mean is an outlier beyond this number of the other sites' standard deviations outside the range of their means.
 _FAR = 10.0
-# A standard deviation is doubted above so many times the others' largest, or below that part of their least.
+# A standard deviation is an outlier above this multiple of the others' largest, or below this fraction of their least.
 _MANY_TIMES = 100.0
 _MOST_NAMES = 3
-# The probability that a site is named by its scores though its examples are like the others'.
+# The probability of a false warning about the scores of a site with examples of the same distribution.
 _FALSE_ALARM = 1e-6
-# Training examples of a class below which its site is warned.
+# A site is warned of classes with fewer training examples.
 _FEW = 10
 
 
 def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each site and kind of statistics that lies far from all other sites'.
+    """Return a warning for each site with statistics far from those of all other sites.
 
-    The others of a site are compared by their range and their largest standard deviation, so that one site cannot hide
-    behind statistics that it has moved itself.
+    Each site is compared with the range and the largest standard deviation of the other sites, which exclude its own
+    values: a site cannot shift the reference.
 
     Args:
-      described: site -> what `describe` gave, all of one form (`agree`).
+      described: site -> the result of `describe`; all fit each other (`agree`).
     """
     sentences = []
     for site, summary in described.items():
@@ -39,15 +39,15 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
         means, stddevs = [], []
         for column, same in zip(columns, zip(*rest)):
             (name, mean, stddev), low, high = column, min(x[1] for x in same), max(x[1] for x in same)
-            least, spread = min(x[2] for x in same), max(x[2] for x in same)
-            if max(low - mean, mean - high) > _FAR * (spread or stddev):
+            least, most = min(x[2] for x in same), max(x[2] for x in same)
+            if max(low - mean, mean - high) > _FAR * (most or stddev):
                 means.append(f"{shown(name)} ({mean:.4g}, the others' {_between(low, high)})")
-            elif stddev > _MANY_TIMES * spread > 0 or 0 < stddev * _MANY_TIMES < least:
-                stddevs.append(f"{shown(name)} ({stddev:.4g}, the others' {_between(least, spread)})")
+            elif stddev > _MANY_TIMES * most > 0 or 0 < stddev * _MANY_TIMES < least:
+                stddevs.append(f"{shown(name)} ({stddev:.4g}, the others' {_between(least, most)})")
         if means:
             sentences.append(
                 f"{site} reports means far outside the other sites': {_some(means)}. Are these columns in other units? "
-                "Their means decide how every site standardises; --without leaves a site out."
+                "Their means affect the standardisation at every site; --without leaves a site out."
             )
         if stddevs:
             sentences.append(
@@ -57,46 +57,48 @@ def doubts(described: Mapping[str, Mapping[str, Any]]) -> list[str]:
         known = {label for other in others for label in other["class_names"]}
         if alone := [shown(label) for label in summary["class_names"] if label not in known]:
             what = "classes" if len(alone) > 1 else "the class"
-            sentences.append(f"Only {site} has {what} {_some(alone)}: do the sites spell their classes alike?")
+            sentences.append(
+                f"Only {site} has {what} {_some(alone)}: do all sites spell their classes in the same way?"
+            )
     return sentences
 
 
 def score_doubts(sums: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each site whose labels agree with a model far less often than the other sites' do.
+    """Return a warning for each site with an accuracy far below the accuracy at the other sites.
 
-    With q of its n test labels predicted, a share p of the others' n_o, and p' = p - sqrt(ln(2 / a) / (2 n_o)), a site
-    is named if q < p / 2 and n KL(q || p') > ln(2 / a) for a = `_FALSE_ALARM`. By Hoeffding's and Chernoff's bounds a
-    site with examples like the others' is named with probability a at most.
+    Let q be the accuracy on the site's n test examples, p the accuracy on the other sites' n_o test examples, and
+    p' = p - sqrt(ln(2 / a) / (2 n_o)). A warning is issued if q < p / 2 and n KL(q || p') > ln(2 / a), with
+    a = `_FALSE_ALARM`. By the bounds of Hoeffding and Chernoff, the probability of a false warning is at most a.
 
     Args:
-      sums: site -> what `evaluation.score_sums` gave; of models that predict numbers nothing is found.
+      sums: site -> the result of `evaluation.score_sums`. For regression there are no warnings.
     """
-    found, bound = [], math.log(2 / _FALSE_ALARM)
+    warnings, bound = [], math.log(2 / _FALSE_ALARM)
     counts = {site: (float(x["correct"]), float(x["count"])) for site, x in sums.items() if "correct" in x}
     for site, (right, number) in counts.items():
         others = [other for name, other in counts.items() if name != site]
-        of_others = sum(n for _, n in others)
-        if not of_others or not number:
+        other_number = sum(n for _, n in others)
+        if not other_number or not number:
             continue
-        share, of_all = right / number, sum(k for k, _ in others) / of_others
-        least = of_all - math.sqrt(bound / (2 * of_others))
-        if share < min(of_all / 2, least) and number * _divergence(share, least) > bound:
-            found.append(
+        accuracy, other_accuracy = right / number, sum(k for k, _ in others) / other_number
+        least = other_accuracy - math.sqrt(bound / (2 * other_number))
+        if accuracy < min(other_accuracy / 2, least) and number * _divergence(accuracy, least) > bound:
+            warnings.append(
                 f"{site}'s labels agree with the model's predictions in {right:.0f} of {number:.0f} test examples, the "
-                f"other sites' in {of_all:.0%}: are its labels swapped, or its columns in other units?"
+                f"other sites' in {other_accuracy:.0%}: are its labels swapped, or its columns in other units?"
             )
-    return found
+    return warnings
 
 
 def rare_classes(source: Source) -> str:
-    """Return a line about classes of fewer than `_FEW` examples of one site, who alone reads it; "" for none."""
+    """Return a line on a site's classes with fewer than `_FEW` examples, for that site alone; "" for no such class."""
     counts = {name: int((source.labels == k).sum()) for k, name in enumerate(source.class_names)}
     rare = [f"{shown(name)} ({number})" for name, number in counts.items() if number < _FEW]
-    return f"Classes with fewer than {_FEW} examples, of which little is learnt: {', '.join(rare)}.\n" if rare else ""
+    return f"Classes with fewer than {_FEW} examples, too few to learn much: {', '.join(rare)}.\n" if rare else ""
 
 
 def _divergence(q: float, p: float) -> float:
-    """Return the Kullback-Leibler divergence of two coins."""
+    """Return the Kullback-Leibler divergence of Bernoulli distributions with probabilities q and p."""
     return sum(a * math.log(a / b) for a, b in ((q, p), (1 - q, 1 - p)) if a > 0)
 
 

@@ -1,10 +1,10 @@
-"""Clients that are sites of their own: what one does with a message, and the server's engine that asks them.
+"""Sites of a federation: the work of a site for a message, and the server's engine over the sites.
 
-    server: state -> message            -> to all sites of a round
-    site:   message, own examples, own memory, key of its own secret -> result
-    server: every check, take, add in the order of the sites' numbers, conclude
+    server: state -> message, to all sites of a round
+    site:   message, its examples, its memory, a random key from its secret -> result
+    server: check each result, take, add in the order of the sites' numbers, conclude
 
-Whoever carries the arrays between them is a `Transport`; nothing but arrays is carried.
+A `Transport` carries named arrays, and nothing else, between server and sites.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ class Versions(Protocol):
     """A store of a site's memory, as named arrays, by the number of rounds done, such as a dictionary."""
 
     def __contains__(self, version: object, /) -> bool:
-        """Return whether there is a memory of that round."""
+        """Return whether there is a memory after `version` rounds."""
 
     def __getitem__(self, version: int, /) -> dict[str, np.ndarray]:
-        """Return the memory of that round."""
+        """Return the memory after `version` rounds."""
 
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray], /) -> None:
-        """Put it there."""
+        """Store the memory after `version` rounds."""
 
 
 class Transport(Protocol):
-    """Carries a message to sites, and their answers back."""
+    """Carrier of a message to sites, and of their answers."""
 
     def ask(self, numbers: Sequence[int], message: Arrays) -> Iterator[tuple[int, Answer]]:
-        """Return the answers of the sites with these numbers as they come, until all have come or time is up.
+        """Yield (number, answer) of the sites with these numbers in order of arrival, until the last or the deadline.
 
-        An answer's number is that of whom the transport has authenticated.
+        The transport authenticates the site with the number of each answer.
         """
 
 
 def at_server(process: BayesianProcess) -> BayesianProcess:
-    """Return the process as a server of sites runs it: of what a site keeps it knows in which round that was made.
+    """Return the process as the server of sites runs it, with the round of each site's memory in place of the memory.
 
-    What the site itself keeps (`ClientWork.memory`) stays with the site.
+    The memory itself (`ClientWork.memory`) stays at the site.
     """
     if process.client_work.memory is None:
         return process
@@ -76,19 +76,20 @@ def at_server(process: BayesianProcess) -> BayesianProcess:
 
 
 class Party:
-    """One site of a federation: its examples, its secret and its memory, none of which it sends.
+    """A site of a federation, with its examples, its secret and its memory, none of which it sends.
 
     Args:
-      process: of the run, built here.
-      source: its examples.
-      number: by which the server knows it.
-      secret: of which all of its noise is a function, and which nobody else has.
-      run: a name of the run, so that two runs have other noise.
-      memory: where what it keeps is put; None for a dictionary.
-      charge: is given each round's message before its work is done, and refuses by `InvalidArgument`.
-      max_examples: as how many it counts at most, by which the server weighs it; None for as many as it has.
-      job: a digest of who takes part and in what, 32 bytes; the same at all sites. Noise that hides examples is a
-        function of it and of the message, so that no two answers have the same noise.
+      process: process of the run, built at the site.
+      source: examples of the site.
+      number: number of the site at the server.
+      secret: secret of the site; all of its random numbers are functions of it.
+      run: name of the run; runs with different names have different random numbers.
+      memory: store of the site's memory; None for a dictionary.
+      charge: function that receives the message of each round before the work begins, and raises `InvalidArgument` to
+        refuse it.
+      max_examples: bound on the number of examples that weights the site; None for no bound.
+      job: digest of the job, 32 bytes, the same at all sites. The noise of differential privacy is a function of it
+        and of the message, so that no two answers have the same noise.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Party:
         """Return the result of the site's work without its memory.
 
         Raises:
-          InvalidArgument: the message is not one of this run, or of a round whose memory is gone.
+          InvalidArgument: the message does not belong to this run, or the memory of its round is missing.
         """
         received = from_arrays(message, self._spec)
         result = self._result(message, received)
@@ -149,36 +150,36 @@ class Party:
         if self._first is None:
             return ()
         version = int(find_row(message.memory, tf.constant(self.number))[0])
-        # In the first round what there is may be of another run of that name.
+        # In the first round, a stored memory may be from an earlier run with the same name.
         if version == 0 and (int(message.round) == 0 or 0 not in self._versions):
-            held, every = self._size, int(message.federation.num_examples)
-            share = np.float32(held / max(every, held)) if int(message.round) == 0 else np.float32(0)
+            size, total = self._size, int(message.federation.num_examples)
+            share = np.float32(size / max(total, size)) if int(message.round) == 0 else np.float32(0)
             weights = tf.nest.map_structure(tf.constant, message.weights)
             self._versions[0] = to_arrays(self._first(weights, share))
         if version not in self._versions:
-            raise InvalidArgument(f"The memory of this site of round {version} is gone: start the run again.")
+            raise InvalidArgument(f"The memory of this site after round {version} is missing: start the run again.")
         return from_arrays(self._versions[version], self._row)
 
     def _key(self, done: int, message: Arrays) -> np.ndarray:
-        what = f"{self._run}/{done}".encode()
+        context = f"{self._run}/{done}".encode()
         if self._is_private:
-            what += b"/" + self._job + digest_of(message).encode()
-        digest = hmac.new(self._secret, what, hashlib.sha256).digest()
+            context += b"/" + self._job + digest_of(message).encode()
+        digest = hmac.new(self._secret, context, hashlib.sha256).digest()
         return np.frombuffer(digest[:8], np.int32)
 
 
 class PartyEngine:
-    """Runs rounds over sites; every check of what they send is made here.
+    """Engine that runs rounds over sites and checks all of their answers.
 
-    Contributions are added in the order of the sites' numbers, each as soon as those before it are there: the sums
-    have the same bits whoever is first.
+    Contributions are added in the order of the sites' numbers, not in the order of arrival, so that sums are
+    reproducible bit for bit.
 
     Args:
-      process: `at_server`.
-      result: the type of what a site answers (`result_spec`).
-      parties: with whom.
-      transport: that reaches them.
-      quorum: the fewest sound answers of a round with which the run continues.
+      process: result of `at_server`.
+      result: type of a site's answer (`result_spec`).
+      parties: the sites.
+      transport: transport to the sites.
+      quorum: smallest number of valid answers in a round.
     """
 
     concurrent_calls = 1
@@ -200,10 +201,10 @@ class PartyEngine:
         return as_arrays(self._round.initialize())
 
     def next(self, state: ServerState, numbers: Sequence[int]) -> Output:
-        """Return the round after the state's, over the sites with these numbers.
+        """Run the next round over the sites with these numbers.
 
         Raises:
-          Error: fewer than the quorum gave a sound answer.
+          Error: the valid answers are fewer than the quorum.
         """
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
         message = self._broadcast(state).message
@@ -219,7 +220,7 @@ class PartyEngine:
         return output
 
     def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
-        """Return the sum of what the sites answer to a message, and why others are not in it."""
+        """Return the sum of the sites' contributions, and the reasons of the sites that it leaves out."""
         return self._summed(message, to_arrays(message), numbers)
 
     def _summed(
@@ -237,7 +238,7 @@ class PartyEngine:
 
         for number, answer in self._transport.ask(numbers, arrays):
             if number not in silent:
-                continue  # Nobody asked it, or it has answered before.
+                continue  # The site was not asked, or has answered before.
             silent.remove(number)
             try:
                 came[number] = self._contribution(message, answer, number)
@@ -248,7 +249,7 @@ class PartyEngine:
         return total, {**refused, **dict.fromkeys(sorted(silent), NO_ANSWER)}
 
     def replace_dead_workers(self) -> int:
-        """0: sites are not started from here."""
+        """Return 0: the server starts no sites."""
         return 0
 
     def _contribution(self, message: Any, answer: Answer, number: int) -> Contribution:
@@ -261,8 +262,8 @@ class PartyEngine:
     def _received(self, message: Any, answer: Arrays) -> Any:
         if self._coding is None:
             return tf.nest.map_structure(tf.constant, from_arrays(answer, self._spec))
-        on_its_way = self._spec.sent._replace(code=tf.TensorSpec([None], tf.uint8))
-        result = from_arrays(answer, self._spec._replace(sent=on_its_way))
+        encoded = self._spec.sent._replace(code=tf.TensorSpec([None], tf.uint8))
+        result = from_arrays(answer, self._spec._replace(sent=encoded))
         code = self._coding.decode(message, result.sent.code.tobytes())
         code = from_arrays(to_arrays(code), self._spec.sent.code)
         return tf.nest.map_structure(tf.constant, result._replace(sent=result.sent._replace(code=code)))
@@ -271,13 +272,13 @@ class PartyEngine:
         if self._coding is not None:
             result = result._replace(weights=self._coding.expand(message, result.sent), sent=())
         _, known = find_row(message.memory, number)
-        kept = () if message.memory == () else message.round + 1
-        return self._round.take(message, result._replace(memory=kept), number, size, known)
+        version = () if message.memory == () else message.round + 1
+        return self._round.take(message, result._replace(memory=version), number, size, known)
 
     def _too_few(self, sound: int, asked: int, done: int, left_out: Mapping[int, str]) -> Error:
         return Error(
             f"{sound} of {asked} sites gave a valid answer in round {done + 1}, but the quorum is {self._quorum}"
-            f"{self._reasons(left_out)}. The rounds before are kept."
+            f"{self._reasons(left_out)}. Earlier rounds are stored."
         )
 
     def _reasons(self, left_out: Mapping[int, str]) -> str:
@@ -294,20 +295,23 @@ def simulate_parties(
     make_engine: Callable[..., PartyEngine] = PartyEngine,
     **options: Unpack[Options],
 ) -> SimulationResult:
-    """Run a process over sites, as `simulate` runs it over clients whose data are here.
+    """Run a process over sites, as `simulate` runs it over simulated clients.
 
     Args:
-      process: of `tfp_bfl.algorithms`.
-      parties: who takes part.
-      transport: that reaches them.
-      rounds: how many in all.
-      quorum: the fewest sound answers of a round with which the run continues.
-      make_engine: `PartyEngine`, or `SealedEngine` for sites that mask what they send.
-      **options: of `simulate`, but for its engine.
+      process: process of `tfp_bfl.algorithms`.
+      parties: the sites.
+      transport: transport to the sites.
+      rounds: total number of rounds.
+      quorum: smallest number of valid answers in a round.
+      make_engine: `PartyEngine`, or `SealedEngine` for secure aggregation.
+      **options: options of `simulate`, except `engine`.
+
+    Returns:
+      The result, as of `simulate`.
 
     Raises:
-      InvalidArgument: an unknown option, or one that is given twice; a quorum above the number of sites in a round.
-      Error: a round had fewer sound answers than the quorum; all else that `simulate` raises.
+      InvalidArgument: an option is unknown or given twice, or the quorum exceeds the number of sites in a round.
+      Error: a round had fewer valid answers than the quorum; and the errors of `simulate`.
     """
     check_count(quorum, "quorum")
     asked = settings_of(simulate_parties, options, PASSED_ON).cohorts.size or parties.num_clients
@@ -319,15 +323,15 @@ def simulate_parties(
 
 
 def result_spec(process: BayesianProcess) -> Any:
-    """Return the type of what a site of this process answers, without what it keeps."""
+    """Return the type of a site's answer, which excludes its memory."""
     message, row = _message_specs(process)
     work = tf.function(process.round.build_work(), autograph=False)
-    found = types_of(work, message._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32))
-    return found._replace(memory=())
+    result = types_of(work, message._replace(memory=row), process.element_spec, tf.TensorSpec([2], tf.int32))
+    return result._replace(memory=())
 
 
 def _message_specs(process: BayesianProcess) -> tuple[Any, Any]:
-    """Return the type of a message as it is sent, and of what a site keeps."""
+    """Return the types of a message as it is sent, and of a site's memory."""
     message = types_of(process.round.broadcast, types_of(process.round.initialize)).message
     first, numbers = process.client_work.memory, tf.TensorSpec([None], tf.int32)
     if first is None:

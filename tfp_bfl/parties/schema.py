@@ -1,4 +1,4 @@
-"""Descriptions of the data of sites, and the schema that all of them share."""
+"""Descriptions of the data of sites, and their common schema."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tfp_bfl.data.sources import Column, Source
 from tfp_bfl.errors import InvalidArgument, shown
 
 _LARGEST = 2**31 - 1
-# Of one federation: classes, numbers of an example, and characters of a name.
+# Bounds for one federation: classes, numbers of an example, and characters of a name.
 MOST_CLASSES, MOST_NUMBERS, MOST_CHARACTERS = 10_000, 2**26, 1000
-# Of means and standard deviations: features are float32, and squares must be finite.
+# Bound on means and standard deviations: features are float32, and squares must be finite.
 MOST_MAGNITUDE = 1e30
 
 
 def describe(source: Source) -> dict[str, Any]:
-    """Describe a site's data as JSON: sums over its examples, and no example.
+    """Describe a site's data as JSON, without examples.
 
-    They are the number of its examples, their shape, the names of its classes, and of a table the columns' names,
-    means and standard deviations.
+    The description has the number of examples, their shape and the names of the classes; for a table also the names,
+    means and standard deviations of the columns.
     """
     return {
         "num_examples": source.num_examples,
@@ -37,37 +37,39 @@ def describe(source: Source) -> dict[str, Any]:
 
 
 def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
-    """Return the schema of all sites' data: classes of any, columns by the mean and variance of all rows together.
+    """Return the common schema of all sites: the union of their classes, and the pooled statistics of the columns.
 
-    With n_k rows, means m_k and standard deviations s_k,
+    With n_k rows, means m_k and standard deviations s_k, the pooled mean and standard deviation of a column are
 
     m = sum_k n_k m_k / N,   s^2 = sum_k n_k (s_k^2 + m_k^2) / N - m^2
 
     Args:
-      name: of the data.
+      name: name of the data.
       summaries: site -> the result of `describe`.
 
     Raises:
-      InvalidArgument: a site's is no such description, or data differ in shape, columns or kind.
+      InvalidArgument: a description is not valid, or data differ in shape, columns or kind.
     """
-    for party, summary in summaries.items():
-        check_description(party, summary)
+    for site, summary in summaries.items():
+        check_description(site, summary)
     (first, one), *others = summaries.items()
-    for party, summary in others:
+    for site, summary in others:
         for key in ("element_shape", "is_image"):
             if summary[key] != one[key]:
                 raise InvalidArgument(
-                    f"The data of {party} and {first} differ: {key} is {summary[key]} and {one[key]}. All sites must "
+                    f"The data of {site} and {first} differ: {key} is {summary[key]} and {one[key]}. All sites must "
                     "have the same."
                 )
         if [c[0] for c in summary["columns"]] != [c[0] for c in one["columns"]]:
-            raise InvalidArgument(f"The tables of {party} and {first} have other columns: name and order them alike.")
+            raise InvalidArgument(
+                f"The tables of {site} and {first} have different columns: use the same names in the same order."
+            )
         if (summary["target"] is None) != (one["target"] is None):
-            raise InvalidArgument(f"{party} and {first} differ in what is learnt: classes, or a number.")
+            raise InvalidArgument(f"{site} and {first} differ in their task: one has classes, the other numbers.")
     sizes = [summary["num_examples"] for summary in summaries.values()]
     columns = zip(*(summary["columns"] for summary in summaries.values()))
     target = None if one["target"] is None else _pooled(sizes, [summary["target"] for summary in summaries.values()])
-    check_spelling({party: summary["class_names"] for party, summary in summaries.items()})
+    check_spelling({site: summary["class_names"] for site, summary in summaries.items()})
     if target is not None and not target.stddev:
         raise InvalidArgument(f"The labels of all sites are {target.mean:g}: there is nothing to predict.")
     classes = sorted({c for summary in summaries.values() for c in summary["class_names"]}, key=natural)
@@ -80,10 +82,10 @@ def agree(name: str, summaries: Mapping[str, Mapping[str, Any]]) -> Schema:
 
 
 def fitted(source: Source, schema: Schema) -> Source:
-    """Return a site's examples as the schema has them: its standardisation, its classes' numbers.
+    """Return a site's examples with the standardisation and the class numbers of the common schema.
 
     Raises:
-      InvalidArgument: they are of another form.
+      InvalidArgument: the examples do not fit the schema.
     """
     names = [column.name for column in source.columns]
     if source.element_shape != schema.element_shape or names != [column.name for column in schema.columns]:
@@ -105,11 +107,11 @@ def fitted(source: Source, schema: Schema) -> Source:
     return Source(source.name, source.split, features, labels, schema.class_names, schema.columns, schema.target)
 
 
-def check_description(party: str, summary: Any) -> None:
-    """Check what a site tells of its data, by itself.
+def check_description(site: str, summary: Any) -> None:
+    """Check the description of a site's data.
 
     Raises:
-      InvalidArgument: it is not of the form that `describe` gives.
+      InvalidArgument: the description does not have the form of a result of `describe`.
     """
     whole = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 < x <= _LARGEST
     text = lambda x: isinstance(x, str) and x.isprintable() and len(x) <= MOST_CHARACTERS
@@ -135,8 +137,8 @@ def check_description(party: str, summary: Any) -> None:
         and (summary.get("target") is None or fine(summary["target"]))
     )
     if not well:
-        raise InvalidArgument(f"What {party} tells of its data is not of the form that data.describe gives.")
-    _check_classes(f"{party} tells of", len(summary["class_names"]))
+        raise InvalidArgument(f"The description of {site}'s data does not have the form that data.describe gives.")
+    _check_classes(f"{site} reports", len(summary["class_names"]))
 
 
 def _check_classes(who: str, number: int) -> None:
@@ -156,7 +158,7 @@ def _pooled(sizes: Sequence[int], columns: Sequence[Any]) -> Column:
 
 
 def _moved(values: np.ndarray, old: Sequence[Column], new: Sequence[Column]) -> np.ndarray:
-    """Return standardised numbers [N, D] by other means and standard deviations."""
+    """Return standardised numbers [N, D] with other means and standard deviations."""
     scale = np.array([a.scale / b.scale for a, b in zip(old, new)])
     shift = np.array([(a.mean - b.mean) / b.scale for a, b in zip(old, new)])
     return (values * scale + shift).astype(np.float32)

@@ -1,17 +1,20 @@
-"""Sites whose single contributions the server can't read: masks that cancel in the sum over those who answer.
+"""Secure aggregation: pairwise masks and self masks, which cancel in the sum over the answering sites.
 
     site i sends q_i + b_i + sum_{j > i} m_ij - sum_{j < i} m_ij  modulo 2^64
 
-q_i are the whole numbers of `rules.quantised`; the masks are those of `masks`. To the server each number of a site is
-uniform. When it has the answers, it says who answered: the set A. Each site of A proves to the others of A that it has
-agreed to this set and no other, and with all their proofs in hand tells the seeds of b_i and of m_ij for j not in A: of
-all that is left in the sum over A, which then is that of the q_i, bit for bit. The seeds of b_i and of i's masks with
-others of A are never both revealed, and of one round the sum over one set alone. Where all must answer (the quorum is
-everybody) there is no b_i, and nothing to reveal. Losses and counts are summed under the masks, too.
+q_i are the integers of `rules.quantised`, and the masks are defined in `masks`. To the server, each number of a site is
+uniformly distributed. After the answers, the server announces the set A of the sites that answered. Each site of A
+sends the other sites of A a proof that it has agreed to this set. With the proofs of all sites of A, a site reveals the
+seed of b_i and the seeds of m_ij for j not in A. These seeds remove all masks that remain in the sum over A, which
+equals the sum of the q_i bit for bit.
 
-Source: Bonawitz et al. 2017 (doi:10.1145/3133956.3133982): masks of pairs and of one's own, with consistency by proofs
-in the place of signatures. Theirs shares seeds by thresholds, so that sites may leave until the end; here those of A
-must stay until they have revealed them.
+A site never reveals both the seed of b_i and the seed of a mask with a site of A, and only one set is summed in a
+round. If the quorum is all sites, there is no b_i and nothing to reveal. Losses and counts are masked and summed in the
+same way.
+
+Source: Bonawitz et al. 2017 (doi:10.1145/3133956.3133982). Two differences: consistency is by proofs with pairwise keys
+instead of signatures, and seeds are not secret-shared, so that the sites of A must stay until they have revealed their
+seeds.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ from tfp_bfl.federated.faults import FAULTS, is_sound
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import Contribution, types_of
 from tfp_bfl.parties.arrays import NO_ANSWER, Answer, Arrays, from_arrays, selected, to_arrays
-from tfp_bfl.parties.masks import KEY_BYTES, Kept, Promises, add_mask, context_of, proof_of, seed_of
+from tfp_bfl.parties.masks import KEY_BYTES, Promises, PromiseStore, add_mask, context_of, proof_of, seed_of
 from tfp_bfl.parties.party import Party, PartyEngine, Transport, result_spec
 
-# At the sum of one round: a party that is gone before it has agreed costs one.
+# Attempts at the sum of one round: a site that leaves before it has agreed costs one.
 ATTEMPTS = 4
-# What a party reports of its training, as whole numbers: bound and steps of each, by example but for counts.
+# Bound and steps per unit of the losses of a site as integers (per example), and of its counts.
 _NLL, _KL, _COUNT = (2.0**10, 2.0**20), (2.0**26, 2.0**4), (2.0**36, 2.0**16)
 
 
@@ -43,9 +46,9 @@ class Sealed(NamedTuple):
     """The masked message of a site.
 
     Fields:
-      statistics: of the rule, masked: int64.
-      training: its losses and counts, masked: int64.
-      report: of itself, in the clear (`round.Report`), with zeros for its losses, its change and counts.
+      statistics: masked statistics of the rule, int64.
+      training: masked losses and counts, int64.
+      report: report of the site in the clear (`round.Report`), with zeros for its losses, its change and its counts.
     """
 
     statistics: Any
@@ -54,12 +57,12 @@ class Sealed(NamedTuple):
 
 
 class SetOfParties(NamedTuple):
-    """The set of sites over which a server asks for a sum; a site answers with its proofs for the others [K, 32].
+    """The set of sites for a sum, proposed by the server; a site answers with its proofs for the other sites [K, 32].
 
     Fields:
-      number: of rounds done, int32.
-      attempt: int32.
-      members: uint8 [K], 1 of those who answered.
+      number: number of completed rounds, int32.
+      attempt: number of the attempt, int32.
+      members: 1 for each site that answered, uint8 [K].
     """
 
     number: Any
@@ -68,12 +71,13 @@ class SetOfParties(NamedTuple):
 
 
 class AgreedSet(NamedTuple):
-    """The proofs that all sites agreed to the set; a site answers with seeds [K, 32]: its own, and those shared with
-    missing sites.
+    """The proofs that all sites agreed to the set; a site answers with seeds [K, 32].
+
+    The seeds are those of its self mask and of its pairwise masks with absent sites.
 
     Fields:
       parties: the `SetOfParties`.
-      proofs: uint8 [K, K, 32], of each site for each other.
+      proofs: proof of each site for each other site, uint8 [K, K, 32].
     """
 
     parties: SetOfParties
@@ -81,19 +85,19 @@ class AgreedSet(NamedTuple):
 
 
 class SealedParty(Party):
-    """A `Party` that masks what it sends, and checks itself what the server can't.
+    """A `Party` that masks its messages, and makes the checks that the server can't make on masked messages.
 
     Args:
-      process: of the run, whose rule sums whole numbers (`compose(secure_sums=...)`).
-      *own: positional arguments of `Party`.
-      **kept: keyword arguments of `Party`.
-      keys: of each other site's number, `KEY_BYTES` that only the two have.
-      min_parties: it lets no sum of fewer be known.
-      promises: where it puts what it has promised of rounds; None for a dictionary.
-      rounds: how many it answers; None for any number.
+      process: process of the run with a rule that sums integers (`compose(secure_sums=...)`).
+      *arguments: positional arguments of `Party`.
+      **options: keyword arguments of `Party`.
+      keys: number of each other site -> pairwise key of `KEY_BYTES` bytes, which only the two sites know.
+      min_parties: smallest number of sites in a sum.
+      promises: store of the site's promises (`Promises`); None for a dictionary.
+      rounds: number of rounds that the site answers; None for any number.
 
     Raises:
-      InvalidArgument: the rule sums no whole numbers, a key is none, or there are too few.
+      InvalidArgument: the rule does not sum integers, a key has the wrong length, or the keys are too few.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class SealedParty(Party):
         *arguments: Any,
         keys: Mapping[int, bytes],
         min_parties: int = 2,
-        promises: Optional[Kept] = None,
+        promises: Optional[PromiseStore] = None,
         rounds: Optional[int] = None,
         **options: Any,
     ):
@@ -119,18 +123,18 @@ class SealedParty(Party):
         number, byte = len(self._keys) + 1, tf.uint8
         self._set = SetOfParties(scalar, scalar, tf.TensorSpec([number], byte))
         self._agreed = AgreedSet(self._set, tf.TensorSpec([number, number, KEY_BYTES], byte))
-        # Of the last message: who is asked for another attempt at its sum need not do its work again.
+        # The digest and result of the last message, for further attempts at its sum.
         self._last: tuple[bytes, Any] = (b"", None)
 
     def answer(self, message: Arrays) -> dict[str, np.ndarray]:
-        """Return masked sums; or proofs and seeds, as `SetOfParties` and `AgreedSet` ask for them.
+        """Return masked sums; proofs, for a `SetOfParties`; or seeds, for an `AgreedSet`.
 
         Raises:
-          InvalidArgument: the message is not one of this run, would let a second sum of a round be known, or its work
-            on it is unsound.
+          InvalidArgument: the message does not belong to this run, would reveal a second sum of a round, or the result
+            is faulty.
         """
         if "proofs" in message:
-            return self._tell(from_arrays(message, self._agreed))
+            return self._reveal(from_arrays(message, self._agreed))
         if "members" in message:
             return self._agree(from_arrays(message, self._set))
         attempt = None
@@ -141,7 +145,7 @@ class SealedParty(Party):
         received = from_arrays(asked, self._spec)
         done, digest = int(received.round), _digest(received)
         if self._rounds is not None and not 0 <= done < self._rounds:
-            raise InvalidArgument(f"It has agreed to {self._rounds} rounds, and round {done + 1} is none of them.")
+            raise InvalidArgument(f"It has agreed to {self._rounds} rounds, which do not include round {done + 1}.")
         if self._last[0] != digest:
             size = tf.constant(self._size)
             sealed = self._seal(received, self._result(asked, received), tf.constant(self.number), size)
@@ -149,8 +153,8 @@ class SealedParty(Party):
         sealed = self._last[1]
         fault = int(sealed.report.fault[0])
         if not is_sound(fault):
-            # Zeros in its place would leave the sum to fewer than it is said to be over.
-            raise InvalidArgument(f"What it found is unsound: {FAULTS[fault]}.")
+            # With zeros instead, the sum would be over fewer sites than announced.
+            raise InvalidArgument(f"Its result is faulty: {FAULTS[fault]}.")
         self._promises.answer(done, digest, attempt, _digest((sealed.statistics, sealed.training)))
         masked = sealed.statistics, sealed.training
         leaves = [np.array(x) for x in tf.nest.flatten(masked)]
@@ -184,7 +188,7 @@ class SealedParty(Party):
         rows = self._rows({other: proof_of(key, context, members, self.number) for other, key in self._keys.items()})
         return {"proofs": rows}
 
-    def _tell(self, agreed: AgreedSet) -> dict[str, np.ndarray]:
+    def _reveal(self, agreed: AgreedSet) -> dict[str, np.ndarray]:
         (number, attempt_text, members), proofs = agreed
         done, attempt = int(number), self._attempt(attempt_text)
         context = context_of(self._run, self._job, self._promises.agreed(done, attempt), attempt)
@@ -192,27 +196,27 @@ class SealedParty(Party):
             wanted = proof_of(key, context, members, other)
             if members[other] and not hmac.compare_digest(wanted, proofs[other, self.number].tobytes()):
                 raise InvalidArgument(f"Site {other} has not agreed to this sum.")
-        self._promises.tell(done, attempt, members)
+        self._promises.reveal(done, attempt, members)
         seeds = {other: seed_of(key, context) for other, key in self._keys.items() if not members[other]}
         return {"seeds": self._rows({**seeds, self.number: seed_of(self._own, context)})}
 
-    def _rows(self, of_parties: Mapping[int, bytes]) -> np.ndarray:
+    def _rows(self, contents: Mapping[int, bytes]) -> np.ndarray:
         rows = np.zeros([len(self._keys) + 1, KEY_BYTES], np.uint8)
-        for number, content in of_parties.items():
+        for number, content in contents.items():
             rows[number] = np.frombuffer(content, np.uint8)
         return rows
 
 
 class SealedEngine(PartyEngine):
-    """Runs rounds over sites that mask what they send: it has their sum, and nothing of one of them but its report.
+    """Engine for secure aggregation: the server reads the sum of the messages, and of a single site only its report.
 
-    If the quorum is all sites, a round has one message, and one that nobody may leave unanswered. If it is fewer, it
-    has three, and the sum is over those who answered the first: who does not answer the second is left out at another
-    attempt, and who does not answer the third ends the run, which resumes from there when it is back.
+    If the quorum is all sites, a round has one message, which all sites must answer. With a smaller quorum, a round has
+    three messages, and the sum is over the sites that answered the first. A site that does not answer the second is
+    left out of the next attempt. If a site does not answer the third, the run ends; it resumes when the site is back.
 
     Args:
       process, result, parties, transport: as of `PartyEngine`.
-      quorum: the fewest of them that must be sound, by their own word.
+      quorum: smallest number of sites with results that they report as valid.
     """
 
     def __init__(self, process: BayesianProcess, result: Any, parties: Parties, transport: Transport, quorum: int):
@@ -221,25 +225,24 @@ class SealedEngine(PartyEngine):
         self._sealed = types_of(_sealing(process), message, result, *[tf.TensorSpec([], scalar)] * 2)
         self._table = tf.TensorSpec([parties.num_clients, KEY_BYTES], tf.uint8)
         self._last_read = -1
-        # Of each party that has answered, its masked losses and counts.
+        # Masked losses and counts of the sites that have answered.
         self._training: dict[int, np.ndarray] = {}
 
     def _gather(self, message: Any, numbers: Sequence[int]) -> tuple[Optional[Contribution], dict[int, str]]:
         if self._last_read == int(message.round):
             raise Error(
-                f"The server's weights after round {self._last_read + 1} are such as no run can go on from, and under "
-                "masks nobody can find whose fault it is. The rounds before are kept: take a smaller step, or find out "
-                "without masks."
+                f"The weights after round {self._last_read + 1} are invalid, and with masks the responsible site is "
+                "unknown. Earlier rounds are stored: use a smaller step size, or find the site in a run without masks."
             )
         if self._quorum < self._parties.num_clients:
             return self._sum_of_some(message, numbers)
         if len(numbers) < self._parties.num_clients:
-            raise InvalidArgument("Masks cancel only in the sum over all sites, and this round has some of them.")
+            raise InvalidArgument("Masks cancel only in the sum over all sites, but this round has a cohort of them.")
         total, left_out = self._summed(message, to_arrays(message), numbers)
         if total is None or left_out:
             raise Error(
                 f"Without an answer of every site the masks of round {int(message.round) + 1} do not cancel"
-                f"{self._reasons(left_out)}. The rounds before are kept: run it again when all are there."
+                f"{self._reasons(left_out)}. Earlier rounds are stored: resume when all sites answer."
             )
         return self._read(total, numbers, int(message.round)), left_out
 
@@ -261,12 +264,12 @@ class SealedEngine(PartyEngine):
             if not reasons:
                 seeds = self._seeds(AgreedSet(wanted, proofs), there, int(done))
                 return self._read(total, there, int(done), seeds), left_out
-            # Who says no may have let the sum of a later attempt be known, before the server was started again.
+            # A refusing site may have revealed the sum of a later attempt, before a restart of the server.
             again = {one: why for one, why in reasons.items() if why == NO_ANSWER or one in refused}
             left_out, refused = {**left_out, **again}, {**refused, **reasons}
         raise Error(
             f"In {ATTEMPTS} attempts the sites of round {int(done) + 1} did not agree on the set of the sum"
-            f"{self._reasons(refused)}. The rounds before are kept."
+            f"{self._reasons(refused)}. Earlier rounds are stored."
         )
 
     def _seeds(self, agreed: AgreedSet, there: Sequence[int], done: int) -> np.ndarray:
@@ -276,15 +279,13 @@ class SealedEngine(PartyEngine):
             seeds = seeds + more
         if reasons:
             raise Error(
-                f"The sum of round {done + 1} can't be read without the seeds of all who are in it"
-                f"{self._reasons(reasons)}. The rounds before are kept: run it again when they are back."
+                f"The sum of round {done + 1} can't be read without the seeds of all its sites"
+                f"{self._reasons(reasons)}. Earlier rounds are stored: resume when these sites answer."
             )
         return seeds
 
     def _ask(self, what: Any, numbers: Sequence[int], name: str) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the sites' answers by their numbers [K, K, 32], zeros for others; and the reasons of those
-        without one.
-        """
+        """Return the answers by site number [K, K, 32], zeros for no answer; and the reasons of sites without one."""
         table = np.zeros([self._parties.num_clients, *self._table.shape], np.uint8)
         reasons = dict.fromkeys(numbers, NO_ANSWER)
         for number, answer in self._transport.ask(numbers, to_arrays(what)):
@@ -302,7 +303,7 @@ class SealedEngine(PartyEngine):
     def _read(
         self, total: Contribution, there: Sequence[int], done: int, seeds: Optional[np.ndarray] = None
     ) -> Contribution:
-        """Return the sum over the sites who are there, less what is left of their masks."""
+        """Return the sum over the sites of the agreed set, without the masks that remain in it."""
         training = np.sum([self._training[number] for number in there], 0, np.int64)
         leaves = [np.array(x) for x in (*tf.nest.flatten(total.statistics), training)]
         if seeds is not None:
@@ -323,13 +324,13 @@ class SealedEngine(PartyEngine):
         if client != number or not 0 <= fault < len(FAULTS):
             raise InvalidArgument("its report names another site, or an unknown fault")
         if not is_sound(fault):
-            raise InvalidArgument(f"it says of itself that it has found nothing sound: {FAULTS[fault]}")
+            raise InvalidArgument(f"it reports a faulty result: {FAULTS[fault]}")
         if held != self._parties.sizes[number]:
             raise InvalidArgument(
-                f"it tells of {held} examples, but said that it has {self._parties.sizes[number]} when the run began"
+                f"it reports {held} examples, but reported {self._parties.sizes[number]} when the run began"
             )
-        kept = () if message.memory == () else message.round[tf.newaxis] + 1
-        return Contribution(*tf.nest.map_structure(tf.constant, (statistics, kept, report)))
+        version = () if message.memory == () else message.round[tf.newaxis] + 1
+        return Contribution(*tf.nest.map_structure(tf.constant, (statistics, version, report)))
 
 
 def _digest(message: Any) -> bytes:
@@ -340,21 +341,21 @@ def _digest(message: Any) -> bytes:
 
 
 def _sealing(process: BayesianProcess) -> Any:
-    """Return the function (message, result, number, examples) -> `Sealed` without its masks."""
+    """Return the function (message, result, number, examples) -> `Sealed` before masking."""
 
     def seal(message: Any, result: Any, number: tf.Tensor, size: tf.Tensor) -> Sealed:
         one = process.round.take(message, result._replace(memory=()), number, size)
         if any(x.dtype != tf.int64 for x in tf.nest.flatten(one.statistics)):
             raise InvalidArgument(
-                f"The rule {process.description['rule']!r} sums no whole numbers, which masks can hide: build the "
+                f"The rule {process.description['rule']!r} does not sum integers, which masks require: build the "
                 "process with secure_sums."
             )
         report = one.report
         examples, counts = tf.cast(report.num_examples, tf.float64), tf.nest.flatten(report.counts)
-        of_kl = report.kl, report.tempered_elbo
-        parts = [_whole(report.nll, _NLL, examples), *(_whole(x, _KL, examples) for x in of_kl)]
+        sums = report.kl, report.tempered_elbo
+        parts = [_whole(report.nll, _NLL, examples), *(_whole(x, _KL, examples) for x in sums)]
         training = tf.concat([*parts, *(_whole(x, _COUNT) for x in counts)], 0)
-        # What an unsound party computed may be no number, and it sends nothing.
+        # The result of a faulty site may be NaN; it is not sent.
         training = tf.where(is_sound(report.fault), training, tf.zeros_like(training))
         hidden = tf.nest.map_structure(tf.zeros_like, report._replace(client=(), fault=(), num_examples=(), weight=()))
         shown = {name: getattr(report, name) for name in ("client", "fault", "num_examples", "weight")}
@@ -369,7 +370,7 @@ def _whole(x: tf.Tensor, of: tuple[float, float], times: Any = 1.0) -> tf.Tensor
 
 
 def _with_training(report: Any, training: np.ndarray) -> Any:
-    """Return the report of all with the mean losses in each site's place, and the counts' sums in the first one's."""
+    """Return the report with the mean losses for every site, and the sums of the counts at the first site."""
     examples = max(1.0, float(np.sum(report.num_examples)))
     means = (training[:3] / np.array([_NLL[1], _KL[1], _KL[1]]) / examples).astype(np.float32)
     names = dict(zip(("nll", "kl", "tempered_elbo"), (tf.fill(report.nll.shape, mean) for mean in means)))

@@ -1,4 +1,4 @@
-"""The requests of a server to its sites, and the channel that carries them."""
+"""Requests of a server to its sites, and the channel that carries them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, Union
 
 DESCRIBE, BEGIN, ROUND, SCORE = TASKS = ("describe", "begin", "round", "score")
-# A party's refusal that is of no file: it was started anew since the run began, or did not hear of it in time.
+# The refusal of a site that does not know the run: it was restarted, or its job did not arrive in time.
 NO_RUN = "It takes part in no run."
 MOST_BYTES = 2**32
 
@@ -19,11 +19,11 @@ Reply = Union[bytes, Refusal]
 
 
 class Channel(Protocol):
-    """Reaches sites by name."""
+    """Channel to the sites, by their names."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of reachable sites."""
+        """The names of the reachable sites."""
 
     def ask(self, task: str, what: Mapping[str, bytes]) -> Iterator[tuple[str, Reply]]:
-        """Return the replies of sites, each by its authenticated name, as they come, until all have or time is up."""
+        """Yield (authenticated name, reply) of each site in order of arrival, until the last reply or the deadline."""

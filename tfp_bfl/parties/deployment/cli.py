@@ -144,8 +144,8 @@ def run(
     from tfp_bfl.parties.deployment.submit import submit
 
     options = {**(read_yaml(config_file) if config_file else {}), **{k: x for k, x in given.items() if x is not None}}
-    tell = functools.partial(click.echo, err=True)
-    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "tell": tell, "secure_sums": secure_sums}
+    progress = functools.partial(click.echo, err=True)
+    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "progress": progress, "secure_sums": secure_sums}
     how |= {"max_examples": max_examples, "without": without}
     with ends_with_cleanup():
         click.echo(str(submit(kit, name, options, output, **how)))

@@ -1,4 +1,4 @@
-"""Three hospitals and a server on one machine, each a process of its own: a federation but for the distance."""
+"""Demonstration: three hospitals and a server as separate processes on one machine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HOSPITALS = ("north", "south", "west")
 _SECONDS_TO_START, _SECONDS_TO_END = 120.0, 30.0
 
 
-def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Callable[[str], None]) -> pathlib.Path:
-    """Make the folders, starts everybody, runs, ends everybody, and return the run's folder.
+def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, progress: Callable[[str], None]) -> pathlib.Path:
+    """Make the folders, start all processes, run, end all processes, and return the folder of the run.
 
     Raises:
-      InvalidArgument: the folder is there, or the port is taken.
-      Error: somebody did not start, or the run failed.
+      InvalidArgument: the folder exists, or the port is taken.
+      Error: a process did not start, or the run failed.
       MissingDependency: NVIDIA FLARE is not installed.
     """
     folder = pathlib.Path(output)
@@ -46,9 +46,9 @@ def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Cal
     kits = folder / "kits"
     make_kits(kits, "localhost", port, HOSPITALS)
     write_hospitals(kits)
-    tell(f"{', '.join(HOSPITALS)} and the server are folders in {kits}")
+    progress(f"{', '.join(HOSPITALS)} and the server are folders in {kits}")
     with running([kits / name for name in (SERVER, *HOSPITALS)], port):
-        tell("all are started; each imports TensorFlow, which takes a while")
+        progress("all processes are started; each imports TensorFlow, which takes a while")
         options = {"model": "mlp", "rounds": rounds}
         done = submit(
             kits / "admin",
@@ -57,19 +57,23 @@ def run_demo(output: Union[str, pathlib.Path], rounds: int, port: int, tell: Cal
             folder / "run",
             quorum=len(HOSPITALS),
             deadline=120,
-            tell=tell,
+            progress=progress,
             timeout=_SECONDS_TO_START,
         )
     summary = json.loads((done / "summary.json").read_text(encoding="utf-8"))
-    for party, scores in summary["parties"].items():
-        tell(f"{party}: accuracy {scores['accuracy']:.4f}, NLL {scores['test_nll']:.4f} on its own test data")
-    tell(f"together: accuracy {summary['accuracy']:.4f}, NLL {summary['test_nll']:.4f}; {done}/saved_model predicts")
-    tell(f"{done}/report.html shows the run; kits/{HOSPITALS[0]}/readme.txt says what a site does on its own host")
+    for site, scores in summary["parties"].items():
+        progress(f"{site}: accuracy {scores['accuracy']:.4f}, NLL {scores['test_nll']:.4f} on its own test data")
+    progress(
+        f"together: accuracy {summary['accuracy']:.4f}, NLL {summary['test_nll']:.4f}; {done}/saved_model predicts"
+    )
+    progress(
+        f"{done}/report.html shows the run; kits/{HOSPITALS[0]}/readme.txt describes the steps of a site on its host"
+    )
     return done
 
 
 def write_hospitals(kits: pathlib.Path) -> None:
-    """Return a third of the breast cancer data for each, as a table in its folder."""
+    """Write a third of the breast cancer data to the folder of each hospital, as a table."""
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
@@ -86,7 +90,7 @@ def write_hospitals(kits: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess.Popen]]:
-    """Return processes of a server, which is first, and of sites, all of which end with the context."""
+    """Start the processes of a server (the first folder) and of sites; all end with the context."""
     processes: list[subprocess.Popen] = []
     try:
         for kit in kits:
@@ -95,7 +99,7 @@ def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess
                 _wait_for(port, processes[0], kit)
         yield processes
     finally:
-        # A job's processes are children of these, in sessions of their own.
+        # The processes of a job are children of these, in other sessions.
         every = [psutil.Process(process.pid) for process in processes if process.poll() is None]
         every += [child for process in every for child in process.children(recursive=True)]
         for process in every:
@@ -108,7 +112,7 @@ def running(kits: Sequence[pathlib.Path], port: int) -> Iterator[list[subprocess
 
 
 def start_process(kit: pathlib.Path) -> subprocess.Popen:
-    """Return the server or the site of a folder, in a session of its own, which writes `process.log` there."""
+    """Start the server or site of a folder in a new session; its output goes to `process.log` in the folder."""
     command = [sys.executable, "-m", "tfp_bfl", "deploy", "start", str(kit)]
     with open(kit / "process.log", "ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -120,4 +124,4 @@ def _wait_for(port: int, process: subprocess.Popen, kit: pathlib.Path) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
         time.sleep(0.5)
-    raise Error(f"The server of {path_name(kit)} did not start: its process.log says why.")
+    raise Error(f"The server of {path_name(kit)} did not start: see its process.log.")

@@ -1,6 +1,7 @@
-"""NVIDIA FLARE's carriers: `Server` at the server, `Site` at each site. They hold no arithmetic and run no code sent.
+"""Carriers of messages over NVIDIA FLARE: `Server` at the server, `Site` at each site, without arithmetic.
 
-A job is JSON that names these two classes; what a message holds are bytes that this library wrote and checks.
+A job is JSON that names these two classes, and carries no code. The content of a message is bytes, which this library
+writes and checks.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
 from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, ROUND, SCORE, TASKS, Refusal, Reply
 from tfp_bfl.parties.deployment.job import check_name
-from tfp_bfl.parties.deployment.server import FAILURE, RUNS, TOLD, serve
+from tfp_bfl.parties.deployment.server import FAILURE, PROGRESS, RUNS, serve
 from tfp_bfl.parties.deployment.site import Site as Answers
 
 _CONTENT, _REFUSED = "content", "refused"
 _POLL = 0.2
-# Seconds that a party has at least to begin a run, in which it builds and traces a model.
+# Smallest deadline in seconds for a site to begin a run: it builds and traces a model.
 _TO_BEGIN = 60.0
-# Of the lines about a run, how many wait for whoever submitted it.
-_KEPT = 200
+# Number of lines about a run that are stored for the administrator.
+_MOST_LINES = 200
 
 
 class _Aborted(Error):
@@ -48,13 +49,13 @@ class _Aborted(Error):
 
 
 class _Lines(io.TextIOBase):
-    """The messages of a run: written to the server's output, and stored for its submitter."""
+    """The lines about a run: written to the server's output, and stored for the administrator."""
 
     def __init__(self) -> None:
         self._every: list[str] = []
 
     def write(self, text: str) -> int:
-        """Take whole lines."""
+        """Store and write lines of text."""
         self._every += filter(None, text.splitlines())
         return sys.stdout.write(text)
 
@@ -63,20 +64,20 @@ class _Lines(io.TextIOBase):
         sys.stdout.flush()
 
     def last(self) -> dict[str, Any]:
-        """Return the last lines, and how many there were before them."""
+        """Return the last lines, and the number of lines before them."""
         every = self._every[:]
-        return {"before": max(0, len(every) - _KEPT), "lines": every[-_KEPT:]}
+        return {"before": max(0, len(every) - _MOST_LINES), "lines": every[-_MOST_LINES:]}
 
 
 class Server(Controller):
-    """Runs a federation in the server's process of a job, whose arguments are what a user submitted.
+    """FLARE controller that runs a federation in the server's process of a job.
 
     Args:
-      name: of the run.
-      options: of the run.
-      quorum: the fewest sites that must answer.
-      deadline: seconds that a site has for an answer.
-      secure_sums, max_examples, without, again: of `server.serve`.
+      name: name of the run.
+      options: options of the run.
+      quorum: smallest number of sites in a round.
+      deadline: time limit for the answer of a site, in seconds.
+      secure_sums, max_examples, without, again: as of `server.serve`.
     """
 
     def __init__(
@@ -107,26 +108,26 @@ class Server(Controller):
         """Do nothing: there is nothing to clear."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Report of the rounds where it is asked how the run goes."""
+        """Add the lines about the run to FLARE's statistics on request."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(TOLD, self._lines.last())
+            fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR).set_info(PROGRESS, self._lines.last())
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Return the run, from its first question to its folder."""
+        """Run the federation and copy the folder of the run to the result."""
         name, options, quorum, deadline = self._arguments
         workspace = fl_ctx.get_engine().get_workspace()
         channel = _Channel(self, fl_ctx, abort_signal, deadline)
         result = pathlib.Path(workspace.get_run_dir(fl_ctx.get_job_id())) / "run"
         try:
             console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
-            with reporter(console, "lines", int(options.get("rounds", 0))) as tell:
-                here = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
-                done = serve(options, name, here, channel, quorum, tell, **self._how)
-            # What the administrator fetches: the run without its checkpoints.
+            with reporter(console, "lines", int(options.get("rounds", 0))) as progress:
+                folder = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
+                done = serve(options, name, folder, channel, quorum, progress, **self._how)
+            # The administrator downloads the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
         except _Aborted:
-            self.log_warning(fl_ctx, "The job was aborted; the run's last checkpoint is kept.")
+            self.log_warning(fl_ctx, "The job was aborted. The run can resume from its last checkpoint.")
         except Error as error:
             result.mkdir(parents=True, exist_ok=True)
             (result / FAILURE).write_text(str(error), encoding="utf-8")
@@ -135,12 +136,12 @@ class Server(Controller):
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Ignore an answer that came too late."""
+        """Ignore an answer after its deadline."""
         self.log_warning(fl_ctx, f"{client.name} answered {task_name} too late.")
 
 
 class _Channel:
-    """`channel.Channel` by FLARE's tasks."""
+    """Channel (`channel.Channel`) over FLARE's tasks."""
 
     def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, deadline: float):
         self._controller, self._fl_ctx, self._abort, self._deadline = controller, fl_ctx, abort, deadline
@@ -193,18 +194,18 @@ def _received(put: Any, client_task: ClientTask, fl_ctx: FLContext) -> None:
     else:
         content = result.get(_CONTENT)
         put((name, content if isinstance(content, bytes) else Refusal("its answer is no bytes")))
-    client_task.result = None  # FLARE keeps tasks for a while, and answers need not stay in memory.
+    client_task.result = None  # FLARE stores completed tasks for a while; the answers need not stay in memory.
 
 
 class Site(Executor):
-    """Answers the server's tasks at a site, by the file in the site's own folder `local`."""
+    """FLARE executor that answers the server's tasks at a site, by the file in the site's folder `local`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._answers: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Read the site's file and data when a job starts; their faults are reported when it is asked."""
+        """Read the site's file and data when a job starts; errors are reported in the answers."""
         if event_type == EventType.START_RUN:
             folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
             try:
@@ -213,7 +214,7 @@ class Site(Executor):
                 self._answers = str(error)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Return the answer to a task, or why there is none."""
+        """Return the answer to a task, or the reason of a refusal."""
         started, reply = time.perf_counter(), Shareable()
         try:
             if isinstance(self._answers, str):

@@ -1,4 +1,4 @@
-"""The job that a server sends to its sites: options without code, and the schema of the data, as JSON."""
+"""The job that a server sends to its sites: options without code and the schema of the data, as JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def check_name(name: str) -> str:
-    """Return the name of a run, which is that of folders too.
+    """Return the name of a run, which also names folders.
 
     Raises:
-      InvalidArgument: it can't be.
+      InvalidArgument: it is not a valid name.
     """
     if not _RUN_NAME.fullmatch(name):
         raise InvalidArgument(f"The run's name is {shown(name)}, but must be letters, digits, and - _ . between them.")
@@ -27,10 +27,10 @@ def check_name(name: str) -> str:
 
 
 def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
-    """Return the configuration of a run over so many sites.
+    """Return the configuration of a run over `number` sites.
 
     Raises:
-      InvalidArgument: an option is of data in one place or names code, is unknown, or does not fit the others.
+      InvalidArgument: an option describes data in one place, names code, is unknown, or contradicts another option.
     """
     for name in options:
         if name in OF_ONE_PLACE:
@@ -40,11 +40,11 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     for name in own_model.OPTIONS:
         if own_model.names_code(options.get(name)):
             raise InvalidArgument(
-                f"{name} is {shown(options[name])}, but sites run no code that they receive: use one of this library."
+                f"{name} is {shown(options[name])}, but sites run no code from messages: use one of this library."
             )
     config = make_config(None, {**options, "clients": number, "partition": "iid"})
     if config.algorithm == "fed_be":
-        raise InvalidArgument("fed_be needs unlabelled examples at the server, and here there are none: take another.")
+        raise InvalidArgument("fed_be requires unlabelled examples, and the server of sites has none: use another one.")
     return config
 
 
@@ -58,7 +58,7 @@ def from_json(content: Any) -> bfl.data.Schema:
     """Return the schema that `to_json` wrote.
 
     Raises:
-      InvalidArgument: it is none.
+      InvalidArgument: the content is not a schema.
     """
     try:
         columns = tuple(bfl.data.Column(str(n), float(m), float(s)) for n, m, s in content["columns"])
@@ -66,4 +66,4 @@ def from_json(content: Any) -> bfl.data.Schema:
         shape, names = tuple(map(int, content["element_shape"])), tuple(map(str, content["class_names"]))
         return bfl.data.Schema(str(content["name"]), shape, bool(content["is_image"]), names, columns, target)
     except (KeyError, TypeError, ValueError):
-        raise InvalidArgument("What the server says of the data is not of the form that it must have.") from None
+        raise InvalidArgument("The schema from the server does not have the required form.") from None

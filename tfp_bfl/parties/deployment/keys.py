@@ -1,4 +1,4 @@
-"""Keys that two sites share and the server has not: X25519, each half signed with the site's certificate."""
+"""Pairwise secret keys of sites, unknown to the server: X25519, public keys signed with the sites' certificates."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ _SIGNED = b"tfp_bfl, half of the keys that mask what a party sends: "
 
 
 def offer(startup: pathlib.Path, secret: bytes) -> Optional[dict[str, str]]:
-    """Return a site's half, for all others: its public key, its certificate and the signature, as text; None
-    without a certificate.
+    """Return the key offer of a site to the other sites: public key, certificate and signature, as text.
+
+    It is None if the site has no certificate.
     """
     if not (startup / _CERTIFICATE).exists():
         return None
     from cryptography.hazmat.primitives import serialization
 
     key: Any = serialization.load_pem_private_key((startup / _KEY).read_bytes(), None)
-    public = _half(secret).public_key().public_bytes_raw()
+    public = _private_key(secret).public_key().public_bytes_raw()
     certificate = (startup / _CERTIFICATE).read_text(encoding="ascii")
     signature = key.sign(_SIGNED + public, *_padding())
     return {"public": _text(public), "certificate": certificate, "signature": _text(signature)}
 
 
 def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the keys that a site shares with the others, by their names.
+    """Return the pairwise keys of a site with the other sites, by their names.
 
     Args:
-      startup: its folder of certificates.
-      secret: its own.
-      name: its own.
-      offers: name -> what that site offers, as the server passed it on.
+      startup: the site's folder of certificates.
+      secret: the site's secret.
+      name: the site's name.
+      offers: name -> key offer of that site (`offer`), as the server forwarded it.
 
     Raises:
-      InvalidArgument: an offer is not signed by whom it is of, by no site whom the authority knows, or is another's
-        too; or the name is another's.
+      InvalidArgument: an offer is not signed by its site, its certificate is not from the authority, two offers have
+        the same public key, or `name` is not the name in the site's certificate.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -49,14 +50,14 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
     authority = x509.load_pem_x509_certificate((startup / _AUTHORITY).read_bytes())
-    own_half = _text(_half(secret).public_key().public_bytes_raw())
+    own_public = _text(_private_key(secret).public_key().public_bytes_raw())
     mine = x509.load_pem_x509_certificate((startup / _CERTIFICATE).read_bytes())
-    if _named(mine, x509.NameOID.COMMON_NAME) != name or (offers.get(name) or {}).get("public") != own_half:
-        raise InvalidArgument(f"The server calls it {name}, which its certificate or its key does not.")
-    if len({str((offer or {}).get("public")) for offer in offers.values()}) < len(offers):
+    if _named(mine, x509.NameOID.COMMON_NAME) != name or (offers.get(name) or {}).get("public") != own_public:
         raise InvalidArgument(
-            "Two sites offer the same half of a key: one of them is not the site that it claims to be."
+            f"The server gives this site the name or key of {name}, which differ from its certificate or its own key."
         )
+    if len({str((offer or {}).get("public")) for offer in offers.values()}) < len(offers):
+        raise InvalidArgument("Two sites offer the same public key: one of them is not the site that it claims to be.")
     keys = {}
     for other, offer in offers.items():
         if other == name:
@@ -66,26 +67,26 @@ def agree(startup: pathlib.Path, secret: bytes, name: str, offers: Mapping[str, 
             certificate.verify_directly_issued_by(authority)
             public = base64.b64decode(offer["public"], validate=True)
             signature = base64.b64decode(offer["signature"], validate=True)
-            own: Any = certificate.public_key()
-            own.verify(signature, _SIGNED + public, *_padding())
-            # The server and the administrator have certificates too, of an organisation that no party is of.
+            verifier: Any = certificate.public_key()
+            verifier.verify(signature, _SIGNED + public, *_padding())
+            # The certificates of the server and the administrator have the organisation of no site.
             names = (x509.NameOID.COMMON_NAME, x509.NameOID.ORGANIZATION_NAME)
             if any(_named(certificate, kind) != other for kind in names):
                 raise ValueError("the certificate belongs to another site, or to no site")
-            shared = _half(secret).exchange(X25519PublicKey.from_public_bytes(public))
-        except Exception:  # Whatever a stranger's bytes make of the parsers.
-            raise InvalidArgument(f"What is said to be the key of {other} is not signed by {other}.") from None
+            shared = _private_key(secret).exchange(X25519PublicKey.from_public_bytes(public))
+        except Exception:  # Parsers of untrusted bytes raise many types.
+            raise InvalidArgument(f"The key offered as that of {other} is not signed by {other}.") from None
         between = " ".join(sorted((name, other))).encode()
         keys[other] = HKDF(SHA256(), 32, salt=None, info=b"tfp_bfl masks between " + between).derive(shared)
     return keys
 
 
 def _named(certificate: Any, kind: Any) -> str:
-    (found,) = certificate.subject.get_attributes_for_oid(kind)
-    return str(found.value)
+    (attribute,) = certificate.subject.get_attributes_for_oid(kind)
+    return str(attribute.value)
 
 
-def _half(secret: bytes) -> Any:
+def _private_key(secret: bytes) -> Any:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(hmac.new(secret, b"masks", hashlib.sha256).digest())

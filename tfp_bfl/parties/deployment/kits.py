@@ -18,7 +18,7 @@ import yaml
 from tfp_bfl.errors import Error, InvalidArgument, MissingDependency, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.parties.deployment.site import FILE
-from tfp_bfl.parties.deployment.strangers import strangers
+from tfp_bfl.parties.deployment.trust import trust_failure
 
 ADMIN, SERVER = "admin", "server"
 _ROLE = "tfp_bfl.json"
@@ -245,7 +245,7 @@ def start(kit: Union[str, pathlib.Path]) -> None:
     if settings.exists():
         (server,) = json.loads(settings.read_text(encoding="utf-8"))["servers"]
         host, _, port = server["service"]["target"].rpartition(":")
-        if why := strangers(settings.parent, host, int(port)):
+        if why := trust_failure(settings.parent, host, int(port)):
             raise InvalidArgument(why)
     os.environ.setdefault("MALLOC_ARENA_MAX", "4")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

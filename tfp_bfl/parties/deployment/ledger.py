@@ -1,4 +1,4 @@
-"""The privacy budget that a site has spent on its examples, run by run, and what remains."""
+"""Ledger of the privacy budget that a site has spent on its examples, run by run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tfp_bfl.privacy import Steps
 
 
 class Ledger:
-    """Charges a run's rounds before they are answered, and keeps that in a file for each run.
+    """Ledger of privacy costs: charges rounds before they are answered, in a file for each run.
 
-    A run is charged for all its rounds when it begins, and once, whoever is killed meanwhile. Its name stands for one
-    job, and a round for one message: another answer would reveal more than was charged. A lock on the folder lets
-    one process at a time read and charge.
+    A run is charged for all its rounds when it begins, and only once, even after interruptions. Its name identifies one
+    job, and each round one message: a second answer would reveal more than was charged. A lock on the folder
+    serialises the processes that read and charge.
 
     Args:
-      folder: of the files.
-      run: its name.
-      job: a digest of all that the site is sent of the run.
+      folder: folder of the files.
+      run: name of the run.
+      job: digest of the job that the site received.
       steps: noisy steps of one round.
-      rounds: of the run.
-      limit: of epsilon, over all runs.
-      delta: of that.
+      rounds: number of rounds of the run.
+      limit: bound on epsilon over all runs.
+      delta: delta of that epsilon.
 
     Raises:
-      InvalidArgument: with this run the limit would be passed, the run was another before, or a file can't be read.
+      InvalidArgument: the run would exceed the limit, its name belongs to another job, or a file can't be read.
     """
 
     def __init__(self, folder: pathlib.Path, run: str, job: str, steps: Steps, rounds: int, limit: float, delta: float):
@@ -68,23 +68,23 @@ class Ledger:
         self._write(recorded["messages"] if recorded else {})
 
     def charge(self, message: Mapping[str, np.ndarray]) -> None:
-        """Note that a round is answered.
+        """Record the message of a round before its answer.
 
         Raises:
-          InvalidArgument: the run has no such round, or the round had another message.
+          InvalidArgument: the run has no such round, or another message of the round was recorded.
         """
         number = str(int(np.asarray(message.get("round", -1))))
         if not 0 <= int(number) < self._rounds:
             raise InvalidArgument(
-                f"It has agreed to {self._rounds} rounds, and round {int(number) + 1} is none of them."
+                f"It has agreed to {self._rounds} rounds, which do not include round {int(number) + 1}."
             )
         digest = digest_of(message)
         with self._locked():
-            # Another process may have answered a round of this run meanwhile.
+            # Another process may have answered a round of this run since.
             messages: dict[str, str] = self._read(self._path)["messages"]
             if messages.setdefault(number, digest) != digest:
                 raise InvalidArgument(
-                    f"It has answered another message of round {int(number) + 1}: a second answer would tell more of "
+                    f"It has answered another message of round {int(number) + 1}: a second answer would reveal more of "
                     "its examples than was agreed to."
                 )
             self._write(messages)
@@ -108,10 +108,10 @@ class Ledger:
     def _read(path: pathlib.Path) -> dict[str, Any]:
         try:
             entry = json.loads(path.read_text(encoding="utf-8"))
-            noise, share, number = entry["told"]
-            fine = noise >= 0 and 0 < share <= 1 and number >= 0 and all(map(str.isdigit, entry["messages"]))
-            if fine and isinstance(entry["rounds"], int):
+            noise, rate, number = entry["told"]
+            is_valid = noise >= 0 and 0 < rate <= 1 and number >= 0 and all(map(str.isdigit, entry["messages"]))
+            if is_valid and isinstance(entry["rounds"], int):
                 return dict(entry)
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        raise InvalidArgument(f"{path.name} of its ledger can't be read, so that what it has sent is not known.")
+        raise InvalidArgument(f"{path.name} of its ledger can't be read: the epsilon that it has spent is unknown.")

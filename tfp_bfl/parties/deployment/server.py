@@ -1,4 +1,4 @@
-"""The server's side of a federation: who takes part, the rounds, scores from sums, and the run's folder."""
+"""The server of a federation of sites: attendance, rounds, scores from sums, and the folder of the run."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ from tfp_bfl.parties.deployment.site import OFFER
 
 logger = logging.getLogger(__name__)
 
-# Silent rounds in a row after which a party is not waited for in each round, and the most rounds without asking it.
+# Consecutive rounds without an answer after which a site is not asked in each round, and the largest number of rounds
+# without asking it.
 _PATIENCE, _LONGEST_REST = 2, 16
 
-# In a result's folder, why there is no more of it.
+# File in the folder of a result with the error of a failed run.
 FAILURE = "failure.txt"
-# The sums from which the last scores are (`evaluation.score_sums`): over all parties, and of each under its name.
+# File with the sums of the last scores (`evaluation.score_sums`): over all sites, and of each site under its name.
 SCORES = "scores.npz"
-# Where a server keeps runs, from its folder; no job names another.
+# Folder of the runs in the server's folder; a job cannot name another one.
 RUNS = "runs"
-# Under which name a server has its lines about a run.
-TOLD = "told"
+# Key of the server's lines about a run in FLARE's statistics.
+PROGRESS = "progress"
 
 
 def serve(
@@ -48,45 +49,45 @@ def serve(
     folder: pathlib.Path,
     channel: Channel,
     quorum: int,
-    tell: Reporter,
+    progress: Reporter,
     *,
     secure_sums: bool = False,
     max_examples: Optional[int] = None,
     without: Sequence[str] = (),
     again: bool = False,
 ) -> pathlib.Path:
-    """Run a federation to its end, or go on from where it broke off, and return its folder.
+    """Run a federation to its end, or resume an interrupted run, and return its folder.
 
-    The folder holds what a run's does: config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json; and
-    parties.json: who takes part, and what their data look like. summary.json has what each scored, scores.npz the sums
-    from which that is.
+    The folder holds the files of a run (config.yaml, metrics.jsonl, checkpoints/, saved_model/, summary.json) and
+    parties.json with the sites and the descriptions of their data. summary.json has the scores of each site, and
+    scores.npz the sums behind them.
 
     Args:
-      options: of `tfp-bfl run`, but those of data.
-      name: of the run; the same name goes on with it.
-      folder: new, or of the same run.
-      channel: that reaches the sites.
-      quorum: the fewest sites that must take part, and give a sound answer in each round.
-      tell: what is told of progress.
-      secure_sums: sites mask what they send, so that only the sum over those who answer can be read here.
-      max_examples: that a site counts as having, whatever it says; None for what it says.
-      without: sites that are not asked.
-      again: whoever submitted it has not seen how it ended: a run that is complete is returned as it is.
+      options: options of `tfp-bfl run`, except those that describe data.
+      name: name of the run; a run with the same name is resumed.
+      folder: a new folder, or the folder of the same run.
+      channel: channel to the sites.
+      quorum: smallest number of sites, and of valid answers in each round.
+      progress: reporter of progress.
+      secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
+      max_examples: bound on the number of examples that weights a site; None for no bound.
+      without: names of sites that are not asked.
+      again: whether the job is a repetition after an interruption: a complete run is then returned unchanged.
 
     Raises:
-      InvalidArgument: the options are no run's, or the data of the sites do not fit each other.
-      Error: fewer sites than the quorum.
+      InvalidArgument: the options are not valid, or the data of the sites do not fit each other.
+      Error: the sites are fewer than the quorum.
     """
     check_name(name)
     if (folder / "summary.json").exists():
         if again:
             return folder
-        raise InvalidArgument(f"The run {name} is complete: give another one another name.")
-    tell.phase("asking the sites for descriptions of their data")
-    there = gather(folder, channel, quorum, without)
-    names, reported = there.names, there.counted(max_examples)
+        raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
+    progress.phase("asking the sites for descriptions of their data")
+    attendance = gather(folder, channel, quorum, without)
+    names, reported = attendance.names, attendance.counted(max_examples)
     schema = bfl.data.agree(name, reported)
-    offers = {party: summary.get(OFFER) for party, summary in reported.items()}
+    offers = {site: summary.get(OFFER) for site, summary in reported.items()}
     config = make_job(options, len(names))
     sizes = np.array([summary["num_examples"] for summary in reported.values()], np.int64)
     parties = bfl.data.Parties(schema, names, sizes)
@@ -94,25 +95,27 @@ def serve(
     process = build.process(config, schema, lambda: None, secure_sums=sums)
     config, weights = build.settle(config, schema)
     bfl.federated.check_clients(process, parties)
-    hidden = records.privacy(config, {}, [summary["num_examples"] for summary in there.reported.values()])
+    privacy = records.privacy(config, {}, [summary["num_examples"] for summary in attendance.reported.values()])
     settled = functools.partial(resolve.resolved, regression=schema.target is not None, weights=weights)
     with owned(folder, config, settled):
-        there.write(folder)
+        attendance.write(folder)
         job = {"options": dict(options), "parties": len(names), "run": name, "schema": to_json(schema)}
         job |= {"version": bfl.__version__, "secure_sums": sums, "offers": offers if secure_sums else {}}
         job |= {"max_examples": max_examples}
-        jobs = {party: json.dumps({**job, "number": number}).encode() for number, party in enumerate(names)}
-        there.begin(channel, jobs, quorum)
-        there.write(folder)
-        doubts = there.doubts(max_examples)
-        for warning in [*there.absences(), *doubts]:
-            tell.phase(warning)
-        tell.announce(f"{len(names)} sites with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds")
+        jobs = {site: json.dumps({**job, "number": number}).encode() for number, site in enumerate(names)}
+        attendance.begin(channel, jobs, quorum)
+        attendance.write(folder)
+        doubts = attendance.doubts(max_examples)
+        for warning in [*attendance.absences(), *doubts]:
+            progress.phase(warning)
+        progress.announce(
+            f"{len(names)} sites with {sizes.min():,} to {sizes.max():,} examples; {config.rounds:,} rounds"
+        )
         sums_of = bfl.evaluation.NUMBER_SUMS if schema.target else bfl.evaluation.SUMS
-        carrier = _Carrier(channel, names, jobs, there.refused, tell.note, quorum)
-        tests = {party: reported[party].get("num_test", 0) for party in names}
-        scores = _Scores(channel, tests, sums_of, tell.note, carrier)
-        with recorder(folder, config, tell, None) as on_round:
+        carrier = _Carrier(channel, names, jobs, attendance.refused, progress.note, quorum)
+        tests = {site: reported[site].get("num_test", 0) for site in names}
+        scores = _Scores(channel, tests, sums_of, progress.note, carrier)
+        with recorder(folder, config, progress, None) as on_round:
             result = bfl.federated.simulate_parties(
                 process,
                 parties,
@@ -126,38 +129,38 @@ def serve(
                 evaluate=scores.of,
                 evaluate_every=config.evaluate_every,
                 on_round=on_round,
-                # A party answers a round with masks once: no round is gone back over.
+                # A site answers each round with masks only once: no round can be repeated.
                 checkpoint_every=1 if secure_sums else config.checkpoint_every,
                 keep_checkpoints=config.keep_checkpoints,
                 max_retries=config.max_retries,
             )
-        there.write(folder)
+        attendance.write(folder)
         suspects = score_doubts(scores.last)
         for warning in suspects:
-            tell.phase(warning)
-        warnings = [*there.absences(), *doubts, *scores.absences(), *suspects]
-        _write(folder, config, weights, schema, parties, result, scores.last, hidden, warnings)
+            progress.phase(warning)
+        warnings = [*attendance.absences(), *doubts, *scores.absences(), *suspects]
+        _write(folder, config, weights, schema, parties, result, scores.last, privacy, warnings)
     return folder
 
 
 class _Carrier:
-    """`federated.Transport` by a channel: rounds' messages as bytes.
+    """Transport (`federated.Transport`) over a channel: the messages of rounds as bytes.
 
-    A site that was started anew or did not hear of the run gets its job before the next round, and takes part again.
-    All sites of a round have one deadline. A site that was silent in `_PATIENCE` rounds in a row is left out of the
-    next rounds without being waited for, first as many as that, and after each further silent round twice as many,
-    at most `_LONGEST_REST`. It is asked nonetheless where the quorum needs it.
+    A site that was restarted or missed its job gets the job before the next round, and takes part again. All sites
+    of a round have one deadline. A site that did not answer in `_PATIENCE` consecutive rounds is not asked in the next
+    `_PATIENCE` rounds. Each further round without its answer doubles this number, up to `_LONGEST_REST`. If the quorum
+    requires it, the site is asked anyway.
 
     Args:
-      channel: that reaches the sites.
-      names: of the sites, by their numbers.
-      jobs: name -> that site's job.
-      refused: name -> why that site takes no part, which is kept up to date.
-      tell: is given a line when a site does not answer, and when it answers again.
-      quorum: the fewest answers of a round.
+      channel: channel to the sites.
+      names: names of the sites, in the order of their numbers.
+      jobs: name -> job of that site.
+      refused: name -> reason of absence of that site; updated in place.
+      progress: called with a line when a site does not answer, and when it answers again.
+      quorum: smallest number of answers in a round.
 
     Attributes:
-      silent: the sites that did not answer when they were last asked.
+      silent: sites that did not answer the last time they were asked.
     """
 
     def __init__(
@@ -166,14 +169,14 @@ class _Carrier:
         names: Sequence[str],
         jobs: Mapping[str, bytes],
         refused: dict[str, str],
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         quorum: int = 1,
     ):
-        self._channel, self._names, self._jobs, self._refused, self._tell = channel, names, jobs, refused, tell
+        self._channel, self._names, self._jobs, self._refused, self._progress = channel, names, jobs, refused, progress
         self._quorum = quorum
         self._again: set[str] = set()
         self.silent: set[str] = set()
-        # Of a silent party: silent rounds in a row, and rounds for which it is not asked.
+        # For each site: consecutive rounds without an answer, and remaining rounds without asking it.
         self._misses: collections.Counter[str] = collections.Counter()
         self._rest: collections.Counter[str] = collections.Counter()
 
@@ -181,54 +184,54 @@ class _Carrier:
         """Implement `federated.Transport.ask`."""
         invited = [self._names[number] for number in numbers]
         resting = self._resting(invited)
-        for party in resting:
-            yield self._names.index(party), f"it has not answered in {self._misses[party]} rounds and was not asked"
-        asked = [party for party in invited if party not in resting]
-        self._begin_again([party for party in asked if party in self._again])
+        for site in resting:
+            yield self._names.index(site), f"it has not answered in {self._misses[site]} rounds and was not asked"
+        asked = [site for site in invited if site not in resting]
+        self._begin_again([site for site in asked if site in self._again])
         silent = set(asked)
-        for party, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
-            silent.discard(party)
+        for site, reply in self._channel.ask(ROUND, dict.fromkeys(asked, to_bytes(message))):
+            silent.discard(site)
             if isinstance(reply, Refusal) and reply == NO_RUN:
-                self._again.add(party)
+                self._again.add(site)
             elif not isinstance(reply, Refusal):
-                self._refused.pop(party, None)
-            yield self._names.index(party), _arrays(reply)
-        for party in sorted(silent - self.silent):
-            self._tell(f"{party} did not answer in time: rounds go on without it until it answers again")
-        for party in sorted(self.silent.intersection(asked) - silent):
-            self._tell(f"{party} answers again")
-        for party in asked:
-            self._misses[party] = self._misses[party] + 1 if party in silent else 0
-            beyond = self._misses[party] - _PATIENCE
-            self._rest[party] = min(_PATIENCE * 2**beyond, _LONGEST_REST) if beyond >= 0 else 0
+                self._refused.pop(site, None)
+            yield self._names.index(site), _arrays(reply)
+        for site in sorted(silent - self.silent):
+            self._progress(f"{site} did not answer in time: rounds continue without it until it answers again")
+        for site in sorted(self.silent.intersection(asked) - silent):
+            self._progress(f"{site} answers again")
+        for site in asked:
+            self._misses[site] = self._misses[site] + 1 if site in silent else 0
+            beyond = self._misses[site] - _PATIENCE
+            self._rest[site] = min(_PATIENCE * 2**beyond, _LONGEST_REST) if beyond >= 0 else 0
         self.silent = silent | self.silent.difference(asked)
 
     def _resting(self, invited: Sequence[str]) -> list[str]:
-        """Return the sites that are left out of this round for their silence."""
-        found = [party for party in invited if self._rest[party]]
-        if len(invited) - len(found) < self._quorum:
+        """Return the sites that are not asked in this round, after rounds without their answers."""
+        resting = [site for site in invited if self._rest[site]]
+        if len(invited) - len(resting) < self._quorum:
             return []
-        for party in found:
-            self._rest[party] -= 1
-        return found
+        for site in resting:
+            self._rest[site] -= 1
+        return resting
 
-    def _begin_again(self, parties: Sequence[str]) -> None:
-        if not parties:
+    def _begin_again(self, sites: Sequence[str]) -> None:
+        if not sites:
             return
-        for party, reply in self._channel.ask(BEGIN, {party: self._jobs[party] for party in parties}):
-            self._again.discard(party)
+        for site, reply in self._channel.ask(BEGIN, {site: self._jobs[site] for site in sites}):
+            self._again.discard(site)
             if isinstance(reply, Refusal):
-                self._refused[party] = str(reply)
+                self._refused[site] = str(reply)
             logger.warning(
-                "%s was told of the run again: %s", party, str(reply) if isinstance(reply, Refusal) else "it takes part"
+                "%s got the job again: %s", site, str(reply) if isinstance(reply, Refusal) else "it takes part"
             )
 
 
 class _Scores:
-    """Scores of a model on what the sites hold out, from sums. Sites that were silent in the round are not asked.
+    """Scores of a model on the test data of the sites, from sums. Sites that did not answer the round are not asked.
 
     Attributes:
-      last: site -> its sums, of the last model scored.
+      last: site -> its sums for the last model.
     """
 
     def __init__(
@@ -236,40 +239,40 @@ class _Scores:
         channel: Channel,
         sizes: Mapping[str, int],
         spec: Mapping[str, Any],
-        tell: Callable[[str], None],
+        progress: Callable[[str], None],
         carrier: _Carrier,
     ):
-        self._channel, self._sizes, self._spec, self._tell = channel, sizes, spec, tell
+        self._channel, self._sizes, self._spec, self._progress = channel, sizes, spec, progress
         self._carrier = carrier
         self._without: list[str] = []
         self.last: dict[str, dict[str, np.ndarray]] = {}
 
     def absences(self) -> list[str]:
-        """Return a sentence on whom the last scores leave out; nothing where they are over all."""
+        """Return a sentence with the sites that the last scores leave out; nothing if there are none."""
         if not self._without or not self.last:
             return []
         return [f"The scores are over the test data of {_and([*self.last])}, without those of {_and(self._without)}."]
 
     def of(self, model: Any) -> dict[str, float]:
-        """Return the scores over all sites that answered, and their number `num_scored`; nothing if none did."""
+        """Return the scores over the sites that answered, and their number `num_scored`; nothing if none did."""
         content = to_bytes(bfl.federated.to_arrays(bfl.models.predictive_weights(model)))
         answers = {}
-        asked = [party for party in self._sizes if party not in self._carrier.silent]
-        for party, reply in self._channel.ask(SCORE, dict.fromkeys(asked, content)):
+        asked = [site for site in self._sizes if site not in self._carrier.silent]
+        for site, reply in self._channel.ask(SCORE, dict.fromkeys(asked, content)):
             try:
                 arrays = _arrays(reply)
                 if isinstance(arrays, str):
                     raise InvalidArgument(arrays)
                 sums = bfl.federated.from_arrays(arrays, self._spec)
-                bfl.evaluation.check_sums(sums, self._sizes[party])
-                answers[party] = sums
+                bfl.evaluation.check_sums(sums, self._sizes[site])
+                answers[site] = sums
             except InvalidArgument as error:
-                logger.warning("The scores are without those of %s: %s", party, error)
+                logger.warning("The scores are without those of %s: %s", site, error)
         self.last = dict(sorted(answers.items()))
-        without = [party for party in self._sizes if party not in answers]
+        without = [site for site in self._sizes if site not in answers]
         if without != self._without and answers:
             over = f"the test data of {_and([*self.last])}"
-            self._tell(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
+            self._progress(f"the scores are over {over}{f', without {_and(without)}' if without else ' again'}")
         self._without = without
         if not answers:
             return {}
@@ -290,8 +293,8 @@ def _arrays(reply: Reply) -> Any:
 
 
 def _largest(offers: Mapping[str, Any], sizes: np.ndarray) -> float:
-    """Return the bound of the sites' weights, of whom each must have offered half of a key."""
-    without = [party for party, offer in offers.items() if offer is None]
+    """Return the bound of the sites' weights; each site must have offered a public key."""
+    without = [site for site, offer in offers.items() if offer is None]
     if without:
         raise InvalidArgument(
             f"{', '.join(without)} can't mask their messages: secure sums require each site's certificate in its "
@@ -308,13 +311,13 @@ def _write(
     parties: bfl.data.Parties,
     result: bfl.federated.SimulationResult,
     scores: Mapping[str, Any],
-    hidden: Mapping[str, float],
+    privacy: Mapping[str, float],
     warnings: Sequence[str],
 ) -> None:
     last = result.rounds[-1]
     metrics = {name: x for name, x in last.items() if isinstance(x, (int, float)) and not isinstance(x, bool)}
-    metrics |= hidden
-    of_parties = {party: bfl.evaluation.from_sums(sums) for party, sums in scores.items()}
+    metrics |= privacy
+    of_sites = {site: bfl.evaluation.from_sums(sums) for site, sums in scores.items()}
     data = {"dataset": schema.name, "num_examples": int(parties.sizes.sum()), "parties": list(parties.names)}
     data.update({"columns": [list(column) for column in schema.columns]} if schema.columns else {})
     data.update({"target": list(schema.target)} if schema.target else {})
@@ -322,14 +325,14 @@ def _write(
     options = {option: x for option, x in settings.items() if option not in OF_ONE_PLACE}
     info = bfl.export.Info(list(schema.class_names) or None, options, metrics, data)
     bfl.export.save(result.model, folder / "saved_model", info)
-    _report(folder, options, metrics, result, schema, {party: scores.get(party) for party in parties.names})
+    _report(folder, options, metrics, result, schema, {site: scores.get(site) for site in parties.names})
     if scores:
-        of_each = {f"{party}/{name}": x for party, sums in scores.items() for name, x in sums.items()}
+        of_each = {f"{site}/{name}": x for site, sums in scores.items() for name, x in sums.items()}
         write_arrays(folder / SCORES, {**bfl.evaluation.add_sums(list(scores.values())), **of_each})
     summary = {
         **metrics,
         "method": resolve.method(options),
-        "parties": of_parties,
+        "parties": of_sites,
         "warnings": [*warnings, *result.warnings],
     }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -341,9 +344,9 @@ def _report(
     metrics: Mapping[str, Any],
     result: bfl.federated.SimulationResult,
     schema: bfl.data.Schema,
-    of_parties: Mapping[str, Any],
+    of_sites: Mapping[str, Any],
 ) -> None:
-    """Return the page about the run, from the rounds and the sites' sums."""
+    """Write the report of the run, from the rounds and the sites' sums."""
     summary = {name: x for name, x in metrics.items() if name != "round"}
     variance = summary.get("aleatoric", 0) + summary.get("epistemic", 0)
     summary.update({"epistemic_share": summary["epistemic"] / variance} if variance else {})
@@ -357,7 +360,7 @@ def _report(
         uncertainties={},
         class_names=schema.class_names,
         warnings=result.warnings,
-        parties=of_parties,
+        parties=of_sites,
         statement=bfl.export.statement(options),
     )
     bfl.plots.write_report(

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP, as service managers and closed terminals send them."""
+"""Cleanup at SIGTERM and SIGHUP, which service managers and closed terminals send."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Optional
 
 @contextlib.contextmanager
 def ends_with_cleanup() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP raise SystemExit, so that what was begun is ended; the exit status is 128 + number.
+    """Raise SystemExit at SIGTERM and SIGHUP within the context, so that cleanup runs; the exit status is 128 + number.
 
-    A signal that comes during the cleanup changes nothing. In a thread other than the main one this does nothing.
+    A further signal during the cleanup is ignored. Outside the main thread the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""A site's side of a federation: its own file, and its answers to what a server asks."""
+"""A site of a federation: its configuration file, and its answers to the requests of the server."""
 
 from __future__ import annotations
 
@@ -30,35 +30,34 @@ from tfp_bfl.parties.deployment.job import check_name, from_json, make_job
 from tfp_bfl.parties.deployment.ledger import Ledger
 
 FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
-# In the memory of a run with masks, what run that is.
+# File with the digest of the job, in the memory of a run with masks.
 JOB = "job"
-_OTHER_JOB = "It has masked what it sent in another run of the name {}: give this one another name."
+_OTHER_JOB = "It has sent masked messages in another run of the name {}: give this one another name."
 _SECRET_BYTES = 32
 _MOST_BYTES = 2**33
 
 
 class PartyFile(pydantic.BaseModel):
-    """The configuration of a site, which stays there.
+    """The configuration of a site, which the site never sends.
 
     Attributes:
-      data: of its own (`data.read_own`): a table, an archive or a folder of images.
-      label: the column of the labels.
-      test_data: to score models on; a fifth of the data if not given.
+      data: path of a table, an archive or a folder of images (`data.read_own`).
+      label: column of the labels.
+      test_data: path of the test data; None for a fifth of the data.
       task: classification or regression.
-      drop: columns of a table that are left out.
-      separator: of a .csv file's columns (`data.read_own`).
-      algorithms: those that it takes part in; none means all.
-      models: those that it trains; none means all.
-      rules: those by which its posterior may be pooled with others', as `tfp-bfl list` has them; none means all.
-      max_rounds: of a run.
-      min_parties: it takes part in no run of fewer.
-      share_scores: whether it sends sums of a model's scores on its test data.
-      allow_single_posteriors: whether a rule may need more of what sites send than their sum, as those do that
-        compare or keep each posterior by itself.
-      only_secure_sums: it takes part in no run whose server sees what it finds by itself.
-      max_example_epsilon: what all its runs together may tell of one example (`clients.ExamplePrivacy`); None for no
-        bound. Its scores are not shared then.
-      delta: of that epsilon.
+      drop: columns of a table to leave out.
+      separator: column separator of a .csv file (`data.read_own`).
+      algorithms: accepted algorithms; empty for all.
+      models: accepted models; empty for all.
+      rules: accepted aggregation rules, by their names in `tfp-bfl list`; empty for all.
+      max_rounds: largest number of rounds of a run.
+      min_parties: smallest number of sites of a run.
+      share_scores: whether the site sends sums of a model's scores on its test data.
+      allow_single_posteriors: whether a rule may use the single messages of the sites and not only their sum.
+      only_secure_sums: whether only runs with masked messages are accepted.
+      max_example_epsilon: bound on the epsilon of one example over all runs (`clients.ExamplePrivacy`); None for no
+        bound. With a bound, scores are not shared.
+      delta: delta of that epsilon.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -82,10 +81,10 @@ class PartyFile(pydantic.BaseModel):
 
 
 def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
-    """Return the site's file in a folder, whose paths are from there.
+    """Read the configuration file of a site; paths in the file are relative to the folder.
 
     Raises:
-      InvalidArgument: there is none, or it says something else than it may.
+      InvalidArgument: the file can't be read, or a value is not valid.
     """
     path = pathlib.Path(folder) / FILE
     try:
@@ -94,12 +93,12 @@ def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InvalidArgument(f"{where} of {path_name(path)}: {first['msg'][0].lower()}{first['msg'][1:]}.") from None
-    here = lambda x: x and str(pathlib.Path(folder) / x)
-    return settings.model_copy(update={"data": here(settings.data), "test_data": here(settings.test_data)})
+    resolved = lambda x: x and str(pathlib.Path(folder) / x)
+    return settings.model_copy(update={"data": resolved(settings.data), "test_data": resolved(settings.test_data)})
 
 
 def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
-    """Return the site's secret, made when it is first asked for, which only its owner may read."""
+    """Return the site's secret; the first call creates its file, readable by the owner only."""
     path = pathlib.Path(folder) / SECRET
     try:
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
@@ -113,47 +112,47 @@ def secret_of(folder: Union[str, os.PathLike[str]]) -> bytes:
 
 
 class Site:
-    """Answers what a server asks, by the site's own file; what that forbids is refused with a sentence.
+    """A site that answers the requests of a server, and refuses what its file forbids.
 
     Attributes:
-      seen: what the server of the run sees of what this site sends, in a sentence, from the rule that is built here.
+      seen: a sentence on what the server sees of this site's messages, from the rule of the process built here.
     """
 
     seen = "The server sees nothing."
 
     def __init__(self, folder: Union[str, os.PathLike[str]]):
-        """Return the site's folder; its file and data are read at once.
+        """Read the file and the data of a site's folder.
 
         Raises:
           InvalidArgument: the file or the data can't be read.
-          MissingDependency: the file has a bound of epsilon, and the package that counts it is not installed.
+          MissingDependency: the file bounds epsilon, and the package that computes epsilon is not installed.
         """
         self._folder = pathlib.Path(folder)
-        # Where a kit has its certificates.
+        # The folder of the certificates in a kit.
         self._startup = self._folder.parent / "startup"
         self._file = read_file(folder)
         if self._file.max_example_epsilon is not None:
-            bfl.privacy.composed_epsilon([], self._file.delta)  # which needs the package
+            bfl.privacy.composed_epsilon([], self._file.delta)  # Raises MissingDependency.
         file = self._file
         columns: dict[str, Any] = {"drop": file.drop, "separator": file.separator}
-        own = bfl.data.read_own(file.data, file.label, None, file.test_data, file.task, is_part=True, **columns)
-        self._train, self._test = own.train, own.test
+        data = bfl.data.read_own(file.data, file.label, None, file.test_data, file.task, is_part=True, **columns)
+        self._train, self._test = data.train, data.test
         self._party: Optional[bfl.federated.Party] = None
         self._why_not = NO_RUN
         self._ledger: Optional[Ledger] = None
         self._open = contextlib.ExitStack()
 
     def describe(self) -> str:
-        """Return the schema of the data as JSON, without examples; and the site's public keys for masks."""
+        """Return the description of the data as JSON, without examples, and the site's key offer for masks."""
         summary = {**bfl.data.describe(self._train), "num_test": self._test.num_examples}
-        half = keys.offer(self._startup, secret_of(self._folder))
-        return json.dumps(summary if half is None else {**summary, OFFER: half})
+        offer = keys.offer(self._startup, secret_of(self._folder))
+        return json.dumps(summary if offer is None else {**summary, OFFER: offer})
 
     def begin(self, message: str) -> None:
-        """Take part in a run, of which the server says options, schema, name, and the site's number.
+        """Begin a run with the job of the server: options, schema, name, and the number of the site.
 
         Raises:
-          InvalidArgument: its file forbids that, or a message has another form than it must have.
+          InvalidArgument: the site's file forbids the run, or the message does not have the required form.
         """
         self._party = None
         try:
@@ -170,9 +169,11 @@ class Site:
             sums, offers = job.get("secure_sums"), dict(job.get("offers", {}))
             most = None if job.get("max_examples") is None else int(job["max_examples"])
         except (KeyError, TypeError, ValueError):
-            raise InvalidArgument("What the server says of the run is not of the form that it must have.") from None
+            raise InvalidArgument("The job from the server does not have the required form.") from None
         if version != bfl.__version__:
-            raise InvalidArgument(f"The server has tfp_bfl {version}, and it {bfl.__version__}: install the same.")
+            raise InvalidArgument(
+                f"The server has tfp_bfl {version}, the site {bfl.__version__}: install the same version."
+            )
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties, sums)
@@ -185,7 +186,7 @@ class Site:
         self.seen = self._check_rule(sums)
         folder, secret = self._folder / "memory" / run, secret_of(self._folder)
         arguments = self._process, self._source, number, secret, run
-        # A server that goes back to a checkpoint asks for what was made in the rounds before it.
+        # A server that resumes from a checkpoint requires the memory of the rounds since that checkpoint.
         back = config.checkpoint_every * config.keep_checkpoints
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
         fields["charge"] = self._ledger and self._ledger.charge
@@ -202,7 +203,7 @@ class Site:
         """Bind a run with masks to the digest of its job.
 
         Raises:
-          InvalidArgument: it has masked what it sent in another run of this name, or does in another process.
+          InvalidArgument: the site has sent masked messages in another run of this name, or another process runs.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._open.close()
@@ -213,10 +214,10 @@ class Site:
             except OSError:
                 raise InvalidArgument("Another process of this site takes part in this run: end that one.") from None
             file.seek(0)
-            there = file.read()
-            if there not in ("", digest):
+            recorded = file.read()
+            if recorded not in ("", digest):
                 raise InvalidArgument(_OTHER_JOB.format(folder.name))
-            if not there:
+            if not recorded:
                 file.write(digest)
                 file.flush()
                 os.fsync(file.fileno())
@@ -225,23 +226,25 @@ class Site:
     def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
         names = sorted(offers)
         if not 0 <= number < len(names) == parties:
-            raise InvalidArgument(f"Masks need the keys of all {parties} sites, and the server passes on {len(names)}.")
+            raise InvalidArgument(
+                f"Masks require the keys of all {parties} sites, and the server forwards {len(names)}."
+            )
         shared = keys.agree(self._startup, secret, names[number], offers)
         return {names.index(other): key for other, key in shared.items()}
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the site's work in a round, or the shares that unmask a sum (`federated.SealedParty`).
+        """Return the result of the site's work in a round, or proofs or seeds of masks (`federated.SealedParty`).
 
         Raises:
-          InvalidArgument: more would be revealed of its examples than its file allows, or a second sum.
+          InvalidArgument: the answer would exceed the epsilon of the site's file, or reveal a second sum.
         """
         return self._begun().answer(message)
 
     def score(self, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return sums of a model's scores on its own test data (`evaluation.score_sums`).
+        """Return sums of a model's scores on the site's test data (`evaluation.score_sums`).
 
         Raises:
-          InvalidArgument: it shares none, or the weights are none of this run's model.
+          InvalidArgument: the site does not share scores, or the weights do not fit the model of the run.
         """
         self._begun()
         if not self._file.share_scores or self._ledger:
@@ -250,11 +253,11 @@ class Site:
         loaded = bfl.federated.from_arrays(weights, bfl.models.predictive_spec(model, weights))
         model = bfl.models.predictive_model(model, loaded)
         samples, seed = self._config.num_samples, self._config.seed
-        given = model, self._held.features, self._held.labels, samples, seed
+        arguments = model, self._held.features, self._held.labels, samples, seed
         if (target := self._held.target) is not None:
-            loaded = bfl.evaluation.evaluate_regression(*given, scale=target.scale, shift=target.mean)
+            loaded = bfl.evaluation.evaluate_regression(*arguments, scale=target.scale, shift=target.mean)
             return bfl.evaluation.number_sums(loaded)
-        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*given), self._held.labels)
+        return bfl.evaluation.score_sums(bfl.evaluation.evaluate(*arguments), self._held.labels)
 
     def _begun(self) -> bfl.federated.Party:
         if self._party is None:
@@ -267,7 +270,8 @@ class Site:
             return None
         if not config.example_clip_norm or not config.example_noise:
             raise InvalidArgument(
-                "Its file allows only runs that hide examples: submit with --example-clip-norm and --example-noise."
+                "Its file allows only runs with differential privacy of examples: submit with --example-clip-norm and "
+                "--example-noise."
             )
         steps = bfl.privacy.example_steps(
             config.example_noise, self._train.num_examples, config.batch_size, config.local_epochs
@@ -276,19 +280,21 @@ class Site:
 
     def _check_rule(self, sums: Any) -> str:
         name = str(self._process.description["rule"])
-        # Which add something to a sum that stays one.
+        # Quantisation and clipping are compatible with sums.
         plain = name.removeprefix("quantised ").removeprefix("clipped ")
         if self._file.rules and plain not in self._file.rules:
             raise InvalidArgument(f"Its file allows rule {' or '.join(self._file.rules)}, not {plain}.")
         if not self._process.is_sum and not self._file.allow_single_posteriors:
             raise InvalidArgument(
-                f"Its file allows only rules that need only the sum of the sites' messages, and {plain} needs each "
-                "message by itself."
+                f"Its file allows only rules that use only the sum of the sites' messages, and {plain} uses each "
+                "message separately."
             )
         if sums is not None:
-            return f"The server sees the sum of the sites' messages by {plain}, and masked numbers of this site."
-        use = "adds it to the others'" if self._process.is_sum else "needs it by itself"
-        return f"The server sees each message of this site, and by the rule {plain} {use}."
+            return (
+                f"The server sees the sum of the sites' messages for the rule {plain}, and masked numbers of this site."
+            )
+        use = "adds it to the other messages" if self._process.is_sum else "uses it separately"
+        return f"The server sees each message of this site. The rule {plain} {use}."
 
     def _check(self, config: RunConfig, parties: int, sums: Any) -> None:
         if sums is None and self._file.only_secure_sums:
@@ -307,28 +313,27 @@ class Site:
 
 
 def _digest_of(job: Mapping[str, Any]) -> str:
-    """Return a digest of who takes part in a run and of all that they are sent of it, the same at all sites.
+    """Return the digest of a job without the number of the site: the same at all sites.
 
     Raises:
-      InvalidArgument: the offers of keys are not of the form that they must have.
+      InvalidArgument: the key offers do not have the required form.
     """
     content = {name: x for name, x in job.items() if name not in ("number", "offers")}
     try:
-        content["halves"] = {party: offer["public"] for party, offer in sorted(dict(job.get("offers", {})).items())}
+        content["halves"] = {site: offer["public"] for site, offer in sorted(dict(job.get("offers", {})).items())}
     except (KeyError, TypeError, ValueError):
-        raise InvalidArgument("The keys that the server passes on are not of the form that they must have.") from None
+        raise InvalidArgument("The key offers from the server do not have the required form.") from None
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class _Versions:
-    """The memory of a site between rounds, a file for each of the last rounds in which it took part.
+    """The memory of a site between rounds, in a file for each of the last rounds in which it took part.
 
-    A server that asks for one round has its result, and can go back to its own checkpoints, but no further: files of
-    rounds before these are deleted.
+    The server can return to its oldest checkpoint, but no further: files of earlier rounds are deleted.
 
     Args:
-      folder: of the files.
-      back: rounds between the server's state and its oldest checkpoint, at most.
+      folder: folder of the files.
+      back: largest number of rounds between the server's state and its oldest checkpoint.
     """
 
     def __init__(self, folder: pathlib.Path, back: int):
@@ -355,7 +360,7 @@ class _Versions:
 
 
 class _Promises:
-    """The promises of a site for a run's rounds, a file for each, on disk before the answer is sent."""
+    """The promises of a site in a run, in a file for each round, written before the answer is sent."""
 
     def __init__(self, folder: pathlib.Path):
         self._folder = folder
@@ -373,21 +378,21 @@ class _Promises:
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:
-    """Read a site's file and data; return in a sentence what it has, and below what it sends when a run begins.
+    """Check a site's file and data; return a sentence on them, and below it the description that a server receives.
 
     Raises:
-      InvalidArgument: either can't be read.
+      InvalidArgument: the file or the data can't be read.
     """
     site = Site(folder)
     summary = json.loads(site.describe())
     kinds = (
         f"{len(summary['class_names'])} classes"
         if summary["class_names"]
-        else f"the number {shown(summary['target'][0])}"
+        else f"the target {shown(summary['target'][0])}"
     )
     return (
-        f"{summary['num_examples']:,} examples {summary['element_shape']} to train on, {kinds}: as {FILE} says.\n"
+        f"{summary['num_examples']:,} training examples {summary['element_shape']}, {kinds}, according to {FILE}.\n"
         f"{rare_classes(site._train)}"
-        "When a run begins, a server that asks what data there are is sent this, and nothing else:\n"
+        "When a run begins, a server that requests a description of the data receives this, and nothing else:\n"
         f"{json.dumps(summary, indent=1, ensure_ascii=False)}"
     )

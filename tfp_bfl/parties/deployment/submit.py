@@ -1,4 +1,4 @@
-"""A run as an administrator submits it: JSON without code, followed to its end, its folder fetched."""
+"""Submission of a run by the administrator: a job as JSON without code, its progress, and its result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
 from tfp_bfl.parties.deployment.job import check_name, make_job
 from tfp_bfl.parties.deployment.kits import ADMIN, CLASSES, check_installed, role_of
-from tfp_bfl.parties.deployment.server import FAILURE, TOLD
-from tfp_bfl.parties.deployment.strangers import strangers
+from tfp_bfl.parties.deployment.server import FAILURE, PROGRESS
+from tfp_bfl.parties.deployment.trust import trust_failure
 
-# How many parties there are is known at the server.
+# A number of sites for the check of the options; only the server knows the real one.
 _MANY = 10_000
 _POLL, _MISSED, _STARTS = 1.0, 5, 6.0
 _ABORTED, _LOST = "FINISHED:ABORTED", "LOST"
@@ -73,84 +73,91 @@ def submit(
     *,
     quorum: int,
     deadline: float,
-    tell: Callable[[str], None],
+    progress: Callable[[str], None],
     timeout: float = 120.0,
     restarts: int = 3,
     secure_sums: bool = False,
     max_examples: Optional[int] = None,
     without: Sequence[str] = (),
 ) -> pathlib.Path:
-    """Submit a run, follows it, and fetches its folder: config.yaml, metrics.jsonl, summary.json, report.html and
-    saved_model/.
+    """Submit a run, report its progress, and download its folder.
 
-    The same name resumes an interrupted run, as this does where a process of the server or of a site died:
-    FLARE then ends the job, and in the next one that site is there again. Who interrupts this leaves the run to go on.
+    The folder has config.yaml, metrics.jsonl, summary.json, report.html and saved_model/. A run with the same name is
+    resumed. If a process of the server or of a site dies, FLARE ends the job, and this function submits the run again,
+    up to `restarts` times. An interruption of this function does not stop the run.
 
     Args:
       kit: the administrator's folder.
-      name: of the run.
-      options: of `tfp-bfl run`, but those of data.
+      name: name of the run.
+      options: options of `tfp-bfl run`, except those that describe data.
       output: a new folder.
-      quorum: the fewest sites that must answer.
-      deadline: seconds that a site has for an answer.
-      tell: is given lines of progress.
-      timeout: seconds in which the server must be reached, at first and again.
-      restarts: how often a run resumes after a process died.
-      secure_sums: sites mask what they send, and the server reads the sum over those who answer alone.
-      max_examples: that a site counts as having, whatever it says.
-      without: sites that are not asked.
+      quorum: smallest number of sites in a round.
+      deadline: time limit for the answer of a site, in seconds.
+      progress: called with each line of progress.
+      timeout: time limit for a connection to the server, in seconds.
+      restarts: largest number of restarts after the end of a process.
+      secure_sums: whether sites mask their messages, so that the server reads only the sum over the answering sites.
+      max_examples: bound on the number of examples that weights a site; None for no bound.
+      without: names of sites that are not asked.
+
+    Returns:
+      The output folder.
 
     Raises:
-      InvalidArgument: the options are no run's, or the folder is there. Then nothing was submitted.
+      InvalidArgument: the options are not valid, or the output folder exists. Nothing is submitted.
       Error: the server can't be reached, or the run failed.
       MissingDependency: NVIDIA FLARE is not installed.
     """
     if role_of(kit)["role"] != ADMIN:
-        raise InvalidArgument(f"{path_name(kit)} is not the administrator's folder: give that one.")
+        raise InvalidArgument(
+            f"{path_name(kit)} is not the folder of the administrator: give the folder admin of deploy init."
+        )
     check_name(name)
     make_job(options, _MANY)
     output = pathlib.Path(output)
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")
     check_installed()
-    server = _Server(kit, timeout, tell)
+    server = _Server(kit, timeout, progress)
     try:
         with tempfile.TemporaryDirectory() as draft:
             how = options, quorum, deadline, secure_sums, max_examples, without
-            parties: set[str] = set()
+            sites: set[str] = set()
             for attempt in range(restarts + 1):
                 job = write_job(pathlib.Path(draft) / f"job {attempt}", name, *how, again=attempt > 0)
-                parties |= server.wait_for(parties, deadline)
+                sites |= server.wait_for(sites, deadline)
                 number = server.call("submit_job", str(job))
-                tell(f"run {name} is submitted")
-                status = _follow(server, number, tell)
+                progress(f"run {name} is submitted")
+                status = _follow(server, number, progress)
                 if status == _LOST:
-                    tell("the server has lost the job: the run resumes from its last checkpoint")
+                    progress("the server has lost the job; the run resumes from its last checkpoint")
                     continue
                 there = server.call("download_job_result", number, str(pathlib.Path(draft) / f"{attempt}"))
                 failure, done = (next(pathlib.Path(there).rglob(file), None) for file in (FAILURE, "summary.json"))
                 if failure:
                     raise Error(failure.read_text(encoding="utf-8"))
-                if done:  # Written last: what FLARE makes of a party that was gone at the end changes nothing.
+                if done:  # Written last: the run is complete, even if FLARE reports a site that left at the end.
                     with begun(output):
                         shutil.copytree(done.parent, output)
                     return output
                 if status == _ABORTED:
                     break
-                tell("a process died: the run goes on from its last checkpoint")
-            raise Error(f"The run {name} ended as {status}: the server's log says why; submit it again to go on.")
+                progress("a process died; the run resumes from its last checkpoint")
+            raise Error(
+                f"The run {name} ended as {status}: see the server's log, and submit the run again to resume it."
+            )
     finally:
         server.close()
 
 
 class _Server:
-    """The server, as an administrator reaches it: again, where it was gone for a while."""
+    """The administrator's connection to the server, with reconnection."""
 
-    def __init__(self, kit: Union[str, pathlib.Path], timeout: float, tell: Callable[[str], None]):
-        self._kit, self._timeout, self._tell = pathlib.Path(kit).resolve(), timeout, tell
+    def __init__(self, kit: Union[str, pathlib.Path], timeout: float, progress: Callable[[str], None]):
+        self._kit, self._timeout, self._progress = pathlib.Path(kit).resolve(), timeout, progress
         self._session: Any = None
         at = self._admin()
-        if why := strangers(self._kit / "startup", at["host"], int(at["port"])):
+        if why := trust_failure(self._kit / "startup", at["host"], int(at["port"])):
             raise Error(why)
         self._connect()
 
@@ -168,30 +175,30 @@ class _Server:
             except (InvalidJobDefinition, JobNotFound) as error:
                 raise Error(f"The server refuses: {error}.") from None
             except Exception:
-                self._tell("the server does not answer; trying again")
+                self._progress("the server does not answer; trying again")
                 self.close()
                 self._connect()
-        raise Error("The server answers and then does not: look at its log.")
+        raise Error("The connection to the server was lost twice: see the server's log.")
 
-    def wait_for(self, parties: Collection[str], seconds: float) -> set[str]:
-        """Wait for the sites to connect and return the connected ones; a resumed run requires all of its sites."""
+    def wait_for(self, sites: Collection[str], seconds: float) -> set[str]:
+        """Wait until the sites are connected or the time is over, and return the names of all connected sites."""
         end, waits = time.monotonic() + seconds, False
         while True:
             there = {client.name for client in self.call("get_system_info").client_info}
-            missing = sorted(set(parties) - there)
+            missing = sorted(set(sites) - there)
             if not missing or time.monotonic() > end:
                 return there
             if not waits:
-                self._tell(f"waiting for {', '.join(missing)}")
+                self._progress(f"waiting for {', '.join(missing)}")
             waits = True
             time.sleep(_POLL)
 
     def status(self, number: str) -> dict[str, Any]:
-        """Return the server's last lines about a job that runs, if it answers."""
+        """Return the server's last lines about a running job; nothing if it does not answer."""
         with contextlib.suppress(Exception):
             for stats in dict(self._session.show_stats(number, "server")).values():
-                if isinstance(stats, dict) and TOLD in stats:
-                    return dict(stats[TOLD])
+                if isinstance(stats, dict) and PROGRESS in stats:
+                    return dict(stats[PROGRESS])
         return {}
 
     def close(self) -> None:
@@ -200,8 +207,8 @@ class _Server:
             self._session.close()
 
     def _admin(self) -> dict[str, Any]:
-        found = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))
-        return dict(found["admin"])
+        content = json.loads((self._kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))
+        return dict(content["admin"])
 
     def _connect(self) -> None:
         from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -211,35 +218,35 @@ class _Server:
         while True:
             try:
                 with socket.create_connection(at, timeout=10):
-                    pass  # Where nobody listens FLARE tells of each attempt at length.
+                    pass  # Checked first: FLARE logs each failed attempt at length.
                 self._session = new_secure_session(admin["username"], str(self._kit), timeout=10)
                 return
             except Exception as error:
                 if time.monotonic() > end:
                     raise Error(
-                        f"The server at {at[0]}:{at[1]} can't be reached ({type(error).__name__}): is it started, and "
-                        "the port open?"
+                        f"The server at {at[0]}:{at[1]} can't be reached ({type(error).__name__}): is it running, and "
+                        "is the port open?"
                     ) from None
                 if not waits:
-                    self._tell(f"nobody answers at {at[0]}:{at[1]}; trying for {self._timeout:.0f} s")
+                    self._progress(f"no server answers at {at[0]}:{at[1]}; retrying for {self._timeout:.0f} s")
                 waits = True
                 time.sleep(_POLL)
 
 
-def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
+def _follow(server: _Server, number: str, progress: Callable[[str], None]) -> str:
     last, missed, lines, asked = "", 0, 0, time.monotonic()
     while True:
         status = str(server.call("get_job_meta", number).get("status", ""))
         if status != last:
-            tell(status.lower().replace(":", ": ").replace("_", " "))
+            progress(status.lower().replace(":", ": ").replace("_", " "))
             last = status
         if status.startswith("FINISHED"):
             return status
-        # A job that is not quite there yet makes FLARE's server log each question as an error.
+        # FLARE's server logs requests about a job that has not started as errors.
         if status == "RUNNING" and (lines or time.monotonic() > asked + _STARTS):
             asked = time.monotonic()
-            lines = tell_new(server.status(number), lines, tell)
-        # A server that was started anew calls the jobs running that ran before, and runs none.
+            lines = report_new(server.status(number), lines, progress)
+        # A restarted server reports earlier jobs as running, but runs none of them.
         there = status != "RUNNING" or any(job.job_id == number for job in server.call("get_system_info").job_info)
         missed = 0 if there else missed + 1
         if missed == _MISSED:
@@ -247,15 +254,15 @@ def _follow(server: _Server, number: str, tell: Callable[[str], None]) -> str:
         time.sleep(_POLL)
 
 
-def tell_new(status: Mapping[str, Any], known: int, tell: Callable[[str], None]) -> int:
-    """Report what a server has told since so many lines of its were known, and return how many are now.
+def report_new(status: Mapping[str, Any], known: int, progress: Callable[[str], None]) -> int:
+    """Report the new lines of a server, and return the number of lines that are reported now.
 
     Args:
-      status: `lines`, and how many there were `before` them; empty if the server did not answer.
+      status: the last `lines` and the number of lines `before` them; empty if the server did not answer.
       known: number of lines that were reported before.
-      tell: is given each line.
+      progress: called with each new line.
     """
     before, lines = int(status.get("before", 0)), [str(line)[:500] for line in status.get("lines", ())]
     for line in lines[max(0, known - before) :]:
-        tell(line if line.isprintable() else ascii(line))
+        progress(line if line.isprintable() else ascii(line))
     return max(known, before + len(lines))

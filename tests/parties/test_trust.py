@@ -1,4 +1,4 @@
-"""Folders and servers of two federations: who meets whom is told which of the two is a stranger."""
+"""Folders and servers of two federations: the error names the one that does not belong to the federation."""
 
 import contextlib
 import socket
@@ -8,13 +8,14 @@ import threading
 import pytest
 
 from tests.certificates import certify
-from tfp_bfl.parties.deployment.strangers import strangers
+from tfp_bfl.parties.deployment.trust import trust_failure
 
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
-    """Two authorities, each with a certificate for a server and a party; and a folder that trusts one and is of the
-    other."""
+    """Return folders of two authorities, each with certificates of a server and a site; and a folder that trusts one
+    and has a certificate of the other.
+    """
     folder = tmp_path_factory.mktemp("kits")
     for federation in ("ours", "theirs"):
         certify(folder / federation, ["127.0.0.1", "north"])
@@ -28,7 +29,7 @@ def kits(tmp_path_factory):
 
 @contextlib.contextmanager
 def listening(answer):
-    """A port whose connections are given to `answer`."""
+    """Listen on a port, and give its connections to `answer`."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -47,7 +48,7 @@ def listening(answer):
 
 @contextlib.contextmanager
 def mutual(startup):
-    """A server that asks for a certificate of its authority, as FLARE's does."""
+    """Run a server that requires a certificate of its authority, as FLARE's does."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(startup / "rootCA.pem"))
     context.load_cert_chain(startup / "client.crt", startup / "client.key")
     context.verify_mode = ssl.CERT_REQUIRED
@@ -60,23 +61,23 @@ def mutual(startup):
         yield port
 
 
-def test_each_stranger_is_named_and_a_member_is_none(kits):
+def test_the_error_names_a_server_or_folder_of_another_federation(kits):
     with mutual(kits / "ours" / "127.0.0.1" / "startup") as port:
-        asked = lambda kit: strangers(kits / kit / "startup", "127.0.0.1", port)
+        asked = lambda kit: trust_failure(kits / kit / "startup", "127.0.0.1", port)
         assert asked("ours/north") == ""
-        assert f"The server at 127.0.0.1:{port} is of another federation than this folder" in asked("theirs/north")
-        assert "does not take this folder's certificate, which another authority made" in asked("mixed")
+        assert f"The server at 127.0.0.1:{port} belongs to another federation than this folder" in asked("theirs/north")
+        assert "rejects this folder's certificate, which is from another authority" in asked("mixed")
         assert asked("ours/north") == ""
 
 
-def test_of_who_is_not_there_or_says_nothing_it_is_not_told(kits):
+def test_an_absent_server_is_no_fault_of_trust(kits):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     own = kits / "ours" / "north" / "startup"
-    assert strangers(own, "127.0.0.1", port) == ""
-    assert strangers(own, "no.such.host.invalid", port) == ""
+    assert trust_failure(own, "127.0.0.1", port) == ""
+    assert trust_failure(own, "no.such.host.invalid", port) == ""
 
 
 def test_another_service_at_the_port_is_named(kits):
     with listening(lambda connection: connection.sendall(b"220 mail.example.org ESMTP\r\n")) as port:
-        assert "does not speak TLS" in strangers(kits / "ours" / "north" / "startup", "127.0.0.1", port)
+        assert "does not speak TLS" in trust_failure(kits / "ours" / "north" / "startup", "127.0.0.1", port)
