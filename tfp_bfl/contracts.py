@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # What clients send, rules give and server steps take, where it is not `ModelWeights`.
 WEIGHTS, GAUSSIAN, CLIENT_POSTERIOR = "weights", "gaussian", "client posterior"
 CURVATURE, SITE_CHANGE = "curvature", "site change"
-GRADIENT, CHANGE = "gradient", "change"
+GRADIENT, SCALED_GRADIENT, CHANGE = "gradient", "scaled gradient", "change"
 # How `ClientResult.extra` is pooled: the mean by the clients' weights, or the sum over the clients.
 MEAN, SUM = "mean", "sum"
 # What a client work's shapes follow from, for a compiler that must know them beforehand: those of the examples, of
@@ -128,6 +128,7 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
       check: raises InvalidArgument for clients (`data.ClientData`) whose examples are not those that it is of; None
         for work that is of no examples in particular.
       is_private: its noise hides examples (differential privacy), so that its seed must be secret.
+      num_clients: the number of clients for which it has settings; None for any number.
     """
 
     build: Callable[[], Work[Sent]]
@@ -141,6 +142,7 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     keeps_sent: bool = True
     check: Optional[Callable[[ClientData], None]] = None
     is_private: bool = False
+    num_clients: Optional[int] = None
 
     def __call__(self) -> Work[Sent]:
         return self.build()

@@ -4,8 +4,10 @@ import difflib
 import math
 import numbers
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
+
+from typing_extensions import TypeGuard
 
 
 class Error(Exception):
@@ -134,6 +136,25 @@ def check_numbers(**values: Any) -> None:
 
 # Of noise multipliers: what the accountant of differential privacy can bear.
 MIN_NOISE, MAX_NOISE = 0.01, 1000.0
+
+
+def is_by_client(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Return whether an argument is a sequence with one entry for each client, and not one value for all clients."""
+    several = not isinstance(value, (str, bytes)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return several and not hasattr(value, "_fields")
+
+
+def check_probabilities(value: Any, name: str) -> Any:
+    """Return a probability as a float, or a sequence with one for each client as a tuple.
+
+    Raises:
+      InvalidArgument: a probability is not above 0 and at most 1.
+    """
+    if is_by_client(value):
+        return tuple(check_probabilities(p, f"{name} of client {k}") for k, p in enumerate(value))
+    if check_number(value, name) > 1:
+        raise InvalidArgument(f"{name} is {value:g}, but must be at most 1: it is a probability.")
+    return float(value)
 
 
 def check_noise(value: Any, name: str = "noise_multiplier") -> float:

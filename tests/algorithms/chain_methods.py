@@ -28,22 +28,31 @@ def told(work, tell):
     return work._replace(build=build)
 
 
-def qlsd():
-    """A step by the clients' gradients, whose anchor is the first weights, and the noise of the first round."""
-    given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8}
+BY_CLIENT = {"compressor": ("quantiser:4", "none", "sparsifier:0.5"), "participation": (1.0, 0.75, 0.9)}
+
+
+def qlsd(**settings):
+    """A step by the clients' gradients, whose anchor is the first weights, and the noise of the first round.
+
+    With settings by client the results are scaled gradients."""
+    given = {"estimator": "anchored", "compressor": "quantiser:4", "batch_size": 8, **settings}
     model_fn, rate = mlp(POINT), clients.memory_rate(mlp(POINT), **given)
     seeds = tf.random.experimental.stateless_split(fold(0, -2), 5)
     work = clients.stochastic_gradient(model_fn, memory_rate=rate, **given)
 
     def pool(results, anchor):
-        total = np.sum([r.weights for r in results], 0)
+        sent = [r.weights for r in results]
+        total, change = (
+            ([x.gradient for x in sent], [x.memory for x in sent]) if settings else (sent, [rate * x for x in sent])
+        )
+        total, change = np.sum(total, 0), np.sum(change, 0)
         gradient = unflat(len(SIZES) / len(results) * total, anchor.point)
         noise = [tf.random.stateless_normal(x.shape, seeds[i + 1]).numpy() for i, x in enumerate(anchor.point)]
         moved = [
             w - STEP * (g + np.float64(w) / 4) + math.sqrt(2 * STEP) * e
             for w, g, e in zip(anchor.point, gradient, noise)
         ]
-        state = Descent(anchor.point, np.int32(1), np.float32(rate * total), np.int32(3), np.int32(len(results)))
+        state = Descent(anchor.point, np.int32(1), np.float32(change), np.int32(3), np.int32(len(results)))
         return state, of_points(moved, anchor)
 
     most = {"participants": 3, "upload_bits": 3 * 32 * 200, "upload_bound": 3 * 32 * 200, "download_bits": 3 * 64 * 200}

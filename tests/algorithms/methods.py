@@ -14,7 +14,7 @@ from tfp_bfl.privacy import Privacy
 from tfp_bfl.servers.dual import Dual
 from tfp_bfl.servers.gaussian import Spread
 
-from .chain_methods import dg_sgld, fsgld, qlsd
+from .chain_methods import BY_CLIENT, dg_sgld, fsgld, qlsd
 from .drift_methods import DRIFT
 from .laplace_method import fed_lap, laplace
 from .method import ALIKE, CLIENTS, SEED, SIZES, SOURCE, Method, fold, mlp, of_points, result_of, unflat
@@ -356,6 +356,7 @@ METHODS = {
     "fed_pa": fed_pa,
     "fed_sgld": fed_sgld,
     "qlsd": qlsd,
+    "qlsd, by client": functools.partial(qlsd, **BY_CLIENT),
     "dg_sgld": dg_sgld,
     "fsgld": fsgld,
     "fed_be": fed_be,

@@ -36,6 +36,7 @@ ALIKE = {
     "laplace, diagonal": pytest.mark.deep(after="tests/clients/test_laplace.py"),
     "fed_opt, sgd with momentum": pytest.mark.deep(after="tests/servers/test_optimizers.py"),
     "qlsd": pytest.mark.deep(after="tests/algorithms/test_langevin.py"),
+    "qlsd, by client": pytest.mark.deep(after="tests/clients/test_client_settings.py"),
     "dg_sgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
     "fsgld": pytest.mark.deep(after="tests/algorithms/test_local_langevin.py"),
     "compressed, flipout": pytest.mark.deep(after="tests/clients/test_compressed.py"),

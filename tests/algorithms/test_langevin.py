@@ -52,6 +52,8 @@ def compare(draws, wanted, burn_in=100):
 HALF, QUARTER = "sparsifier:0.5", "sparsifier:0.25"
 STAR = {"estimator": "fixed_point", "fixed_point": AT_MODE}
 PLAIN = {"estimator": "plain"}
+# omega = (1, 0, 3): client i's estimate has the variance ((1 + omega_i) / p_i - 1) ||h_i||^2.
+BY_CLIENT = {"participation": (0.5, 0.75, 1.0), "compressor": (HALF, "none", QUARTER)}
 
 
 @pytest.mark.statistical
@@ -67,10 +69,12 @@ PLAIN = {"estimator": "plain"}
         pytest.param({**STAR, "compressor": HALF}, 0.152672, marks=more),
         pytest.param({**STAR, "compressor": QUARTER}, 0.215054, marks=more),
         pytest.param({**STAR, "cohort_size": 2}, 0.134907, marks=more),
+        pytest.param({**PLAIN, **BY_CLIENT}, 0.276190, marks=more),
+        pytest.param({**STAR, **BY_CLIENT}, 0.190476, marks=more),
     ],
 )
 def test_stationary_variance(options, wanted):
-    """v = (2 g + g^2 w sum_i N_i^2 d_i^2) / (1 - (1 - g L)^2 - g^2 w sum_i N_i^2),   w = (1 + omega) / p - 1
+    """v = (2 g + g^2 sum_i w_i N_i^2 d_i^2) / (1 - (1 - g L)^2 - g^2 sum_i w_i N_i^2),   w_i = (1 + omega_i) / p_i - 1
 
     by a random sparsifier, coins and cohorts. Error rate: 4.5 standard errors of a t distribution with 19 degrees of
     freedom, 2.5e-4 each, for one seed.
@@ -187,7 +191,14 @@ def test_a_step_beyond_two_over_the_curvature_diverges(step_size):
 
 @pytest.mark.deep(after="tests/federated/test_chains.py")
 @pytest.mark.statistical
-@pytest.mark.parametrize("options", [{"batch_size": 0.5}, {"estimator": "anchored", "memory": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 0.5},
+        {"estimator": "anchored", "memory": True},
+        {"compressor": ("none", "quantiser:65536", "none"), "participation": (1.0, 1.0, 1.0)},
+    ],
+)
 def test_clients_of_unequal_size_are_padded_for_xla(options):
     """XLA draws other numbers from the same seeds, so that only what does not depend on them is the same.
 

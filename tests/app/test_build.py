@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+import yaml
 
 import tfp_bfl as bfl
 from tests.processes import in_this_process
@@ -148,6 +149,16 @@ def test_options_reach_a_chain(options_of):
     assert options_of(chain_of("dg_sgld", prior_stddev=0.5))["prior_stddev"] == 0.5
     own = [chain_of(name).own_options() for name in CHAINS]
     assert [options.steps(100) for options in own] == [1, 3]
+
+
+@pytest.mark.parametrize("shares", ["0.5, 1,0.25", [0.5, 1, 0.25]])
+def test_settings_by_client_reach_a_chain(options_of, shares):
+    """And are in the record of the run, from which it is resumed."""
+    config = chain_of("qlsd", clients=3, participation=shares, compressor="none, sparsifier:0.5,none")
+    again = make_config(None, yaml.safe_load(config.record()))
+    for given in map(options_of, (config, again)):
+        assert given["participation"] == [0.5, 1.0, 0.25]
+        assert given["compressor"] == ["none", "sparsifier:0.5", "none"]
 
 
 @pytest.mark.deep(after="test_build.py")

@@ -1,5 +1,7 @@
 """Compressors: unbiased within their omega, and messages that are what their bytes say."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -13,12 +15,21 @@ from tfp_bfl.errors import InvalidArgument
 
 X = np.array([3.0, -4.0, 0.0, 12.0], np.float32)
 SIZES = (40, 7, 1, 3)
+
+
+def by_client(client):
+    """The compressor of one of two clients."""
+    own = compression.quantiser(4), compression.by_tensor(compression.sparsifier(0.25), SIZES)
+    return compression.by_client(own, sum(SIZES))(client)
+
+
 MAKE = {
     "quantiser:1": lambda: compression.quantiser(1),
     "quantiser:16": lambda: compression.quantiser(16),
     "sparsifier:0.25": lambda: compression.sparsifier(0.25),
     "none": compression.none,
     "quantiser:4 by tensor": lambda: compression.by_tensor(compression.quantiser(4), SIZES),
+    **{f"by client, of client {k}": functools.partial(by_client, k) for k in range(2)},
 }
 BIASED = {
     "largest:0.1": lambda: compression.largest(0.1),

@@ -17,7 +17,7 @@ deep = pytest.mark.deep(after="tests/algorithms/test_contract.py")
 # What differs in one part alone is one method to an engine, but for dropout's noise, an optimizer's state, and clients
 # that keep what the server has the sum of.
 TELLING = "conflation, flipout"
-APART = ("naive_weighted_average, mc_dropout", "fed_opt, sgd with momentum", "qlsd")
+APART = ("naive_weighted_average, mc_dropout", "fed_opt, sgd with momentum", "qlsd", "qlsd, by client")
 OTHERS = [name for name in TRIED if name not in ALIKE or name in APART]
 every_method = pytest.mark.parametrize("name", [TELLING, *(pytest.param(name, marks=deep) for name in OTHERS)])
 

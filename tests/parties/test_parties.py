@@ -44,6 +44,13 @@ PROCESSES = {
         element_spec=TRAIN.element_spec,
     ),
 }
+PROCESSES["qlsd, by client"] = lambda: bfl.algorithms.qlsd(
+    build("deterministic"),
+    step_size=1e-4,
+    compressor=("quantiser:4", "none", "sparsifier:0.5"),
+    participation=(0.9, 1.0, 0.7),
+    element_spec=TRAIN.element_spec,
+)
 CODED = ("compressed", "error memory", "qlsd")
 
 

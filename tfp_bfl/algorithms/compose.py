@@ -20,6 +20,7 @@ from tfp_bfl.contracts import (
     GAUSSIAN,
     GRADIENT,
     MEAN,
+    SCALED_GRADIENT,
     SITE_CHANGE,
     STACK,
     SUM,
@@ -41,6 +42,7 @@ from tfp_bfl.weights import ModelWeights
 from tfp_bfl.weights.kinds import Given, Sent
 
 Model = Union[tf.keras.Model, Callable[[], tf.keras.Model]]
+_GRADIENTS = total_of(GRADIENT), total_of(SCALED_GRADIENT)
 # Who gives and who takes what, as an error advises.
 _RULES = {
     WEIGHTS: "a rule such as 'naive_weighted_average'",
@@ -48,7 +50,7 @@ _RULES = {
     stack_of(WEIGHTS): "rules.stacked()",
     stack_of(CLIENT_POSTERIOR): "clients.swag(...) with rules.stacked()",
     stack_of(CURVATURE): "clients.laplace(...) with rules.stacked()",
-    total_of(GRADIENT): "clients.stochastic_gradient(...) with rules.total()",
+    **dict.fromkeys(_GRADIENTS, "clients.stochastic_gradient(...) with rules.total()"),
     total_of(CHANGE): "clients.coupled_langevin(...) with rules.total()",
     total_of(SITE_CHANGE): "clients.laplace_sites(...) with rules.total()",
 }
@@ -58,7 +60,7 @@ _STEPS = {
     stack_of(WEIGHTS): "servers.distil(...)",
     stack_of(CLIENT_POSTERIOR): "servers.online_product(...)",
     stack_of(CURVATURE): "servers.laplace(...)",
-    total_of(GRADIENT): "servers.descend(...)",
+    **dict.fromkeys(_GRADIENTS, "servers.descend(...)"),
     total_of(CHANGE): "servers.couple(...) or servers.follow()",
     total_of(SITE_CHANGE): "servers.laplace_dual(...)",
 }

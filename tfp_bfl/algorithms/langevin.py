@@ -6,6 +6,7 @@ DG-SGLD (Plassier et al. 2021); FSGLD (El Mekkaoui et al. 2021).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 from tfp_bfl import clients, federated, rules, servers
@@ -21,7 +22,7 @@ def qlsd(
     *,
     step_size: float,
     estimator: str = "anchored",
-    compressor: Union[str, Compressor] = "quantiser:256",
+    compressor: Union[str, Compressor, Sequence[Union[str, Compressor]]] = "quantiser:256",
     prior_stddev: Optional[float] = 1.0,
     memory: bool = True,
     refresh_every: int = 100,
@@ -30,7 +31,8 @@ def qlsd(
 ) -> federated.BayesianProcess:
     """QLSD: w <- w - gamma G + sqrt(2 gamma) Z, G of the clients' compressed gradients; the rounds are draws.
 
-    The prior stays on the server, exact.
+    The prior stays on the server, exact. Clients may differ in their compressors and in the probability with which they
+    take part: `compressor` and `participation` are one value for all clients, or a sequence with one for each client.
 
     Args:
       model_fn: builds a Keras model of point weights without BatchNorm and dropout, or `models.density`.
@@ -38,7 +40,7 @@ def qlsd(
         stationary variance of a Gaussian posterior is 1 / (1 - gamma L / 2) times too large, and from 2 / L on it
         diverges.
       estimator: "plain" is QLSD and QLSD#, "fixed_point" QLSD*, "anchored" QLSD++.
-      compressor: with "none" they are LSD#, LSD* and LSD++.
+      compressor: for all clients, or one for each; with "none" they are LSD#, LSD* and LSD++.
       prior_stddev: of N(0, t^2 I) over the weights; None for a flat prior.
       memory: for "anchored": clients keep what they have sent at the rate 1 / (1 + omega).
       refresh_every: rounds from one anchor to the next, for "anchored".
@@ -46,7 +48,7 @@ def qlsd(
       **options: of `compose` (element_spec, seed, min_examples) and of `clients.stochastic_gradient` (per_tensor,
         batch_size, participation, fixed_point, likelihood, count_bits).
 
-    Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
+    Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2, and supplement S1.1 for clients that differ.
     """
     work, process = split_options(qlsd, clients.stochastic_gradient, options, SHARED)
     work |= {"estimator": estimator, "compressor": compressor}

@@ -7,8 +7,9 @@ a posterior by gradients of minibatches.
 from tfp_bfl.baselines import *  # noqa: F403
 from tfp_bfl.baselines import __all__ as _of_baselines
 from tfp_bfl.clients.augmented import augmented
+from tfp_bfl.clients.client_settings import memory_rate
 from tfp_bfl.clients.compressed import compressed
-from tfp_bfl.clients.gradient import ESTIMATORS, memory_rate, stochastic_gradient
+from tfp_bfl.clients.gradient import ESTIMATORS, stochastic_gradient
 from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
 from tfp_bfl.clients.laplace_sites import laplace_sites
 from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate

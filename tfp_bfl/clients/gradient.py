@@ -8,10 +8,19 @@ from typing import Any, Callable, NamedTuple, Optional, Union, cast
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.compression import Compressor, by_tensor, parse_compressor
-from tfp_bfl.contracts import DYNAMIC, GRADIENT, PADDED, ClientWork, Coding, Work, is_traced_for_xla
+from tfp_bfl.clients.client_settings import AnyCompressor, ClientSettings, PerClient, client_settings
+from tfp_bfl.contracts import (
+    DYNAMIC,
+    GRADIENT,
+    PADDED,
+    SCALED_GRADIENT,
+    ClientWork,
+    Coding,
+    Work,
+    is_traced_for_xla,
+)
 from tfp_bfl.data import ClientExamples
-from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup, shown
+from tfp_bfl.errors import InvalidArgument, check_count, lookup, shown
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
 from tfp_bfl.tensors import Scalar
@@ -47,14 +56,14 @@ def stochastic_gradient(
     *,
     estimator: str = "plain",
     batch_size: Union[int, float, None] = None,
-    compressor: Union[str, Compressor] = "none",
+    compressor: PerClient[AnyCompressor] = "none",
     per_tensor: bool = False,
-    memory_rate: Optional[float] = None,
-    participation: float = 1.0,
+    memory_rate: Optional[PerClient[float]] = None,
+    participation: PerClient[float] = 1.0,
     fixed_point: Optional[Mode] = None,
     likelihood: Union[str, Likelihood] = "categorical",
     count_bits: bool = True,
-) -> ClientWork[tf.Tensor]:
+) -> ClientWork[Any]:
     """Return client work that sends g = C(H - eta), with H the gradient of its potential U_i = sum_j u_j, estimated:
 
     "plain":        H = (N_i / n) sum_(j in S) grad u_j(w)
@@ -70,27 +79,29 @@ def stochastic_gradient(
     examples once. The result reports, of those who take part, `upload_bits` as the code has them, `upload_bound` of the
     literature, and `download_bits`: 32 a weight, twice that with an anchor that is new to the client.
 
+    `compressor`, `participation` and `memory_rate` are one value, or a sequence with one for each client in the order
+    of their numbers. With a sequence of the last two the server gets the sums of g_i / p_i and of alpha_i g_i.
+
     Args:
       model_fn: builds a Keras model of point weights without BatchNorm and dropout, or `models.density`; or such a
         model.
       estimator: one of `ESTIMATORS`.
       batch_size: n, or a share of the client's examples below 1; None for all of them. More than N_i count as N_i.
-      compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE" or "none".
+      compressor: C, or its name: "quantiser:LEVELS", "sparsifier:SHARE" or "none"; or one for each client.
       per_tensor: C takes each tensor of the model for itself.
-      memory_rate: of the client's memory, at most 1 / (1 + omega); None for no memory.
-      participation: the probability that a client takes part, above 0 and at most 1.
+      memory_rate: of the client's memory, at most 1 / (1 + omega), or one for each client; None for no memory.
+      participation: the probability that a client takes part, above 0 and at most 1, or one for each client.
       fixed_point: w*, the mode, as `find_mode` gives it of all clients' examples; for "fixed_point". Drivers of
         simulations look whether it is; sites' data they do not see.
       likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       count_bits: report `upload_bits`, which XLA can't.
 
     Returns:
-      Client work that sends a `GRADIENT` [D].
+      Client work that sends a `GRADIENT` [D], or a `SCALED_GRADIENT`.
 
     Raises:
       InvalidArgument: no such estimator, compressor or likelihood; a model whose potential is random; numbers outside
-        their ranges; a fixed point where none is needed, none where one is, one of another likelihood,
-        or one far from the mode.
+        their ranges; a fixed point where none is needed, none where one is, another likelihood's, or one off the mode.
 
     Source: Vono et al. 2022 (arXiv:2106.00797), algorithms 1 and 2.
     """
@@ -98,19 +109,19 @@ def stochastic_gradient(
     lookup(ESTIMATORS, estimator, "estimator")
     potential = Potential(model_fn(), likelihood)
     check_independent(potential.model)
-    compressor = compressor_of(compressor, potential, per_tensor)
+    settings = client_settings(potential, compressor, per_tensor, participation, memory_rate)
     check_batch_size(batch_size)
-    _check_participation(participation)
-    check_memory_rate(memory_rate, compressor, potential.size)
     mode = _checked_mode(fixed_point, potential, estimator, likelihood)
-    anchored, bound = estimator == "anchored", float(compressor.bound(potential.size))
-    memory = functools.partial(_first_memory, potential.size, memory_rate is not None, anchored)
+    anchored, remembers = estimator == "anchored", memory_rate is not None
+    memory = functools.partial(_first_memory, potential.size, remembers, anchored)
 
-    def build() -> Work[tf.Tensor]:
+    def build() -> Work[Any]:
         with tf.variable_creator_scope(without_initial_values):
             potential = Potential(model_fn(), likelihood)
 
-        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[tf.Tensor]:
+        def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[Any]:
+            client = number_of(examples)
+            own = settings.of(client)
             of_batch, of_noise, of_coin = (tf.random.experimental.stateless_fold_in(seed, i) for i in range(3))
             number, batch = _batch(examples, batch_size, of_batch)
             value, h = potential.total(flatten(message.weights.point), *batch)
@@ -120,28 +131,26 @@ def stochastic_gradient(
                 h += memory.gradient - potential.total(flatten(message.told.point), *batch)[1]
             elif mode is not None:
                 h -= potential.total(tf.constant(mode), *batch)[1]
-            takes_part = tf.random.stateless_uniform([], of_coin) < participation
-            sent = compressor.compress(h if memory_rate is None else h - memory.memory, of_noise)
-            sent = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), sent)
-            g = compressor.decompress(sent)
-            if memory_rate is not None:
-                memory = memory._replace(memory=memory.memory + memory_rate * g)
-            if participation < 1 and anchored:
+            takes_part = tf.random.stateless_uniform([], of_coin) < own.participation
+            remainder = h - memory.memory if remembers else h
+            sent, counts = _message(settings, client, remainder, takes_part, of_noise, count_bits)
+            g = own.compressor.decompress(sent.code)
+            if remembers:
+                memory = memory._replace(memory=memory.memory + own.memory_rate * g)
+            if anchored and not settings.everyone:
                 memory = tf.nest.map_structure(lambda x, y: tf.where(takes_part, x, y), memory, message.memory)
-            download = tf.where(fresh, 64.0, 32.0) * potential.size
-            bits = {"participants": tf.constant(1), "upload_bound": tf.constant(bound), "download_bits": download}
-            bits.update({"upload_bits": tf.cast(compressor.num_bits(sent), tf.float32)} if count_bits else {})
-            bits = tf.nest.map_structure(lambda x: tf.where(takes_part, x, tf.zeros_like(x)), bits)
+            counts["download_bits"] = tf.where(takes_part, tf.where(fresh, 64.0, 32.0) * potential.size, 0.0)
             mean = value / tf.cast(tf.maximum(number, 1), tf.float32)
             metrics = TrainingMetrics(mean, tf.constant(0.0), -mean)
-            return ClientResult(g, number, metrics, bits, memory=memory, sent=Compact(sent))
+            return ClientResult(settings.estimate(g, client), number, metrics, counts, memory=memory, sent=sent)
 
         return tf.function(work, autograph=False)
 
-    keeps = memory if anchored or memory_rate is not None else None
-    shapes, coding = DYNAMIC if count_bits else PADDED, _coding(compressor, potential.size)
     check = fixed_point and (lambda clients: check_mode(fixed_point, Potential(model_fn(), likelihood), clients))
-    return ClientWork(build, sends=GRADIENT, memory=keeps, shapes=shapes, coding=coding, check=check)
+    keeps = memory if anchored or remembers else None
+    sends, shapes = SCALED_GRADIENT if settings.is_scaled else GRADIENT, DYNAMIC if count_bits else PADDED
+    work = ClientWork(build, sends, keeps, shapes, coding=_coding(settings, potential.size), check=check)
+    return work._replace(num_clients=settings.num_clients)
 
 
 def _first_memory(size: int, remembers: bool, anchored: bool, weights: ModelWeights, share: Scalar) -> Kept:
@@ -171,27 +180,38 @@ def _batch(
     return number, (tf.gather(examples.features, rows), tf.gather(examples.labels, rows), counts)
 
 
-def _coding(compressor: Compressor, size: int) -> Coding:
+def number_of(examples: ClientExamples) -> tf.Tensor:
+    """Return the number of the client that has these examples, 0 for none."""
+    return tf.maximum(tf.reduce_max(tf.concat([[-1], examples.client], 0)), 0)
+
+
+def _message(
+    settings: ClientSettings,
+    client: tf.Tensor,
+    remainder: tf.Tensor,
+    takes_part: tf.Tensor,
+    seed: tf.Tensor,
+    count_bits: bool,
+) -> tuple[Compact, dict[str, tf.Tensor]]:
+    """Return a client's compressed message and its counts, zeros for a client that does not take part."""
+    own = settings.of(client)
+    of_number = 32.0 if settings.is_scaled else 0.0  # The message then holds the client's number.
+    code = own.compressor.compress(remainder, seed)
+    where_present = lambda x: tf.where(takes_part, x, tf.zeros_like(x))
+    code = tf.nest.map_structure(where_present, code)
+    counts = {"participants": tf.constant(1), "upload_bound": tf.convert_to_tensor(own.bound + of_number)}
+    if count_bits:
+        counts["upload_bits"] = tf.cast(own.compressor.num_bits(code), tf.float32) + of_number
+    return Compact(code, client if settings.is_scaled else ()), tf.nest.map_structure(where_present, counts)
+
+
+def _coding(settings: ClientSettings, size: int) -> Coding:
+    shared = settings.shared
     return Coding(
-        lambda message, sent: compressor.decompress(sent.code),
-        lambda message, code: compressor.encode(code),
-        lambda message, code: compressor.decode(code, size),
+        lambda message, sent: settings.estimate(shared.decompress(sent.code), sent.rest),
+        lambda message, code: shared.encode(code),
+        lambda message, code: shared.decode(code, size),
     )
-
-
-def memory_rate(
-    model_fn: Callable[[], tf.keras.Model],
-    *,
-    compressor: Union[str, Compressor] = "none",
-    per_tensor: bool = False,
-    **others: object,
-) -> float:
-    """Return 1 / (1 + omega), with which clients' memories come closest to what they follow; arguments as of
-    `stochastic_gradient`.
-    """
-    del others
-    potential = Potential(as_model_fn(model_fn)())
-    return 1 / (1 + compressor_of(compressor, potential, per_tensor).omega(potential.size))
 
 
 def draw_batch(
@@ -240,39 +260,12 @@ def _subset(number: tf.Tensor, drawn: tf.Tensor, most: Scalar, seed: tf.Tensor) 
     return tf.while_loop(lambda k, _: k < most, add, (tf.constant(0), tf.fill([most], -1)), parallel_iterations=1)[1]
 
 
-def compressor_of(given: Union[str, Compressor], potential: Potential, per_tensor: bool) -> Compressor:
-    """Return a compressor by its name, or as it is, of whole vectors or tensor by tensor."""
-    compressor = given if isinstance(given, Compressor) else parse_compressor(given)
-    if not compressor.unbiased:
-        raise InvalidArgument(
-            f"The compressor {compressor.name!r} is biased, and so would the chain be: use one such as 'quantiser:16'."
-        )
-    return by_tensor(compressor, [v.shape.num_elements() for v in potential.leaves]) if per_tensor else compressor
-
-
-def check_memory_rate(rate: Optional[float], compressor: Compressor, size: int) -> None:
-    """Raise InvalidArgument for a rate with which the memories would run away from what is sent."""
-    if rate is None:
-        return
-    most = 1 / (1 + compressor.omega(size))
-    if check_number(rate, "memory_rate") > most * (1 + 1e-6):
-        raise InvalidArgument(
-            f"memory_rate is {rate:g}, but must be at most 1 / (1 + omega), {most:.6g} for the compressor "
-            f"{compressor.name} of {size} weights."
-        )
-
-
 def check_batch_size(batch_size: Union[int, float, None]) -> None:
     """Raise InvalidArgument for what is neither a number of examples, nor a share of them, nor None."""
     if isinstance(batch_size, float) and not 0 < batch_size < 1:
         raise InvalidArgument(f"batch_size is {shown(batch_size)}, but must be an integer, or a share between 0 and 1.")
     if batch_size is not None and not isinstance(batch_size, float):
         check_count(batch_size, "batch_size")
-
-
-def _check_participation(participation: float) -> None:
-    if check_number(participation, "participation") > 1:
-        raise InvalidArgument(f"participation is {participation:g}, but must be at most 1: it is a probability.")
 
 
 def _checked_mode(

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.clients.gradient import check_batch_size, draw_batch
+from tfp_bfl.clients.gradient import check_batch_size, draw_batch, number_of
 from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
 from tfp_bfl.data import ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, check_numbers
@@ -177,7 +177,7 @@ def _local(
         def work(message: ServerMessage, examples: ClientExamples, seed: tf.Tensor) -> ClientResult[tf.Tensor]:
             w, is_present = flatten(message.weights.point), examples.client >= 0
             number = tf.math.count_nonzero(is_present, dtype=tf.int32)
-            client = tf.maximum(tf.reduce_max(tf.concat([[-1], examples.client], 0)), 0)
+            client = number_of(examples)
             # The row is how far z_i is from where the run began, which the server tells.
             start = flatten(message.told) + message.memory if keeps else w
 

@@ -1,6 +1,7 @@
 """Compressors of messages, with the bytes that they take."""
 
 from tfp_bfl.compression.bound import elias_bound
+from tfp_bfl.compression.by_client import Chosen, by_client
 from tfp_bfl.compression.compressors import (
     COMPRESSORS,
     Compressor,
@@ -15,8 +16,10 @@ from tfp_bfl.compression.compressors import (
 
 __all__ = [
     "COMPRESSORS",
+    "Chosen",
     "Compressor",
     "Quantised",
+    "by_client",
     "by_tensor",
     "elias_bound",
     "largest",

@@ -97,6 +97,12 @@ def check_clients(
             f"A round has {size} clients, but the rule, {process.description['rule']}, needs at least "
             f"{process.min_clients}: take larger cohorts, or another rule."
         )
+    number = process.client_work.num_clients
+    if number not in (None, clients.num_clients):
+        raise InvalidArgument(
+            f"There are {clients.num_clients} clients, but their settings have {number} entries: give one entry for "
+            "each client, or one value for all of them."
+        )
     most = process.server_step.most_clients
     if most is not None and clients.num_clients > most:
         raise InvalidArgument(

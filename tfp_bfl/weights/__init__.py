@@ -17,6 +17,7 @@ from tfp_bfl.weights.exchange import (
     Federation,
     LinearTerm,
     Pruned,
+    ScaledGradient,
     ServerMessage,
     TrainingMetrics,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "Parameters",
     "PersonalVariances",
     "Pruned",
+    "ScaledGradient",
     "ServerMessage",
     "TrainingMetrics",
     "WeightSampling",

@@ -133,6 +133,18 @@ class ClientCurvature(NamedTuple):
     nll: Any
 
 
+class ScaledGradient(NamedTuple):
+    """A client's gradient where clients differ in how often they take part, or in their memory rates.
+
+    Fields:
+      gradient: g_i / p_i, for the probability p_i with which the client takes part [D].
+      memory: alpha_i g_i, by which the client's memory changes [D]; () where clients have none.
+    """
+
+    gradient: Any
+    memory: Any = ()
+
+
 class Compact(NamedTuple):
     """The compressed message of a client, in place of its result's weights.
 

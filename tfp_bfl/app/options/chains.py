@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Union
 
-from pydantic import Field
+from pydantic import BeforeValidator
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import choices
 from tfp_bfl.app.options.fields import Count, Draws, Positive, Prior, option
 from tfp_bfl.app.options.messages import Compressed
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 
-ShareOrAll = Annotated[float, Field(gt=0, le=1)]
+
+def _by_client(value: Any) -> list[str]:
+    """Return the entries of an option with one for each client: a sequence, or text with commas."""
+    entries = value if isinstance(value, (list, tuple)) else str(value).split(",")
+    return [str(entry).strip() for entry in entries]
+
+
+def _probabilities(value: Any) -> Union[float, str]:
+    """Return one probability as a float, several as text with commas.
+
+    Raises:
+      InvalidArgument: an entry is no number above 0 and at most 1.
+    """
+    entries = _by_client(value)
+    for entry in entries:
+        try:
+            fits = 0 < float(entry) <= 1
+        except ValueError:
+            fits = False
+        if not fits:
+            raise InvalidArgument(
+                f"participation is {shown(value)}, but each probability must be a number above 0 and at most 1."
+            )
+    return float(entries[0]) if len(entries) == 1 else ",".join(entries)
+
+
+Probabilities = Annotated[Union[float, str], BeforeValidator(_probabilities)]
 
 
 class _Chain(Prior, Draws):
@@ -48,8 +74,10 @@ class QLSD(_Chain, Compressed):
         "Gradient estimator of the clients: plain (QLSD), fixed_point or anchored (QLSD++).",
         names=choices.ESTIMATORS,
     )
-    participation: ShareOrAll = option(
-        1.0, "Probability that a client takes part in a round, independently of the others."
+    participation: Probabilities = option(
+        1.0,
+        "Probability that a client takes part in a round, independently of the others; or one for each client, "
+        "separated by commas, such as 0.5,0.75,1.",
     )
     forgetful: bool = option(False, "Do not keep a memory of sent gradients on the clients.", argument=None)
     refresh_every: Count = option(100, "Number of rounds between anchors.")
@@ -60,12 +88,28 @@ class QLSD(_Chain, Compressed):
             raise InvalidArgument(
                 "estimator 'fixed_point' is at a mode, which clients.find_mode finds in a program: use 'anchored'."
             )
+        for name in ("participation", "compressor"):
+            number = len(_by_client(getattr(self, name)))
+            # Data that name clients state their number.
+            if number > 1 and config.partition != "given" and number != config.clients:
+                raise InvalidArgument(
+                    f"{name} has {number} entries, but there are {config.clients} clients: give one entry for each "
+                    "client, or one for all of them."
+                )
+
+    def compressors(self) -> list[str]:
+        return _by_client(self.compressor)
 
     def steps(self, num_examples: int) -> int:
         return 1
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
-        return {**super().arguments(config, unlabelled), "memory": not self.forgetful}
+        compressors, shares = self.compressors(), [float(p) for p in _by_client(self.participation)]
+        by_client = {
+            "compressor": compressors if len(compressors) > 1 else compressors[0],
+            "participation": shares if len(shares) > 1 else shares[0],
+        }
+        return {**super().arguments(config, unlabelled), **by_client, "memory": not self.forgetful}
 
 
 class DGSGLD(_Chain):

@@ -18,11 +18,13 @@ class Table(NamedTuple):
       what: one of them is called.
       entries: how each is written, such as "iid" and "dirichlet:ALPHA".
       values: a number of each, such as the learning rate of an optimizer; () for none.
+      several: a value can be several names, separated by commas.
     """
 
     what: str
     entries: tuple[str, ...]
     values: tuple[float, ...] = ()
+    several: bool = False
 
     def forms(self) -> list[str]:
         """Return the form of each name."""
@@ -36,7 +38,8 @@ class Table(NamedTuple):
         """Raise InvalidArgument where there is no such name; what follows its colon is not looked at."""
         names = {form.partition(":")[0]: form for form in self.forms()}
         takes_arguments = any(":" in form for form in names.values())
-        lookup(names, value.partition(":")[0] if takes_arguments else value, self.what)
+        for name in value.split(",") if self.several else [value]:
+            lookup(names, name.strip().partition(":")[0] if takes_arguments else name, self.what)
 
 
 MODELS = Table("model", ("lenet", "resnet20", "mlp", "conv_net"))
@@ -86,7 +89,7 @@ NOISES = Table("noise", ("shared", "flipout"))
 KLS = Table("kl", ("total", "client", "product"))
 ESTIMATORS = Table("estimator", ("plain", "fixed_point", "anchored"))
 AUGMENTATIONS = Table("augmentation", ("crop_and_flip:PADDING",))
-COMPRESSORS = Table("compressor", ("quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE", "none"))
+COMPRESSORS = Table("compressor", ("quantiser:LEVELS", "sparsifier:SHARE", "largest:SHARE", "none"), several=True)
 LEARNERS = Table("learner", ("plain", "maml", "first_order_maml", "hessian_free_maml"))
 KL_REDUCTIONS = Table("reduction of the KL", ("sum", "mean"))
 PERSONAL_VARIANCES = Table("source of variances", ("hypernetwork", "free_variances", "common_variances"))

@@ -14,7 +14,7 @@ class Compressed(Options):
     compressor: Optional[str] = option(
         None,
         "Compression of the clients' messages: quantiser:LEVELS, sparsifier:SHARE, largest:SHARE, or "
-        "none, which only counts bits.",
+        "none, which only counts bits; of qlsd also one for each client, separated by commas.",
         names=choices.COMPRESSORS,
     )
     per_tensor: bool = option(False, "Compress each tensor of the model separately.")
@@ -22,8 +22,12 @@ class Compressed(Options):
     def check(self, config: Any) -> None:
         super().check(config)
         self.require("compressor", "the compressor", "per_tensor")
-        if self.compressor is not None:
-            self.check_bias(bfl.compression.parse_compressor(self.compressor))
+        for compressor in self.compressors():
+            self.check_bias(bfl.compression.parse_compressor(compressor))
+
+    def compressors(self) -> list[str]:
+        """Return the names of the compressors."""
+        return [] if self.compressor is None else [self.compressor]
 
     def check_bias(self, compressor: Any) -> None:
         if not compressor.unbiased:
