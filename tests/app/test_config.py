@@ -109,6 +109,7 @@ OWN = {
     "variances": "free_variances",
     "embedding_size": 3,
     "initial_rate": 0.3,
+    "logit_rate": 2.0,
     "variational_initializer": "uniform",
     "variance_range": "clamped",
     "uncapped": True,

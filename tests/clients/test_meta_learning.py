@@ -49,6 +49,32 @@ def test_a_plain_step_by_hand(clip):
     np.testing.assert_allclose(result.metrics.nll, -np.mean(np.log(probabilities[np.arange(12), LABELS])), rtol=1e-5)
 
 
+@pytest.mark.parametrize("learner", ["plain", "maml", "hessian_free_maml"])
+def test_a_rate_for_the_logits_moves_them_alone(learner):
+    """A step of logits is proportional to logit_rate, and the means move as without it: nothing is clipped here."""
+    run = lambda **options: trained(dropped, learner=learner, learning_rate=0.1, clip_norm=50.0, **options).weights
+    before, usual, still = message_of(dropped).weights, run(), run(logit_rate=0.0)
+    logits = lambda weights: np.log(flat(weights.posterior.variance))
+    np.testing.assert_array_equal(flat(still.posterior.variance), flat(before.posterior.variance))
+    moved = logits(usual) - logits(before)
+    assert np.abs(moved).max() > 1e-4
+    for factor in (1, 20):
+        found = run(logit_rate=0.1 * factor)
+        np.testing.assert_allclose(logits(found) - logits(before), factor * moved, rtol=1e-2, atol=1e-5)
+        for part in (found, still):
+            np.testing.assert_allclose(flat(part.posterior.mean), flat(usual.posterior.mean), rtol=1e-5, atol=1e-6)
+
+
+def test_with_a_rate_of_their_own_logits_are_clipped_apart():
+    """Of a small norm, the means' step has exactly that norm times the rate, and so has the logits'."""
+    options = {"learning_rate": 1.0, "clip_norm": 1e-4, "logit_rate": 1.0}
+    weights, before = trained(dropped, **options).weights, message_of(dropped).weights
+    of_points = lambda w: np.concatenate([flat(w.posterior.mean), flat(w.point)]).astype(np.float64)
+    np.testing.assert_allclose(np.linalg.norm(of_points(weights) - of_points(before)), 1e-4, rtol=5e-3)
+    moved = np.log(flat(weights.posterior.variance)) - np.log(flat(before.posterior.variance))
+    np.testing.assert_allclose(np.linalg.norm(moved), 1e-4, rtol=5e-2)
+
+
 @pytest.mark.parametrize(
     ("learner", "rows"), [("plain", 1), ("maml", 1), ("hessian_free_maml", 1), ("maml", 2), ("hessian_free_maml", 3)]
 )
@@ -153,6 +179,7 @@ def test_pruned_weights_are_not_touched_and_have_no_noise():
         ({"inner_rate": 0.0}, "inner_rate"),
         ({"clip_norm": -1.0}, "clip_norm"),
         ({"difference": 0.0}, "difference"),
+        ({"logit_rate": 1.0}, "logit_rate is of variational layers, and the model has none"),
         ({"kl_reduction": "total"}, "must be 'sum' or 'mean'"),
     ],
 )

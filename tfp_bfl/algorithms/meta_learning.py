@@ -30,8 +30,8 @@ def meta_learning(
       learner: one of `clients.LEARNERS`.
       rule: for the weights.
       server_optimizer: of `servers.server_optimizer`; None to take the pool.
-      **options: of `compose` and of `clients.meta_learning` (local_epochs, batch_size, learning_rate, inner_rate,
-        clip_norm, difference, kl_reduction, kl_weight, likelihood).
+      **options: of `compose` and of `clients.meta_learning` (local_epochs, batch_size, learning_rate, logit_rate,
+        inner_rate, clip_norm, difference, kl_reduction, kl_weight, likelihood).
 
     Source: Finn et al. 2017 (arXiv:1703.03400); Nichol et al. 2018 (arXiv:1803.02999); Fallah et al. 2020
     (arXiv:2002.07948).
@@ -65,8 +65,9 @@ def meta_vd(
       server_optimizer: of `servers.server_optimizer`, for the weights; None to take the pool.
       threshold: of pruned exchange (`clients.personal`); None for none.
       variance_options, server_options: of the source of variances, and of `servers.personal`.
-      **options: of `compose` and of `clients.meta_learning`. A robust aggregator by which all clients count the
-        same in each weight, "trimmed" or "median", leaves rows as they are, of which each is one client's.
+      **options: of `compose` and of `clients.meta_learning`, such as logit_rate. A robust aggregator by which all
+        clients count the same in each weight, "trimmed" or "median", leaves rows as they are, of which each is one
+        client's.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225).
     """

@@ -24,6 +24,7 @@ def meta_gradient(
     clip_norm: float = float("inf"),
     difference: float = 1e-4,
     penalty: Optional[Loss] = None,
+    apart: bool = False,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Return L_2 where the learner judges it, and the gradient by which it steps.
 
@@ -42,14 +43,16 @@ def meta_gradient(
       inner_rate: a.
       clip_norm: the largest norm of a gradient, over all weights together.
       difference: h.
+      apart: clip each of the tensors to this norm instead.
       penalty: of the weights, such as a KL: what is added to L_2 in the gradient.
 
     Source: Finn et al. 2017 (arXiv:1703.03400); Fallah et al. 2020 (arXiv:2002.07948), algorithm 1 and section 5.
     """
     inner, outer, third = losses
+    clip = (lambda g: [_clipped([x], clip_norm)[0] for x in g]) if apart else (lambda g: _clipped(g, clip_norm))
     if learner == "plain":
         loss, gradient = _gradient(outer, weights, penalty)
-        return loss, _clipped(gradient, clip_norm)
+        return loss, clip(gradient)
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(weights))
         with tf.GradientTape(watch_accessed_variables=False) as of_inner:
@@ -63,12 +66,12 @@ def meta_gradient(
         penalised = loss if penalty is None else loss + penalty(adapted)
     gradients = tape.gradient(penalised, list(weights), unconnected_gradients=tf.UnconnectedGradients.ZERO)
     if learner != "hessian_free_maml":
-        return loss, _clipped(gradients, clip_norm)
+        return loss, clip(gradients)
     ahead, behind = (
         _gradient(third, [weights[0] + sign * difference * gradients[0], *weights[1:]])[1] for sign in (1.0, -1.0)
     )
-    curved = _clipped([(x - y) / (2 * difference) for x, y in zip(ahead, behind)], clip_norm)
-    return loss, [g - inner_rate * d for g, d in zip(_clipped(gradients, clip_norm), curved)]
+    curved = clip([(x - y) / (2 * difference) for x, y in zip(ahead, behind)])
+    return loss, [g - inner_rate * d for g, d in zip(clip(gradients), curved)]
 
 
 def _gradient(

@@ -37,6 +37,7 @@ def meta_learning(
     local_epochs: int = 5,
     batch_size: int = 64,
     learning_rate: Optional[Schedule] = None,
+    logit_rate: Optional[Schedule] = None,
     inner_rate: float = 0.02,
     clip_norm: float = 5.0,
     difference: float = 1e-4,
@@ -59,6 +60,9 @@ def meta_learning(
       learner: one of `LEARNERS`.
       local_epochs, batch_size: of the client's training.
       learning_rate: b, a number or a function of the rounds done so far; None for 0.02, and 0.1 with adaptation.
+      logit_rate: in the place of b for what layers hold of the spread, the logits of variational dropout; 0 to leave
+        them. Their gradient is then clipped apart from that of the weights, each to `clip_norm`. None for b, clipped
+        together.
       inner_rate: a of the step of adaptation.
       clip_norm: the largest norm of a gradient, over all weights together.
       difference: of "hessian_free_maml".
@@ -67,7 +71,8 @@ def meta_learning(
       likelihood: of the labels.
 
     Raises:
-      InvalidArgument: no such learner or reduction, a number outside its range, or a model with BatchNorm.
+      InvalidArgument: no such learner or reduction, a number outside its range, a model with BatchNorm, or logit_rate
+        for a model without variational layers.
 
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates and norms by the authors' program.
     """
@@ -75,11 +80,14 @@ def meta_learning(
     lookup(LEARNERS, learner, "learner")
     check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_numbers(inner_rate=inner_rate, clip_norm=clip_norm, difference=difference)
-    check_schedules(learning_rate=learning_rate, kl_weight=kl_weight)
+    check_schedules(learning_rate=learning_rate, logit_rate=logit_rate, kl_weight=kl_weight)
     if kl_reduction not in KL_REDUCTIONS:
         raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
     learning_rate = RATES[learner] if learning_rate is None else learning_rate
-    if layout(model_fn()).moving_mean:
+    parts = layout(model_fn())
+    if logit_rate is not None and not parts.variational:
+        raise InvalidArgument("logit_rate is of variational layers, and the model has none: leave it out.")
+    if parts.moving_mean:
         raise InvalidArgument(
             "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "
             "normalization='group', or none."
@@ -96,6 +104,7 @@ def meta_learning(
             unpruned = message.told.kept if isinstance(message.told, Pruned) else None
             divisor = size if kl_reduction == "sum" else float(max(weights.num_variational, 1))
             scale, rate = rate_of(kl_weight, message.round) / divisor, rate_of(learning_rate, message.round)
+            rates = rate, rate if logit_rate is None else rate_of(logit_rate, message.round)
             kl = lambda vectors: weights.kl_divergence(Vectors(*vectors), unpruned)
 
             def nll(features: tf.Tensor, labels: tf.Tensor, noise: tf.Tensor) -> Callable[..., tf.Tensor]:
@@ -114,11 +123,13 @@ def meta_learning(
                 shares = _shares(tf.shape(labels)[0], learner)
                 losses = [nll(features[a:b], labels[a:b], noise) for (a, b), noise in zip(shares, noises)]
                 penalty = lambda vectors: scale * kl(vectors)
-                loss, gradient = meta_gradient(learner, losses, vectors, inner_rate, clip_norm, difference, penalty)
+                loss, gradient = meta_gradient(
+                    learner, losses, vectors, inner_rate, clip_norm, difference, penalty, logit_rate is not None
+                )
                 if unpruned is not None:
                     mask = tf.concat([unpruned, tf.ones_like(vectors.values[weights.num_variational :])], 0)
                     gradient = [mask * gradient[0], unpruned * gradient[1]]
-                moved = Vectors(*(x - rate * g for x, g in zip(vectors, gradient)))
+                moved = Vectors(*(x - r * g for x, r, g in zip(vectors, rates, gradient)))
                 return _Sums(sums.nll + loss, sums.steps + 1), weights.projected(moved)
 
             begin = _Sums(tf.constant(0.0), tf.constant(0)), weights.load(message.weights)

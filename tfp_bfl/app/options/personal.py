@@ -116,6 +116,10 @@ class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
         "Dropout rate at the start, relative to the weights of each layer, in the place of --initial-stddev.",
         argument="variance_options.initial_rate",
     )
+    logit_rate: Optional[PositiveOrZero] = option(
+        None,
+        "Learning rate of the clients for the logits of the variances; by default that of the weights.",
+    )
     variational_initializer: str = option(
         "he_normal",
         "Distribution of the initial means of the layers with variational dropout; uniform as in the authors' program.",
