@@ -310,6 +310,8 @@ class ServerStep(NamedTuple, Generic[Given, State]):
       most_in_round: for how many clients of a round it is what it says; None for any number.
       notice: (state, the server's weights) -> a warning about the result in one sentence, after the last round; None
         for none.
+      measured: (state, the server's next weights, the pooled extra statistics or ()) -> further scalars to report with
+        the round, after `next`.
     """
 
     initialize: Callable[[ModelWeights], State]
@@ -325,3 +327,4 @@ class ServerStep(NamedTuple, Generic[Given, State]):
     most_clients: Optional[int] = None
     most_in_round: Optional[int] = None
     notice: Callable[[State, ModelWeights], Optional[str]] = lambda state, weights: None
+    measured: Callable[[State, ModelWeights, Any], Metrics] = lambda state, weights, extra: {}

@@ -74,6 +74,7 @@ def meta_vd(source, threshold=None):
     most = len(SIZES) * (65 * NUM_VARIATIONAL + 32 * 5)
     bits = {"upload_bits": most, "download_bits": most, "pruned_weights": len(SIZES) * NUM_VARIATIONAL}
     bits["logit_change"] = 17 * NUM_VARIATIONAL**0.5
+    bits |= {name: 17 if name == "logit_stddev" else 1 for name in models.DropoutRates._fields}
     return Method(
         model_fn,
         lambda: algorithms.meta_vd(

@@ -124,6 +124,10 @@ def test_a_run_learns_and_tells_what_it_exchanged(run, program):
     assert summary["pruned_weights"] == by_hand[-1]["pruned_weights"] / 3 > 0
     page = (run / "report.html").read_text()
     assert "Upload" in page and "Pruned weights per client" in page
+    assert summary["dropout_rate_median"] == pytest.approx(by_hand[-1]["dropout_rate_median"], rel=1e-3)
+    card = (run / "saved_model" / "model_card.md").read_text()
+    for text in (page, card):
+        assert "Dropout rates of clients, 95 % quantile" in text and "standard deviation over clients" in text
 
 
 @pytest.mark.parametrize("client", [1, 3])

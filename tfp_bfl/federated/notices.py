@@ -21,6 +21,8 @@ ABOVE_CHANCE = 0.02
 MANY_TIMES = 100.0
 # Nats per example: no training that works ends there, of whatever likelihood.
 ABSURD_LOSS = 1e4
+# A warning is issued if more of the clients' logits than this share are at the top of their range.
+MOST_SATURATED = 0.5
 _NUMBER = re.compile(r"\d+\.?\d*(?:e[-+]?\d+)?")
 
 
@@ -149,10 +151,29 @@ def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     growth = (half[-1] - half[0]) / max(1, len(half) - 1)
     more = math.ceil((SAME_LOG_RATIO - ratio) / growth) if growth > 0 else 0
     advice = f"about {more:,} more rounds would separate them" if 0 < more <= 10_000 else "more rounds may help"
+    rate = rows[-1].get("dropout_rate_median")
+    if rate is not None:
+        advice = f"dropout rates have a median of {rate:.2g}, and a larger logit_rate lets clients' data change them"
     return (
         f"The standard deviations of all weights are the same number (log of their 95 % over their 5 % quantile: "
         f"{ratio:.3f}), set by the initial value, the optimizer or a floor. The data did not determine them, and "
         f"epistemic uncertainty is not informative; {advice}."
+    )
+
+
+def saturated_noise_warning(row: Mapping[str, Any]) -> Optional[str]:
+    """Return a warning if most variances of the clients are at the top of their range, else None.
+
+    Args:
+      row: metrics of the last round.
+    """
+    share = row.get("saturated_share")
+    if share is None or not share > MOST_SATURATED:
+        return None
+    return (
+        f"{share:.0%} of the clients' variances are within 1 % of the top of their range: the KL term raised them and "
+        "the data did not limit them, so that the model is mostly noise. Bound the server's rates (capped), or give a "
+        "smaller logit_rate or kl_weight."
     )
 
 

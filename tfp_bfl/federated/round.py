@@ -232,6 +232,7 @@ def make_round(
         metrics.update(reported)
         if server_step.extra:
             metrics.update(server_step.metrics(extra))
+        metrics.update(server_step.measured(step, weights, extra))
         return ServerState(state.round + 1, state.seed, weights, step, memory, federation, state.noise), metrics
 
     return Round(

@@ -30,6 +30,7 @@ from tfp_bfl.federated.notices import (
     cores_warning,
     has_collapsed,
     one_shot_warning,
+    saturated_noise_warning,
     saturation_warning,
     spread_warning,
 )
@@ -293,6 +294,7 @@ class _Run:
         if record.collapsed:
             self._warnings.append(collapse_warning(record.collapsed))
         self._warn(spread_warning(record.rows))
+        self._warn(saturated_noise_warning(record.rows[-1]))
         self._warn(absurd_loss_warning(record.rows[-1]))
         self._warn(saturation_warning(record.rows))
         self._warn(process.privacy and everyone_clipped_warning(process.privacy, record.rows))

@@ -12,7 +12,14 @@ from tfp_bfl.layers.variational_dropout import MIN_VARIANCE
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.optimizers import Optimizer, server_optimizer
 from tfp_bfl.tensors import TensorTree
-from tfp_bfl.weights import LogitGradient, ModelWeights, Parameters, PersonalVariances, kept_weights
+from tfp_bfl.weights import (
+    LogitGradient,
+    ModelWeights,
+    Parameters,
+    PersonalVariances,
+    dropout_rates,
+    kept_weights,
+)
 
 
 class Learning(NamedTuple):
@@ -57,7 +64,8 @@ def personal(
     sum_m b_m ||l_m - l'_m||^2 / 2: to first order logits then move no further than the clients' own did. Without it a
     hypernetwork amplifies what all clients change alike, and the more the more it has learnt.
 
-    A round reports how far training moved the clients' logits, `logit_change`: sqrt(sum_m b_m ||l_m - l'_m||^2).
+    A round reports how far training moved the clients' logits, `logit_change`: sqrt(sum_m b_m ||l_m - l'_m||^2), and
+    the dropout rates of its clients (`models.DropoutRates`).
 
     All gradients together are first scaled to a norm of `clip_norm` at most. The server's own variances are those of a
     client that was never in training.
@@ -129,6 +137,9 @@ def personal(
         metrics=lambda extra: {"logit_change": tf.sqrt(tf.maximum(extra.moved, 0.0))},
         name=name,
         most_clients=variances.num_clients,
+        measured=lambda state, weights, extra: dropout_rates(
+            variances, state.parameters, flatten(weights.posterior.mean), extra.present
+        )._asdict(),
     )
 
 

@@ -7,6 +7,7 @@ from tfp_bfl.weights.change import (
     from_coordinates,
     root_mean_square_change,
 )
+from tfp_bfl.weights.dropout_rates import DropoutRates, dropout_rates
 from tfp_bfl.weights.ensemble_model import MemberSampling, ensemble_model, num_members
 from tfp_bfl.weights.exchange import (
     Anchor,
@@ -58,6 +59,7 @@ __all__ = [
     "ClientPosterior",
     "ClientResult",
     "Compact",
+    "DropoutRates",
     "Federation",
     "FlatWeights",
     "LinearTerm",
@@ -80,6 +82,7 @@ __all__ = [
     "check_layers",
     "check_logits",
     "coordinates",
+    "dropout_rates",
     "ensemble_model",
     "from_coordinates",
     "functional_call",

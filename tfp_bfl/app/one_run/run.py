@@ -225,6 +225,7 @@ def _scores(job: Job, result: bfl.federated.SimulationResult, metrics: dict[str,
         **records.privacy(job.config, result.rounds[-1], job.clients.sizes),
         **_permuted(job, result),
         **_of_last_round(job, result),
+        **{name: x for name in bfl.models.DropoutRates._fields if (x := result.rounds[-1].get(name)) is not None},
         **ensembles.scores(result, job.score),
     }
 
