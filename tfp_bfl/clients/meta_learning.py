@@ -45,8 +45,7 @@ def meta_learning(
     kl_weight: Schedule = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
 ) -> ClientWork:
-    """Return client work by stochastic gradient descent on point weights, means and what layers hold of the spread,
-    together.
+    """Return client work by stochastic gradient descent on point weights, means and logits of variances, together.
 
     loss = mean over the batch of -log p(y | x, w) + beta KL / N_k,   w ~ q
     w    = w - b g                                                    g by the learner (`meta_gradient`)
@@ -77,21 +76,11 @@ def meta_learning(
     Source: Jeon et al. 2023 (arXiv:2510.20225), algorithm 1; rates and norms by the authors' program.
     """
     model_fn, density = as_model_fn(model_fn), parse_likelihood(likelihood)
-    lookup(LEARNERS, learner, "learner")
+    _check(learner, kl_reduction, model_fn(), logit_rate)
     check_counts(local_epochs=local_epochs, batch_size=batch_size)
     check_numbers(inner_rate=inner_rate, clip_norm=clip_norm, difference=difference)
     check_schedules(learning_rate=learning_rate, logit_rate=logit_rate, kl_weight=kl_weight)
-    if kl_reduction not in KL_REDUCTIONS:
-        raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
     learning_rate = RATES[learner] if learning_rate is None else learning_rate
-    parts = layout(model_fn())
-    if logit_rate is not None and not parts.variational:
-        raise InvalidArgument("logit_rate is of variational layers, and the model has none: leave it out.")
-    if parts.moving_mean:
-        raise InvalidArgument(
-            "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "
-            "normalization='group', or none."
-        )
 
     def build() -> Work:
         with tf.variable_creator_scope(without_initial_values):
@@ -141,6 +130,20 @@ def meta_learning(
         return work
 
     return ClientWork(build)
+
+
+def _check(learner: str, kl_reduction: str, model: tf.keras.Model, logit_rate: Optional[Schedule]) -> None:
+    lookup(LEARNERS, learner, "learner")
+    if kl_reduction not in KL_REDUCTIONS:
+        raise InvalidArgument(f"kl_reduction is {kl_reduction!r}, but must be 'sum' or 'mean'.")
+    parts = layout(model)
+    if logit_rate is not None and not parts.variational:
+        raise InvalidArgument("logit_rate is of variational layers, and the model has none: leave it out.")
+    if parts.moving_mean:
+        raise InvalidArgument(
+            "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "
+            "normalization='group', or none."
+        )
 
 
 def _shares(number: tf.Tensor, learner: str) -> list[tuple[Any, Any]]:

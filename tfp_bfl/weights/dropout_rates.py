@@ -54,9 +54,6 @@ def dropout_rates(
     quantile = lambda q: average(ordered[:, round(q * last)])
     low, high = variances.logit_range
     top = tf.cast(logits > high - SATURATED * (high - low), tf.float32)
-    return DropoutRates(
-        *map(quantile, (0.05, 0.5, 0.95)),
-        dropout_rate_stddev=stddev(tf.reduce_mean(rates, 1)),
-        logit_stddev=tf.sqrt(tf.reduce_mean(tf.square(stddev(logits)))),
-        saturated_share=average(tf.reduce_mean(top, 1)),
-    )
+    quantiles = quantile(0.05), quantile(0.5), quantile(0.95)
+    of_logits = tf.sqrt(tf.reduce_mean(tf.square(stddev(logits))))
+    return DropoutRates(*quantiles, stddev(tf.reduce_mean(rates, 1)), of_logits, average(tf.reduce_mean(top, 1)))
