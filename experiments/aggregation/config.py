@@ -19,6 +19,9 @@ PUBLISHED_WEIGHTED = ("naive_weighted_average", "weighted_sum", "linear_pool", "
 WEIGHTED = (*PUBLISHED_WEIGHTED, "log_linear_pool")
 PUBLISHED_WEIGHTINGS = ("train_size", "max_discrepancy", "distance")
 
+# DWC without pre-training keeps its start, whatever the optimizer.
+LEARNING = tuple(rule for rule in RULES if rule != "distributed_weight_consolidation")
+
 # Near softplus(-3), where the variational layers of TensorFlow Probability start.
 WIDE_STDDEV = 0.05
 WIDE = {"initial_stddev": (WIDE_STDDEV,)}
@@ -54,6 +57,37 @@ LEARNT = {
     "kl": (None,),  # by the rule: "product" for those of one shot
     "prior_stddev": ("fan_in",),
 }
+
+# A rate that trials choose: the one with the lowest score of its five, or two, by `RATES_OF`.
+CHOSEN = "chosen"
+MOMENTUM = {"optimizer": ("momentum",), "learning_rate": (CHOSEN,)}
+# Partition -> the partition of its trials.
+TRIED_ON = {"label_skew:2": "label_skew:2", **dict.fromkeys(("iid", *DIRICHLET), "dirichlet:0.5")}
+# 15 % of a client's images are held out from training; the others are as many as without.
+TRIAL = {"optimizer": ("momentum",), "hold_out": (0.15,), "examples_per_client": (753,), "length": ("short",)}
+
+# By SGD with momentum, at rates and a dropout rate that held-out images selected in the study of the default
+# posterior, with 80 rounds and a cosine schedule.
+_BASELINES = tuple(
+    {
+        "kind": (kind,),
+        "partition": partitions,
+        "optimizer": ("momentum",),
+        "learning_rate": (rate,),
+        "dropout_rate": (0.1,),
+        "length": ("short",),
+    }
+    for kind, strong in (("deterministic", 0.02), ("mc_dropout", 0.03))
+    for rate, partitions in ((0.05, ("iid", *DIRICHLET)), (strong, ("label_skew:2",)))
+)
+
+
+def _column(length: str, **options: tuple[object, ...]) -> tuple[dict[str, tuple[object, ...]], ...]:
+    """The arms of the published Table 2's column on all of CIFAR-10."""
+    same = {"length": (length,), "augmentation": ("crop_and_flip:4",), **options}
+    rules = ("weighted_sum", "naive_weighted_average")
+    return {"kind": ("deterministic",), **same}, {"rule": rules, **same, **WIDE}
+
 
 # Table -> blocks of options that vary together; the values of a block are combined. A length names rounds and local
 # epochs of the size: "short" is E = 1, "long" E = 5, "once" a single round, "alone" one client with all data.
@@ -145,19 +179,26 @@ TABLES = {
         },
         {"kind": ("deterministic",), "partition": ("dirichlet:0.5", "lda:0.5"), "length": ("short",)},
     ),
-    # By SGD with momentum, at rates and a dropout rate that held-out images selected in the study of the default
-    # posterior, with 80 rounds and a cosine schedule.
-    "momentum_baselines": tuple(
+    "momentum_baselines": _BASELINES,
+    # Five trials of each rule from each start, as many as the baselines had, and the rules at the rates chosen by them
+    # beside the baselines.
+    "momentum_trials": tuple(
         {
-            "kind": (kind,),
-            "partition": partitions,
-            "optimizer": ("momentum",),
-            "learning_rate": (rate,),
-            "dropout_rate": (0.1,),
-            "length": ("short",),
+            "rule": LEARNING,
+            "partition": tuple(dict.fromkeys(TRIED_ON.values())),
+            "learning_rate": (0.01, 0.02, 0.03, 0.05, 0.1),
+            **TRIAL,
+            **start,
         }
-        for kind, strong in (("deterministic", 0.02), ("mc_dropout", 0.03))
-        for rate, partitions in ((0.05, ("iid", *DIRICHLET)), (strong, ("label_skew:2",)))
+        for start in ({}, WIDE)
+    ),
+    "momentum_rules": (
+        {"rule": LEARNING, "partition": PARTITIONS, "length": ("short",), **MOMENTUM},
+        *_BASELINES,
+    ),
+    "momentum_initial_sd_0.05": (
+        {"rule": LEARNING, "partition": PARTITIONS, **WIDE_SHORT, **MOMENTUM},
+        *_BASELINES,
     ),
     # Dropout learns more slowly.
     "long_baselines": (
@@ -165,18 +206,11 @@ TABLES = {
     ),
     # Of the published Table 2, on all of CIFAR-10: until 98.6 % of what its learning rates add up to is spent, and
     # the first twenty of these rounds: the published schedule goes by the round, so that they are the same.
-    **{
-        length: (
-            {"kind": ("deterministic",), "length": (length,), "augmentation": ("crop_and_flip:4",)},
-            {
-                "rule": ("weighted_sum", "naive_weighted_average"),
-                "length": (length,),
-                "augmentation": ("crop_and_flip:4",),
-                **WIDE,
-            },
-        )
-        for length in ("column", "column_begun")
-    },
+    **{length: _column(length) for length in ("column", "column_begun")},
+    # The same twenty rounds by SGD with momentum at two rates; then a third of the rounds at the better rate of each
+    # arm, with the same decay over the same share of the rounds.
+    "column_momentum": _column("column_begun", optimizer=("momentum",), learning_rate=(0.01, 0.1)),
+    "column_compressed": _column("column_compressed", silent_rounds=(17,), learning_rate_decay=(0.12,), **MOMENTUM),
     # Beyond the paper: posteriors that say something, and weigh clients by what they know of each weight.
     "learned_sd": ({"rule": RULES, "partition": PARTITIONS, "length": ("short",), **LEARNT},),
     # Of these and of the published training, where each is left alone for long.
@@ -198,6 +232,12 @@ TABLES = {
     ),
 }
 
+# Table with chosen rates -> the table of its trials, and the score of a record that is to be low.
+RATES_OF = {
+    **dict.fromkeys(("momentum_rules", "momentum_initial_sd_0.05"), ("momentum_trials", "held_out_nll")),
+    "column_compressed": ("column_momentum", "train_nll"),
+}
+
 # The tables of which the study's page shows figures; others are drawn where they are named.
 FIGURES = ("rules", "initial_sd_0.05", "learned_sd", "learned_sd_5_epochs", "equal_steps", "column", "column_begun")
 
@@ -210,9 +250,12 @@ SIZES = {
         "options": {"dataset": "cifar10", "model": "resnet20", "evaluate_every": 5, "num_samples": 50},
         "lengths": {
             **{"short": (400, 1), "long": (200, 5), "once": (1, 400), "alone": (200, 1)},
-            **{"column": (130, 1), "column_begun": (20, 1)},
+            **{"column": (130, 1), "column_begun": (20, 1), "column_compressed": (43, 1)},
         },
-        "seeds": {**dict.fromkeys(PUBLISHED, (0, 1, 2)), "column": (0,), "column_begun": (0,)},
+        "seeds": {
+            **dict.fromkeys(PUBLISHED, (0, 1, 2)),
+            **dict.fromkeys(("column", "column_begun", "column_momentum", "column_compressed"), (0,)),
+        },
     },
     # Real CIFAR-10, a subset: meant for an hour on two cores.
     "cifar10": {
@@ -243,7 +286,8 @@ SIZES = {
             **dict.fromkeys((*PUBLISHED, "equal_steps", "learned_sd_5_epochs"), (0, 1)),
             **dict.fromkeys(("rules", "baselines", "learned_sd", "weightings", "pretraining", "prior"), (0, 1, 2)),
             **dict.fromkeys(("initial_sd_0.05", "initial_sd_0.05_5_epochs", "equal_sizes"), (0, 1, 2)),
-            "momentum_baselines": (0, 1, 2),
+            **dict.fromkeys(("momentum_baselines", "momentum_rules", "momentum_initial_sd_0.05"), (0, 1, 2)),
+            "momentum_trials": (100,),
             "long_baselines": (0,),
         },
     },

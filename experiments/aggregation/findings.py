@@ -70,7 +70,7 @@ def select(runs: Iterable[Run], **wanted: object) -> list[Run]:
 def federated(runs: list[Run], **wanted: object) -> list[Run]:
     """Runs of the main comparison: as published, the prior fixed, nothing pre-trained, the fewest rounds of several."""
     plain = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
-    plain |= {name: COMMON[name] for name in ("initial_stddev", "inference")}
+    plain |= {name: COMMON[name] for name in ("initial_stddev", "inference", "optimizer")}
     found = [run for run in select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
     return found if "rounds" in wanted else select(found, rounds=min((run["rounds"] for run in found), default=0))
 
@@ -216,6 +216,18 @@ def momentum_beats_adam(runs: list[Run], kind: str) -> list[Compared]:
     return answers
 
 
+def rules_by_momentum(runs: list[Run], **start: object) -> list[Compared]:
+    """Compare clients' SGD with momentum with Adam, for each rule and partition."""
+    found = {name: federated(runs, local_epochs=1, optimizer=name, **start) for name in ("momentum", "adam")}
+    places = dict.fromkeys((run["partition"], run["rule"]) for run in found["momentum"])
+    return [
+        Compared(
+            ", ".join(place), *(of_seeds(select(same, partition=place[0], rule=place[1])) for same in found.values())
+        )
+        for place in places
+    ]
+
+
 def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
     updated = [run for run in runs if run["update_prior"] and run["rounds"] > 1]
     answers = []
@@ -241,8 +253,12 @@ def dropout_beats_none(runs: list[Run], output_dropout: bool, optimizer: str = C
 
 
 _LEARNT = {"inference": "curvature"}
+_MOMENTUM = {"optimizer": "momentum"}
 _LP = {"high": AVERAGES[:1], "low": AVERAGES[1:]}
 _ASK = functools.partial
+
+
+_HIGHER_NLL = _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll")
 
 
 def _many(epochs: int, **start: object) -> dict[str, object]:
@@ -254,19 +270,26 @@ FINDINGS: dict[str, Question] = {
     "E = 1: WS, WC and conflation converge faster, in rounds": products_converge_faster,
     "E = 1: LP ends below NWA": _ASK(groups_apart, **_LP),
     "E = 1, initial sd 0.05: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_WIDE),
-    "E = 1, initial sd 0.05: NWA and LP have a higher NLL than WS, WC and conflation": (
-        _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll", **_WIDE)
-    ),
+    "E = 1, initial sd 0.05: NWA and LP have a higher NLL than WS, WC and conflation": _ASK(_HIGHER_NLL, **_WIDE),
     "E = 1, initial sd 0.05: WS, WC and conflation converge faster, in rounds": _ASK(products_converge_faster, **_WIDE),
     "E = 1, initial sd 0.05: LP ends below NWA": _ASK(groups_apart, **_LP, **_WIDE),
     "E = 1, initial sd 0.05: the epistemic part gains more area by retention under WS, WC and conflation": (
         _ASK(groups_apart, score=RETENTION[2], **_WIDE)
     ),
     "E = 1, learned sd: WS, WC and conflation end above NWA and LP": _ASK(groups_apart, **_LEARNT),
-    "E = 1, learned sd: NWA and LP have a higher NLL than WS, WC and conflation": (
-        _ASK(groups_apart, high=AVERAGES, low=PRODUCTS, score="nll", **_LEARNT)
-    ),
+    "E = 1, learned sd: NWA and LP have a higher NLL than WS, WC and conflation": _ASK(_HIGHER_NLL, **_LEARNT),
     "E = 1, learned sd: LP ends below NWA": _ASK(groups_apart, **_LP, **_LEARNT),
+    **{
+        f"E = 1{start}, SGD with momentum: {claim}": _ASK(question, **options, **_MOMENTUM)
+        for start, options in (("", {}), (", initial sd 0.05", _WIDE))
+        for claim, question in (
+            ("WS, WC and conflation end above NWA and LP", groups_apart),
+            ("NWA and LP have a higher NLL than WS, WC and conflation", _HIGHER_NLL),
+            ("LP ends below NWA", _ASK(groups_apart, **_LP)),
+        )
+    },
+    "A rule by SGD with momentum is above the rule by Adam": rules_by_momentum,
+    "Initial sd 0.05: a rule by SGD with momentum is above the rule by Adam": _ASK(rules_by_momentum, **_WIDE),
     "E = 5, few rounds: the groups are level": _ASK(groups_apart, level=True, local_epochs=5),
     "E = 5, few rounds, initial sd 0.05: the groups are level": _ASK(groups_apart, level=True, local_epochs=5, **_WIDE),
     "E = 5, 60 rounds, initial sd 0.05: WS is level with NWA and LP": _ASK(groups_apart, level=True, **_many(5)),

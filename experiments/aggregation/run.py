@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
 
 import click
+import numpy as np
 
-from experiments.aggregation.config import COMMON, FIGURES, SIZES, TABLES
+from experiments.aggregation.config import CHOSEN, COMMON, FIGURES, RATES_OF, SIZES, TABLES, TRIED_ON
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
 from experiments.cells import Study, study_options
+from experiments.records import Record, read_records
 from tfp_bfl import errors
 from tfp_bfl.app.many_runs.sweep import options_of_run, run_or_resume
 from tfp_bfl.app.options.resolve import resolved
@@ -25,11 +27,13 @@ from tfp_bfl.app.options.resolve import resolved
 Options = dict[str, Any]
 HERE = pathlib.Path(__file__).parent
 
+# What the trials of a method share with it.
+TRIED = ("kind", "rule", "initial_stddev")
 NAMED = ("kind", "rule", "weighting", "partition", "clients", "local_epochs", "rounds", "seed")
 
 
-def cells(table: str, size: str) -> Iterator[Options]:
-    """The options of each cell of a table."""
+def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None) -> Iterator[Options]:
+    """The options of each cell of a table; with a rate that trials choose, once the records have all of them."""
     settings = SIZES[size]
     for block in TABLES[table]:
         for values in itertools.product(*block.values()):
@@ -42,8 +46,23 @@ def cells(table: str, size: str) -> Iterator[Options]:
                 "partitions", [options["partition"]]
             ):
                 continue
-            for seed in settings["seeds"][table]:
+            if options["learning_rate"] == CHOSEN:
+                options["learning_rate"] = chosen_rate(table, size, options, records or {})
+            for seed in settings["seeds"][table] if options["learning_rate"] else ():
                 yield {**options, "seed": seed}
+
+
+def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, Record]) -> Optional[float]:
+    """The rate of the best trial of a method, on its partition or that of its kind; None if a trial has no record."""
+    trials, score = RATES_OF[table]
+    places = (options["partition"], TRIED_ON[options["partition"]])
+    same = [o for o in cells(trials, size) if all(o[name] == options[name] for name in TRIED)]
+    tried = [o for o in same if o["partition"] in places]
+    scores = [records.get(cell_name(o), {}).get(score) for o in tried]
+    if None in scores:
+        return None
+    finite = np.nan_to_num(np.array(scores, float), nan=np.inf)
+    return tried[int(np.argmin(finite))]["learning_rate"]
 
 
 def cell_name(options: Options) -> str:
@@ -59,6 +78,8 @@ def cell_name(options: Options) -> str:
         parts.append("output_dropout")
     if options["optimizer"] != COMMON["optimizer"]:
         parts.append(f"optimizer={options['optimizer']},learning_rate={options['learning_rate']}")
+    if options.get("hold_out"):
+        parts.append(f"hold_out={options['hold_out']}")
     if options.get("augmentation"):
         parts.append(f"augmentation={options['augmentation']}")
     if options["initial_stddev"] != COMMON["initial_stddev"]:
@@ -81,7 +102,14 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     for table in tables:
         if table not in own:
             raise errors.InvalidArgument(f"The size {size} has no table {table}: it has {', '.join(own)}.")
-    every = {table: {cell_name(options): options for options in cells(table, size)} for table in own}
+    recorded = read_records(study.results)
+    every = {table: {cell_name(options): options for options in cells(table, size, recorded)} for table in own}
+    for table in tables:
+        if not every[table]:
+            raise errors.InvalidArgument(
+                f"The rates of {table} are those of the best trials, and trials lack records: run {RATES_OF[table][0]} "
+                "first."
+            )
     todo = {
         name: resolved(config_of(o), regression=False).recorded()
         for table in tables or own
@@ -97,7 +125,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
                 write_tables(table, of_table, study.results)
                 if table in (tables or FIGURES):
                     write_figures(table, of_table, study.results / "figures")
-        write_findings(list(runs.values()), study.results)
+        write_findings([run for run in runs.values() if not run["hold_out"]], study.results)
 
 
 def told(summary: dict[str, Any]) -> str:

@@ -11,8 +11,9 @@ import numpy as np
 
 from experiments.records import Record
 from experiments.tables import mean_and_sd, write
+from tfp_bfl.app.one_run.records import HELD_OUT
 from tfp_bfl.app.options.config import RunConfig, make_config
-from tfp_bfl.evaluation import retention_curve
+from tfp_bfl.evaluation import negative_log_likelihood, retention_curve
 
 Run = dict[str, Any]
 
@@ -21,6 +22,7 @@ UNCERTAINTIES = ("entropy", "aleatoric", "epistemic")
 RETENTION = tuple(f"retention by {name}" for name in UNCERTAINTIES)
 OF_ROUNDS = ("round", "accuracy", "test_nll", "stddev_median", "kept_weights")
 OF_STARTS = ("pretrained_epochs", "pretrained_test_accuracy", "pretrained_test_nll")
+OF_TRIALS = ("train_nll", "held_out_nll")
 SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share", *RETENTION)
 # What tells the rows of a table apart; those that are the same in all of its rows are left out.
 KEYS = (
@@ -35,6 +37,7 @@ KEYS = (
     "pretrained",
     "output_dropout",
     "optimizer",
+    "learning_rate",
     "local_epochs",
     "rounds",
 )
@@ -47,8 +50,14 @@ def read_cell(folder: pathlib.Path) -> Record:
     rows = [{name: row[name] for name in OF_ROUNDS if name in row} for row in rounds]
     found = {"nll": summary.get("test_nll"), **summary}  # Older runs called it as the tables do.
     curves = curves_of(folder)
+    # Of a run in several pieces, the summary has the seconds of the last: all rounds took as long as that at least.
+    found["seconds"] = max(found["seconds"], sum(row.get("seconds", 0.0) for row in rounds))
+    found["train_nll"] = rounds[-1].get("nll")
+    if (folder / HELD_OUT).is_file():
+        with np.load(folder / HELD_OUT) as arrays:
+            found["held_out_nll"] = float(negative_log_likelihood(arrays["probabilities"], arrays["labels"]))
     return {
-        **{name: found[name] for name in (*SCORES, *OF_STARTS, "seconds") if name in found},
+        **{name: found[name] for name in (*SCORES, *OF_STARTS, *OF_TRIALS, "seconds") if found.get(name) is not None},
         # The least share of a curve is 1 / P: a curve at the level of the accuracy has the area of the accuracy.
         **{f"retention by {name}": float(np.mean(curve)) - curve[-1] for name, curve in curves.items()},
         "curves": curves,
