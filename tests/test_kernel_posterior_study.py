@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import tfp_bfl as bfl
 from experiments.kernel_posterior import config, femnist, figures, models, run, tables, writers
 from experiments.kernel_posterior.tables import grouped, setting
+from tests.stand_ins import write_cifar100
 from tfp_bfl.data.hierarchical import GROUPS
 from tfp_bfl.errors import InvalidArgument
 
@@ -241,28 +242,8 @@ def test_femnist_that_can_not_be_downloaded_is_one_sentence_and_leaves_no_half_f
 
 def test_cifar100_loads_with_its_fine_labels_and_its_twenty_groups(tmp_path):
     """Made examples written as TFDS has them: the coarse label is not the one that is read."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    own = tfds.builder("cifar100", data_dir=tmp_path)
-    with tfds.core.registered.skip_registration():
-
-        class Made(tfds.core.GeneratorBasedBuilder):
-            VERSION, pkg_dir_path = own.version, own.pkg_dir_path
-
-            def _info(self):
-                return tfds.core.DatasetInfo(
-                    builder=self, features=own.info.features, supervised_keys=own.info.supervised_keys
-                )
-
-            def _split_generators(self, dl_manager):
-                return {split: self._generate_examples(split) for split in ("train", "test")}
-
-            def _generate_examples(self, split):
-                for i in range(400):
-                    image = np.full((32, 32, 3), i % 100, np.uint8)
-                    yield i, {"id": f"{i}", "image": image, "label": i % 100, "coarse_label": GROUPS[100][i % 100]}
-
-    Made.name = "cifar100"
-    Made(data_dir=tmp_path).download_and_prepare()
+    pytest.importorskip("tensorflow_datasets")
+    write_cifar100(tmp_path, 400)
     source = bfl.data.load("cifar100", data_dir=tmp_path)
     assert source.num_classes == 100
     np.testing.assert_array_equal(source.labels, source.features[:, 0, 0, 0])
