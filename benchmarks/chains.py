@@ -1,4 +1,4 @@
-"""What a round in one graph costs beyond its arithmetic: logistic regression, 50 weights, gradient steps, ten clients.
+"""Cost of a round in one graph beyond its arithmetic: logistic regression, 50 weights, gradient steps, ten clients.
 
     python benchmarks/chains.py [--rounds 5000] [--repeats 5]
 
@@ -28,7 +28,7 @@ def model_fn():
 
 
 def gradient(features, labels, kernel, bias):
-    """Of the mean NLL, and the NLL."""
+    """Return the gradient of the mean NLL, and the NLL."""
     logits = tf.matmul(features, kernel) + bias
     residual = (tf.nn.softmax(logits) - tf.one_hot(labels, 2)) / EXAMPLES
     nll = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
@@ -55,7 +55,7 @@ def make():
 
 
 def arithmetic_alone(process, clients, rounds, xla):
-    """The clients' steps and their mean in a loop, and nothing else of a round; a function that runs it."""
+    """Return a function that runs the clients' steps and their mean in a loop, and nothing else of a round."""
     parts = [clients.examples(k) for k in range(CLIENTS)]
     features, labels = (tf.constant(np.stack([getattr(p, name) for p in parts])) for name in ("features", "labels"))
     start = tuple(map(tf.constant, process.local.initialize().weights.point))

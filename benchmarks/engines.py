@@ -61,11 +61,11 @@ def check(engine: str, method: Mapping[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--python", "others", multiple=True, metavar="ENGINE=PATH", help="An engine's own Python.")
-@click.option("--only", type=click.Choice(ENGINES), multiple=True, help="Engines; all if none is named.")
+@click.option("--python", "others", multiple=True, metavar="ENGINE=PATH", help="Python interpreter of an engine.")
+@click.option("--only", type=click.Choice(ENGINES), multiple=True, help="Engine to measure; default: all.")
 @click.option("--turns", default=2, show_default=True)
 def main(others: tuple[str, ...], only: tuple[str, ...], turns: int) -> None:
-    """Measures the engines in turns and merges them into benchmarks/results/engines.json."""
+    """Measure the engines in turns and merge them into benchmarks/results/engines.json."""
     pythons, where = dict(one.split("=", 1) for one in others), machine()
     seconds: dict[str, list[float]] = {engine: [] for engine in only or ENGINES}
     carried: dict[str, list[float]] = {engine: [] for engine in seconds}

@@ -1,4 +1,4 @@
-"""Compares evaluation in bfloat16 with float32: accuracy, NLL and ECE on trained models, and time, in turn.
+"""Compare evaluation in bfloat16 with float32: accuracy, NLL and ECE on trained models, and time, in turn.
 
     python benchmarks/evaluation.py
 

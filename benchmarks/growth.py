@@ -1,4 +1,4 @@
-"""Measures how cost grows and draws it: with clients, weights, weight samples and workers.
+"""Measure how cost grows and draw it: with clients, weights, weight samples and workers.
 
     python benchmarks/growth.py
 
@@ -28,14 +28,14 @@ CLIENTS, WEIGHTS, SAMPLES, WORKERS = (10, 30, 100, 300, 1000), (1e5, 3e5, 1e6, 3
 
 
 def rounds(process, clients, workers=1, number=3):
-    """Medians of a round, the first left out: seconds, CPU seconds; peak memory of the workers and of all in MB."""
+    """Return medians over all rounds but the first: seconds, CPU seconds, peak memory of workers and of all in MB."""
     result, seen, worker_mb = simulate(process, clients, number, FLIPOUT.engine, workers)
     seconds = statistics.median(row["train_seconds"] for row in result.rounds[1:])
     return {"seconds": seconds, "cpu_seconds": seen.cpu_of_a_round(), "worker_mb": worker_mb, "peak_mb": seen.peak}
 
 
 def by_clients():
-    """LeNet, one batch a client."""
+    """Measure LeNet with one batch for each client, by the number of clients."""
     result = []
     for number in CLIENTS:
         clients = make_clients("lenet", number, 32)
@@ -44,7 +44,7 @@ def by_clients():
 
 
 def by_weights():
-    """One hidden layer of the width that gives so many variational weights, two clients of one batch."""
+    """Measure one hidden layer with two clients of one batch, by the number of variational weights."""
     clients = make_clients("lenet", 2, 32)
     result = []
     for number in WEIGHTS:
@@ -60,7 +60,7 @@ def by_weights():
 
 
 def by_samples():
-    """LeNet, 500 images."""
+    """Measure predictions of LeNet for 500 images, by the number of samples."""
     images = make_clients("lenet", 1, 500).examples(0).features
     model = bfl.models.lenet("flipout")
     result = []
@@ -75,7 +75,7 @@ def by_samples():
 
 
 def by_workers():
-    """LeNet, 10 clients of 1,280 examples."""
+    """Measure LeNet with 10 clients of 1,280 examples, by the number of workers."""
     clients = make_clients("lenet", 10, 1280)
     process = make_process("lenet", FLIPOUT, clients)
     result = []
@@ -112,7 +112,7 @@ PANELS = {"clients": by_clients, "weights": by_weights, "samples": by_samples, "
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--only", type=click.Choice(list(PANELS)), help="Measure this alone; the others stay as they are.")
+@click.option("--only", type=click.Choice(list(PANELS)), help="Measure this alone; the other results stay.")
 def main(only):
     path = ROOT / "benchmarks" / "results" / "growth.json"
     results = json.loads(path.read_text()) if only else {}

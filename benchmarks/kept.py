@@ -1,4 +1,4 @@
-"""Results that are kept: each with the machine that it was measured on, and when; the others stay as they were."""
+"""Stored results of benchmarks, each with its machine and date; results that are not measured again stay."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def merge(path: pathlib.Path, found: Mapping[str, Mapping[str, Any]], where: Mapping[str, Any]) -> None:
-    """Writes what was measured by name, in the place of what was known of these names.
+    """Write what was measured by name, in the place of what was known of these names.
 
     Args:
       path: of the results, JSON.
@@ -27,7 +27,7 @@ def merge(path: pathlib.Path, found: Mapping[str, Mapping[str, Any]], where: Map
 
 
 def machine() -> dict[str, Any]:
-    """The processor, how many cores there are for this process, and the load of the last minute."""
+    """Return the processor, how many cores there are for this process, and the load of the last minute."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -1,4 +1,4 @@
-"""Times the kernel posterior's mode of every weight, and tells its peak memory beside that of the inputs.
+"""Time the kernel posterior's mode of every weight, and print its peak memory beside that of the inputs.
 
 python benchmarks/kernel.py --clients 100 --weights 1000000
 """

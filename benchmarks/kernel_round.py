@@ -1,4 +1,4 @@
-"""Times whole rounds of FedKP beside federated averaging, and tells the worker's peak memory.
+"""Time whole rounds of FedKP beside federated averaging, and print the worker's peak memory.
 
 python benchmarks/kernel_round.py --clients 100 --hidden 1258
 
@@ -28,9 +28,13 @@ METHODS = {
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--clients", "num_clients", type=at_least_one, default=100, show_default=True)
-@click.option("--hidden", type=at_least_one, default=1258, show_default=True, help="Units: 1258 are a million weights.")
+@click.option(
+    "--hidden", type=at_least_one, default=1258, show_default=True, help="Number of units: 1258 give a million weights."
+)
 @click.option("--method", "methods", type=click.Choice(list(METHODS)), multiple=True, default=list(METHODS))
-@click.option("--repeats", type=at_least_one, default=3, show_default=True, help="The median of these, after one more.")
+@click.option(
+    "--repeats", type=at_least_one, default=3, show_default=True, help="Repetitions of the median, after one more."
+)
 def main(num_clients, hidden, methods, repeats):
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(16 * num_clients, 28, 28, 1)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Measures whether a long run grows: the memory of the driver and of its worker after each round, and what is traced.
+"""Measure whether a long run grows: the memory of the driver and of its worker after each round, and what is traced.
 
     python benchmarks/long_run.py
 
@@ -23,7 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def measure(model: str, rounds: int, checkpoint_dir: str | None = None) -> dict:
-    """Resident megabytes after each round, the size of its cohort, and how many models were built after the first."""
+    """Return resident megabytes after each round, the size of its cohort, and how many models were built after the
+    first.
+    """
     source = bfl.data.load("digits")
     clients = source.partition(bfl.data.dirichlet(num_clients=20, alpha=5.0), seed=0).limit(32, seed=0)
     built = []
@@ -70,9 +72,11 @@ def draw(result: dict, path: pathlib.Path) -> None:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--model", default="lenet", show_default=True)
 @click.option("--rounds", default=300, show_default=True)
-@click.option("--checkpoints", type=click.Path(), help="Save each round here.")
+@click.option("--checkpoints", type=click.Path(), help="Folder for a checkpoint of each round.")
 @click.option(
-    "--output", type=click.Path(path_type=pathlib.Path), help="Only write the figures' numbers, to this file."
+    "--output",
+    type=click.Path(path_type=pathlib.Path),
+    help="Write the figures' numbers to this file, and nothing else.",
 )
 def main(model, rounds, checkpoints, output):
     result = measure(model, rounds, checkpoints)

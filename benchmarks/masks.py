@@ -1,12 +1,13 @@
-"""What it takes to hide a party's message in a sum: by masks of this library, and by homomorphic encryption.
+"""Cost of secure aggregation of a site's message: by the masks of this library, and by homomorphic encryption.
 
     python benchmarks/masks.py           # masks alone
     python benchmarks/masks.py --ckks    # TenSEAL besides, in an environment that it makes
 
-Three parties, LeNet on 8 x 8 digits, the log-linear pool: 43 thousand numbers each. To hide is to make whole numbers of
-them and to add a mask for each other party and one's own, or to encrypt; to read is to take the own masks away and to
-make floats of the sum, or to decrypt it. Of all seconds the least count, as other work can only add to them; the error
-is the largest of a number of the sum, in the rule's units. Merges both into benchmarks/results/masks.json.
+The setting is three sites, LeNet on 8 x 8 digits and the log-linear pool: 43 thousand numbers each. Masking rounds the
+numbers to integers, and adds a pairwise mask for each other site and a self mask; unmasking subtracts the self masks
+and converts the sum to floats. Encryption and decryption take their place for homomorphic encryption. Times are the
+minimum over repetitions, since other processes can only add to them; the error is the largest of a number of the sum,
+in the rule's units. The results are merged into benchmarks/results/masks.json.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def timed(function: Callable[[], Any], repeats: int) -> tuple[float, Any]:
 
 
 def trained() -> tuple[bfl.models.ModelWeights, list[bfl.models.ModelWeights]]:
-    """The server's weights, and those of three parties that have learnt from them for a round."""
+    """Return the server's weights, and the weights of three sites after a round of training."""
     source = bfl.data.load("digits")
     parts = [source.subset(EXAMPLES, seed=k) for k in range(PARTIES)]
     found = []
@@ -68,7 +69,7 @@ def flat(leaves: Any) -> np.ndarray:
 
 
 def masks(repeats: int) -> tuple[dict[str, float], np.ndarray]:
-    """What masks take, and the numbers that they hide, in the rule's units: float64 [K, N]."""
+    """Return the cost of masks, and the masked numbers in the rule's units: float64 [K, N]."""
     anchor, weights = trained()
     clear, whole = bfl.rules.whole_model(RULE), bfl.rules.quantised(RULE, bound=BOUND, bits=BITS)
     one, context = tf.ones([]), b"the first round"
@@ -105,7 +106,7 @@ def masks(repeats: int) -> tuple[dict[str, float], np.ndarray]:
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--ckks", is_flag=True, help="TenSEAL besides.")
+@click.option("--ckks", is_flag=True, help="Measure TenSEAL too.")
 @click.option("--repeats", type=click.IntRange(min=1), default=50, show_default=True)
 def main(ckks: bool, repeats: int) -> None:
     where, found = machine(), {}

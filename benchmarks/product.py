@@ -1,4 +1,4 @@
-"""Times the server's product of low-rank Gaussians, and tells its peak memory beside that of the inputs.
+"""Time the server's product of low-rank Gaussians, and print its peak memory beside that of the inputs.
 
 python benchmarks/product.py --clients 10 --weights 1000000 --columns 20
 """
@@ -21,8 +21,10 @@ at_least_one = click.IntRange(min=1)
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--clients", "num_clients", type=at_least_one, default=10, show_default=True)
 @click.option("--weights", "num_weights", type=at_least_one, default=1_000_000, show_default=True)
-@click.option("--columns", type=click.IntRange(min=2), default=20, show_default=True, help="Deviations of each client.")
-@click.option("--repeats", type=at_least_one, default=3, show_default=True, help="The median of these.")
+@click.option(
+    "--columns", type=click.IntRange(min=2), default=20, show_default=True, help="Number of deviations of each client."
+)
+@click.option("--repeats", type=at_least_one, default=3, show_default=True, help="Repetitions of the median.")
 def main(num_clients, num_weights, columns, repeats):
     posteriors = [posterior(k, num_weights, columns) for k in range(num_clients)]
     before = peak_mb()
@@ -39,7 +41,7 @@ def main(num_clients, num_weights, columns, repeats):
 
 
 def posterior(client, num_weights, columns):
-    """Of the scale of a client's SWAG posterior, in float32."""
+    """Return a posterior of the scale of a client's SWAG posterior, in float32."""
     mean, diagonal, deviations = (
         tf.random.stateless_normal(shape, [client, i])
         for i, shape in enumerate(([num_weights], [num_weights], [columns, num_weights]))

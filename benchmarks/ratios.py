@@ -1,4 +1,4 @@
-"""Times pairs within this process, the two sides in turn, and prints a line of JSON for each pair.
+"""Time pairs within this process, the two sides in turn, and print a line of JSON for each pair.
 
     python benchmarks/ratios.py
 
@@ -25,7 +25,7 @@ SAMPLES = 20
 
 
 def in_turn(ours, reference, repeats):
-    """Seconds of each call of the two, called in turn; the first call of each is not counted."""
+    """Return seconds of each call of the two, called in turn; the first call of each is not counted."""
     ours(), reference()
     seconds = ([], [])
     for _ in range(repeats):
@@ -63,7 +63,7 @@ def prediction(model, num_images, repeats):
 
     @tf.function
     def passes():
-        # Each pass in the loop has inputs of its own, or TensorFlow would compute one pass for all.
+        # Each pass in the loop has different inputs; otherwise TensorFlow would compute one pass for all.
         one = lambda i: tf.nn.softmax(plain(scaled + tf.cast(i, tf.float32), training=False))
         return tf.map_fn(one, tf.range(SAMPLES), fn_output_signature=tf.float32)
 
@@ -98,7 +98,9 @@ def pooling(num_clients, num_weights, repeats):
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True)
 @click.option("--prediction-only", is_flag=True, help="Leave pooling out.")
-@click.option("--images", type=click.IntRange(min=1), default=500, show_default=True, help="Predicted at once.")
+@click.option(
+    "--images", type=click.IntRange(min=1), default=500, show_default=True, help="Number of images in a prediction."
+)
 def main(repeats, prediction_only, images):
     for model in DATASETS:
         prediction(model, images, repeats)

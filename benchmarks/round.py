@@ -1,4 +1,4 @@
-"""Times federated rounds of this library and prints one line of JSON.
+"""Time federated rounds of this library and print one line of JSON.
 
     python benchmarks/round.py --side flipout --model lenet --clients 10 --examples 1280 --batch-size 32 --rounds 4
 
@@ -27,12 +27,20 @@ at_least_one = click.IntRange(min=1)
 @click.option("--model", type=click.Choice(list(DATASETS)), default="lenet", show_default=True)
 @click.option("--side", "name", type=click.Choice(list(SIDES)), default="flipout", show_default=True)
 @click.option("--clients", "num_clients", type=at_least_one, default=10, show_default=True)
-@click.option("--examples", type=at_least_one, default=1280, show_default=True, help="Of each client.")
+@click.option(
+    "--examples", type=at_least_one, default=1280, show_default=True, help="Number of examples of each client."
+)
 @click.option("--batch-size", type=at_least_one, default=32, show_default=True)
-@click.option("--rounds", type=click.IntRange(min=2), default=4, show_default=True, help="The first is not counted.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=2),
+    default=4,
+    show_default=True,
+    help="Number of rounds; the first is not counted.",
+)
 @click.option("--workers", type=at_least_one, default=1, show_default=True, help="Processes that share the clients.")
-@click.option("--cohort", type=at_least_one, help="Clients drawn for each round; all of them if not given.")
-@click.option("--unequal", is_flag=True, help="Clients of different size; --examples is the mean.")
+@click.option("--cohort", type=at_least_one, help="Number of clients in a round; default: all.")
+@click.option("--unequal", is_flag=True, help="Give clients different sizes with the mean --examples.")
 def main(model, name, num_clients, examples, batch_size, rounds, workers, cohort, unequal):
     side = SIDES[name]
     engine = side.engine

@@ -1,4 +1,4 @@
-"""Measures rounds of many clients and of many weights in this process: what docs/planning.md plans with.
+"""Measure rounds of many clients and of many weights in this process: what docs/planning.md plans with.
 
     python benchmarks/scale.py
 
@@ -23,7 +23,7 @@ from sides import SIDES
 import tfp_bfl as bfl
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "scale.json"
-# Clients who exist, who are in a round, and variational weights; a client has one example, or a batch of 32.
+# Number of clients, cohort size and variational weights; a client has one example, or a batch of 32.
 CASES = {
     "clients": [(100, 100, 1e4), (1_000, 1_000, 1e4), (10_000, 10_000, 1e4), (1_000_000, 1_000, 1e4)],
     "weights": [(2, 2, 1e6), (2, 2, 1e7), (2, 2, 3e7), (2, 2, 1e8)],
@@ -33,7 +33,7 @@ SIDE = SIDES["curvature-adam-local"]
 
 
 def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
-    """Seconds of a round, the first left out, of what came before it, and the process's peak memory."""
+    """Return seconds of a round, the first left out, of what came before it, and the process's peak memory."""
     started, examples = time.perf_counter(), 32 if everyone == cohort else 1
     size, hidden = everyone * examples, round(weights / 794)
     # One image for all examples: what is in them costs nothing more.
@@ -58,7 +58,7 @@ def measure(everyone: int, cohort: int, weights: float) -> dict[str, float]:
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--case", nargs=3, type=float, help="Measures this alone, and prints it.")
+@click.option("--case", nargs=3, type=float, help="Measure this case alone, and print it.")
 def main(case: tuple[float, float, float] | None) -> None:
     if case:
         click.echo(json.dumps(measure(int(case[0]), int(case[1]), case[2])))

@@ -1,4 +1,4 @@
-"""What each side of the benchmarks computes: every option that decides a client's step, so that no default does."""
+"""The computation of each side of the benchmarks: every option that affects a client's step is set explicitly."""
 
 from __future__ import annotations
 

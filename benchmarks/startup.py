@@ -1,4 +1,4 @@
-"""Times `tfp-bfl run` from the call to the start and to the end of its first round, which traces: JSON lines.
+"""Time `tfp-bfl run` from the call to the start and to the end of its first round, which traces: JSON lines.
 
 python benchmarks/startup.py
 
@@ -21,7 +21,7 @@ from work import DATASETS
 
 
 def once(model: str, engine: str, folder: str) -> tuple[float, float]:
-    """Seconds until the first round starts, and until its metrics are there: less and with what it took itself."""
+    """Return the seconds until the first round starts, and until its metrics are available."""
     output = pathlib.Path(folder) / "run"
     metrics = output / "metrics.jsonl"
     small = ["--rounds", "1", "--examples-per-client", "32", "--num-samples", "1", "--evaluation-examples", "10"]

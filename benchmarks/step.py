@@ -1,4 +1,4 @@
-"""Measures one client's training step beside PyTorch, or the library's inferences beside each other: ratios.
+"""Measure one client's training step beside PyTorch, or the library's inferences beside each other: ratios.
 
     python benchmarks/step.py
     python benchmarks/step.py --beside inferences
@@ -76,7 +76,7 @@ class Side:
 
 
 def measure(model: str, threads: int, names: tuple[str, ...]) -> dict[str, list[dict]]:
-    """For each side the lines of its blocks."""
+    """Return the lines of the blocks of each side."""
     steps, blocks = BLOCKS[model]
     client = make_clients(model, 1, 32 * steps).examples(0)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -109,7 +109,9 @@ def rows(model: str, lines: dict[str, list[dict]]) -> list[str]:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--model", "models", type=click.Choice(list(BLOCKS)), multiple=True, default=list(BLOCKS))
 @click.option("--beside", type=click.Choice(list(SIDES)), default="torch", show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of each side.")
+@click.option(
+    "--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Number of threads of each side."
+)
 def main(models, beside, threads):
     text = [
         f"# A client's step: {beside}",

@@ -1,10 +1,10 @@
-"""Measures the table: this library against its peers, and pairs within it, on this machine.
+"""Measure the table: this library against its peers, and pairs within it, on this machine.
 
     python benchmarks/table.py
 
-Makes a virtual environment for each peer under benchmarks/.peers on first use, runs the sides in turn, each in a
-process of its own, and writes benchmarks/results/table.md and table.jsonl. Half an hour, by the sum of
-its parts; nothing else should run meanwhile.
+The program makes a virtual environment for each peer under benchmarks/.peers on first use, runs the sides in turn in
+separate processes, and writes benchmarks/results/table.md and table.jsonl. It takes about half an hour, and requires an
+otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ GOALS = {
 
 
 def interpreter(peer: str) -> str:
-    """The Python of the peer's virtual environment, which is made if it is not there."""
+    """Return the Python of the peer's virtual environment, which is made if it is not there."""
     folder = PEERS / peer
     done = folder / ".installed"
     if not done.exists():
@@ -115,7 +115,7 @@ def command(side: str, setting: Setting, data: pathlib.Path) -> list[str]:
 
 
 def run(arguments: list[str]) -> list[dict]:
-    """The lines of JSON that a script prints."""
+    """Return the lines of JSON that a script prints."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -124,7 +124,7 @@ def run(arguments: list[str]) -> list[dict]:
 
 
 def save_clients(folder: str, setting: Setting) -> pathlib.Path:
-    """The same clients as ours in a file that the peers read."""
+    """Write the clients to a file that the peers read."""
     clients = make_clients(setting.model, setting.clients, setting.examples, setting.unequal)
     rows, path = np.concatenate(clients.indices), pathlib.Path(folder) / "clients.npz"
     source = clients.source
@@ -133,7 +133,7 @@ def save_clients(folder: str, setting: Setting) -> pathlib.Path:
 
 
 def measure(log, known: list[dict], settings: Sequence[Setting]) -> list[tuple]:
-    """For each setting and side: the setting, the side, the lines of its repetitions, and those of the first side.
+    """Return, for each setting and side, both names, the lines of its repetitions, and the lines of the first side.
 
     `known` are lines of an interrupted run, in its order, which are not measured again.
     """
@@ -159,12 +159,12 @@ def measure(log, known: list[dict], settings: Sequence[Setting]) -> list[tuple]:
 
 
 def milliseconds(lines: list[dict]) -> np.ndarray:
-    """Of every round but the first of each repetition, a client step."""
+    """Return the milliseconds of a client step in every round but the first of each repetition."""
     return np.concatenate([1000 * np.array(line["seconds"][1:]) / line["steps"] for line in lines])
 
 
 def cpu_milliseconds(lines: list[dict]) -> float:
-    """Of a client step, all processes together: the median of the repetitions; NaN where there were too few rounds."""
+    """Return the CPU milliseconds of a client step of all processes: the median, or NaN with too few rounds."""
     return float(np.median([line["cpu_ms_per_step"] or np.nan for line in lines]))
 
 
@@ -208,9 +208,11 @@ def spread(line: dict) -> str:
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--resume", is_flag=True, help="Go on after the last line that an interrupted run has left.")
-@click.option("--only", help="Settings that begin so, such as 'lenet 10 x 1280', and no pairs within a process.")
-@click.option("--peers", default="pfl,flower", show_default=True, help="Beside which: those to leave out are left out.")
+@click.option("--resume", is_flag=True, help="Resume after the last line of an interrupted run.")
+@click.option(
+    "--only", help="Beginning of the settings to run, such as 'lenet 10 x 1280', without pairs within a process."
+)
+@click.option("--peers", default="pfl,flower", show_default=True, help="Peers to compare with, separated by commas.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=pathlib.Path), default=RESULTS)
 def main(resume, only, peers, output):
     settings = [
@@ -239,7 +241,7 @@ def main(resume, only, peers, output):
         "",
         f"{len(os.sched_getaffinity(0))} cores ({platform.machine()}), Python {platform.python_version()}; {versions}; "
         f"peers: {others}; commit {commit()}.",
-        "The sides ran in turn, each in a process of its own; the first round of each is left out. "
+        "The sides ran in turn, each in a separate process; the first round of each is left out. "
         + ("In several sittings." if resume else f"{(time.perf_counter() - started) / 60:.0f} minutes in all."),
         "",
         *legend({side: lines[0] for _, side, lines, _ in rows}),

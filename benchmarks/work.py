@@ -12,7 +12,8 @@ DATASETS = {"lenet": "fashion_mnist", "resnet20": "cifar10"}
 
 
 def make_clients(model: str, num_clients: int, examples: int, unequal: bool = False) -> bfl.data.Clients:
-    """Clients one after another from the train split, from its start again at its end, with as many examples each.
+    """Return clients one after another from the train split, from its start again at its end, with as many examples
+    each.
 
     With `unequal` client k = 1..K has about 2 k / (K + 1) times as many instead, in whole batches of 32, and all
     together the same number.
@@ -37,7 +38,7 @@ def make_process(model: str, side: Side, clients: bfl.data.Clients, batch_size: 
 
 
 class Rounds(Clock):
-    """What `bfl.simulate` tells its `on_round`: CPU seconds of each round, and the processes' peak memory so far."""
+    """Callback `on_round` of `bfl.simulate`: records CPU seconds of each round and the processes' peak memory."""
 
     peak = 0.0
 
@@ -46,12 +47,12 @@ class Rounds(Clock):
         self.peak = peak_mb()
 
     def cpu_of_a_round(self) -> float | None:
-        """Median, without the first round, which compiles, and the last, after which the model is built anew."""
+        """Return median, without the first round, which compiles, and the last, after which the model is built anew."""
         return float(np.median(self.cpu_seconds[1:-1])) if len(self.cpu_seconds) > 2 else None
 
 
 def simulate(process, clients, rounds: int, engine: str = "tff", workers: int = 1, **options):
-    """The result of `bfl.simulate`, its `Rounds`, and the workers' peak memory in MB (without workers None)."""
+    """Return the result of `bfl.simulate`, its `Rounds`, and the workers' peak memory in MB (without workers None)."""
     seen = Rounds()
     if engine != "tff":
         result = bfl.simulate(process, clients, rounds=rounds, engine=engine, on_round=seen, **options)

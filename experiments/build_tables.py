@@ -89,7 +89,7 @@ def build(study: str, arguments: Sequence[str], results: pathlib.Path) -> None:
 
 
 def show_unrecorded(study: str) -> None:
-    """Write each table without records, of which the CSV is kept, as Markdown too."""
+    """Write each table without records from its stored CSV, as Markdown."""
     from tfp_bfl.files.tables import FORMATS
 
     for path in _unrecorded(study):

@@ -44,14 +44,14 @@ def run_study(
     held: Callable[[pathlib.Path], Optional[Options]] = options_in,
     goes_on: bool = False,
 ) -> None:
-    """Lists the cells of a study, or runs those that are not done.
+    """List the cells of a study, or run those that are not done.
 
     Args:
       every: name -> options of each cell.
       only: what a cell's name must hold.
       output: the folder of their folders.
       work: (folder, options) -> None; writes the summary last.
-      told: summary -> a line.
+      told: summary -> a line for the console.
       listed: only list the cells.
       tables_only: run nothing.
       others: of `tfp_bfl.app.many_runs.cells.run_cells` and `check_cells`.
@@ -71,7 +71,7 @@ def run_study(
 
 
 class Study(NamedTuple):
-    """What the command of a study was given.
+    """The arguments of a study's command.
 
     Fields:
       only: what a cell's name must hold.
@@ -95,7 +95,7 @@ class Study(NamedTuple):
     def run(
         self, every: Mapping[str, Options], work: Work, told: Callable[[dict[str, Any]], str], **options: Any
     ) -> None:
-        """`run_study` of these cells; options: `held` and `goes_on`."""
+        """Return `run_study` of these cells; options: `held` and `goes_on`."""
         use_threads(self.threads)
         if self.missing:
             recorded = read_records(self.results)
@@ -109,22 +109,22 @@ class Study(NamedTuple):
     def records(
         self, every: Mapping[str, Options], kept: Callable[[pathlib.Path], Record] = read_summary
     ) -> dict[str, Record]:
-        """The records of these cells, from the results and, of those that are done, anew from their folders.
+        """Return the records of these cells, from the results and, of those that are done, anew from their folders.
 
         Args:
           every: name -> options of each cell.
-          kept: folder -> what is to be kept of a cell that is done; of long summaries that is less than all.
+          kept: folder -> record of a complete cell, shorter than a long summary.
         """
         folders = {name: self.output / name for name in every}
         found = {name: kept(folder) for name, folder in folders.items() if is_done(folder)}
         return keep_records(self.results, found, every)
 
     def of_size(self, size: str) -> Study:
-        """The study in folders of a size's own."""
+        """Return the study in folders of a size's own."""
         return self._replace(output=self.output / size / "cells", results=self.results / size)
 
     def cells_of(self, tables: Mapping[str, Iterable[Cell]], name: Callable[[Cell], str]) -> dict[str, dict[str, Cell]]:
-        """Of each table the cells by name, those whose name holds `only`."""
+        """Return the cells of each table by name; only names that contain `only`."""
         named = {table: {name(cell): cell for cell in cells} for table, cells in tables.items()}
         return {table: {n: cell for n, cell in cells.items() if self.only in n} for table, cells in named.items()}
 
@@ -132,7 +132,7 @@ class Study(NamedTuple):
 def study_options(
     study: str, results: Optional[pathlib.Path] = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of a study's command, which gets them as its first argument, a `Study`.
+    """Return the options of a study's command, which gets them as its first argument, a `Study`.
 
     Args:
       study: its name, and that of its folder under runs.
@@ -141,12 +141,14 @@ def study_options(
     path = click.Path(path_type=pathlib.Path)
     count = click.IntRange(min=1)
     options = (
-        click.option("--cell", "only", metavar="TEXT", default="", help="Only cells whose name holds this."),
-        click.option("--list", "listed", is_flag=True, help="Only list the cells, and which are done."),
-        click.option("--missing", is_flag=True, help="Only cells of which the results have no record."),
-        click.option("--tables", "tables_only", is_flag=True, help="Only write tables and figures for what is done."),
-        click.option("--jobs", type=count, default=1, help="Cells side by side, each in a process."),
-        click.option("--threads", type=count, help="Of TensorFlow; its own choice if not given."),
+        click.option("--cell", "only", metavar="TEXT", default="", help="Text in the names of the cells to run."),
+        click.option("--list", "listed", is_flag=True, help="List the cells and their states, and run none."),
+        click.option("--missing", is_flag=True, help="Run only cells without a record in the results."),
+        click.option(
+            "--tables", "tables_only", is_flag=True, help="Write tables and figures of complete cells, and run none."
+        ),
+        click.option("--jobs", type=count, default=1, help="Number of cells that run at once, each in a process."),
+        click.option("--threads", type=count, help="Number of threads of TensorFlow; default: its choice."),
         click.option("--output", type=path, default=pathlib.Path("runs") / study),
         click.option("--results", type=path, default=results),
     )
@@ -166,11 +168,11 @@ def study_options(
 
 
 def write_summary(folder: pathlib.Path, options: dict[str, Any], work: Callable[[], dict[str, Any]]) -> None:
-    """Does a cell's work and writes its summary, last; of a method that fails, why."""
+    """Run the work of a cell and write its summary last; for a method that fails, write the reason."""
     started = time.perf_counter()
     try:
         found = work()
-    except Exception as error:  # Whatever a method fails by is its result: the study goes on.
+    except Exception as error:  # A failure of a method is its result: the study continues.
         found = {"failed": f"{type(error).__name__}: {error}"[:300]}
     forget_models()
     folder.mkdir(parents=True, exist_ok=True)

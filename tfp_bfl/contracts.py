@@ -298,14 +298,14 @@ class ServerStep(NamedTuple, Generic[Given, State]):
         weights). With `extra` a fifth argument is the clients' extra statistics, pooled.
       predictive: (state, the server's weights) -> the weights that predict, outside any graph; those of the server
         unless the step has better ones. They may hold a posterior over point weights.
-      tell: (state, the server's weights) -> what clients are told besides the weights, a structure of tensors.
+      tell: (state, the server's weights) -> what is sent to clients besides the weights, a structure of tensors.
       personal: (state, the server's weights, a client's number) -> the weights that predict for this client, or one
         that was never in a round; None where all clients have the same.
       meet: (state, the federation's size, how many sound clients the round has) -> state, before each `next`.
       takes: what the rule must give: `WEIGHTS`, `GAUSSIAN`, or `stack_of` or `total_of` what clients send.
       extra: it takes the extra statistics of clients who send them (`ClientWork.extra`).
       metrics: the pooled extra statistics -> scalars to report with the round.
-      name: as users spell it, with its step size if it has one: what a run that diverges is told of.
+      name: name for users, with the step size if there is one, for messages about divergence.
       most_clients: those who have a place in its state, by their numbers; None for any number.
       most_in_round: for how many clients of a round it is what it says; None for any number.
       notice: (state, the server's weights) -> a warning about the result in one sentence, after the last round; None

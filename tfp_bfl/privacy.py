@@ -63,14 +63,14 @@ class Privacy(NamedTuple):
 def epsilon(
     noise_multiplier: float, num_clients: int, cohort_size: int, rounds: int, delta: float = 1e-5
 ) -> Optional[float]:
-    """Return the epsilon of rounds of `rules.private`: what they tell of whether any one client is among all of them.
+    """Return the epsilon of rounds of `rules.private`: the bound on what they reveal of one client's participation.
 
     P(model | with the client) <= exp(epsilon) P(model | without) + delta, and the reverse, of any set of models
 
     Args:
       noise_multiplier: s.
       num_clients: N, of whom each is in a round with probability cohort_size / N, for itself.
-      cohort_size: clients a round in expectation; N for all of them always, who are not hidden by being drawn.
+      cohort_size: clients a round in expectation; N for all clients in every round, without amplification by sampling.
       rounds: how many in all.
       delta: as above.
 
@@ -94,7 +94,7 @@ def epsilon(
 
 
 class Steps(NamedTuple):
-    """Sums of clipped terms that were told, with noise.
+    """Released sums of clipped terms, with noise.
 
     Fields:
       noise_multiplier: s, the noise's standard deviation over the clip.

@@ -1,4 +1,4 @@
-"""What both peers share: the command line, the data, the clock and the line of JSON that they print."""
+"""Common parts of both peers: the command line, the data, the clock and the line of JSON that they print."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ class Clients:
         return len(self.sizes)
 
     def examples(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """One client's features in [0, 1], float32, and labels."""
+        """Return one client's features in [0, 1], float32, and labels."""
         end = int(self.sizes[: client + 1].sum())
         own = slice(end - int(self.sizes[client]), end)
         return self.features[own].astype(np.float32) / np.float32(255), self.labels[own]
 
     def num_steps(self, batch_size: int, cohort: int | None = None) -> float:
-        """Of all clients in one epoch; of a cohort, where they differ, on average."""
+        """Return the number of steps of all clients in one epoch; of a cohort on average, if clients differ."""
         return float(np.ceil(self.sizes / batch_size).sum()) * (cohort or len(self)) / len(self)
 
 
@@ -65,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options of every peer; a bad one ends the process with one sentence and status 2."""
+    """Return the options of every peer; a bad one ends the process with one sentence and status 2."""
     result = _Parser(description=description, allow_abbrev=False)
     result.add_argument(
         "--data", required=True, metavar="FILE.npz", help="features uint8 [N, H, W, C], labels [N], sizes [K]"
@@ -80,7 +80,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that takes an integer."""
+    """Return the type of an option that takes an integer."""
 
     def integer(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -91,7 +91,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def load(options: argparse.Namespace) -> Clients:
-    """The clients in the file of --data; one that can't be used ends the process with one sentence and status 2."""
+    """Return the clients in the file of --data; for an invalid file, end with one sentence and status 2."""
     try:
         return read(options.data, options.model)
     except ValueError as error:
@@ -99,13 +99,13 @@ def load(options: argparse.Namespace) -> Clients:
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Ends the process as a bad argument does."""
+    """End the process as a bad argument does."""
     print(sentence, file=sys.stderr)
     raise SystemExit(2)
 
 
 def read(path: str, model: str) -> Clients:
-    """The clients in a file.
+    """Return the clients in a file.
 
     Raises:
       ValueError: the file is absent, or does not hold clients that the model can learn from.
@@ -146,7 +146,7 @@ class Clock:
 
 
 def cpu_seconds() -> float:
-    """What this process and its living descendants have computed since they started, summed."""
+    """Return the CPU seconds of this process and its living descendants since their start, summed."""
     this = psutil.Process()
     return sum(_cpu_seconds(process) for process in (this, *this.children(recursive=True)))
 
@@ -160,7 +160,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def peak_mb() -> float:
-    """The peak resident memory of this process and of its living descendants, summed, in 10^6 bytes.
+    """Return the peak resident memory of this process and of its living descendants, summed, in 10^6 bytes.
 
     Memory that they share counts once for each, and their peaks may lie at different times: an upper bound.
     """
@@ -177,7 +177,7 @@ def _peak_bytes(pid: int) -> int:
 
 
 def keep_stdout_clean() -> int:
-    """Sends what this process and its children print to standard error; returns where the result goes."""
+    """Send what this process and its children print to standard error; return the stream for the result."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -196,7 +196,7 @@ def report(
     final_nll: float | None,
     cohort: int | None = None,
 ) -> None:
-    """Prints the one line of JSON."""
+    """Print the one line of JSON."""
     steps, seconds = clients.num_steps(options.batch_size, cohort), clock.seconds
     result = {
         "peer": peer,

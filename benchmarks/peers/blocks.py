@@ -1,4 +1,4 @@
-"""A side of the step's benchmark: a process that computes a block of steps whenever it is told to."""
+"""A side of the step's benchmark: a process that computes a block of steps on each request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BATCH, LEARNING_RATE, PRIOR_STDDEV, INITIAL_STDDEV = 32, 1e-3, 10.0, 0.003
 
 
 def serve(block: Callable[[], float], steps: int) -> None:
-    """Answers each line of standard input by a block of `steps` steps and a line of JSON; `block` returns its NLL."""
+    """Answer each line of standard input by a block of `steps` steps and a line of JSON; `block` returns its NLL."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What libraries print is no answer.
     block(), block()

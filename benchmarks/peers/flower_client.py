@@ -16,7 +16,7 @@ from flwr.common import Context
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What every client does; `reuse_model` keeps one compiled model per actor instead of building one per call."""
+    """The work of every client; `reuse_model` keeps one compiled model per actor instead of building one per call."""
 
     data: str
     model: str
@@ -41,7 +41,7 @@ class KerasClient(NumPyClient):
 
 
 def client_fn(work: Work, context: Context) -> Client:
-    """The client of a node, with an optimizer whose state is new."""
+    """Return the client of a node, with a new optimizer."""
     clients = _clients(work.data, work.model)
     if work.reuse_model:
         model = _kept_model(work.model, work.kind, int(clients.sizes[0]))
@@ -66,7 +66,9 @@ def _kept_model(model: str, kind: str, num_examples: int) -> tf.keras.Model:
 
 
 def _compiled_model(model: str, kind: str, num_examples: int) -> tf.keras.Model:
-    """Keras adds the layers' KL to the loss; with weight 1 / n, n a client's examples, that is the negative ELBO."""
+    """Return the compiled model. Keras adds the layers' KL to the loss: with weight 1 / n, the negative ELBO per
+    example.
+    """
     result = models.build(model, kind, kl_weight=1 / num_examples)
     result.compile(
         tf.keras.optimizers.Adam(arguments.LEARNING_RATE),

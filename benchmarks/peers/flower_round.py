@@ -1,4 +1,4 @@
-"""Times rounds of Flower's simulation, whose Ray actors train the clients with Keras."""
+"""Time rounds of Flower's simulation, in which Ray actors train the clients with Keras."""
 
 from __future__ import annotations
 

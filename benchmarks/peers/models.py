@@ -21,7 +21,7 @@ _UNTRANSFORMED_STDDEV = math.log(math.expm1(INITIAL_STDDEV))  # softplus makes i
 
 
 def build(model: str, kind: str, kl_weight: float = 1.0) -> tf.keras.Model:
-    """A Keras model from images in [0, 1] to logits, with the same initial means whenever it is built.
+    """Return a Keras model from images in [0, 1] to logits, with the same initial means whenever it is built.
 
     Args:
       model: "lenet" (28 x 28 x 1, no normalization) or "resnet20" (32 x 32 x 3, batch normalization).

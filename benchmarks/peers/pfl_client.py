@@ -30,7 +30,7 @@ class Model(TFModel):
 
 
 class VariationalFederatedAveraging(FederatedAveraging):
-    """Federated averaging whose clients minimise the mean NLL plus KL / n, n the client's examples.
+    """Federated averaging in which clients with n examples minimise the mean NLL plus KL / n.
 
     pfl's own step of local training takes the loss from labels and predictions alone. This one, which pfl runs over a
     user's batches as it runs its own, adds the layers' losses; the user's `train_kwargs` hold n.
@@ -100,7 +100,7 @@ class RoundCallback(TrainingProcessCallback):
 
 
 def train(options: argparse.Namespace, clients: arguments.Clients) -> RoundCallback:
-    """Runs the rounds; in each one the clients of the cohort are weighted by their examples."""
+    """Run the rounds; in each one the clients of the cohort are weighted by their examples."""
     tf.keras.utils.set_random_seed(0)
     keras_model = models.build(options.model, options.kind)
     keras_model.compile(
@@ -137,7 +137,7 @@ def train(options: argparse.Namespace, clients: arguments.Clients) -> RoundCallb
 
 
 def _dataset(clients: arguments.Clients) -> FederatedDataset:
-    """Clients in memory, as pfl advises where they fit: it then splits each one into batches once, unshuffled."""
+    """Return clients in memory, as pfl recommends for small data: it splits each into batches once, unshuffled."""
     users = [
         TFTensorDataset(
             *map(tf.constant, clients.examples(i)),

@@ -1,4 +1,4 @@
-"""Times rounds of pfl-research with the TensorFlow backend, in one process or in several that share the clients."""
+"""Time rounds of pfl-research with the TensorFlow backend, in one process or in several that share the clients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _start_others(workers: int) -> list[subprocess.Popen]:
-    """Starts all workers but the first, which is this process, with an equal share of the cores each.
+    """Start all workers but the first, which is this process, with an equal share of the cores each.
 
     pfl finds out from its environment who takes part: every worker runs the same program.
     """

@@ -48,7 +48,7 @@ def _signs(examples: int, channels: int, between: list[int]) -> torch.Tensor:
 
 
 class ByHand:
-    """How the models' layers are made."""
+    """The layers of the models."""
 
     def convolution(self, inputs: int, outputs: int, size: int, bias: bool, stride: int = 1, padding: int = 0) -> Any:
         return Flipout((outputs, inputs, size, size), bias, stride=stride, padding=padding)
@@ -62,7 +62,7 @@ class ByHand:
 
 
 class ByLibrary:
-    """The same with bayesian-torch, whose argument `prior_variance` is a standard deviation."""
+    """The same with bayesian-torch; its argument `prior_variance` is a standard deviation."""
 
     def __init__(self) -> None:
         untransformed = math.log(math.expm1(blocks.INITIAL_STDDEV))

@@ -1,4 +1,4 @@
-"""The hot pieces, each alone, by pytest-benchmark; run by hand, its results kept in benchmarks/results/pieces:
+"""Single hot functions, timed by pytest-benchmark; run by hand, with results stored in benchmarks/results/pieces:
 
 python -m pytest benchmarks/pieces --benchmark-autosave --benchmark-compare
 """
@@ -18,7 +18,7 @@ BATCH = 32
 @pytest.mark.parametrize("kind", bfl.models.KINDS)
 @pytest.mark.parametrize(("model", "steps"), [("lenet", 20), ("resnet20", 2)])
 def test_local_training(benchmark, model, steps, kind):
-    """One client's work of so many steps, without TFF."""
+    """Time the work of one client, a number of steps, without TFF."""
     shape = (28, 28, 1) if model == "lenet" else (32, 32, 3)
     model_fn = lambda: bfl.models.MODELS[model](kind=kind, input_shape=shape, precision=FLIPOUT.precision)
     message = bfl.models.ServerMessage(bfl.models.get_weights(model_fn()), tf.constant(0))
@@ -65,7 +65,7 @@ def test_prediction_of_500_images(benchmark, num_samples):
 
 @pytest.mark.parametrize("num_clients", [2, 20])
 def test_fixed_cost_of_a_round(benchmark, num_clients):
-    """Clients of one batch on a model of 330 weights: nearly all of it is the loop's own cost."""
+    """Time clients of one batch on a model of 330 weights: nearly all of the time is the overhead of the loop."""
     clients = make_clients("lenet", num_clients, BATCH)
     model_fn = lambda: bfl.models.mlp("flipout", input_shape=(28, 28, 1), num_classes=10, hidden=())
     options = {"element_spec": clients.element_spec, **FLIPOUT.training()}

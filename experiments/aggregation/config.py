@@ -83,7 +83,7 @@ _BASELINES = tuple(
 
 
 def _column(length: str, **options: tuple[object, ...]) -> tuple[dict[str, tuple[object, ...]], ...]:
-    """The arms of the published Table 2's column on all of CIFAR-10."""
+    """Return the arms of the published Table 2's column on all of CIFAR-10."""
     same = {"length": (length,), "augmentation": ("crop_and_flip:4",), **options}
     rules = ("weighted_sum", "naive_weighted_average")
     return {"kind": ("deterministic",), **same}, {"rule": rules, **same, **WIDE}
@@ -151,7 +151,7 @@ TABLES = {
             "length": ("once",),
         },
     ),
-    # Beyond the paper: noise that training feels, so that rules which shrink it can tell themselves apart.
+    # Beyond the paper: noise that training feels, to show differences between rules that reduce it.
     "initial_sd_0.05": ({"rule": RULES, "partition": PARTITIONS, **WIDE_SHORT},),
     "initial_sd_0.05_5_epochs": ({"rule": RULES, "length": ("long",), **WIDE},),
     # The published schedule has five times the steps at E = 5, for its rates fall by the round. Here each step has the

@@ -18,7 +18,7 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)
 
 
 def _lines(runs: list[Run]) -> dict[str, list[Run]]:
-    """The runs of each line of a figure, by its label: what differs between the lines."""
+    """Return the runs of each line of a figure, by its label: what differs between the lines."""
     groups = grouped(runs)
     differing = [name for name in NAMES if len({values[KEYS.index(name)] for values in groups}) > 1]
     label = lambda values: ", ".join(_word(name, values[KEYS.index(name)]) for name in differing or ["rule"])
@@ -36,7 +36,7 @@ def _word(name: str, value: object) -> str:
 
 
 def retention_figure(runs: list[Run]) -> Figure:
-    """Accuracy on the surest examples, by each uncertainty, averaged over seeds."""
+    """Draw accuracy on the surest examples, by each uncertainty, averaged over seeds."""
     figure = style.new_figure(height=4.4, width=11)
     panels = figure.subplots(1, len(UNCERTAINTIES), sharey=True)
     lines = _lines(runs)
@@ -87,9 +87,9 @@ def _legend(figure: Figure, axes: object) -> None:
 
 
 def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
-    """Writes both figures of a table for each of its partitions; a single round has no learning curve.
+    """Write both figures of a table for each of its partitions; a single round has no learning curve.
 
-    What would have more lines than can be told apart has figures of its own for each rule.
+    Tables with too many lines for one figure have a figure for each rule.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for partition in dict.fromkeys(run["partition"] for run in runs):

@@ -68,7 +68,9 @@ def select(runs: Iterable[Run], **wanted: object) -> list[Run]:
 
 
 def federated(runs: list[Run], **wanted: object) -> list[Run]:
-    """Runs of the main comparison: as published, the prior fixed, nothing pre-trained, the fewest rounds of several."""
+    """Return the runs of the main comparison: as published, the prior fixed, nothing pre-trained, the fewest rounds of
+    several.
+    """
     plain = {"kind": "flipout", "weighting": "train_size", "update_prior": False, "pretrain_share": None}
     plain |= {name: COMMON[name] for name in ("initial_stddev", "inference", "optimizer")}
     found = [run for run in select(runs, **{**plain, **wanted}) if run["clients"] > 1 and run["rounds"] > 1]
@@ -76,7 +78,9 @@ def federated(runs: list[Run], **wanted: object) -> list[Run]:
 
 
 def of_seeds(runs: Sequence[Run], score: str | Callable[[Run], float] = "accuracy") -> Scores:
-    """Seed -> score, the mean over the runs of a seed; seeds at which fewer runs are there than at others are left."""
+    """Return seed -> score, the mean over the runs of a seed; seeds at which fewer runs are there than at others are
+    left.
+    """
     get = (lambda run: run[score]) if isinstance(score, str) else score
     seeds: dict[int, list[float]] = {}
     for run in runs:
@@ -86,12 +90,12 @@ def of_seeds(runs: Sequence[Run], score: str | Callable[[Run], float] = "accurac
 
 
 def of_group(runs: list[Run], rules: Sequence[str], score: str | Callable[[Run], float] = "accuracy") -> Scores:
-    """`of_seeds` of a group of rules, or of those that are there."""
+    """Return `of_seeds` of a group of rules, or of those that are there."""
     return of_seeds([run for run in runs if run["rule"] in rules], score)
 
 
 def missing(runs: list[Run], rules: Sequence[str]) -> str:
-    """Words on the rules of groups that are not there."""
+    """Return words on the rules of groups that are not there."""
     lacking = [rule for rule in rules if rule not in {run["rule"] for run in runs}]
     return f", without {', '.join(lacking)}" if lacking else ""
 
@@ -101,7 +105,9 @@ def partitions(runs: Iterable[Run]) -> list[str]:
 
 
 def rounds_to(run: Run, threshold: float) -> float:
-    """The first round whose test accuracy reaches the threshold; one past the last if none does."""
+    """Return the first round with a test accuracy of the threshold or more; the number of rounds plus one if there is
+    none.
+    """
     reached = (row["round"] for row in run["per_round"] if row.get("accuracy", 0) >= threshold)
     return next(reached, run["rounds"] + 1)
 
@@ -114,7 +120,7 @@ def groups_apart(
     level: bool = False,
     **options: object,
 ) -> list[Compared]:
-    """One group of rules against another, in each partition."""
+    """Return one group of rules against another, in each partition."""
     found = [run for run in federated(runs, **{"local_epochs": 1, **options}) if score in run]
     by_partition = {name: select(found, partition=name) for name in partitions(found)}
     return [
@@ -124,7 +130,7 @@ def groups_apart(
 
 
 def products_converge_faster(runs: list[Run], **options: object) -> list[Compared]:
-    """Rounds of the averages less those of the products, to 0.9 of the lowest mean accuracy at the end."""
+    """Return rounds of the averages less those of the products, to 0.9 of the lowest mean accuracy at the end."""
     found, answers = federated(runs, local_epochs=1, **options), []
     for partition in partitions(found):
         same = [run for run in select(found, partition=partition) if run["rule"] in PRODUCTS + AVERAGES]
@@ -146,7 +152,7 @@ def equal_weighted_conflation_is_conflation(runs: list[Run]) -> list[Compared]:
 
 
 def weighting_is_above_that_by_size(runs: list[Run], weighting: str, local_epochs: int) -> list[Compared]:
-    """A weighting against that by training-set size, under each rule, in each partition."""
+    """Return a weighting against that by training-set size, under each rule, in each partition."""
     by_size = federated(runs, local_epochs=local_epochs, **_WIDE)
     other = federated(runs, local_epochs=local_epochs, weighting=weighting, **_WIDE)
     answers = []
@@ -180,7 +186,7 @@ def consolidation_is_near_the_sum(runs: list[Run], update_prior: bool) -> list[C
 
 
 def clients_add_to_the_start(runs: list[Run]) -> list[Compared]:
-    """One round from a pre-trained start against that start."""
+    """Return one round from a pre-trained start against that start."""
     once = [run for run in runs if run["rounds"] == 1 and OF_STARTS[1] in run]
     answers = []
     for partition in partitions(once):
@@ -192,7 +198,7 @@ def clients_add_to_the_start(runs: list[Run]) -> list[Compared]:
 
 
 def one_round_is_above_many(runs: list[Run]) -> list[Compared]:
-    """One round from a pre-trained start against all rounds of E = 1 from a random one, under WS."""
+    """Return one round from a pre-trained start against all rounds of E = 1 from a random one, under WS."""
     once = [run for run in _once(runs, update_prior=False) if run["pretrain_share"]]
     answers = []
     for start in (COMMON["initial_stddev"], WIDE_STDDEV):
@@ -240,7 +246,7 @@ def updating_the_prior_hurts(runs: list[Run]) -> list[Compared]:
 
 
 def dropout_beats_none(runs: list[Run], output_dropout: bool, optimizer: str = COMMON["optimizer"]) -> list[Compared]:
-    """MC dropout, without or with dropout after the last layer, against none, for each length and partition."""
+    """Return MC dropout, without or with dropout after the last layer, against none, for each length and partition."""
     of_optimizer = select(runs, weighting="train_size", local_epochs=1, optimizer=optimizer)
     plain = [run for run in of_optimizer if run["clients"] > 1]
     dropped = select(plain, kind="mc_dropout", output_dropout=output_dropout)
@@ -338,7 +344,7 @@ FINDINGS: dict[str, Question] = {
 
 
 def write_findings(runs: list[Run], output: pathlib.Path) -> None:
-    """Writes what the records say of each finding: a row for each place in which it can be asked."""
+    """Write what the records say of each finding: a row for each place in which it can be asked."""
     rows = [["finding", "where", "difference", "seeds", "verdict"]]
     for name, question in FINDINGS.items():
         asked = [compared for compared in question(runs) if compared.first and compared.second]

@@ -1,4 +1,4 @@
-"""Runs the aggregation study: `python -m experiments.aggregation.run rules --size fashion_mnist`.
+"""Run the aggregation study: `python -m experiments.aggregation.run rules --size fashion_mnist`.
 
 A cell is a run folder under OUTPUT/SIZE/cells; what is done is not run again, whichever table asked for it. Tables,
 figures and findings are of the records of cells in RESULTS/SIZE, which outlive their folders.
@@ -33,7 +33,7 @@ NAMED = ("kind", "rule", "weighting", "partition", "clients", "local_epochs", "r
 
 
 def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None) -> Iterator[Options]:
-    """The options of each cell of a table; with a rate that trials choose, once the records have all of them."""
+    """Return the options of each cell of a table; with a rate that trials choose, once the records have all of them."""
     settings = SIZES[size]
     for block in TABLES[table]:
         for values in itertools.product(*block.values()):
@@ -53,7 +53,7 @@ def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None)
 
 
 def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, Record]) -> Optional[float]:
-    """The rate of the best trial of a method, on its partition or that of its kind; None if a trial has no record."""
+    """Return the rate of the best trial of a method on its partition or its kind; None if a trial has no record."""
     trials, score = RATES_OF[table]
     places = (options["partition"], TRIED_ON[options["partition"]])
     same = [o for o in cells(trials, size) if all(o[name] == options[name] for name in TRIED)]
@@ -66,7 +66,7 @@ def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, R
 
 
 def cell_name(options: Options) -> str:
-    """The folder of a cell: what tables vary."""
+    """Return the folder of a cell: what tables vary."""
     parts = [f"{name}={options[name]}" for name in NAMED]
     if options.get("pretrain_share"):
         parts.append(f"pretrained={options['pretrain_share']}")
@@ -94,7 +94,7 @@ def cell_name(options: Options) -> str:
 @click.option("--size", type=click.Choice(list(SIZES)), default="fashion_mnist", show_default=True)
 @study_options("aggregation", HERE / "results")
 def main(study: Study, tables: tuple[str, ...], size: str) -> None:
-    """Runs the cells of TABLES (all of the size's if none is named), and writes tables, figures and findings.
+    """Run the cells of TABLES (all of the size's if none is named), and write tables, figures and findings.
 
     If no table is named, figures are those that the page shows.
     """
@@ -129,7 +129,7 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     return f"accuracy {summary['accuracy']:.4f} ({summary['seconds']:.0f} s)"
 
 

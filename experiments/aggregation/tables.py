@@ -24,7 +24,7 @@ OF_ROUNDS = ("round", "accuracy", "test_nll", "stddev_median", "kept_weights")
 OF_STARTS = ("pretrained_epochs", "pretrained_test_accuracy", "pretrained_test_nll")
 OF_TRIALS = ("train_nll", "held_out_nll")
 SCORES = ("accuracy", "nll", "ece", "brier", "epistemic_share", *RETENTION)
-# What tells the rows of a table apart; those that are the same in all of its rows are left out.
+# Options in which the rows of a table may differ; options with one value in all rows are left out.
 KEYS = (
     "partition",
     "kind",
@@ -44,7 +44,7 @@ KEYS = (
 
 
 def read_cell(folder: pathlib.Path) -> Record:
-    """What is kept of a run: its final scores, those of the rounds that were evaluated, and its retention curves."""
+    """Read the record of a run: its final scores, the scores of evaluated rounds, and its retention curves."""
     summary = json.loads((folder / "summary.json").read_text())
     rounds = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{name: row[name] for name in OF_ROUNDS if name in row} for row in rounds]
@@ -66,14 +66,14 @@ def read_cell(folder: pathlib.Path) -> Record:
 
 
 def curves_of(folder: pathlib.Path) -> dict[str, list[float]]:
-    """Accuracy on the surest examples, for growing shares of them, by each uncertainty."""
+    """Return accuracy on the surest examples, for growing shares of them, by each uncertainty."""
     with np.load(folder / "predictions.npz") as arrays:
         curves = [retention_curve(arrays["probabilities"], arrays["labels"], arrays[name]) for name in UNCERTAINTIES]
     return {name: [float(x) for x in curve.accuracy] for name, curve in zip(UNCERTAINTIES, curves)}
 
 
 def run_of(record: Record) -> Run:
-    """A record with all options of its run, those that its cell does not name too."""
+    """Return a record with all options of its run, those that its cell does not name too."""
     return {**config_of(record["options"]).model_dump(), **record}
 
 
@@ -82,7 +82,7 @@ def config_of(options: Mapping[str, Any]) -> RunConfig:
 
 
 def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:
-    """The runs that differ by their seed alone, by their values of `KEYS`."""
+    """Return the runs that differ by their seed alone, by their values of `KEYS`."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run[key] for key in KEYS), []).append(run)
@@ -90,20 +90,20 @@ def grouped(runs: list[Run]) -> dict[tuple[Any, ...], list[Run]]:
 
 
 def labelled(runs: list[Run]) -> tuple[list[str], list[tuple[list[str], list[Run]]]]:
-    """The keys that tell the settings of a table apart, and each setting's values of them with its runs."""
+    """Return the keys in which the settings of a table differ, and each setting's values of them with its runs."""
     groups = grouped(runs)
     shown = [i for i, key in enumerate(KEYS) if len({values[i] for values in groups}) > 1 or key == "rule"]
     return [KEYS[i] for i in shown], [([str(values[i]) for i in shown], same) for values, same in groups.items()]
 
 
 def spread_of(runs: list[Run]) -> list[float]:
-    """The median standard deviation after each round, averaged over seeds; empty without a posterior."""
+    """Return the median standard deviation after each round, averaged over seeds; empty without a posterior."""
     rows = [[row["stddev_median"] for row in run["per_round"] if "stddev_median" in row] for run in runs]
     return np.mean(rows, 0).tolist() if all(rows) else []
 
 
 def scores_table(runs: list[Run]) -> list[list[str]]:
-    """A row for each setting, its scores over seeds, and the seconds of a run."""
+    """Return a row for each setting, its scores over seeds, and the seconds of a run."""
     keys, settings = labelled(runs)
     rows = [[*keys, *SCORES, "seeds", "median sd, first and last round", "s a run"]]
     for values, same in settings:
@@ -116,7 +116,7 @@ def scores_table(runs: list[Run]) -> list[list[str]]:
 
 
 def spread_table(runs: list[Run]) -> list[list[str]]:
-    """Accuracy and the median standard deviation after each evaluated round, averaged over seeds."""
+    """Return accuracy and the median standard deviation after each evaluated round, averaged over seeds."""
     keys, settings = labelled(runs)
     rows = [[*keys, "round", "accuracy", "median sd"]]
     for values, same in settings:

@@ -21,12 +21,12 @@ FIT = 1 / 3  # Of the server's images: a softmax temperature is fitted on them w
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
-    """Runs a cell and writes its summary; of a method that fails, why."""
+    """Run a cell and write its summary; of a method that fails, why."""
     write_summary(folder, options, lambda: controlled(options) if options.get("control") else trained(options))
 
 
 def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess:
-    """The process of a cell's method, whose model begins at the weights of a seed."""
+    """Return the process of a cell's method, with the initial weights of a seed."""
     method, source = options["settings"], clients.source
     of_model = {name: method[name] for name in ("dropout_rate",) if name in method}
     of_work = {name: method[name] for name in ("inference", "temperature", "rule") if name in method}
@@ -49,7 +49,7 @@ def process_of(options: Options, clients: Any, seed: int) -> bfl.BayesianProcess
 
 
 def rate_of(method: Options, rounds: int) -> Any:
-    """The learning rate of a method by its schedule."""
+    """Return the learning rate of a method by its schedule."""
     schedule, rate = method["schedule"], method["rate"]
     if schedule == "inverse":
         return bfl.clients.inverse_decay(rate, method.get("half_rounds", HALF_ROUNDS))
@@ -57,7 +57,7 @@ def rate_of(method: Options, rounds: int) -> Any:
 
 
 def trained(options: Options) -> dict[str, Any]:
-    """The rows of a cell: scores by row, and what the training took.
+    """Return the rows of a cell: scores by row, and what the training took.
 
     Controls of the average, where it has standard deviations: "permuted" within each layer, and "constant", all at
     their geometric mean.
@@ -94,7 +94,7 @@ def trained(options: Options) -> dict[str, Any]:
 
 
 def controlled(options: Options) -> dict[str, Any]:
-    """The rows of a control: the default's average of rounds, as it is and with one number for all deviations."""
+    """Return the rows of a control: the default's average of rounds, plain and with equal standard deviations."""
     data, seed = data_of(options), options["seed"]
     if options["shuffled"]:
         data = shuffled_labels(data, seed)
@@ -106,7 +106,7 @@ def controlled(options: Options) -> dict[str, Any]:
 
 
 def on_held_out(predicted: list[np.ndarray], data: Any) -> dict[str, Any]:
-    """Scores of images that the server has set aside, of which the share `FIT` fits the softmax temperature."""
+    """Return scores of images that the server has set aside, of which the share `FIT` fits the softmax temperature."""
     (samples,), labels = predicted, data.held_out.labels
     number = round(FIT * len(labels))
     rest = samples[:, number:]
@@ -115,7 +115,7 @@ def on_held_out(predicted: list[np.ndarray], data: Any) -> dict[str, Any]:
 
 
 def on_test(predicted: list[np.ndarray], data: Any) -> dict[str, Any]:
-    """Scores of test images and of images from elsewhere."""
+    """Return scores of test images and of images from elsewhere."""
     held_out, test, *elsewhere = predicted
     fitted = fitted_scores(test.mean(0), data.test.labels, held_out.mean(0), data.held_out.labels)
     return {**scores(test, data.test.labels, elsewhere[0] if elsewhere else None), **fitted}

@@ -23,7 +23,7 @@ KINDS = ("noisy", "rotated", "elsewhere")
 
 
 def control_cells() -> Iterator[tuple[str, Options]]:
-    """The name and the options of each cell: as many local steps whatever the number of examples."""
+    """Return the name and the options of each cell: as many local steps whatever the number of examples."""
     for seed, (data, numbers) in itertools.product(CONTROLS["seeds"], CONTROLS["examples"].items()):
         usual = max(numbers)
         for number, shuffled in (*((n, False) for n in numbers), (usual, True)):
@@ -58,7 +58,7 @@ def small_clothes(number: int) -> np.ndarray:
 
 
 def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, options: Options) -> Options:
-    """By row of standard deviations: scores of test images, and each part of the uncertainty of all images.
+    """Return scores of test images and the parts of the uncertainty of all images, by row of standard deviations.
 
     `error_auroc_PART` detects wrong predictions by a part, `KIND_auroc_PART` images of a kind.
     """
@@ -83,7 +83,7 @@ def control_scores(model_fn: Any, weights: bfl.models.ModelWeights, data: Data, 
 
 
 def parts_of(samples: np.ndarray) -> dict[str, np.ndarray]:
-    """Each part of the uncertainty [N] of sampled predictions [S, N, C]."""
+    """Return each part of the uncertainty [N] of sampled predictions [S, N, C]."""
     found = tf.constant(samples)
     both = {**bfl.evaluation.summarise(found)._asdict(), **bfl.evaluation.decompose_entropy(found)._asdict()}
     return {part: both[part].numpy() for part in PARTS}
@@ -95,23 +95,23 @@ def _parted(wrong: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def auroc(low: np.ndarray, high: np.ndarray) -> float:
-    """The area under the ROC curve of a score that should be larger in the second sample."""
+    """Return the area under the ROC curve of a score that should be larger in the second sample."""
     return bfl.evaluation.out_of_distribution(low, high).auroc
 
 
 def controls_table(done: dict[str, Options]) -> list[list[str]]:
-    """The size of the epistemic part, mean and standard deviation over seeds."""
+    """Return the size of the epistemic part, mean and standard deviation over seeds."""
     columns = ("accuracy", "nll", *(f"epistemic_{kind}" for kind in ("test", *KINDS)))
     return _by_group(done, columns)
 
 
 def detection_table(done: dict[str, Options]) -> list[list[str]]:
-    """Detection of errors and of unlike images by each part, mean and standard deviation over seeds."""
+    """Return detection of errors and of unlike images by each part, mean and standard deviation over seeds."""
     return _by_group(done, [f"{what}_auroc_{part}" for what in ("error", *KINDS) for part in PARTS])
 
 
 def parts_table(done: dict[str, Options]) -> list[list[str]]:
-    """The mean of each part over right and wrong predictions and over unlike images."""
+    """Return the mean of each part over right and wrong predictions and over unlike images."""
     return _by_group(done, [f"{part}_{what}" for part in PARTS for what in ("right", "wrong", *KINDS)])
 
 

@@ -1,4 +1,4 @@
-"""Runs the study: `python -m experiments.default_posterior.run`.
+"""Run the study: `python -m experiments.default_posterior.run`.
 
 Trials first, on held-out training images; then the study with `config.METHODS`, by five seeds; then controls; then
 temperatures.
@@ -41,7 +41,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def cells() -> Iterator[tuple[str, Options]]:
-    """The name and the options of each cell, in the order in which they run."""
+    """Return the name and the options of each cell, in the order in which they run."""
     images = SIZES["fashion_mnist"]
     of_trials = {"trial": True, "seed": TUNED["seed"]}
     for (method, trials), partition in itertools.product(TRIALS.items(), TUNED["partitions"]):
@@ -76,7 +76,7 @@ _CHEAP = tuple(name for name in METHODS if name not in _DEAR)
 
 
 def _study_cell(name: str, where: str, seed: int) -> tuple[str, Options]:
-    """The name and the options of a method's training, on a partition of Fashion-MNIST or on other data."""
+    """Return the name and the options of a method's training, on a partition of Fashion-MNIST or on other data."""
     kind, data = ("study", "fashion_mnist") if where in PARTITIONS else (where, where)
     partition = {"digits": "label_skew:2", "cifar10": "dirichlet:0.5"}.get(where, where)
     method = {**METHODS[name], **BY_SKEW.get(name, {}).get("mild" if partition in MILD else "strong", {})}
@@ -89,7 +89,7 @@ def _study_cell(name: str, where: str, seed: int) -> tuple[str, Options]:
 @click.command()
 @study_options("default_posterior", HERE / "results")
 def main(study: Study) -> None:
-    """Runs the cells that are not done, and writes the tables."""
+    """Run the cells that are not done, and write the tables."""
     every = {name.replace(":", "_"): {**options, "variant": "all"} for name, options in cells()}
     study.run(every, run_cell, in_a_line)
     if not study.listed:
@@ -101,7 +101,7 @@ def main(study: Study) -> None:
 
 
 def in_a_line(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:
         return "failed, " + summary["failed"] + seconds

@@ -21,7 +21,7 @@ FITTED = ("fed_avg_momentum", "fed_avg_adam", "mc_dropout", "ensemble_5", "ensem
 
 
 def write_all(records: dict[str, Record], folder: pathlib.Path) -> None:
-    """Writes every table of which there is something."""
+    """Write every table of which there is something."""
     done = {name: record for name, record in records.items() if "rows" in record}
     tables = {"trials": trials_table, "temperatures": temperature_table, "controls": controls_table}
     tables |= {"detection": detection_table, "parts": parts_table}
@@ -47,12 +47,12 @@ def grouped(done: dict[str, Record]) -> Groups:
 
 
 def of_seeds(rows: dict[int, Record], which: str, column: str) -> dict[int, float]:
-    """Seed -> score of a row, of the seeds that have it."""
+    """Return seed -> score of a row, of the seeds that have it."""
     return {seed: row[which][column] for seed, row in rows.items() if row[which].get(column) is not None}
 
 
 def scores_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
-    """Mean and standard deviation over seeds."""
+    """Return mean and standard deviation over seeds."""
     known = {column for rows in methods.values() for row in rows.values() for of in row.values() for column in of}
     columns = [column for column in COLUMNS if column in known]  # Older records are without the last.
     lines = [["method", "weights", *columns, "seeds"]]
@@ -65,7 +65,9 @@ def scores_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
 
 
 def differences_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
-    """The default less each baseline, paired by seed, with 95 % intervals: the baselines' NLL and ECE are fitted."""
+    """Return the default less each baseline, paired by seed, with 95 % intervals: the baselines' NLL and ECE are
+    fitted.
+    """
     lines = [["default less", "weights", "accuracy", "nll", "nll, both fitted", "ece", "seeds"]]
     own = methods.get("default", {})
     for method in (name for name in METHODS if name in methods and name != "default"):
@@ -82,7 +84,7 @@ def differences_table(methods: dict[str, dict[int, Record]]) -> list[list[str]]:
 
 
 def trials_table(done: dict[str, Record]) -> list[list[str]]:
-    """NLL of held-out training images by trial: as it is for the default, fitted for the others."""
+    """Return NLL of held-out training images by trial: as it is for the default, fitted for the others."""
     found: dict[tuple[str, str], dict[str, Record]] = defaultdict(dict)
     for name, record in done.items():
         if name.startswith("trial,"):
@@ -100,7 +102,9 @@ def trials_table(done: dict[str, Record]) -> list[list[str]]:
 
 
 def temperature_table(done: dict[str, Record]) -> list[list[str]]:
-    """NLL of held-out training images by data, share of them and posterior temperature; the best of a row in bold."""
+    """Return NLL of held-out training images by data, share of them and posterior temperature; the best of a row in
+    bold.
+    """
     lines = [["data", "share", *(f"T = {t:g}" for t in TEMPERATURES)]]
     for data in SIZES:
         for share in SHARES:

@@ -52,7 +52,7 @@ DIGITS = {"median sd of a weight": 5, "norm of a draw": 1, "train nll": 1, "nega
 
 
 class Sizes(NamedTuple):
-    """What tests make smaller."""
+    """Sizes of the experiment, smaller in tests."""
 
     chains: dict[str, Any] = CHAINS
     central: dict[str, Any] = CENTRAL
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What posteriors depend on."""
+        """The options that determine the posteriors."""
         own = {"chains": self.chains, "central": self.central, "federated": self.federated}
         return {**own, "training": TRAINING, "clients": CLIENTS}
 
@@ -78,7 +78,8 @@ class Posterior(NamedTuple):
 
 
 def weight_decay(num_examples: int) -> float:
-    """Of a mean loss over so many examples: the prior N(0, t^2) as the gradient of ||w||^2 / (2 N t^2).
+    """Return the weight decay of a mean loss over N examples: the prior N(0, t^2), with gradient of ||w||^2 / (2 N
+    t^2).
 
     With the N of all clients' examples it gives client k the prior to the power of N_k / N, and their product one.
     """
@@ -86,7 +87,7 @@ def weight_decay(num_examples: int) -> float:
 
 
 def train(partition: Any, epochs: dict[str, Any], prior: bool, seed: int, runtime: Any) -> tuple[list[LowRank], float]:
-    """The clients' SWAG posteriors over all weights, and the seconds of the round; with or without the prior."""
+    """Return the clients' SWAG posteriors over all weights, and the seconds of the round; with or without the prior."""
     source = bfl.data.load(hmc.DATASET, split="train")
     clients = source.partition(partition, seed=0)
     process = bfl.algorithms.fl_swag(
@@ -103,7 +104,7 @@ def train(partition: Any, epochs: dict[str, Any], prior: bool, seed: int, runtim
 
 
 def draws_of(q: LowRank, number: int, seed: int = 0) -> np.ndarray:
-    """Draws from a posterior, as vectors: [S, D]."""
+    """Return draws from a posterior, as vectors: [S, D]."""
     leaves = bfl.posterior.sample(q, tf.constant([seed, 1]), number)
     return np.concatenate([np.asarray(x).reshape(number, -1) for x in leaves], 1).astype(np.float32)
 
@@ -137,7 +138,7 @@ def sample_swag(folder: pathlib.Path, sizes: Sizes, prior: bool, seed: int, runt
 
 
 def say_of_users(clients: list[LowRank], number: int = 200) -> float:
-    """The median share of the product's precision that a weight has from the client in which it is largest.
+    """Return the median share of the product's precision that a weight has from the client in which it is largest.
 
     Over the weights that are largest in any client; 1 / K if all clients were as sure of them. Correlations do not
     count.
@@ -150,7 +151,7 @@ def say_of_users(clients: list[LowRank], number: int = 200) -> float:
 
 
 def sample_product(folder: pathlib.Path, sizes: Sizes, prior: bool, runtime: Any) -> None:
-    """Both products of one training of the clients; with them the mean of their means, one point."""
+    """Return both products of one training of the clients; with them the mean of their means, one point."""
     clients, seconds = train(bfl.data.noniid_datasets(**CLIENTS), sizes.federated, prior, 0, runtime)
     means = np.stack([flat(q.mean) for q in clients]).astype(np.float32)
     save(folder / "average", means.mean(0, keepdims=True), seconds, sizes.options)
@@ -169,7 +170,7 @@ def sample_product(folder: pathlib.Path, sizes: Sizes, prior: bool, runtime: Any
 
 
 def sample_all(output: pathlib.Path, sizes: Sizes) -> None:
-    """Fills the folders of all posteriors that are not there yet.
+    """Fill the folders of all posteriors that are not there yet.
 
     Raises:
       InvalidArgument: one that is there is of other options.
@@ -186,7 +187,7 @@ def sample_all(output: pathlib.Path, sizes: Sizes) -> None:
 
 
 def posteriors(output: pathlib.Path) -> dict[str, Posterior]:
-    """All that is there, by name; of several starts, a part of each one's draws."""
+    """Return all that is there, by name; of several starts, a part of each one's draws."""
     chains = load(output / "hmc")
     one, share = len(chains.draws) // CHAINS["num_chains"], chains.seconds / CHAINS["num_chains"]
     starts = [load(output / f"swag,prior=True,seed={seed}") for seed in range(STARTS)]
@@ -206,7 +207,7 @@ def posteriors(output: pathlib.Path) -> dict[str, Posterior]:
 
 
 def table(found: dict[str, Posterior], weights: bfl.clients.Potential) -> list[list[str]]:
-    """A row for each posterior; the first is what others' predictions are compared with.
+    """Return a row for each posterior; the first is what others' predictions are compared with.
 
     Distance to HMC: mean_n 1/2 sum_c |p_nc - h_nc| of the mean predictions on the test split.
     """
@@ -246,7 +247,7 @@ def table(found: dict[str, Posterior], weights: bfl.clients.Potential) -> list[l
     show_default=True,
 )
 def main(output: pathlib.Path) -> None:
-    """Samples what is not there, and writes the table and the figures."""
+    """Sample what is not there, and write the table and the figures."""
     try:
         run(output, Sizes())
     except InvalidArgument as error:
@@ -265,7 +266,7 @@ def run(output: pathlib.Path, sizes: Sizes) -> None:
 
 
 def figures(weights: bfl.clients.Potential, draws: dict[str, np.ndarray], num_points: int) -> dict[str, Figure]:
-    """The samples and the loss on their principal plane, and the loss on a plane on which draws of HMC do lie."""
+    """Draw the samples and the loss on their principal plane, and the loss on a plane on which draws of HMC do lie."""
     train_split = bfl.data.load(hmc.DATASET, split="train")
 
     def on(plane: surface.Plane, draws: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], surface.Surface]:

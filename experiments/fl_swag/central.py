@@ -17,7 +17,7 @@ from tfp_bfl.posterior import Samples
 
 
 def run_sampler(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
-    """SGLD or pSGLD with as many passes as the clients have; the second half of its epochs gives the draws."""
+    """Run SGLD or pSGLD with as many passes as the clients; the second half of its epochs gives the samples."""
     with bfl.federated.local_workers() as runtime:
         data = federation(cell, pretrained, runtime)
     examples = [data.clients.examples(k) for k in range(data.clients.num_clients)]
@@ -33,7 +33,7 @@ def run_sampler(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
 
 
 def langevin(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
-    """Draws of a chain from the network's weights."""
+    """Return draws of a chain from the network's weights."""
     an_epoch = -(-len(train.labels) // cell["batch_size"])
     draws = bfl.clients.langevin_chain(
         lambda: train.model,
@@ -52,7 +52,7 @@ def langevin(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any
 
 
 def nuts(cell: Cell, train: methods.Network) -> tuple[Samples, dict[str, Any]]:
-    """Draws of two No-U-Turn chains (Hoffman & Gelman 2014) over a last layer: what the others are held against.
+    """Return draws of two No-U-Turn chains (Hoffman & Gelman 2014) over a last layer: what the others are held against.
 
     w = mode + L^-T z with L L^T the Hessian at the mode: were the posterior normal, z would be N(0, I). The chains
     start at 2 N(0, I).

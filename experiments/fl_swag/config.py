@@ -68,7 +68,7 @@ WHOLE = [_training(8, 4, 0.05, *FLOORS[:-1])]
 OWN_STARTS = [_training(8, 4, 0.05, DEFAULT_FLOOR, 0.1)]
 # How far clients drift in a round.
 DRIFT = [_training(epochs, epochs // 2, 0.1, DEFAULT_FLOOR, 0.1) for epochs in (4, 10, 40, 100)]
-# What the spread knows of the data: so many examples in all, and labels without meaning.
+# Controls for the information in standard deviations: a number of examples in all, and random labels.
 EXAMPLES = [
     {**_training(40, 20, 0.1, DEFAULT_FLOOR, 0.1), **own}
     for own in ({"limit": 600}, {"limit": 6000}, {"limit": None}, {"limit": 6000, "shuffled": True})

@@ -25,7 +25,7 @@ NEWTON_STEPS, NEAR = 30, 0.1
 
 
 class Held(NamedTuple):
-    """What the clients train, and on what.
+    """The model that the clients train, and their examples.
 
     Fields:
       model: their last layer, or the whole network.
@@ -41,7 +41,7 @@ class Held(NamedTuple):
 
 
 def held(data: Federation, last_layer: bool) -> Held:
-    """The clients' examples as what they train sees them: the last layer, if there is no other, on its inputs."""
+    """Return the clients' examples as inputs of the trained model, which may be the last layer alone."""
     model = data.model_fn()
     assign_weights(model, data.start)
     is_layer = last_layer or len(model.trainable_variables) == 2
@@ -61,7 +61,9 @@ def _floats(features: tf.Tensor) -> tf.Tensor:
 
 
 def estimator(held: Held) -> Callable[[Sequence[tf.Tensor], int], tuple[tf.Tensor, ...]]:
-    """(weights, k) -> the diagonal of the Gauss-Newton matrix of client k's examples, as FL-SWAG's clients take it."""
+    """Return the function (weights, k) -> the diagonal of the Gauss-Newton matrix of client k's examples, as FL-SWAG's
+    clients take it.
+    """
     weights, likelihood = FlatWeights(held.model), parse_likelihood("categorical")
     shape, dtype = held.inputs[0].shape[1:], held.inputs[0].dtype
 
@@ -80,13 +82,13 @@ def estimator(held: Held) -> Callable[[Sequence[tf.Tensor], int], tuple[tf.Tenso
 
 
 def curvatures(held: Held, posteriors: Sequence[LowRank]) -> list[tuple[tf.Tensor, ...]]:
-    """Of each client's examples at its mean, as FL-SWAG's clients send it unless told otherwise."""
+    """Return the curvature of each client's examples at its mean, the default of FL-SWAG's clients."""
     at = estimator(held)
     return [at(q.mean, k) for k, q in enumerate(posteriors)]
 
 
 def curvature(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The diagonal of the Gauss-Newton matrix of the negative log-likelihood in a last layer's kernel and bias.
+    """Return the diagonal of the Gauss-Newton matrix of the negative log-likelihood in a last layer's kernel and bias.
 
     h_dc = sum_n x_nd^2 p_nc (1 - p_nc),   h_c = sum_n p_nc (1 - p_nc)
     """
@@ -96,7 +98,7 @@ def curvature(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Ten
 
 
 def hessian(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tensor) -> np.ndarray:
-    """That of the negative log-likelihood in a last layer's kernel [D, C] and bias [C], one after the other in a row.
+    """Return the Hessian of the negative log-likelihood in a last layer's kernel [D, C] and bias [C], concatenated.
 
     sum_n (diag(p_n) - p_n p_n^T) (x) x_n x_n^T,   with x_n and a 1 for the bias: [(D + 1) C, (D + 1) C]
     """
@@ -114,7 +116,8 @@ def hessian(head: tf.keras.Model, weights: Sequence[tf.Tensor], inputs: tf.Tenso
 def mode(
     head: tf.keras.Model, inputs: tf.Tensor, labels: tf.Tensor, prior_stddev: float = PRIOR_STDDEV
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The mode of a last layer's posterior by Newton's method from its weights, halving steps, and the Hessian there.
+    """Return the mode of a last layer's posterior by Newton's method from its weights, halving steps, and the Hessian
+    there.
 
     U(w) = sum_n u_n(w) + ||w||^2 / (2 t^2)
     """
@@ -142,7 +145,7 @@ def mode(
 
 
 def laplace(held: Held, ends: Sequence[Any], prior_stddev: float = PRIOR_STDDEV) -> MeanField:
-    """The product of the clients' Laplace approximations where their trainings ended, the prior counted once.
+    """Return the product of the clients' Laplace approximations where their trainings ended, the prior counted once.
 
     P = 1 / t^2 + sum_k h_k(w_k),   m = (sum_k h_k(w_k) w_k) / P
     """
@@ -155,14 +158,14 @@ def laplace(held: Held, ends: Sequence[Any], prior_stddev: float = PRIOR_STDDEV)
 
 
 def temperature(held: Held, weights: Sequence[tf.Tensor]) -> float:
-    """The temperature of least NLL on all that the clients have been trained on: no example is held out for it."""
+    """Return the temperature of least NLL on the clients' training examples: no examples are held out."""
     predict = tf.function(lambda x: tf.nn.softmax(functional_call(held.model, weights, _floats(x))))
     p = [predict(x[i : i + AT_ONCE]).numpy() for x in held.inputs for i in range(0, len(x), AT_ONCE)]
     return fit_temperature(np.concatenate(p), np.concatenate(held.labels))
 
 
 def scaled(evaluation: Evaluation, temperature: float) -> Evaluation:
-    """An evaluation of one set of weights at another temperature, still without its metrics."""
+    """Return an evaluation of one set of weights at another temperature, still without its metrics."""
     p = at_temperature(evaluation.probabilities, temperature)
     parts = bfl.evaluation.summarise(p[np.newaxis])
     return evaluation._replace(
@@ -173,6 +176,6 @@ def scaled(evaluation: Evaluation, temperature: float) -> Evaluation:
 
 
 def posteriors(held: Held, ends: Sequence[Any], mean: Any) -> Iterator[tuple[str, MeanField]]:
-    """Laplace in one round, and about a mean that the clients were sent back in a second one."""
+    """Return Laplace in one round, and about a mean that the clients were sent back in a second one."""
     yield "Laplace, one round", laplace(held, ends)
     yield "FedAvg, Laplace in a second round", MeanField(mean, laplace(held, [mean] * len(ends)).variance)

@@ -1,4 +1,4 @@
-"""Who holds what in a cell: the clients, the examples that are scored, the model and the weights to start from."""
+"""The federation of a cell: its clients, the scored examples, the model and the initial weights."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Federation(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def source(name: str, split: str, limit: Optional[int] = None) -> Source:
-    """A split of a dataset, or so many of its examples."""
+    """Return a split of a dataset, or so many of its examples."""
     whole = bfl.data.load(name, split=split)
     return whole if limit is None else whole.subset(limit, 0)
 
 
 def clients_of(cell: Cell) -> Clients:
-    """The cell's partition of all training data."""
+    """Return the cell's partition of all training data."""
     if cell["alike"]:
         partition = bfl.data.iid(cell["clients"])
     else:
@@ -61,7 +61,7 @@ def clients_of(cell: Cell) -> Clients:
 
 
 def model(cell: Cell, seed: int) -> tf.keras.Model:
-    """The cell's model, its initial weights by the seed."""
+    """Return the cell's model, its initial weights by the seed."""
     train = source(cell["dataset"], "train", cell["limit"])
     if cell["model"] == "logistic_regression":
         return bfl.models.mlp("deterministic", train.element_shape, train.num_classes, hidden=(), seed=seed)
@@ -70,7 +70,7 @@ def model(cell: Cell, seed: int) -> tf.keras.Model:
 
 
 def federation(cell: Cell, folder: pathlib.Path, runtime: bfl.federated.Runtime) -> Federation:
-    """Splits the data; pre-trains where the cell needs a trained network that is not in the folder yet.
+    """Split the data; pre-train if the cell needs a trained network that is not in the folder yet.
 
     The server's share is taken from all clients alike. Where hyper-parameters are chosen, what is scored is not the
     test set but the server's validation share or, without a server's share, examples that the clients go without.

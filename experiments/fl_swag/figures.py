@@ -19,7 +19,7 @@ DPI = 120
 
 
 def confidence_figure(runs: list[Run], title: str) -> Figure:
-    """Of the runs of one seed: products and averages, the client with the most examples, chains.
+    """Draw the runs of one seed: products and averages, the client with the most examples, chains.
 
     Products have the last floor, clients and averages of their predictions the first.
     """
@@ -39,7 +39,9 @@ def confidence_figure(runs: list[Run], title: str) -> Figure:
 
 
 def floor_figure(runs: list[Run]) -> Figure:
-    """The accuracy of both products against the floor of the variances: for each training a panel, its own scale."""
+    """Draw the accuracy of both products against the floor of the variances: for each training a panel, its own
+    scale.
+    """
     figure = style.new_figure(height=3.6, width=3.4 * len(runs) + 0.6)
     panels = np.atleast_1d(figure.subplots(1, len(runs)))
     for axes, run in zip(panels, runs):

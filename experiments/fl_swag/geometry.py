@@ -1,4 +1,4 @@
-"""Where the product of the clients' posteriors lies, and in which directions each of them is wide."""
+"""The location of the product of the clients' posteriors, and the directions in which each posterior is wide."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tfp_bfl.posterior import LowRank, log_prob
 
 
 def flat(weights: Any) -> np.ndarray:
-    """All leaves in one vector [D]."""
+    """Return all leaves in one vector [D]."""
     leaves = [np.asarray(x, np.float64) for x in tf.nest.flatten(weights)]
     return np.concatenate([x.ravel() for x in leaves])
 
 
 def stddev_along(q: LowRank, direction: np.ndarray) -> float:
-    """sqrt(d^T Sigma d) for a unit vector d [D]."""
+    """Return sqrt(d^T Sigma d) for a unit vector d [D]."""
     rows = [np.asarray(u, np.float64) for u in tf.nest.flatten(q.deviations)]
     deviations = np.concatenate([u.reshape(len(u), -1) for u in rows], 1)
     variance = np.sum(flat(q.diagonal) * direction**2) + np.sum(np.square(deviations @ direction))
@@ -26,12 +26,12 @@ def stddev_along(q: LowRank, direction: np.ndarray) -> float:
 
 
 def standard_distance(q: LowRank, weights: Any) -> float:
-    """sqrt((w - m)^T Sigma^-1 (w - m)): how many standard deviations w is from q's mean."""
+    """Return sqrt((w - m)^T Sigma^-1 (w - m)): how many standard deviations w is from q's mean."""
     return float(np.sqrt(2 * (log_prob(q, q.mean) - log_prob(q, weights))))
 
 
 def geometry(posteriors: Sequence[LowRank], start: Any) -> dict[str, float]:
-    """How far the clients went from theta_0, and how wide their posteriors are along their ways.
+    """Return the clients' distances from theta_0, and the widths of their posteriors along their displacements.
 
     d_k = (m_k - theta_0) / |m_k - theta_0|
 

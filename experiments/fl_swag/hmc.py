@@ -32,7 +32,7 @@ MAP_STEPS, MAP_RATE = 300, 3e-3
 
 
 class Result(NamedTuple):
-    """What `run` finds; N test examples.
+    """The result of `run`, for N test examples.
 
     Fields:
       samples: all draws after burn-in, one chain after another: leaves [M R, ...].
@@ -70,7 +70,7 @@ def sample(
     prior_stddev: float = PRIOR_STDDEV,
     num_leapfrog_steps: int = LEAPFROG_STEPS,
 ) -> ExactChains:
-    """Draws from p(w | data) ~ prod_n p(y_n | x_n, w) N(w; 0, prior_stddev^2) on all examples.
+    """Return draws from p(w | data) ~ prod_n p(y_n | x_n, w) N(w; 0, prior_stddev^2) on all examples.
 
     Each chain starts where a short training from other initial weights has ended, at a mode: it needs few steps to
     where the mass is, at ||w||^2 = D prior_stddev^2 for weights that the data do not determine.
@@ -122,7 +122,7 @@ def sample(
 
 
 def run(num_chains: int = 4, num_results: int = 500, num_burnin: int = 100, seed: int = 0) -> Result:
-    """Chains on the train split, their agreement and their predictions on the test split.
+    """Return chains on the train split, their agreement and their predictions on the test split.
 
     Weights have symmetries, so that chains need not agree on them; predictions are what they must agree on.
 

@@ -23,7 +23,7 @@ SCORED_AT_ONCE = 2500  # Each batch draws the weights anew.
 
 
 class Network(NamedTuple):
-    """What the clients' posteriors are over, and what it is to predict.
+    """The weights that the clients' posteriors are over, and the examples to predict.
 
     Fields:
       model: the whole network, or its last layer.
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def network(data: Federation, last_layer: bool, num_samples: int) -> Network:
-    """The network with its first weights; for the last layer alone, with the features of all scored examples."""
+    """Return the network with its first weights; for the last layer alone, with the features of all scored examples."""
     model, features = data.model_fn(), data.features
     assign_weights(model, data.start)
     if last_layer:
@@ -67,17 +67,17 @@ def network(data: Federation, last_layer: bool, num_samples: int) -> Network:
 
 
 def drawn(q: Any) -> ModelWeights:
-    """What a network predicts with by draws from q."""
+    """Return the predictions of a network with samples from q."""
     return ModelWeights(q, (), MeanField((), ()))
 
 
 def fixed(weights: Any) -> ModelWeights:
-    """What a network predicts with by one set of weights."""
+    """Return the predictions of a network with one set of weights."""
     return ModelWeights(MeanField((), ()), weights, MeanField((), ()))
 
 
 def evaluate(net: Network, weights: ModelWeights) -> Evaluation:
-    """Scores the mean prediction of draws from a posterior, or the prediction with weights that have none."""
+    """Score the mean prediction of samples from a posterior, or the prediction with point weights."""
     model, options = (
         predictive_model(net.model, weights),
         {"num_samples": net.num_samples, "batch_size": SCORED_AT_ONCE},
@@ -86,7 +86,7 @@ def evaluate(net: Network, weights: ModelWeights) -> Evaluation:
 
 
 def mixture(evaluations: Sequence[Evaluation], shares: np.ndarray, labels: np.ndarray) -> Evaluation:
-    """The mean of several models' predictions by shares [K]; what they differ by is epistemic.
+    """Return the mean of several models' predictions by shares [K]; what they differ by is epistemic.
 
     p = sum_k r_k p_k,   aleatoric = sum_k r_k aleatoric_k,   epistemic = sum_k r_k (epistemic_k + |p_k - p|^2)
     mutual information = H(p) - sum_k r_k (H(p_k) - mutual information_k)
@@ -113,23 +113,23 @@ def mixture(evaluations: Sequence[Evaluation], shares: np.ndarray, labels: np.nd
 
 
 def posteriors_of(clients: ClientPosterior) -> list[LowRank]:
-    """The clients' posteriors, each by itself."""
+    """Return the clients' posteriors, each by itself."""
     pick = lambda k: tf.nest.map_structure(lambda x: tf.constant(x[k]), clients.posterior)
     return [pick(k) for k in range(len(clients.client))]
 
 
 def floored(q: LowRank, floor: float) -> LowRank:
-    """The posterior that min_variance = floor would have given, from one of a lower floor."""
+    """Return the posterior that min_variance = floor would have given, from one of a lower floor."""
     return q._replace(diagonal=tf.nest.map_structure(lambda a: tf.maximum(a, floor / 2), q.diagonal))
 
 
 def without_halves(q: LowRank) -> MeanField:
-    """SWAG-Diagonal: the variances of the iterates, of which `q` holds half, without the low-rank part."""
+    """Return SWAG-Diagonal: the variances of the iterates, of which `q` holds half, without the low-rank part."""
     return MeanField(q.mean, tf.nest.map_structure(lambda a: 2 * a, q.diagonal))
 
 
 def last_weights(q: LowRank, num_collected: int) -> tuple[tf.Tensor, ...]:
-    """Where the client's training ended, if that was collected: its mean and its last column.
+    """Return the final weights of the client's training, if collected: its mean plus its last column.
 
     The last column is theta_n - mean_n, the mean after n collections; `posterior_of` divided it by sqrt(2 (K - 1)).
     """
@@ -139,12 +139,12 @@ def last_weights(q: LowRank, num_collected: int) -> tuple[tf.Tensor, ...]:
 
 
 def average(weights: Sequence[Any], shares: np.ndarray) -> Any:
-    """sum_k r_k w_k, leaf by leaf."""
+    """Return sum_k r_k w_k, leaf by leaf."""
     return tf.nest.map_structure(lambda *w: tf.tensordot(tf.constant(shares, w[0].dtype), tf.stack(w), 1), *weights)
 
 
 def products(posteriors: Sequence[LowRank], known: Sequence[LowRank], floor: float) -> Iterator[tuple[str, Any]]:
-    """The products by name, each as a function to call; `known` with what the clients' data leave open."""
+    """Return the products by name, each as a function to call; `known` with what the clients' data leave open."""
     own = [floored(q, floor) for q in posteriors]
     yield "FL-SWAG", lambda: gaussian_product(own)
     yield "FL-SWAG, diagonal", lambda: gaussian_product(own, diagonal_only=True)
@@ -156,7 +156,7 @@ def products(posteriors: Sequence[LowRank], known: Sequence[LowRank], floor: flo
 
 
 def unchanged(net: Network) -> Row:
-    """What the clients start from."""
+    """Return the initial weights of the clients."""
     started = time.perf_counter()
     evaluation = evaluate(net, fixed(tuple(map(tf.identity, net.model.trainable_variables))))
     return Row("weights at the start", None, evaluation, time.perf_counter() - started)
@@ -171,8 +171,8 @@ def rows(
     held: controls.Held,
     known: Sequence[LowRank],
 ) -> Iterator[Row]:
-    """Every row: products, averages of weights, the controls without SWAG; if `alone`, also each client, and averages
-    of their predictions, by posteriors of the first floor.
+    """Return every row: products, averages of weights, the controls without SWAG; if `alone`, also each client, and
+    averages of their predictions, by posteriors of the first floor.
     """
     posteriors = posteriors_of(clients)
     sizes = np.asarray(clients.num_examples, np.float64)

@@ -1,4 +1,4 @@
-"""The network whose features all clients share: trained by the server on its own share, and kept in a folder."""
+"""The pre-trained network of all clients: trained by the server on its data, and stored in a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pretrain(
     validation: Clients,
     runtime: bfl.federated.Runtime,
 ) -> None:
-    """Trains by Adam, whose rate halves every `half_life` epochs; keeps the weights of the best epoch."""
+    """Train with Adam, halving the rate every `half_life` epochs; write the weights of the best epoch."""
     rate, half_life = settings["learning_rate"], settings["half_life"]
     process = bfl.algorithms.variational(
         model_fn,
@@ -58,7 +58,7 @@ def pretrain(
 
 
 def load_pretrained(folder: pathlib.Path, model: tf.keras.Model) -> tuple[ModelWeights, dict[str, Any]]:
-    """The weights that `pretrain` kept, and its summary."""
+    """Return the weights that `pretrain` wrote, and its summary."""
     like = bfl.models.get_weights(model)
     with np.load(folder / "weights.npz") as arrays:
         leaves = [tf.constant(arrays[str(i)]) for i in range(len(arrays))]

@@ -1,4 +1,4 @@
-"""Runs the FL-SWAG study: `python -m experiments.fl_swag.run --table logistic_regression --size full`.
+"""Run the FL-SWAG study: `python -m experiments.fl_swag.run --table logistic_regression --size full`.
 
 A cell is a folder under OUTPUT/SIZE/cells, a pre-trained network one under OUTPUT/SIZE/pretrained. What is done is not
 run again, whichever table asked for it. Tables are of the records of cells in RESULTS/SIZE, which outlive their
@@ -34,7 +34,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def cells(table: str, size: str) -> Iterator[Cell]:
-    """The options of each cell of a table."""
+    """Return the options of each cell of a table."""
     content, sizes = TABLES[table], SIZES[size]
     for setting in content["settings"]:
         for dataset in sizes["datasets"][setting]:
@@ -48,7 +48,7 @@ def cells(table: str, size: str) -> Iterator[Cell]:
 
 
 def cell_name(cell: Cell) -> str:
-    """The folder of a cell: what tables vary."""
+    """Return the folder of a cell: what tables vary."""
     parts = [cell["dataset"], cell["setting"], cell.get("sampler", "clients"), f"epochs={cell['local_epochs']}"]
     parts += [f"burn_in={cell['burn_in_epochs']}"]
     if "sampler" in cell:
@@ -68,13 +68,13 @@ def cell_name(cell: Cell) -> str:
 
 
 def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple[Any, float]:
-    """The clients' posteriors, and the seconds of the round."""
+    """Return the clients' posteriors, and the seconds of the round."""
     process = bfl.algorithms.fl_swag(
         data.model_fn,
         last_layer=cell["last_layer"],
         min_examples=1,
         max_columns=cell["max_columns"],
-        curvature=False,  # It is added to what they send, in rows of its own.
+        curvature=False,  # It is added to their messages, in separate rows.
         element_spec=data.clients.element_spec,
         local_epochs=cell["local_epochs"],
         burn_in_epochs=cell["burn_in_epochs"],
@@ -97,7 +97,7 @@ def train(cell: Cell, data: Federation, runtime: bfl.federated.Runtime) -> tuple
 
 
 def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
-    """All rows of one training of the clients, and what else is to know of it."""
+    """Return all rows of one training of the clients, and what else is to know of it."""
     with bfl.federated.local_workers() as runtime:
         data = federation(cell, pretrained, runtime)
         clients, seconds = train(cell, data, runtime)
@@ -125,7 +125,7 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
 
 
 def run_cell(folder: pathlib.Path, cell: Cell, *, pretrained: pathlib.Path) -> None:
-    """Runs a cell: its scores as JSON, and the predictions on the test set."""
+    """Run a cell: its scores as JSON, and the predictions on the test set."""
     started = time.perf_counter()
     work = central.run_sampler if "sampler" in cell else run_clients
     rows, facts = work(cell, pretrained)
@@ -141,17 +141,17 @@ def run_cell(folder: pathlib.Path, cell: Cell, *, pretrained: pathlib.Path) -> N
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     accuracies = ", ".join(f"{row['method']} {row['accuracy']:.4f}" for row in summary["rows"][:6])
     return f"{accuracies} ({summary['cell_seconds']:.0f} s)"
 
 
 @click.command()
-@click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="All of them if none is named.")
+@click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="Table to run; default: all.")
 @click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
 @study_options("fl_swag", HERE / "results")
 def main(study: Study, tables: tuple[str, ...], size: str) -> None:
-    """Runs the cells that are not done, and writes their tables and figures."""
+    """Run the cells that are not done, and write their tables and figures."""
     study = study.of_size(size)
     every = {table: {cell_name(cell): cell for cell in cells(table, size)} for table in TABLES}
     todo = {name: cell for table in tables or TABLES for name, cell in every[table].items()}

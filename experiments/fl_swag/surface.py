@@ -44,7 +44,7 @@ class Surface(NamedTuple):
 
 
 def principal_plane(posteriors: Sequence[np.ndarray]) -> Plane:
-    """The plane through the mean of the draws of all posteriors that holds most of their variance.
+    """Return the plane through the mean of the draws of all posteriors that holds most of their variance.
 
     Every posterior counts as much as another: each gives the same number of draws, evenly spaced. What a chain repeats
     because it rejected a step counts once: in a space of more dimensions than draws, every draw is a direction by
@@ -69,7 +69,7 @@ def principal_plane(posteriors: Sequence[np.ndarray]) -> Plane:
 
 
 def plane_through(points: np.ndarray) -> Plane:
-    """The plane on which three points [3, D] lie, the first its origin, the second on the first axis."""
+    """Return the plane on which three points [3, D] lie, the first its origin, the second on the first axis."""
     ways = (points[1:] - points[0]).astype(np.float64)
     first = ways[0] / np.linalg.norm(ways[0])
     second = ways[1] - (ways[1] @ first) * first
@@ -77,12 +77,12 @@ def plane_through(points: np.ndarray) -> Plane:
 
 
 def project(plane: Plane, draws: np.ndarray) -> np.ndarray:
-    """Coordinates on the plane of the points of it that are nearest to the draws [S, D]: [S, 2]."""
+    """Return coordinates on the plane of the points of it that are nearest to the draws [S, D]: [S, 2]."""
     return (draws - plane.origin) @ plane.axes.T
 
 
 def around(points: np.ndarray, num_points: int, margin: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
-    """The axes of a grid around points [S, 2]: two arrays [G]."""
+    """Return the axes of a grid around points [S, 2]: two arrays [G]."""
     low, high = points.min(0), points.max(0)
     low, high = low - margin * (high - low), high + margin * (high - low)
     return np.linspace(low[0], high[0], num_points), np.linspace(low[1], high[1], num_points)
@@ -91,7 +91,7 @@ def around(points: np.ndarray, num_points: int, margin: float = 0.15) -> tuple[n
 def loss_surface(
     weights: Potential, plane: Plane, x: np.ndarray, y: np.ndarray, features: Any, labels: Any, prior_stddev: float
 ) -> Surface:
-    """The negative log posterior in its two parts, at every point of a grid [G] x [G] of the plane."""
+    """Return the negative log posterior in its two parts, at every point of a grid [G] x [G] of the plane."""
     points = np.stack(np.meshgrid(x, y), -1).reshape(-1, 2).astype(np.float32)
     features, labels = tf.convert_to_tensor(features, tf.float32), tf.convert_to_tensor(labels)
     origin, axes = tf.constant(plane.origin), tf.constant(plane.axes)
@@ -105,18 +105,18 @@ def loss_surface(
 
 
 def loss(weights: Potential, flat: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """-log p(labels | w) in nats, and ||w||^2, of weights [D]: [2]."""
+    """Return -log p(labels | w) in nats, and ||w||^2, of weights [D]: [2]."""
     nll = tf.reduce_sum(weights.each(flat, features, labels))
     return tf.stack([nll, tf.reduce_sum(tf.square(flat))])
 
 
 @tf.function
 def losses_of(weights: Potential, rows: tf.Tensor, features: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """`loss` of each of the weights [S, D]: [S, 2]."""
+    """Return `loss` of each of the weights [S, D]: [S, 2]."""
     return tf.map_fn(lambda flat: loss(weights, flat, features, labels), rows)
 
 
 @tf.function
 def probabilities_of(weights: Potential, rows: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
-    """What each of the weights [S, D] predicts: [S, N, C]."""
+    """Return the predictions [S, N, C] of each of the weights [S, D]."""
     return tf.map_fn(lambda flat: tf.nn.softmax(weights.outputs(flat, features)), rows)

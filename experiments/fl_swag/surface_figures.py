@@ -22,7 +22,7 @@ LOSSES = LinearSegmentedColormap.from_list("losses", ["#FFFFFF", "#E0E0E0", "#A6
 
 
 def scatter_figure(points: dict[str, np.ndarray], plane: Plane) -> Figure:
-    """All posteriors' samples on the plane, and beside it the neighbourhood of the second's."""
+    """Draw all posteriors' samples on the plane, and beside it the neighbourhood of the second's."""
     figure = style.new_figure(height=4.8, width=9.6)
     whole, near = figure.subplots(1, 2)
     name, cloud = list(points.items())[1]
@@ -37,7 +37,7 @@ def scatter_figure(points: dict[str, np.ndarray], plane: Plane) -> Figure:
 
 
 def contour_figure(points: dict[str, np.ndarray], plane: Plane, surface: Surface) -> Figure:
-    """The likelihood's part of the loss and all of it on the plane, with the samples' projections."""
+    """Draw the likelihood's part of the loss and all of it on the plane, with the samples' projections."""
     figure = style.new_figure(height=4.8, width=9.6)
     panels = figure.subplots(1, 2, sharey=True)
     parts = {"-log p(data | w)": surface.nll, "-log p(w | data) + constant": surface.nll + surface.penalty}
@@ -60,7 +60,7 @@ def contour_figure(points: dict[str, np.ndarray], plane: Plane, surface: Surface
 
 
 def surface_figure(points: dict[str, np.ndarray], plane: Plane, surface: Surface) -> Figure:
-    """All of the loss as a landscape, log scale, with the samples' projections on it."""
+    """Draw all of the loss as a landscape, log scale, with the samples' projections on it."""
     figure = Figure(figsize=(7.2, 5.6), facecolor="white")
     axes: Any = figure.add_axes((0.02, 0.06, 0.88, 0.88), projection="3d", computed_zorder=False)
     loss = np.log10(surface.nll + surface.penalty)
@@ -87,7 +87,7 @@ def surface_figure(points: dict[str, np.ndarray], plane: Plane, surface: Surface
 
 
 def _scatter(axes: Axes, points: dict[str, np.ndarray], size: float = 9) -> None:
-    """The samples, and their mean as one larger; few samples are large themselves."""
+    """Draw the samples, and their mean as one larger; few samples are large themselves."""
     large: dict[str, Any] = {"s": 70, "edgecolors": style.INK, "linewidths": 1.3}
     small: dict[str, Any] = {"s": size, "linewidths": 0, "alpha": 0.55}
     looks: list[dict[str, Any]] = [{"color": color, "marker": marker} for color, marker in zip(COLORS, MARKERS)]
@@ -110,12 +110,12 @@ def _extent(xy: np.ndarray, margin: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _levels(loss: np.ndarray) -> np.ndarray:
-    """Log-spaced, from the smallest loss to nearly the largest."""
+    """Return log-spaced, from the smallest loss to nearly the largest."""
     return np.geomspace(loss.min(), np.quantile(loss, 0.98), LEVELS)
 
 
 def _interpolated(surface: Surface, loss: np.ndarray, xy: np.ndarray) -> np.ndarray:
-    """The surface's height at points [S, 2] inside the grid, bilinear."""
+    """Return the surface's height at points [S, 2] inside the grid, bilinear."""
     column, row = ((c - axis[0]) / (axis[1] - axis[0]) for c, axis in zip(xy.T, (surface.x, surface.y)))
     i, j = (np.clip(place.astype(int), 0, len(surface.x) - 2) for place in (column, row))
     a, b = column - i, row - j

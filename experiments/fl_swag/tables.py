@@ -28,17 +28,18 @@ CLIENTS = ("client, lowest", "client, mean", "client, highest")
 
 
 def read_cell(folder: pathlib.Path) -> Record:
-    """What is kept of a cell: all scores of its rows, and what else tables tell of it."""
+    """Read the record of a cell: all scores of its rows, and the other columns of the tables."""
     return {name: x for name, x in read_summary(folder).items() if name not in ("options", "server")}
 
 
 def row_name(method: str, floor: Optional[float]) -> str:
-    """A row's name with its floor, if it has one."""
+    """Return a row's name with its floor, if it has one."""
     return method if floor is None else f"{method}, {floor:g}"
 
 
 def rows_of(run: Run) -> list[Scores]:
-    """The rows of a cell with their share of epistemic uncertainty; instead of each client the lowest, mean, highest.
+    """Return the rows of a cell with their share of epistemic uncertainty; instead of each client the lowest, mean,
+    highest.
 
     Lowest and highest are single clients by accuracy, with all their scores.
     """
@@ -59,12 +60,12 @@ def _share(row: Scores) -> float:
 
 
 def has_predictions(run: Run) -> bool:
-    """Its folder is still there."""
+    """Return whether the folder of the cell still exists."""
     return (run["folder"] / "predictions.npz").exists()
 
 
 def by_dataset(runs: Iterable[Run], *more: str) -> dict[tuple[Any, ...], list[Run]]:
-    """The runs of each setting and dataset, and of each value of other options."""
+    """Return the runs of each setting and dataset, and of each value of other options."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run["options"][name] for name in ("setting", "dataset", *more)), []).append(run)
@@ -72,7 +73,7 @@ def by_dataset(runs: Iterable[Run], *more: str) -> dict[tuple[Any, ...], list[Ru
 
 
 def by_method(runs: Iterable[Run]) -> dict[tuple[str, Any], list[Scores]]:
-    """The rows of each method and floor, one a seed."""
+    """Return the rows of each method and floor, one a seed."""
     groups: dict[tuple[str, Any], list[Scores]] = {}
     for run in runs:
         for row in rows_of(run):
@@ -82,7 +83,7 @@ def by_method(runs: Iterable[Run]) -> dict[tuple[str, Any], list[Scores]]:
 
 
 def scores_table(runs: list[Run], *more: str) -> list[list[str]]:
-    """A row for each dataset, value of other options, method and floor of the variances."""
+    """Return a row for each dataset, value of other options, method and floor of the variances."""
     header = ["setting", "dataset", *more, "method", "floor", *SCORES.values(), "published accuracy, %"]
     table = [[*header, "seeds", "s to train", "s to pool and predict"]]
     for (setting, dataset, *others), same in by_dataset(runs, *more).items():
@@ -98,7 +99,7 @@ def scores_table(runs: list[Run], *more: str) -> list[list[str]]:
 
 
 def calibration_table(runs: list[Run]) -> list[list[str]]:
-    """ECE x 100, Brier x 10 and NLL x 10 of each method, beside the published ones of FL-SWAG."""
+    """Return ECE x 100, Brier x 10 and NLL x 10 of each method, beside the published ones of FL-SWAG."""
     columns = {"ece x 100": ("ece", 100), "brier x 10": ("brier", 10), "nll x 10": ("test_nll", 10)}
     table = [["dataset", "method", "floor", *columns, "seeds"]]
     for (setting, dataset), same in by_dataset(runs).items():
@@ -112,14 +113,14 @@ def calibration_table(runs: list[Run]) -> list[list[str]]:
 
 
 def _training(run: Run) -> list[str]:
-    """Epochs, burn-in, and the rate or step size."""
+    """Return epochs, burn-in, and the rate or step size."""
     options = run["options"]
     rate = options["step_size"] if "sampler" in options else options["learning_rate"]
     return [str(options["local_epochs"]), str(options["burn_in_epochs"]), f"{rate:g}"]
 
 
 def trainings_table(runs: list[Run]) -> list[list[str]]:
-    """A row for each training, method and floor, one seed: for the choice of hyper-parameters, and for burn-in."""
+    """Return a row for each training, method and floor of one seed, to choose hyper-parameters and burn-in."""
     table = [["setting", "dataset", "epochs", "burn-in", "rate", "method", "floor", *SCORES.values(), "s to train"]]
     for run in runs:
         options, training = run["options"], _training(run)
@@ -132,7 +133,7 @@ def trainings_table(runs: list[Run]) -> list[list[str]]:
 
 
 def geometry_table(runs: list[Run]) -> list[list[str]]:
-    """How far from theta_0 clients and products lie, and the clients' widths along their own ways and the others'."""
+    """Write distances of clients and products from theta_0, and widths along the clients' displacements."""
     names = tuple(runs[0]["geometry"])
     header = ["setting", "dataset", "epochs", "burn-in", "rate", *(name.replace("_", " ") for name in names)]
     table = [[*header, "product", "floor", "product moved", "accuracy"]]
@@ -148,7 +149,7 @@ def geometry_table(runs: list[Run]) -> list[list[str]]:
 
 
 def choice_table(runs: list[Run]) -> list[list[str]]:
-    """For each dataset the training and floor of the smallest NLL: of FL-SWAG and, beside it, of others."""
+    """Write the training and floor of the smallest NLL for each dataset: of FL-SWAG, and of the others."""
     table = [["setting", "dataset", "by the NLL of", "epochs", "burn-in", "rate", "floor", "accuracy", "nll"]]
     for (setting, dataset), same in by_dataset(runs).items():
         for method in ("FL-SWAG", "FL-SWAG, diagonal", DEFAULT, "FedAvg", "sgld", "psgld"):
@@ -164,7 +165,7 @@ def choice_table(runs: list[Run]) -> list[list[str]]:
 
 
 def truth_table(runs: list[Run]) -> list[list[str]]:
-    """How far each method's predictions of the test set are from those of the No-U-Turn chains.
+    """Write the distances of each method's test predictions from those of the No-U-Turn chains.
 
     total variation: mean_b 1/2 sum_c |p_bc - nuts_bc|;   agreement: how often the two name the same class.
     """
@@ -189,7 +190,7 @@ def truth_table(runs: list[Run]) -> list[list[str]]:
 
 
 def pairs_table(runs: list[Run], *more: str) -> list[list[str]]:
-    """FL-SWAG's default less each other method, by seed: mean differences of scores and their 95 % intervals."""
+    """Return FL-SWAG's default less each other method, by seed: mean differences of scores and their 95 % intervals."""
     scores = {"accuracy": 100.0, "test_nll": 1.0, "ece": 1.0}
     table = [["setting", "dataset", *more, "FL-SWAG, default less", "floor", "accuracy, points", "NLL", "ECE", "seeds"]]
     for (setting, dataset, *others), same in by_dataset(runs, *more).items():
@@ -209,7 +210,7 @@ def pairs_table(runs: list[Run], *more: str) -> list[list[str]]:
 
 
 def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
-    """Writes what there is to say of a table's runs."""
+    """Write the tables of the runs of a table."""
     more = ("local_epochs",) if table == "drift" else ("limit", "shuffled") if table == "examples" else ()
     if len(pairs := pairs_table(runs, *more)) > 1:
         write(pairs, output / f"{table}_pairs")

@@ -1,1 +1,3 @@
-"""Does a posterior whose spreads the data determine help? Accuracy, calibration and detection against cheap rivals."""
+"""Benefit of posterior standard deviations that the data determine: accuracy, calibration and detection against
+baselines.
+"""

@@ -38,20 +38,20 @@ IN_CURVES += ("fitted_temperature", "nll_fitted", "ece_fitted", "train_cpu_secon
 
 
 def read_cell(folder: pathlib.Path) -> Record:
-    """What is kept of a cell: all but the training loss of each round."""
+    """Read the record of a cell: everything except the training loss of each round."""
     summary = read_summary(folder)
     training = {name: x for name, x in summary.get("training", {}).items() if name != "train_nll"}
     return {**summary, **({"training": training} if training else {})}
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
-    """Runs a cell and writes its summary; of a method that fails, why."""
+    """Run a cell and write its summary; of a method that fails, why."""
     long = "evaluate_every" in options
     write_summary(folder, options, lambda: curve(options) if long else trained_and_scored(options, data_of(options)))
 
 
 def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
-    """The rows of a cell: scores by row, and what the training took."""
+    """Return the rows of a cell: scores by row, and what the training took."""
     process = process_of(options, data.clients, data.held_out)
     wall, cpu = time.perf_counter(), time.process_time()
     result = bfl.simulate(process, data.clients, rounds=options["rounds"], seed=options["seed"], engine="local")
@@ -81,21 +81,21 @@ def trained_and_scored(options: Options, data: Data) -> dict[str, Any]:
 
 
 def scored(predicted: list[np.ndarray], data: Data) -> dict[str, Any]:
-    """The scores of the samples of predictions of test, held-out and foreign examples."""
+    """Return the scores of sampled predictions of test, held-out and out-of-distribution examples."""
     test, held_out, elsewhere = predicted
     fitted = fitted_scores(test.mean(0), data.test.labels, held_out.mean(0), data.held_out.labels)
     return {**scores(test, data.test.labels, elsewhere), **fitted}
 
 
 def local_models(process: bfl.BayesianProcess, weights: Any, clients: Any, seed: int) -> list[Any]:
-    """Each client's weights after the next round's training."""
+    """Return each client's weights after the next round's training."""
     alone = [bfl.data.Clients(clients.source, [indices]) for indices in clients.indices]
     simulate = lambda own: bfl.simulate(process, own, rounds=1, seed=seed, start=weights, engine="local")
     return [simulate(own).state.weights for own in alone]
 
 
 def drawn(members: list[Any], seed: int, number: int = 10) -> list[Any]:
-    """The mean of point weights, and draws from N(mean, their variance) of each weight: FedBE's."""
+    """Return the mean of point weights, and draws from N(mean, their variance) of each weight: FedBE's."""
     rng = np.random.default_rng(seed)
     columns = [np.stack(x) for x in zip(*(weights.point for weights in members))]
     mean = [x.mean(0) for x in columns]
@@ -104,7 +104,7 @@ def drawn(members: list[Any], seed: int, number: int = 10) -> list[Any]:
 
 
 def together(model: tf.keras.Model, members: list[Any], parts: Any) -> list[np.ndarray]:
-    """What models of point weights predict, each as one sample: [M, N, C] for each part of the data."""
+    """Return the predictions of models of point weights as samples, [M, N, C] for each part of the data."""
     predictions: list[list[np.ndarray]] = [[] for _ in parts]
     for weights in members:
         bfl.models.assign_weights(model, weights)
@@ -114,12 +114,12 @@ def together(model: tf.keras.Model, members: list[Any], parts: Any) -> list[np.n
 
 
 def bytes_a_round(weights: Any, num_clients: int) -> int:
-    """To all clients and back."""
+    """Return the bytes of a round, to all clients and back."""
     return 2 * num_clients * sum(np.asarray(x).nbytes for x in tf.nest.flatten(weights))
 
 
 def curve(options: Options) -> dict[str, Any]:
-    """Scores every so many rounds of a long training, and the CPU seconds of training up to there."""
+    """Return scores every so many rounds of a long training, and the CPU seconds of training up to there."""
     data = data_of(options)
     parts = [part for part in (data.test, data.held_out) if part is not None]
     evaluating, started = 0.0, time.process_time()

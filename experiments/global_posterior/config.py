@@ -17,7 +17,7 @@ FORMER = {
 }
 # The library's default, its temperature spelt out.
 LEARNT = {"recipe": "variational", "inference": "curvature", "temperature": 0.05}
-# Damping was chosen on digits; at one of 0.5 the clients overshoot together, and nothing is learnt.
+# Damping was chosen on digits; with 0.5 the clients overshoot together, and training fails.
 SITES = {"initial_stddev": 0.05, "inference": "curvature", "temperature": 0.05, "damping": 0.1}
 
 # Whom the study is about, and what a user would do without: these run first.
@@ -66,7 +66,7 @@ _SIZE = {
 }
 SIZES = {
     "fashion_mnist": {"dataset": "fashion_mnist", "elsewhere": "mnist", **_SIZE},
-    # Foreign images are grey ones of another size, laid in the middle of a black one.
+    # Out-of-distribution images of another size are grey, in the middle of a black image.
     "cifar10": {"dataset": "cifar10", "elsewhere": "fashion_mnist", **_SIZE},
 }
 
@@ -92,9 +92,9 @@ PUBLISHED_METHODS = {
     "fed_avg": CORE["fed_avg"],
 }
 _ON_PIXELS_OF_0_TO_1 = tuple(PUBLISHED_METHODS)
-# On their pixels also: the optimizer's momentum kept over rounds, as theirs; FedAvg by momentum at a rate of 3e-3, with
-# .457 the lowest NLL of 60 of the server's images, at seed 100 (3e-4: .729, 1e-3: .505, 1e-2: .677; temperatures are
-# fitted on its other 60).
+# On their pixels also: the optimizer's momentum persists over rounds, as published; FedAvg by momentum at a rate of
+# 3e-3, with .457 the lowest NLL of 60 of the server's images, at seed 100 (3e-4: .729, 1e-3: .505, 1e-2: .677;
+# temperatures are fitted on its other 60).
 PUBLISHED_METHODS |= {
     "bayesian_admm_kept_momentum": {**PUBLISHED_METHODS["bayesian_admm_published"], "keep_momentum": True},
     "fed_avg_momentum": {**CORE["fed_avg"], "optimizer": "momentum", "learning_rate": 3e-3},

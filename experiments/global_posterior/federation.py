@@ -17,7 +17,9 @@ OF_MODEL = ("kind", "prior_stddev", "initial_stddev")
 
 
 class Data(NamedTuple):
-    """Whose examples train, fit a temperature, test, and come from elsewhere; the latter and `held_out` may be None."""
+    """The data of a cell: training clients, held-out, test and out-of-distribution examples; the second and last may be
+    None.
+    """
 
     clients: Any
     held_out: Any
@@ -27,7 +29,7 @@ class Data(NamedTuple):
 
 @functools.cache
 def load(name: str, split: str) -> Any:
-    """A dataset; of one with "_255" behind its name a table of the pixels, which are not scaled to [0, 1] then."""
+    """Return a dataset; for a name that ends in "_255", a table of unscaled pixels."""
     source = bfl.data.load(name.removesuffix("_255"), split=split)
     if not name.endswith("_255"):
         return source
@@ -35,12 +37,12 @@ def load(name: str, split: str) -> Any:
 
 
 def some(source: Any, number: int | None) -> Any:
-    """Features and labels of as many examples of a source, the same in all cells."""
+    """Return features and labels of as many examples of a source, the same in all cells."""
     return source if number is None else source.subset(number, seed=0)
 
 
 def data_of(options: dict[str, Any]) -> Data:
-    """The data of a cell: clients by its partition and seed, less what the server sets aside."""
+    """Return the data of a cell: clients by its partition and seed, less what the server sets aside."""
     train, variant = load(options["dataset"], "train"), VARIANTS[options.get("variant", "all")]
     seed = options["seed"]
     if variant.get("shuffled"):
@@ -64,7 +66,7 @@ def data_of(options: dict[str, Any]) -> Data:
 
 
 def in_the_middle(images: np.ndarray, source: Any) -> np.ndarray:
-    """Images [N, h, w, 1 or C] amid black, in the shape and type of a source's."""
+    """Return images [N, h, w, 1 or C] amid black, in the shape and type of a source's."""
     if len(source.element_shape) == 1:  # A table of the pixels of images of the same size.
         return images.reshape(len(images), -1).astype(source.features.dtype)
     larger = np.zeros((len(images), *source.element_shape), source.features.dtype)
@@ -74,7 +76,7 @@ def in_the_middle(images: np.ndarray, source: Any) -> np.ndarray:
 
 
 def unequal(source: Any, number: int, seed: int) -> Any:
-    """Clients whose shares of `number` examples are Dirichlet(1), and their classes' shares Dirichlet(0.5)."""
+    """Return clients with sizes from Dirichlet(1) over `number` examples and class fractions from Dirichlet(0.5)."""
     rng = np.random.default_rng(seed)
     members = [rng.permutation(np.flatnonzero(source.labels == c)) for c in range(source.num_classes)]
     parts = []
@@ -91,12 +93,14 @@ def local_epochs(options: dict[str, Any]) -> int:
 
 
 def cosine(rate: float, rounds: int) -> Any:
-    """A learning rate that falls to nothing over the rounds: rate (1 + cos(pi r / rounds)) / 2."""
+    """Return a learning rate that falls to nothing over the rounds: rate (1 + cos(pi r / rounds)) / 2."""
     return lambda done: rate * 0.5 * (1 + tf.cos(np.pi * tf.cast(done, tf.float32) / rounds))
 
 
 def process_of(options: dict[str, Any], clients: Any, held_out: Any) -> bfl.BayesianProcess:
-    """The process of a cell's method for its clients; FedBE's server teaches on what is held out, without labels."""
+    """Return the process of a cell's method for its clients; FedBE's server teaches on what is held out, without
+    labels.
+    """
     published = options["partition"] == "unequal"
     method = dict((PUBLISHED_METHODS if published else METHODS)[options["method"]])
     recipe = getattr(bfl.algorithms, method.pop("recipe"))

@@ -13,7 +13,7 @@ PANELS = (("accuracy", "accuracy"), ("test_nll", "test NLL (nats, logarithmic)")
 
 
 def curve_figure(curves: list[dict[str, Any]]) -> Figure:
-    """A column of panels for each dataset, a line for each method."""
+    """Draw a column of panels for each dataset, a line for each method."""
     datasets = sorted({summary["options"]["dataset"] for summary in curves})
     figure = style.new_figure(height=6.4, width=5.2 * len(datasets))
     panels = figure.subplots(len(PANELS), len(datasets), squeeze=False)

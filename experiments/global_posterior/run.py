@@ -1,4 +1,4 @@
-"""Runs the study: `python -m experiments.global_posterior.run`.
+"""Run the study: `python -m experiments.global_posterior.run`.
 
 A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at
 the end, and by --tables at any time, of the records of cells in RESULTS, which outlive their folders.
@@ -31,7 +31,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def cells() -> Iterator[Options]:
-    """The options of each cell, in the order in which they run."""
+    """Return the options of each cell, in the order in which they run."""
     for block in PLAN:
         if block == "published":
             for seed, (dataset, methods) in itertools.product((0, 1, 2), PUBLISHED_DATA.items()):
@@ -60,7 +60,7 @@ def cell_name(options: Options) -> str:
 @click.command()
 @study_options("global_posterior", HERE / "results")
 def main(study: Study) -> None:
-    """Runs the cells that are not done, and writes tables and the figure."""
+    """Run the cells that are not done, and write tables and the figure."""
     every = {cell_name(options): options for options in cells()}
     study.run(every, run_cell, told)
     if not study.listed:
@@ -70,7 +70,7 @@ def main(study: Study) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:
         return "failed, " + summary["failed"] + seconds

@@ -1,4 +1,4 @@
-"""What sampled predictions score, and what becomes of them without a posterior's spread."""
+"""Scores of sampled predictions, with and without posterior standard deviations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfp_bfl.posterior import MeanField
 
 
 def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -> dict[str, float | None]:
-    """Of sampled predictions of test examples [S, N, C] and of examples from elsewhere [S, M, C], if there are any.
+    """Score sampled predictions of test [S, N, C] and out-of-distribution examples [S, M, C], if there are any.
 
     Without samples that differ there is no epistemic part, and what is by it is None.
     """
@@ -43,7 +43,7 @@ def scores(test: np.ndarray, labels: np.ndarray, elsewhere: np.ndarray | None) -
 
 
 def fitted_scores(mean: np.ndarray, labels: np.ndarray, held_out: np.ndarray, held_out_labels: np.ndarray) -> dict:
-    """NLL and ECE of mean predictions [N, C] at the temperature that suits the held-out ones."""
+    """Return NLL and ECE of mean predictions [N, C] at the temperature that suits the held-out ones."""
     temperature = evaluation.fit_temperature(held_out, held_out_labels)
     scaled = evaluation.at_temperature(mean, temperature)
     return {
@@ -54,8 +54,8 @@ def fitted_scores(mean: np.ndarray, labels: np.ndarray, held_out: np.ndarray, he
 
 
 def spread_scores(weights: models.ModelWeights, prior: MeanField) -> dict[str, float]:
-    """Quantiles of all standard deviations, the log of their ratio, how much of it is within layers, and the share of
-    weights of whom the data say next to nothing: as wide as the prior, to a tenth.
+    """Return quantiles of all standard deviations, the log of their ratio, how much of it is within layers, and the
+    share of weights of whom the data say next to nothing: as wide as the prior, to a tenth.
     """
     logs = [0.5 * np.log(np.asarray(v).ravel()) for v in weights.posterior.variance]
     if not logs:
@@ -76,7 +76,7 @@ def spread_scores(weights: models.ModelWeights, prior: MeanField) -> dict[str, f
 
 
 def permuted(weights: models.ModelWeights, seed: Sequence[int]) -> models.ModelWeights:
-    """The weights with the standard deviations of each layer in another order."""
+    """Return the weights with the standard deviations of each layer in another order."""
     rng = np.random.default_rng(seed)
     shuffle = lambda v: rng.permutation(np.asarray(v).ravel()).reshape(v.shape)
     posterior = weights.posterior._replace(variance=tuple(shuffle(v) for v in weights.posterior.variance))
@@ -84,7 +84,7 @@ def permuted(weights: models.ModelWeights, seed: Sequence[int]) -> models.ModelW
 
 
 def constant_spread(weights: models.ModelWeights) -> models.ModelWeights:
-    """The weights with the geometric mean of all standard deviations in place of each."""
+    """Return the weights with the geometric mean of all standard deviations in place of each."""
     variance = [np.asarray(v) for v in weights.posterior.variance]
     mean = np.exp(np.mean(np.concatenate([np.log(v).ravel() for v in variance])))
     posterior = weights.posterior._replace(variance=tuple(np.full_like(v, mean) for v in variance))
@@ -100,7 +100,8 @@ def without_spread(
     seed: int,
     permutations: int,
 ) -> dict[str, float]:
-    """NLL with the standard deviations permuted within layers, mean and sd over permutations, and that of the means.
+    """Return NLL with the standard deviations permuted within layers, mean and sd over permutations, and that of the
+    means.
 
     The draws of noise are those of the unpermuted prediction. The model is left with `weights`.
     """
@@ -118,7 +119,7 @@ def without_spread(
 
 
 def mean_prediction(model: tf.keras.Model, features: Any, batch_size: int = 500) -> np.ndarray:
-    """What the means of a posterior's weights predict, without noise: [N, C]."""
+    """Return the predictions [N, C] with the means of a posterior's weights."""
     parts = []
     with layers.sampling("mean"):
         for start in range(0, len(features), batch_size):

@@ -56,7 +56,7 @@ IN_TABLE += ("ood_auroc_epistemic", NEW, "train_cpu_seconds")
 
 
 def rows_of(summaries: Iterable[Summary]) -> list[Row]:
-    """A row for each set of scores, with what tells it apart and what its training took."""
+    """Return a row for each set of scores, with the options of its cell and the cost of training."""
     rows = []
     for summary in summaries:
         options, training = summary["options"], summary.get("training", {})
@@ -72,7 +72,7 @@ def rows_of(summaries: Iterable[Summary]) -> list[Row]:
 
 
 def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
-    """Writes every table of which there is something, the raw numbers and the figure."""
+    """Write every table of which there is something, the raw numbers and the figure."""
     rows, curves = rows_of(summaries), [s for s in summaries if "curve" in s]
     write_raw(rows, folder / "raw.csv")
     write_failures(summaries, folder / "failures")
@@ -98,7 +98,7 @@ def write_all(summaries: list[Summary], folder: pathlib.Path) -> None:
 
 
 def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> list[list[str]]:
-    """Mean and sd over seeds by row; with no digits, three that count, of the mean alone."""
+    """Return mean and sd over seeds by row; with no digits, three that count, of the mean alone."""
     columns = recorded(rows, columns)
     lines = [["", *columns, "seeds"]]
     for name, same in by_row(rows).items():
@@ -112,12 +112,12 @@ def table(rows: list[Row], columns: tuple[str, ...], digits: int | None = 4) -> 
 
 
 def recorded(rows: list[Row], columns: Iterable[str]) -> tuple[str, ...]:
-    """The columns without scores that no row has recorded."""
+    """Return the columns without scores that no row has recorded."""
     return tuple(name for name in columns if name != NEW or any(row.get(name) is not None for row in rows))
 
 
 def differences(rows: list[Row]) -> list[list[str]]:
-    """Each row less the baseline of the same seed, with the 95 % interval of other seeds.
+    """Return each row less the baseline of the same seed, with the 95 % interval of other seeds.
 
     The baseline has no epistemic part: detection by that is compared with the baseline's detection by entropy.
     """
@@ -134,7 +134,7 @@ def differences(rows: list[Row]) -> list[list[str]]:
 
 
 def pairs_table(groups: dict[str, list[Row]]) -> list[list[str]]:
-    """What claims of others are about: a row less another, in each place where both are."""
+    """Write the differences behind published claims: one row less another, in each setting that has both."""
     lines = [["", "less", "where", *PAIRED, "seeds"]]
     for (first, second), (where, rows) in itertools.product(PAIRS, groups.items()):
         both = [[row for row in rows if row["row"] == name] for name in (first, second)]
@@ -145,12 +145,12 @@ def pairs_table(groups: dict[str, list[Row]]) -> list[list[str]]:
 
 
 def of_seeds(rows: list[Row], column: str) -> dict[int, float]:
-    """Seed -> score, of the seeds that have it."""
+    """Return seed -> score, of the seeds that have it."""
     return {row["seed"]: row[column] for row in rows if row.get(column) is not None}
 
 
 def controls_table(rows: list[Row]) -> list[list[str]]:
-    """The methods of the controls on each variant of the data."""
+    """Return the methods of the controls on each variant of the data."""
     methods = {method for block in PLAN if "variants" in block for method in block["methods"]}  # type: ignore
     columns = ("accuracy", "nll", "epistemic", "epistemic_share", "sd_q05", "sd_median", "sd_q95", "log_sd_ratio")
     lines = [["", "partition", "data", *columns, "seeds"]]
@@ -162,7 +162,7 @@ def controls_table(rows: list[Row]) -> list[list[str]]:
 
 
 def curves_table(curves: list[Summary]) -> list[list[str]]:
-    """Scores at some rounds of the long runs, and the CPU seconds of training up to there."""
+    """Return scores at some rounds of the long runs, and the CPU seconds of training up to there."""
     lines = [["data", "method", "", *map(str, SHOWN)]]
     order = list(CURVE_METHODS)
     for summary in sorted(curves, key=lambda s: (s["options"]["dataset"], order.index(s["options"]["method"]))):
@@ -174,7 +174,7 @@ def curves_table(curves: list[Summary]) -> list[list[str]]:
 
 
 def by_row(rows: list[Row]) -> dict[str, list[Row]]:
-    """The rows that differ by their seed alone, in the order of the config."""
+    """Return the rows that differ by their seed alone, in the order of the config."""
     order = [*METHODS, *PUBLISHED_METHODS, *(row["row"] for row in rows)]
     groups: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (order.index(row["method"]), row["seed"])):
@@ -183,7 +183,7 @@ def by_row(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
-    """What failed, and with what words; where clients were left out or a posterior collapsed, that too."""
+    """Write the failures with their messages, the rounds without clients, and the collapsed posteriors."""
     lines = [["method", "partition", "data", "seed", "what happened"]]
     for summary in summaries:
         options, training = summary["options"], summary.get("training", {})
@@ -198,7 +198,7 @@ def write_failures(summaries: list[Summary], path: pathlib.Path) -> None:
 
 
 def write_raw(rows: list[Row], path: pathlib.Path) -> None:
-    """Every number of every row."""
+    """Write every number of every row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = list(
         dict.fromkeys([*(n for n in IDENTITY if rows and n in rows[0]), *(name for row in rows for name in row)])

@@ -15,7 +15,7 @@ LOOKS["clients", "gaussian"] = "-."
 
 
 def write_figures(rows: Rows, folder: pathlib.Path) -> None:
-    """Writes bandwidth_scales.png: a panel an alpha."""
+    """Write bandwidth_scales.png: a panel an alpha."""
     folder.mkdir(parents=True, exist_ok=True)
     alphas = list(dict.fromkeys(row["alpha"] for row in rows))
     figure = style.new_figure(width=4.4 * len(alphas), height=4.4)

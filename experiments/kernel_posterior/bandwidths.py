@@ -1,4 +1,4 @@
-"""What the bandwidth does to one round: `python -m experiments.kernel_posterior.bandwidths --size small`.
+"""The effect of the bandwidth on one round: `python -m experiments.kernel_posterior.bandwidths --size small`.
 
 Clients train once from the same global weights (`client_stacks`); groups of them are pooled by every bandwidth, kernel
 and scale, and the pooled weights are scored on the test set beside the clients' mean.
@@ -28,7 +28,7 @@ MEAN = "clients' mean"
 
 
 class Pooling(NamedTuple):
-    """How a group's weights are pooled; `start` is None for the mean."""
+    """A method that pools the weights of a group; `start` is None for the mean."""
 
     start: str | None = None
     kernel: str = ""
@@ -37,7 +37,7 @@ class Pooling(NamedTuple):
 
 
 def poolings(size: str) -> list[Pooling]:
-    """The mean; every bandwidth at scale 1; Silverman's at every scale with both kernels."""
+    """Return the mean; every bandwidth at scale 1; Silverman's at every scale with both kernels."""
     scales = BANDWIDTH_STUDY[size]["scales"]
     found = [Pooling()]
     for start in kernel.STARTS:
@@ -47,7 +47,7 @@ def poolings(size: str) -> list[Pooling]:
 
 
 def pool(stack: np.ndarray, pooling: Pooling) -> tuple[np.ndarray, dict[str, int]]:
-    """The pooled weights [D] of a group [S, D], and how many of them each count of `KernelModes` names."""
+    """Return the pooled weights [D] of a group [S, D], and how many of them each count of `KernelModes` names."""
     if pooling.start is None:
         return stack.mean(0), {}
     found = bfl.rules.kernel_modes(stack, *pooling)
@@ -55,7 +55,7 @@ def pool(stack: np.ndarray, pooling: Pooling) -> tuple[np.ndarray, dict[str, int
 
 
 def scored(size: str, alpha: float, stacks: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """A row for each group, seed and pooling; distance is ||pooled - mean|| / ||mean - start||."""
+    """Return a row for each group, seed and pooling; distance is ||pooled - mean|| / ||mean - start||."""
     options = BANDWIDTH_STUDY[size]
     base = client_stacks.base(options["clients_of"])
     setting = base._replace(alpha=alpha, clients=options["clients"], round=options["round"])
@@ -79,14 +79,14 @@ def scored(size: str, alpha: float, stacks: pathlib.Path) -> Iterator[dict[str, 
 
 
 def write_scores(folder: pathlib.Path, size: str, cell: dict[str, Any], stacks: pathlib.Path) -> None:
-    """Pools the groups of an alpha, and keeps their rows."""
+    """Pool the groups of an alpha, and keep their rows."""
     rows = list(scored(size, cell["alpha"], stacks))
     folder.mkdir(parents=True)
     (folder / SUMMARY).write_text(json.dumps({"options": cell, "rows": rows}))
 
 
 def write_tables(rows: list[dict[str, Any]], output: pathlib.Path) -> None:
-    """Writes bandwidths.md and .csv: the mean over groups and seeds of each alpha and pooling, with its sd."""
+    """Write bandwidths.md and .csv: the mean over groups and seeds of each alpha and pooling, with its sd."""
     counts = ("num_empty_windows", "num_zero_bandwidths", "num_unconverged", "num_fallbacks")
     header = ["alpha", "start", "kernel", "bandwidth", "scale", "accuracy", "less the mean's", "test NLL"]
     header.append("distance to the mean, of its step")
@@ -118,10 +118,10 @@ def write_tables(rows: list[dict[str, Any]], output: pathlib.Path) -> None:
     type=click.Path(path_type=pathlib.Path),
     default=pathlib.Path("runs/kernel_posterior/normality"),
     show_default=True,
-    help="Where the normality study keeps its stacks: they are shared.",
+    help="Folder of the stacks of the normality study, which are shared.",
 )
 def main(size: str, output: pathlib.Path, stacks: pathlib.Path) -> None:
-    """Trains the clients that are missing, pools them, and writes the table and the figure."""
+    """Train the clients that are missing, pool them, and write the table and the figure."""
     options = BANDWIDTH_STUDY[size]
     output, stacks = output / size, stacks / options["clients_of"]
     cells = {f"alpha={alpha:g}": {**options, "alpha": alpha} for alpha in options["alphas"]}

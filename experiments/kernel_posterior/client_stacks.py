@@ -32,7 +32,7 @@ STACK, GLOBAL = "stack.npy", "weights.npz"
 
 
 class Setting(NamedTuple):
-    """How a stack of clients comes about: the factors of the study."""
+    """A setting of the study: the factors that determine a stack of clients."""
 
     alpha: float
     local_epochs: int
@@ -44,12 +44,12 @@ class Setting(NamedTuple):
 
 
 def base(size: str) -> Setting:
-    """The setting that the others differ from."""
+    """Return the setting that the others differ from."""
     return Setting(**NORMALITY[size]["base"])
 
 
 def settings(size: str) -> list[Setting]:
-    """All settings: one factor at a time beside the base, or the grid of them."""
+    """Return all settings: one factor at a time beside the base, or the grid of them."""
     varied = NORMALITY[size]["varied"]
     if NORMALITY[size]["grid"]:
         return [Setting(*values) for values in itertools.product(*(varied[name] for name in Setting._fields))]
@@ -58,12 +58,12 @@ def settings(size: str) -> list[Setting]:
 
 
 def along(size: str, factor: str) -> list[Setting]:
-    """The settings that differ from the base in one factor, by its values."""
+    """Return the settings that differ from the base in one factor, by its values."""
     return [base(size)._replace(**{factor: value}) for value in sorted(NORMALITY[size]["varied"][factor])]
 
 
 def cell_of(setting: Setting, size: str, seed: int) -> Cell:
-    """The run of federated averaging that a setting's clients belong to, as `run.build` takes it."""
+    """Return the run of federated averaging that a setting's clients belong to, as `run.build` takes it."""
     options = NORMALITY[size]
     own = {name: options[name] for name in ("examples", "cohort_size")}
     data = {**DATASETS["mnist"], "dataset": "mnist", "partition": f"lda:{setting.alpha:g}", **own}
@@ -72,28 +72,28 @@ def cell_of(setting: Setting, size: str, seed: int) -> Cell:
 
 
 def global_folder(output: pathlib.Path, setting: Setting, seed: int) -> pathlib.Path:
-    """Where the global weights of an alpha are."""
+    """Return the folder of the global weights of an alpha."""
     return output / "global" / f"alpha={setting.alpha:g},seed={seed}"
 
 
 def stack_folder(output: pathlib.Path, setting: Setting, seed: int) -> pathlib.Path:
-    """Where the weights of all clients are; settings that look at some of them share it."""
+    """Return the folder of the weights of all clients, which settings with fewer clients share."""
     name = f"alpha={setting.alpha:g},epochs={setting.local_epochs},round={setting.round},seed={seed}"
     return output / "stacks" / name
 
 
 def model_of(cell: Cell) -> tf.keras.Model:
-    """The network with its initial weights."""
+    """Return the network with its initial weights."""
     return NETWORKS[cell["network"]](10, cell["seed"])
 
 
 def flat(weights: Iterable[Any]) -> np.ndarray:
-    """All leaves in one vector [D]."""
+    """Return all leaves in one vector [D]."""
     return np.concatenate([np.ravel(w) for w in weights])
 
 
 def unflat(vector: np.ndarray, model: tf.keras.Model) -> ModelWeights:
-    """A vector [D] as the weights of a model of point weights."""
+    """Return a vector [D] as the weights of a model of point weights."""
     shapes = [v.shape for v in model.trainable_variables]
     parts = np.split(vector, np.cumsum([shape.num_elements() for shape in shapes])[:-1])
     point = tuple(tf.constant(part.reshape(shape)) for part, shape in zip(parts, shapes))
@@ -101,7 +101,7 @@ def unflat(vector: np.ndarray, model: tf.keras.Model) -> ModelWeights:
 
 
 def write_global_weights(folder: pathlib.Path, cell: Cell, rounds: Iterable[int], runtime: Any) -> None:
-    """Runs federated averaging, and keeps the weights before each of the rounds and their accuracy on the test set."""
+    """Run federated averaging, and keep the weights before each of the rounds and their accuracy on the test set."""
     clients, test = clients_and_test(cell)
     found, accuracy = {}, {}
     for number in sorted(rounds):
@@ -120,7 +120,7 @@ def write_global_weights(folder: pathlib.Path, cell: Cell, rounds: Iterable[int]
 
 
 def train_clients(cell: Cell, start: np.ndarray, local_epochs: int, round_number: int) -> np.ndarray:
-    """The weights of all clients after their training from `start` [D]: [S, D]."""
+    """Return the weights of all clients after their training from `start` [D]: [S, D]."""
     clients, _ = clients_and_test(cell)
     model_fn = functools.partial(model_of, cell)
     work = bfl.clients.variational(
@@ -143,7 +143,7 @@ def train_clients(cell: Cell, start: np.ndarray, local_epochs: int, round_number
 
 
 def write_stack(folder: pathlib.Path, setting: Setting, cell: Cell, start: np.ndarray) -> None:
-    """Trains all clients and keeps their weights."""
+    """Train all clients and keep their weights."""
     started = time.perf_counter()
     stack = train_clients(cell, start, setting.local_epochs, setting.round)
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,12 +153,12 @@ def write_stack(folder: pathlib.Path, setting: Setting, cell: Cell, start: np.nd
 
 
 def stack_of(cell: Cell, setting: Setting) -> Cell:
-    """The options of a stack, whose clients belong to a run."""
+    """Return the options of a stack of the clients of a run."""
     return {**cell, "local_epochs": setting.local_epochs, "round": setting.round}
 
 
 def check(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
-    """Whether what is there is of this study.
+    """Check that the existing files belong to this study.
 
     Raises:
       InvalidArgument: a folder holds weights of other options.
@@ -173,7 +173,7 @@ def check(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
 
 
 def collect(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
-    """Makes what is missing: global weights first, then stacks.
+    """Make what is missing: global weights first, then stacks.
 
     Raises:
       InvalidArgument: as `check`.
@@ -199,7 +199,7 @@ def collect(size: str, output: pathlib.Path, seeds: Iterable[int]) -> None:
 
 
 def leaves(model: tf.keras.Model) -> list[tuple[str, tuple[int, ...]]]:
-    """The name and the shape of each of the model's weight tensors, in the order of `flat`."""
+    """Return the name and the shape of each of the model's weight tensors, in the order of `flat`."""
     found, kinds = [], collections.Counter[str]()
     for layer in model.layers:
         if layer.weights:
@@ -211,7 +211,7 @@ def leaves(model: tf.keras.Model) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def groups(setting: Setting, output: pathlib.Path, seeds: Iterable[int]) -> Iterator[np.ndarray]:
-    """Stacks [S, D] of a setting: of each seed all disjoint groups of so many clients."""
+    """Return stacks [S, D] of a setting: of each seed all disjoint groups of so many clients."""
     for seed in seeds:
         stack = np.load(stack_folder(output, setting, seed) / STACK)
         for first in range(0, len(stack) - setting.clients + 1, setting.clients):
@@ -219,13 +219,13 @@ def groups(setting: Setting, output: pathlib.Path, seeds: Iterable[int]) -> Iter
 
 
 def global_weights(setting: Setting, output: pathlib.Path, seed: int) -> np.ndarray:
-    """The weights [D] that a setting's clients start from."""
+    """Return the weights [D] that a setting's clients start from."""
     with np.load(global_folder(output, setting, seed) / GLOBAL) as found:
         return found[str(setting.round)]
 
 
 def start_accuracy(setting: Setting, output: pathlib.Path, seeds: Iterable[int]) -> list[float]:
-    """The accuracy of the weights that a setting's clients start from, one a seed."""
+    """Return the accuracy of the weights that a setting's clients start from, one a seed."""
     return [_summary(global_folder(output, setting, seed))["accuracy"][str(setting.round)] for seed in seeds]
 
 

@@ -100,7 +100,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
             "unlabelled": 500,
             "seeds": [0],
         },
-        # The least that may teach ResNet-20 enough to tell methods apart: 6,000 steps one after another.
+        # The least training of ResNet-20 that may show differences between methods: 6,000 sequential steps.
         "cifar": {
             "rounds": 60,
             "cohort_size": 10,

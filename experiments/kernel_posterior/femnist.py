@@ -1,4 +1,4 @@
-"""FEMNIST as TFF has it: 3,400 writers of EMNIST's digits and letters, each a client with a test split of its own."""
+"""FEMNIST of TFF: 3,400 writers of EMNIST's digits and letters, each a client with training and test examples."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_TEST = 10_000
 
 
 def load_data(cache_dir: Optional[str] = None) -> tuple[Any, Any]:
-    """TFF's train and test `ClientData`, downloaded (170 MB) unless they are in the folder.
+    """Return TFF's train and test `ClientData`, downloaded (170 MB) unless they are in the folder.
 
     Args:
       cache_dir: where TFF keeps its files; its own place, ~/.tff, if None.
@@ -50,7 +50,7 @@ def load_data(cache_dir: Optional[str] = None) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=1)
 def load(num_writers: int, seed: int, cache_dir: Optional[str] = None) -> tuple[bfl.data.Clients, bfl.data.Source]:
-    """The writers' train splits, and 10,000 examples at most of their test splits.
+    """Return the writers' train splits, and 10,000 examples at most of their test splits.
 
     Raises:
       InvalidArgument: as `load_data` and `clients`.
@@ -61,7 +61,7 @@ def load(num_writers: int, seed: int, cache_dir: Optional[str] = None) -> tuple[
 
 
 def clients(data: Any, num_writers: int, seed: int, split: str = "train") -> bfl.data.Clients:
-    """Writers of a `ClientData` of elements {label [], pixels [28, 28]}, drawn by the seed, in memory.
+    """Return writers of a `ClientData` of elements {label [], pixels [28, 28]}, drawn by the seed, in memory.
 
     TFF has pixels as 1 - ink, floats in [0, 1]; here they are as MNIST's: uint8 [N, 28, 28, 1], ink is 255. The same
     number and seed give the same writers for each split.

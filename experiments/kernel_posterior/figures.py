@@ -18,7 +18,7 @@ HATCHES = {"-": None, ":": "..", "--": "//", "-.": "xx"}
 
 
 def _look(how: str) -> dict[str, Any]:
-    """The line of a method: a colour for its algorithm, another dash without the server's step."""
+    """Return the line of a method: a colour for its algorithm, another dash without the server's step."""
     names = sorted((name for name in ALGORITHMS if how.startswith(f"{name}, server")), key=len)
     i = list(ALGORITHMS).index(names[-1])
     with_step, without = LINES[i // len(style.PALETTE)]
@@ -27,7 +27,7 @@ def _look(how: str) -> dict[str, Any]:
 
 
 def _varying(settings: list[str]) -> list[str]:
-    """Settings without the parts that all of them share; clients without a popularity are drawn uniformly."""
+    """Return settings without the parts that all of them share; clients without a popularity are drawn uniformly."""
     parts = [where.split(", ") for where in settings]
     shared = set.intersection(*map(set, parts))
     if len(settings) == 1:
@@ -36,7 +36,7 @@ def _varying(settings: list[str]) -> list[str]:
 
 
 def _legend(figure: Figure, handles: dict[str, Any]) -> None:
-    """Below; the server's step is named where it is not the same for all."""
+    """Draw the legend below the panels; it names the server's step if methods differ in it."""
     columns = 2 if figure.get_figwidth() < 12 else 4
     servers = {how.partition(", server ")[2] for how in handles}
     names = handles if len(servers) > 1 else [how.partition(", server ")[0] for how in handles]
@@ -46,7 +46,7 @@ def _legend(figure: Figure, handles: dict[str, Any]) -> None:
 
 
 def write_figures(table: str, runs: list[Run], folder: pathlib.Path) -> None:
-    """Writes TABLE_curves.png and TABLE_bars.png."""
+    """Write TABLE_curves.png and TABLE_bars.png."""
     if not runs:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,9 @@ layers = tf.keras.layers
 
 
 def mnist_network(num_classes: int, seed: int) -> tf.keras.Model:
-    """Two 5 x 5 convolutions with 16 and 32 filters, each pooled, and a dense layer: 28,938 weights for ten classes."""
+    """Return two 5 x 5 convolutions with 16 and 32 filters, each pooled, and a dense layer: 28,938 weights for ten
+    classes.
+    """
     return tf.keras.Sequential(
         [
             tf.keras.Input((28, 28, 1)),
@@ -28,8 +30,9 @@ def mnist_network(num_classes: int, seed: int) -> tf.keras.Model:
 
 
 def character_network(num_classes: int, seed: int) -> tf.keras.Model:
-    """Two 3 x 3 convolutions with 32 and 64 filters, pooled, and dense layers of 128 and C, with dropout in training:
-    1,199,882 weights for ten classes."""
+    """Return two 3 x 3 convolutions with 32 and 64 filters, pooled, and dense layers of 128 and C, with dropout in
+    training: 1,199,882 weights for ten classes.
+    """
     return tf.keras.Sequential(
         [
             tf.keras.Input((28, 28, 1)),
@@ -47,7 +50,7 @@ def character_network(num_classes: int, seed: int) -> tf.keras.Model:
 
 
 def image_network(num_classes: int, seed: int) -> tf.keras.Model:
-    """ResNet-20 with groups instead of batches normalised, as small clients need it (the study has ResNet-18)."""
+    """Return ResNet-20 with group normalisation, which suits small clients (the paper has ResNet-18)."""
     return bfl.models.resnet20("deterministic", (32, 32, 3), num_classes, normalization="group", seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""Whether clients' weights look Gaussian: `python -m experiments.kernel_posterior.normality --size small`.
+"""A test of normality of the clients' weights: `python -m experiments.kernel_posterior.normality --size small`.
 
 What is looked at are the stacks of `client_stacks`; those that are there are not made again.
 """
@@ -18,7 +18,7 @@ from tfp_bfl import errors
 
 @click.command()
 @click.option("--size", type=click.Choice(list(NORMALITY)), default="small", show_default=True)
-@click.option("--seed", "seeds", type=int, multiple=True, help="Only these seeds.")
+@click.option("--seed", "seeds", type=int, multiple=True, help="Seed to run; default: all.")
 @click.option(
     "--output",
     type=click.Path(path_type=pathlib.Path),
@@ -26,7 +26,7 @@ from tfp_bfl import errors
     show_default=True,
 )
 def main(size: str, seeds: tuple[int, ...], output: pathlib.Path) -> None:
-    """Trains the clients that are missing, and writes tables and figures."""
+    """Train the clients that are missing, and write tables and figures."""
     output, seeds = output / size, seeds or tuple(NORMALITY[size]["seeds"])
     try:
         collect(size, output, seeds)

@@ -31,7 +31,7 @@ FACTORS = {"alpha": "alpha {:g}", "local_epochs": "{:g} local epochs", "round": 
 
 
 def write_figures(size: str, output: pathlib.Path, seeds: Sequence[int]) -> None:
-    """Writes normality_FACTOR.png, density_alpha=ALPHA.png and bandwidths.png, of the first seed."""
+    """Write normality_FACTOR.png, density_alpha=ALPHA.png and bandwidths.png, of the first seed."""
     folder = output / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     first = lambda setting: next(groups(setting, output, seeds[:1]))
@@ -49,11 +49,11 @@ def write_figures(size: str, output: pathlib.Path, seeds: Sequence[int]) -> None
 
 
 def chosen(result: Normality, spread: np.ndarray, h: np.ndarray, model: tf.keras.Model) -> list[tuple[str, int]]:
-    """Which weights are shown: the least and the most normal by their distance, the median one, and one of each kernel,
-    drawn by a seed.
+    """Return the weights to show: the least and the most normal by their distance, the median one, and one of each
+    kernel, drawn by a seed.
 
-    Only of those whose bandwidth h [D] is above zero and whose spread [D] is at least the median one: the least normal
-    of all are weights that hardly any client moves.
+    Only weights with a bandwidth h [D] above zero and at least the median standard deviation `spread` [D] are shown:
+    the least normal of all weights hardly move at any client.
     """
     order = np.argsort(result.statistic)
     order = order[(h[order] > 0) & (spread[order] >= np.median(spread))]
@@ -69,7 +69,7 @@ def chosen(result: Normality, spread: np.ndarray, h: np.ndarray, model: tf.keras
 
 
 def place(coordinate: int, model: tf.keras.Model) -> str:
-    """Which weight a coordinate is, such as `conv2d 1 kernel [0, 3, 0, 7]`."""
+    """Return the name of the weight at a coordinate, such as `conv2d 1 kernel [0, 3, 0, 7]`."""
     for name, shape in leaves(model):
         number = int(np.prod(shape))
         if coordinate < number:
@@ -79,7 +79,7 @@ def place(coordinate: int, model: tf.keras.Model) -> str:
 
 
 def modes(values: np.ndarray) -> dict[str, np.ndarray]:
-    """The clients' mean and what FedKP makes of it, of every column: [D] each."""
+    """Return the clients' mean and what FedKP makes of it, of every column: [D] each."""
     return {
         "mean": values.mean(0),
         "mode from the mean": rules.kernel_mode(values, "mean").numpy(),
@@ -88,7 +88,7 @@ def modes(values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def density_figure(changes: np.ndarray, model: tf.keras.Model, title: str) -> Figure:
-    """Kernel densities of the changes [S, D] of the chosen weights in their clients' training, a panel each."""
+    """Draw kernel densities of the changes [S, D] of the chosen weights in their clients' training, a panel each."""
     result = normality(changes)
     bandwidths = silverman_bandwidths(changes)
     which = chosen(result, changes.std(0), bandwidths, model)
@@ -114,7 +114,7 @@ def density_figure(changes: np.ndarray, model: tf.keras.Model, title: str) -> Fi
 
 
 def bandwidth_figure(changes: np.ndarray, model: tf.keras.Model) -> Figure:
-    """One weight, that drawn from the last layer, under every rule for the bandwidth."""
+    """Draw one weight, that drawn from the last layer, under every rule for the bandwidth."""
     d = chosen(normality(changes), changes.std(0), silverman_bandwidths(changes), model)[-1][1]
     values = changes[:, d].astype(np.float64)
     ordered = tf.constant(np.sort(values)[np.newaxis])

@@ -41,7 +41,7 @@ OF_LEAVES = ("lilliefors_rejected", "median_abs_skewness", "excess_kurtosis_medi
 
 
 def gaussian_with_covariance(stack: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Gaussian clients [S, D] with the covariance that the clients of the stack have: of rank S - 1.
+    """Return Gaussian clients [S, D] with the covariance that the clients of the stack have: of rank S - 1.
 
     x_i = sum_j g_ij (w_j - mean) / sqrt(S - 1),   g_ij ~ N(0, 1)
     """
@@ -51,18 +51,18 @@ def gaussian_with_covariance(stack: np.ndarray, rng: np.random.Generator) -> np.
 
 
 def silverman_bandwidths(stack: np.ndarray) -> np.ndarray:
-    """[D]; 0 where the middle half of the clients agree."""
+    """Return [D]; 0 where the middle half of the clients agree."""
     ordered = tf.constant(np.sort(stack, 0).T.astype(np.float64))
     return silverman(ordered, False)[0].numpy()
 
 
 def reference(num_clients: int) -> Normality:
-    """The same of Gaussian clients whose weights are independent."""
+    """Return the same statistics of Gaussian clients with independent weights."""
     return normality(np.random.default_rng([0, num_clients]).standard_normal((num_clients, REFERENCE)))
 
 
 def write_tables(size: str, output: pathlib.Path, seeds: Sequence[int]) -> None:
-    """Writes normality.md and .csv, a row a setting, and normality_leaves with a row a setting and weight tensor."""
+    """Write normality.md and .csv, a row a setting, and normality_leaves with a row a setting and weight tensor."""
     factors = [name.replace("_", " ") for name in Setting._fields]
     rows = [
         [
@@ -104,7 +104,7 @@ def write_tables(size: str, output: pathlib.Path, seeds: Sequence[int]) -> None:
 
 
 def _cells(summaries: Sequence[dict[str, float]], names: Sequence[str] | dict[str, str]) -> list[str]:
-    """The mean over groups of clients, and the standard deviation of several; shares in per cent."""
+    """Return the mean over groups of clients, and the standard deviation of several; shares in per cent."""
     values = {name: [summary[name] for summary in summaries] for name in names}
     return [
         mean_and_sd([100 * x for x in values[name]], 1) if name.endswith("rejected") else mean_and_sd(values[name], 2)

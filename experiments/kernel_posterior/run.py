@@ -1,10 +1,11 @@
-"""Runs the kernel-posterior study: `python -m experiments.kernel_posterior.run --table alphas --size small`.
+"""Run the kernel-posterior study: `python -m experiments.kernel_posterior.run --table alphas --size small`.
 
-A cell is a folder under OUTPUT/SIZE. What is done is not run again, whichever table asked for it; one that was stopped
-goes on from its last checkpoint. What a cell found is kept by seed beside the tables and figures, in RESULTS/SIZE.
+A cell is a folder under OUTPUT/SIZE. Complete cells are not run again, also for other tables; interrupted cells resume
+from their last checkpoints. The results of a cell are stored by seed beside the tables and figures, in RESULTS/SIZE.
 
-The table "writers" wants FEMNIST, "pachinko" CIFAR-100: where these can't be had, made writers and CIFAR-10 take their
-place, which the console, the cells' names and summaries, and the tables tell. --characters and --cifar ask for one.
+The table "writers" requires FEMNIST, "pachinko" CIFAR-100. If these are not available, made writers and CIFAR-10
+replace them, which is stated on the console, in names and summaries of cells, and in the tables. --characters and
+--cifar request one of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Cell = dict[str, Any]
 
 
 def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cell]:
-    """The options of each cell of a table, of CHOICES with what was chosen, else with the last."""
+    """Return the options of each cell of a table, of CHOICES with what was chosen, else with the last."""
     content = TABLES[table]
     kind = content["dataset"]
     dataset = chosen.get(kind, CHOICES.get(kind, (kind,))[-1])
@@ -47,7 +48,7 @@ def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cel
 
 
 def cell_name(cell: Cell) -> str:
-    """The folder of a cell: all that tables vary."""
+    """Return the folder of a cell: all that tables vary."""
     parts = [cell["dataset"], cell["partition"], cell["algorithm"], cell["server"]]
     parts += [f"epochs={cell['local_epochs']}", f"cohort={cell['cohort_size']}"]
     parts += [f"popularity={cell['popularity']:g}"] if cell.get("popularity") else []
@@ -56,7 +57,7 @@ def cell_name(cell: Cell) -> str:
 
 
 def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
-    """Who holds what, and the test set."""
+    """Return the clients and the test set."""
     seed = cell["seed"]
     if cell["dataset"] == "femnist":
         clients, test = femnist.load(cell["clients"], seed, cell.get("cache_dir"))
@@ -70,7 +71,7 @@ def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
 
 
 def choose(kind: str, asked: Optional[str], cache_dir: Optional[str] = None) -> str:
-    """The dataset of a choice: what is asked for, else the first that can be had, which the console is told.
+    """Return the requested dataset of a choice, or else the first available one, and print its name.
 
     Raises:
       InvalidArgument: what is asked for can't be had.
@@ -91,7 +92,7 @@ def choose(kind: str, asked: Optional[str], cache_dir: Optional[str] = None) -> 
 
 
 def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProcess:
-    """The process of a cell."""
+    """Return the process of a cell."""
     recipe, options = ALGORITHMS[cell["algorithm"]]
     options = dict(options)
     if "shrinkage" in options:
@@ -120,7 +121,7 @@ def build(cell: Cell, clients: bfl.data.Clients) -> bfl.federated.BayesianProces
 
 
 def run_cell(folder: pathlib.Path, cell: Cell) -> None:
-    """Runs a cell, or goes on with it: its rounds and scores as JSON."""
+    """Run a cell, or resume it: its rounds and scores as JSON."""
     started = time.perf_counter()
     clients, test = clients_and_test(cell)
     shown = test.subset(min(2000, test.num_examples), seed=0)
@@ -155,7 +156,7 @@ def run_cell(folder: pathlib.Path, cell: Cell) -> None:
 
 
 def alone(draws: bfl.posterior.Samples, cell: Cell, shown: bfl.data.Source) -> list[float]:
-    """Accuracy of each kept round by itself, where they predict together."""
+    """Return the accuracy of each stored round by itself, if the rounds predict together."""
     model = NETWORKS[cell["network"]](shown.num_classes, cell["seed"])
     found = []
     for values in zip(*draws.values):
@@ -166,14 +167,16 @@ def alone(draws: bfl.posterior.Samples, cell: Cell, shown: bfl.data.Source) -> l
 
 
 @click.command()
-@click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="All of them if none is named.")
+@click.option("--table", "tables", type=click.Choice(list(TABLES)), multiple=True, help="Table to run; default: all.")
 @click.option("--size", type=click.Choice(list(SIZES)), default="small", show_default=True)
-@click.option("--seed", "seeds", type=int, multiple=True, help="Only cells of these seeds.")
-@click.option("--cifar", type=click.Choice(CHOICES["cifar"]), help="Else cifar100 where TFDS has it, or cifar10.")
+@click.option("--seed", "seeds", type=int, multiple=True, help="Seed of the cells to run; default: all.")
+@click.option("--cifar", type=click.Choice(CHOICES["cifar"]), help="Default: cifar100 if TFDS has it, or else cifar10.")
 @click.option(
-    "--characters", type=click.Choice(CHOICES["characters"]), help="Else femnist where TFF has it, or mnist_writers."
+    "--characters",
+    type=click.Choice(CHOICES["characters"]),
+    help="Default: femnist if TFF has it, or else mnist_writers.",
 )
-@click.option("--cache-dir", help="Where TFF keeps FEMNIST; TFF's own place if not given.")
+@click.option("--cache-dir", help="Folder of FEMNIST; default: TFF's cache.")
 @study_options("kernel_posterior", HERE / "results")
 def main(
     study: Study,
@@ -183,7 +186,7 @@ def main(
     cache_dir: Optional[str],
     **asked: Optional[str],
 ) -> None:
-    """Runs the cells that are not done, and writes their tables and figures."""
+    """Run the cells that are not done, and write their tables and figures."""
     study, names = study.of_size(size), tables or tuple(TABLES)
     kinds = {TABLES[table]["dataset"] for table in names} & CHOICES.keys()
     datasets = {kind: choose(kind, asked[kind], cache_dir) for kind in sorted(kinds)}
@@ -204,7 +207,7 @@ def main(
 
 
 def record_of(folder: pathlib.Path) -> dict[str, Any]:
-    """What is kept of a cell that is done: all but what a round tells besides its accuracies."""
+    """Return the record of a complete cell: of each round only its accuracies."""
     summary = read_summary(folder)
     shown = ("round", "accuracy", "cohort_accuracy")
     rounds = [{name: row[name] for name in shown if name in row} for row in summary["rounds"]]
@@ -212,7 +215,7 @@ def record_of(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     return f"accuracy {summary['metrics']['accuracy']:.4f} ({summary['seconds']:.0f} s)"
 
 

@@ -18,13 +18,13 @@ SCORES = ("accuracy", "test_nll", "ece", "macro_recall", "macro_precision")
 
 
 def method(run: Run) -> str:
-    """How a table calls what a run did."""
+    """Return the name of a run's method in tables."""
     options = run["options"]
     return f"{options['algorithm']}, server {options['server']}"
 
 
 def setting(run: Run) -> str:
-    """On what, and how much of it."""
+    """Return the name of a run's data and their size."""
     options = run["options"]
     popularity = f", popularity {options['popularity']:g}" if options.get("popularity") else ""
     dataset = "" if options["dataset"] == "mnist" else f"{options['dataset']}, "
@@ -33,12 +33,12 @@ def setting(run: Run) -> str:
 
 
 def last_rounds(run: Run, metric: str = "accuracy") -> float:
-    """The mean of a metric over the last ten evaluations."""
+    """Return the mean of a metric over the last ten evaluations."""
     return float(evaluation.running_mean(run["rounds"], metric, LAST)[-1])
 
 
 def last_alone(run: Run) -> float:
-    """`last_rounds` of accuracy with no round's predictions averaged with others'."""
+    """Return `last_rounds` of accuracy with no round's predictions averaged with others'."""
     return float(np.mean(run["alone"][-LAST:])) if "alone" in run else last_rounds(run)
 
 
@@ -54,7 +54,7 @@ PAIRED: dict[str, tuple[Callable[[Run], Optional[float]], int]] = {
 
 
 def grouped(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
-    """The seeds of each setting and method, in the order of the runs."""
+    """Return the seeds of each setting and method, in the order of the runs."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((setting(run), method(run)), []).append(run)
@@ -62,7 +62,7 @@ def grouped(runs: list[Run]) -> dict[tuple[str, str], list[Run]]:
 
 
 def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
-    """Writes TABLE.md and .csv, and TABLE_accuracy with a column a setting."""
+    """Write TABLE.md and .csv, and TABLE_accuracy with a column a setting."""
     if not runs:
         return
     groups = grouped(runs)
@@ -80,7 +80,7 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
 
 
 def pairs_table(runs: list[Run]) -> list[list[str]]:
-    """Each method less every FedAvg in the same setting: means and 95 % intervals of the seeds that both have.
+    """Return each method less every FedAvg in the same setting: means and 95 % intervals of the seeds that both have.
 
     Then those that predict with many rounds, less what each of the rounds scores alone.
     """
@@ -104,7 +104,7 @@ def pairs_table(runs: list[Run]) -> list[list[str]]:
 
 
 def _entry(score: Callable[[Run], Optional[float]], digits: int, own: list[Run], other: list[Run]) -> str:
-    """Of the seeds at which both have the score: their number is told where it is not all."""
+    """Return the entry of the seeds with both scores, with their number if it is not all."""
     first, second = (dict(enumerate(map(score, side))) for side in (own, other))
     seeds = [i for i in first if first[i] is not None and second[i] is not None]
     difference = paired({i: first[i] for i in seeds}, {i: second[i] for i in seeds})

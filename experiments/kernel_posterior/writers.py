@@ -1,6 +1,6 @@
-"""Thousands of writers made from MNIST: a stated substitute for FEMNIST, whose download is not always to be had.
+"""Thousands of writers made from MNIST: a substitute for FEMNIST, which is not always available for download.
 
-Each writer has a slant, a thickness and a size of their own, and as many characters as EMNIST's writers have
+Each writer has a slant, a thickness and a size, and as many characters as EMNIST's writers have
 (204 +- 80). Images are made when they are asked for: what is held is MNIST itself and two numbers an example.
 """
 
@@ -34,7 +34,7 @@ class StyledDigits:
 
 
 def restyle(image: np.ndarray, slant: float, thickness: float, size: float) -> np.ndarray:
-    """A digit [28, 28] in a writer's hand.
+    """Return a digit [28, 28] in a writer's hand.
 
     Args:
       slant: columns that the digit leans to the right for each row upwards.
@@ -50,7 +50,7 @@ def restyle(image: np.ndarray, slant: float, thickness: float, size: float) -> n
 
 
 def writers(num_writers: int, seed: int) -> bfl.data.Clients:
-    """Clients, each a writer."""
+    """Return clients, each a writer."""
     mnist = bfl.data.load("mnist")
     rng = np.random.default_rng([seed, 6])
     styles = np.stack(
@@ -65,7 +65,7 @@ def writers(num_writers: int, seed: int) -> bfl.data.Clients:
 
 
 def unseen_writers(num_writers: int, num_examples: int, seed: int) -> bfl.data.Source:
-    """A test set from MNIST's own test digits, by writers who are no clients."""
+    """Return a test set from MNIST's test digits by writers that are not clients."""
     mnist = bfl.data.load("mnist", split="test")
     rng = np.random.default_rng([seed, 7])
     styles = np.stack(

@@ -1,4 +1,4 @@
-"""How often the accuracy that a limit promises holds on new examples, where the probabilities are the truth.
+"""Frequency at which the guaranteed accuracy of a threshold holds on new examples, with the true probabilities.
 
 python -m experiments.limits.promise
 """
@@ -20,7 +20,7 @@ CHOICES = (("by the bound, confidence 0.9", 0.9), ("the largest that is accurate
 
 
 def drawn(number: int, seed: int = 0, sharpness: float = 4.0, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [B, C], and labels drawn from them."""
+    """Return probabilities [B, C], and labels drawn from them."""
     rng = np.random.default_rng(seed)
     logits = sharpness * rng.normal(size=(number, classes))
     probabilities = np.exp(logits - logits.max(-1, keepdims=True))
@@ -30,12 +30,12 @@ def drawn(number: int, seed: int = 0, sharpness: float = 4.0, classes: int = 3) 
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:
-    """In nats, of [B, C]: [B]."""
+    """Return the entropy [B] of probabilities [B, C] in nats."""
     return -(probabilities * np.log(np.maximum(probabilities, 1e-30))).sum(-1)
 
 
 def promises() -> Iterator[list[tuple[float, float]]]:
-    """For each draw of held-out examples, and each choice: the share of new examples that is kept, and its accuracy."""
+    """Return the coverage and accuracy on new examples, for each sample of held-out examples and each choice."""
     truth, labels = drawn(NEW, seed=1)
     uncertainty, right = entropy(truth), truth.argmax(-1) == labels
     for seed in range(DRAWS):
@@ -48,7 +48,7 @@ def promises() -> Iterator[list[tuple[float, float]]]:
 
 
 def table() -> list[list[str]]:
-    """How often each choice keeps its promise, and how much it keeps."""
+    """Return the frequency at which each choice fulfils its guarantee, and its coverage."""
     found = np.array(list(promises()))
     rows = [["the limit", "promises kept", "of", "examples kept", "their accuracy"]]
     for (name, _), (kept, accuracy) in zip(CHOICES, np.moveaxis(found, 0, -1)):

@@ -26,7 +26,7 @@ COMMON = {
 }
 PARTITIONS = ("iid", "dirichlet:0.5", "dirichlet:0.1")
 SEEDS = range(5)
-# What is told -> key of a summary.
+# Label in the log -> key of a summary.
 COLUMNS = {
     "accuracy, held out": "held_out_accuracy",
     "accuracy, unseen clients": "accuracy",
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 def cells() -> Iterator[Options]:
-    """The options of each cell."""
+    """Return the options of each cell."""
     for partition, seed in itertools.product(PARTITIONS, SEEDS):
         yield {**COMMON, "partition": partition, "seed": seed}
 
@@ -48,7 +48,7 @@ def cell_name(options: Options) -> str:
 
 
 def score(options: Options) -> Options:
-    """Trains, finds the limit, and counts."""
+    """Train, compute the threshold, and count."""
     seed = options["seed"]
     source = bfl.data.load(options["dataset"])
     every = source.partition(bfl.data.parse_partition(options["partition"], options["clients"]), seed=seed)
@@ -72,7 +72,7 @@ def score(options: Options) -> Options:
         return samples.mean(0), labels
 
     def held(pair: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each set holds the label, and how many classes it has."""
+        """Return whether each set contains the label, and its number of classes."""
         sets = bfl.evaluation.prediction_sets(pair[0], limit)
         return sets[np.arange(len(sets)), pair[1]], sets.sum(-1)
 
@@ -98,14 +98,14 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     if "failed" in summary:
         return summary["failed"]
     return f"coverage of unseen clients {summary['unseen_coverage']:.3f} ({summary['seconds']:.0f} s)"
 
 
 def table(summaries: list[dict[str, Any]]) -> list[list[str]]:
-    """Each partition's means and standard deviations over the seeds."""
+    """Return each partition's means and standard deviations over the seeds."""
     rows = [["partition", *COLUMNS, "seeds"]]
     for partition in PARTITIONS:
         same = [s for s in summaries if s["options"]["partition"] == partition and "failed" not in s]
@@ -118,7 +118,7 @@ def table(summaries: list[dict[str, Any]]) -> list[list[str]]:
 @click.command()
 @study_options("limits", HERE / "results")
 def main(study: Study) -> None:
-    """Runs the cells that are not done, and writes the table."""
+    """Run the cells that are not done, and write the table."""
     every = {cell_name(options): options for options in cells()}
     study.run(every, run_cell, told)
     if not study.listed:

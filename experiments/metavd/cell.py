@@ -19,12 +19,12 @@ WHEN = ("before", "after")
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
-    """Runs a cell and writes its summary; of a method that fails, why."""
+    """Run a cell and write its summary; of a method that fails, why."""
     write_summary(folder, options, lambda: trained_and_scored(options))
 
 
 def trained_and_scored(options: Options) -> dict[str, Any]:
-    """What training took and told, and the scores of known and unseen clients on either kind of test shards."""
+    """Return costs and metrics of training, and the scores of known and unseen clients on both kinds of test shards."""
     data = data_of(options)
     process = process_of(options, data)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -46,7 +46,7 @@ def trained_and_scored(options: Options) -> dict[str, Any]:
 
 
 def of_clients(process: Any, result: Any, train: Any, test: Any, options: Options, who: str) -> dict[str, Any]:
-    """Scores of clients before and after adaptation: over clients, and over all their examples together."""
+    """Return scores of clients before and after adaptation: over clients, and over all their examples together."""
     evaluated = Evaluated(options["seed"])
     scores = bfl.federated.evaluate_clients(
         process,
@@ -94,7 +94,7 @@ class Evaluated:
         }
 
     def together(self, which: int) -> dict[str, Any]:
-        """Calibration over the examples of all clients, of the first or the second of their models."""
+        """Return calibration over the examples of all clients, of the first or the second of their models."""
         mean, labels = (np.concatenate(x) for x in zip(*self._seen[which::2]))
         error: Callable[..., Any] = lambda f, over: float(f(mean, labels, BINS, over=over))
         expected, largest = bfl.evaluation.expected_calibration_error, bfl.evaluation.maximum_calibration_error
@@ -109,14 +109,16 @@ class Evaluated:
 
 
 def mean_of_logits(samples: np.ndarray) -> np.ndarray:
-    """softmax of the mean of S samples' logits, as published: their normalised geometric mean [N, C]."""
+    """Return softmax of the mean of S samples' logits, as published: their normalised geometric mean [N, C]."""
     mean = np.log(np.maximum(samples, np.finfo(np.float32).tiny)).mean(0)
     mean = np.exp(mean - mean.max(-1, keepdims=True))
     return mean / mean.sum(-1, keepdims=True)
 
 
 def messages(result: Any, data: Data) -> dict[str, float]:
-    """Bytes of a client's message to the server and of the server's to it, and the share of weights that it prunes."""
+    """Return bytes of a client's message to the server and of the server's to it, and the share of weights that it
+    prunes.
+    """
     last, weights = result.rounds[-1], result.state.weights
     every = 4 * sum(np.asarray(x).size for x in tf.nest.flatten(weights))
     sent = {name: last.get(f"{name}_bits", 8 * every * last["num_clients"]) for name in ("upload", "download")}

@@ -1,7 +1,7 @@
 """The settings of the study of personal models: data only.
 
 A cell is a method on a dataset, a concentration, a number of clients a round and a seed. `PLAN` is their order. All
-methods have one width, and those whose server optimizers differed as published are there with both.
+methods have one width; methods with other published server optimizers are run with both.
 """
 
 # What the authors' program has of all: 5 epochs of batches of 64, SGD of 0.02 clipped at 5, and on the server, where
@@ -24,7 +24,7 @@ BASELINES = {
     "fed_prox": {"recipe": "fed_prox"},
     "fed_be": {"recipe": "fed_be"},
     "p_fed_bayes": {"recipe": "p_fed_bayes"},
-    # pFedBayes' trivial control: nothing is shared, a client goes on with its own weights when it is drawn.
+    # pFedBayes' trivial control: nothing is shared, a selected client continues with its own weights.
     "alone": {"recipe": "alone"},
     "reptile": {"recipe": "meta_learning", "server": True},
     "maml": {"recipe": "meta_learning", "learner": "maml", "server": True},
@@ -36,7 +36,7 @@ METAVD = {
     "maml+metavd": {**_VD, "learner": "maml", "server": True},
     "per_fed_avg+metavd": {**_VD, "learner": "hessian_free_maml", "server": True},
 }
-# What each part is worth: noise alone, precisions as weights, one learnt for all, one for each, the hypernetwork.
+# Ablation: noise alone, precisions as weights, one learned value for all, one for each, the hypernetwork.
 PARTS = {
     "reptile+noise": {**_VD, **_CONSTANT, "rule": "naive_weighted_average", "server": True},
     "reptile+precisions": {**_VD, **_CONSTANT, "server": True},

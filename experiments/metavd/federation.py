@@ -28,12 +28,12 @@ class Data(NamedTuple):
 
 @functools.cache
 def load(name: str, split: str) -> Any:
-    """A dataset."""
+    """Return a dataset."""
     return bfl.data.load(name, split=split)
 
 
 def data_of(options: Options) -> Data:
-    """The data of a cell, the same for all methods of a seed."""
+    """Return the data of a cell, the same for all methods of a seed."""
     seed, number = options["seed"], options["known"] + options["unseen"]
     by_classes = bfl.data.dirichlet(number, options["concentration"])
     everybody = load(options["dataset"], "train").partition(by_classes, seed=seed)
@@ -46,7 +46,9 @@ def data_of(options: Options) -> Data:
 
 
 def model_of(options: Options) -> Callable[[], tf.keras.Model]:
-    """The builder of a cell's model: point weights, or noise in the second dense layer; pFedBayes' is all Gaussian."""
+    """Return the builder of a cell's model: point weights, or noise in the second dense layer; pFedBayes' is all
+    Gaussian.
+    """
     how, source = METHODS[options["method"]], load(options["dataset"], "test")
     kind = {"meta_vd": "variational_dropout", "p_fed_bayes": "flipout"}.get(how["recipe"], "deterministic")
     given: Options = {"width": options["width"], "seed": options["seed"]}
@@ -59,7 +61,7 @@ def model_of(options: Options) -> Callable[[], tf.keras.Model]:
 
 
 def process_of(options: Options, data: Data) -> bfl.BayesianProcess:
-    """The process of a cell."""
+    """Return the process of a cell."""
     how, model_fn = METHODS[options["method"]], model_of(options)
     shared = {"seed": options["seed"], "augmentation": options.get("augmentation")}
     server = bfl.servers.server_optimizer(**SERVER) if how.get("server") else None
@@ -80,7 +82,7 @@ def process_of(options: Options, data: Data) -> bfl.BayesianProcess:
 
 
 def alone(client_work: ClientWork) -> ClientWork:
-    """`client_work` from a client's own weights on, which it keeps: the server's stay as they were."""
+    """Return `client_work` from a client's own weights on, which it keeps: the server's stay as they were."""
 
     class Kept(NamedTuple):
         weights: Any
@@ -123,12 +125,12 @@ def _meta_vd(how: Options, model_fn: Any, options: Options, server: Any, given: 
 
 
 def clipped_sgd() -> tf.keras.optimizers.Optimizer:
-    """SGD whose gradient's norm is at most `CLIP`."""
+    """Return SGD with gradients clipped to the norm `CLIP`."""
     return tf.keras.optimizers.SGD(global_clipnorm=CLIP)
 
 
 def adaptation_of(options: Options) -> ClientWork:
-    """One step of SGD on a batch, with the model's own noise and KL: the same for all methods."""
+    """Return one step of SGD on a batch, with the model's own noise and KL: the same for all methods."""
     work = bfl.clients.meta_learning(
         model_of(options), local_epochs=1, batch_size=64, learning_rate=CLIENT_RATE, clip_norm=CLIP
     )

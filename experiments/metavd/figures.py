@@ -13,7 +13,7 @@ from experiments.metavd.config import BINS, SHORT
 
 
 def reliability_figure(summaries: list[dict[str, Any]]) -> Optional[Any]:
-    """Accuracy over confidence of the predicted class, of all clients' examples, for the methods of `SHORT`."""
+    """Draw accuracy over confidence of the predicted class, of all clients' examples, for the methods of `SHORT`."""
     usual = {"size": "fashion_mnist", "concentration": 0.5, "cohort": 10, "seed": 0}
     chosen = {
         s["options"]["method"]: s["scores"]

@@ -1,4 +1,4 @@
-"""Runs the study: `python -m experiments.metavd.run`.
+"""Run the study: `python -m experiments.metavd.run`.
 
 A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and the figure are written at
 the end, and by --tables at any time, for what is there.
@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def cells(plan: Any = PLAN) -> Iterator[Options]:
-    """The options of each cell, in the order in which they run."""
+    """Return the options of each cell, in the order in which they run."""
     for block in plan:
         options = {"size": block["size"], **SIZES[block["size"]], **block.get("change", {})}
         for seed, method in itertools.product(block["seeds"], block["methods"]):
@@ -31,16 +31,16 @@ def cells(plan: Any = PLAN) -> Iterator[Options]:
 
 
 def cell_name(options: Options) -> str:
-    """Its folder's name."""
+    """Return the name of a cell's folder."""
     of_data = f"concentration={options['concentration']:g},cohort={options['cohort']}"
     return f"{options['size']},{options['method']},{of_data},seed={options['seed']}"
 
 
 @click.command()
-@click.option("--full", is_flag=True, help="The published size, which takes days, instead.")
+@click.option("--full", is_flag=True, help="Run the published size, which takes days.")
 @study_options("metavd", HERE / "results")
 def main(study: Study, full: bool) -> None:
-    """Runs the cells that are not done, and writes tables and the figure."""
+    """Run the cells that are not done, and write tables and the figure."""
     from experiments.metavd.tables import kept, write_all
 
     every = {cell_name(options): options for options in cells(FULL if full else PLAN)}
@@ -52,7 +52,7 @@ def main(study: Study, full: bool) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:
         return "failed, " + summary["failed"] + seconds

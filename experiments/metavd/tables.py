@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 IDENTITY = ("size", "method", "concentration", "cohort", "seed")
 OF_TRAINING = ("train_seconds", "upload_bytes", "download_bytes", "sparsity", "variational_share", "faulty")
-# A name -> whose scores, when, and which: of clients with test shards like their training shards.
+# Column -> clients, time and score, with test shards like the training shards.
 ACCURACIES = {
     "known, before": ("known, matched", "before", "accuracy_uniform"),
     "known, after": ("known, matched", "after", "accuracy_uniform"),
@@ -47,7 +47,7 @@ NOT_ADAPTED = ("fed_avg", "fed_prox", "fed_be", "fed_avg+metavd")
 
 
 def kept(summary: Summary) -> Summary:
-    """What the records keep of a cell: every number, or why it failed."""
+    """Return the record of a cell: every number, or the reason of its failure."""
     if "failed" in summary:
         return {"failed": summary["failed"]}
     row = {key: summary["training"][key] for key in OF_TRAINING if key in summary["training"]}
@@ -59,18 +59,18 @@ def kept(summary: Summary) -> Summary:
 
 
 def rows_of(records: Iterable[Summary]) -> list[Row]:
-    """A row for each cell that did not fail: what tells it apart, and every number."""
+    """Return a row for each cell that did not fail: its options, and every number."""
     done = [record for record in records if "failed" not in record]
     rows = [{**{key: r["options"][key] for key in IDENTITY}, **r} for r in done]
     return sorted(rows, key=lambda row: (row["size"], row["method"], *(row[key] for key in IDENTITY[2:])))
 
 
 def write_all(records: Sequence[Summary], summaries: list[Summary], folder: pathlib.Path) -> None:
-    """Writes every table of which there is something, and the figure.
+    """Write every table of which there is something, and the figure.
 
     Args:
-      records: of the cells, as `kept` gives them, with their options.
-      summaries: of those whose folders are there: clients one by one, and the figure, are of these.
+      records: records of the cells (`kept`), with their options.
+      summaries: summaries of the cells with folders, for the table of clients and the figure.
       folder: of the results.
     """
     rows = rows_of(records)
@@ -99,7 +99,7 @@ def write_all(records: Sequence[Summary], summaries: list[Summary], folder: path
 
 
 def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int = 4) -> list[list[str]]:
-    """Mean and sd over seeds by method, and seconds of training."""
+    """Return mean and sd over seeds by method, and seconds of training."""
     lines = [["", *columns, "seconds", "seeds"]]
     for name, same in by_method(rows).items():
         cells = [mean_and_sd([row[", ".join(which)] for row in same], digits) for which in columns.values()]
@@ -135,7 +135,7 @@ def by_seed(rows: list[Row], which: tuple[str, str, str]) -> dict[int, float]:
 
 
 def compression(rows: list[Row]) -> list[list[str]]:
-    """Bytes of real messages and sparsity beside accuracy, with the same learner and server."""
+    """Return bytes of real messages and sparsity beside accuracy, with the same learner and server."""
     lines = [["", "sparsity of the layer", "of the model", "bytes up", "bytes down", *list(PARTS)[1:3], "seeds"]]
     for name, same in by_method(rows).items():
         if name not in (*PRUNED, "reptile", "reptile+metavd"):
@@ -149,7 +149,7 @@ def compression(rows: list[Row]) -> list[list[str]]:
 
 
 def beside_published(rows: list[Row]) -> list[list[str]]:
-    """Accuracy in per cent as published: independent test shards, logits averaged, adapted where they were."""
+    """Return accuracy in per cent as published: independent test shards, logits averaged, adapted where they were."""
     lines = [["", "ours, known", "ours, unseen", *(f"published, {name}" for name in PUBLISHED), "seeds"]]
     for name, same in by_method(rows).items():
         when = "before" if name in NOT_ADAPTED else "after"
@@ -163,7 +163,7 @@ def beside_published(rows: list[Row]) -> list[list[str]]:
 
 
 def by_setting(rows: list[Row], key: str) -> list[list[str]]:
-    """Accuracy of known and unseen clients after adaptation for each value of a setting, all else as usual."""
+    """Return accuracy of known and unseen clients after adaptation for each value of a setting, all else as usual."""
     other, usual = ("cohort", 10) if key == "concentration" else ("concentration", 0.5)
     here = [row for row in rows if row[other] == usual]
     values = sorted({row[key] for row in here})
@@ -180,7 +180,7 @@ def by_setting(rows: list[Row], key: str) -> list[list[str]]:
 
 
 def by_method(rows: list[Row]) -> dict[str, list[Row]]:
-    """The rows of each method, in the order of the config."""
+    """Return the rows of each method, in the order of the config."""
     groups: dict[str, list[Row]] = {name: [] for name in METHODS}
     for row in sorted(rows, key=lambda row: row["seed"]):
         groups[row["method"]].append(row)
@@ -188,7 +188,7 @@ def by_method(rows: list[Row]) -> dict[str, list[Row]]:
 
 
 def write_clients(summaries: list[Summary], path: pathlib.Path) -> None:
-    """Every client of the first seed in the methods of `SHORT`, with test shards like its own."""
+    """Write every client of the first seed in the methods of `SHORT`, with test shards like its own."""
     rows = []
     for summary in summaries:
         options = summary["options"]
@@ -212,7 +212,7 @@ def write_clients(summaries: list[Summary], path: pathlib.Path) -> None:
 
 
 def write_failures(records: Iterable[Summary], path: pathlib.Path) -> None:
-    """What failed, and with what words."""
+    """Write the failures with their messages."""
     lines = [["size", "method", "seed", "what happened"]]
     for record in records:
         same = [str(record["options"][key]) for key in ("size", "method", "seed")]

@@ -21,7 +21,7 @@ METHODS = {
     "log_linear_pool": {"kind": "flipout", "clip_norm": 60.0},
     "FedAvg": {"kind": "deterministic", "clip_norm": 1.0},
 }
-# Few parties who all take part hide their examples, each by itself.
+# Few sites, all in every round, each with differential privacy of its examples.
 PARTIES = "5 parties, examples"
 FEW: Options = {
     **COMMON,
@@ -35,7 +35,7 @@ COLUMNS = {"accuracy": "accuracy", "NLL": "test_nll", "ECE": "ece", "epistemic":
 
 
 class Sent(NamedTuple):
-    """How a message goes: as whole numbers for secure sums, compressed, or as it is in fewer rounds."""
+    """The form of a message: integers for secure aggregation, compressed, or plain in fewer rounds."""
 
     secure_sums: Optional[float] = None
     compressor: Optional[str] = None
@@ -56,7 +56,7 @@ SENT = {
 
 
 def cells() -> Iterator[Options]:
-    """The options of each cell."""
+    """Return the options of each cell."""
     yield from noise_cells()
     for plain, sent in itertools.product(noise_cells(), SENT):
         control = HALF if plain["kind"] == "deterministic" else TWENTIETH  # That of the other kind.
@@ -65,7 +65,7 @@ def cells() -> Iterator[Options]:
 
 
 def noise_cells() -> Iterator[Options]:
-    """Those whose messages go as they are."""
+    """Return the cells with plain messages."""
     for federation, (method, own), noise, seed in itertools.product(FEDERATIONS, METHODS.items(), NOISES, SEEDS):
         clients, cohort_size = FEDERATIONS[federation]
         sizes = {"clients": clients, "cohort_size": cohort_size, "seed": seed}

@@ -41,7 +41,7 @@ COSTS = {"costs_1000_clients": MANY, "costs_5_parties": PARTIES}
 
 
 def pooled(source: bfl.data.Source, size: int) -> bfl.data.Source:
-    """Images as tables of the means of squares: [N, size^2], so that there are fewer weights to hide."""
+    """Return images as tables of the means of squares: [N, size^2], so that there are fewer weights to hide."""
     number, side = source.num_examples, source.features.shape[1] // size
     means = source.features.reshape(number, size, side, size, side).mean((2, 4), dtype=np.float32).reshape(number, -1)
     table = (means / np.float32(255) - np.float32(0.13)) / np.float32(0.3)
@@ -59,7 +59,7 @@ def data_of(dataset: str, size: int) -> tuple[bfl.data.Source, bfl.data.Source]:
 
 
 def privacy_of(options: Options) -> Options:
-    """What hides clients or examples; training is alike without noise."""
+    """Return the mechanism of differential privacy of clients or examples; without noise, training is the same."""
     if options["federation"] == PARTIES:
         hidden = {"inference": "backprop", **TRAINING}
         if options["noise"] is not None:
@@ -86,7 +86,7 @@ def sent_of(options: Options) -> Sent:
 def bytes_sent(
     process: bfl.federated.BayesianProcess, options: Options, result: bfl.federated.SimulationResult
 ) -> float:
-    """Of a client's message, without its container and its report: the code's own, or those of its arrays."""
+    """Return the bytes of a client's message without container and report: of its code, or of its arrays."""
     if "upload_bits" in result.rounds[-1]:
         return float(np.mean([row["upload_bits"] / row["num_clients"] / 8 for row in result.rounds]))
     sent = result.state.weights  # A client's have the same types.
@@ -98,7 +98,7 @@ def bytes_sent(
 
 
 def score(options: Options) -> Options:
-    """Trains, and scores on the test images."""
+    """Train, and score on the test images."""
     train, test = data_of(options["dataset"], options["pooled_to"])
     number, seed, sent = options["clients"], options["seed"], sent_of(options)
     kept = train.subset(number * options["examples_per_client"], seed=seed)
@@ -134,7 +134,7 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     if "failed" in summary:
         return summary["failed"]
     return f"accuracy {summary['accuracy']:.3f}, epsilon {summary['epsilon']} ({summary['seconds']:.0f} s)"
@@ -143,7 +143,7 @@ def told(summary: dict[str, Any]) -> str:
 @click.command()
 @study_options("privacy", HERE / "results")
 def main(study: Study) -> None:
-    """Runs the cells that are not done, and writes the tables."""
+    """Run the cells that are not done, and write the tables."""
     every = {cell_name(options): options for options in cells()}
     study.run(every, run_cell, told)
     if not study.listed:

@@ -23,27 +23,27 @@ COMPARED = {name: COLUMNS[name] for name in ("accuracy", "NLL", "ECE")}
 
 
 def same(summaries: list[Summary], **wanted: Any) -> list[Summary]:
-    """Those of a federation, a method, a noise and a way of sending that did not fail."""
+    """Return the results of a federation, a method, a noise and a form of message that did not fail."""
     has = lambda options: all(options.get(name) == value for name, value in {"sent": None, **wanted}.items())
     return [one for one in summaries if has(one["options"]) and "failed" not in one]
 
 
 def table(summaries: list[Summary], federation: str) -> list[list[str]]:
-    """Each method's and noise's means and standard deviations over the seeds."""
+    """Return each method's and noise's means and standard deviations over the seeds."""
     rows = [["method", "noise", "epsilon", *COLUMNS, "clipped", "seeds"]]
     for method, noise in itertools.product(METHODS, NOISES):
         group = same(summaries, federation=federation, method=method, noise=noise)
         if group:
             scores = [mean_and_sd([s[key] for s in group], 3) for key in COLUMNS.values()]
             how = {None: "no privacy", 0.0: "clipping alone"}.get(noise, str(noise))
-            # Of examples it is not told.
+            # Not reported for privacy of examples.
             clipped = "" if federation == PARTIES else f"{np.mean([s['clipped'] for s in group]):.0%}"
             rows.append([method, how, _epsilon(group[0]), *scores, clipped, str(len(group))])
     return rows
 
 
 def costs(summaries: list[Summary], federation: str) -> list[list[str]]:
-    """Each way of hiding or shortening beside messages as they are: scores, bytes, and paired differences."""
+    """Compare each form of privacy or compression with plain messages: scores, bytes, and paired differences."""
     rows = [["method", "what", "epsilon", *COMPARED, "bytes", *(f"{name}, difference" for name in COMPARED), "seeds"]]
     for method, (what, wanted) in itertools.product(METHODS, COSTS.items()):
         given = {"federation": federation, "method": method}
@@ -57,7 +57,7 @@ def costs(summaries: list[Summary], federation: str) -> list[list[str]]:
 
 
 def costs_in_short(summaries: list[Summary], federation: str) -> list[list[str]]:
-    """The means of accuracy, NLL and ECE, and the bytes of a posterior's and of point weights' message."""
+    """Return the means of accuracy, NLL and ECE, and the bytes of a posterior's and of point weights' message."""
     rows = [["accuracy (NLL, ECE)", *METHODS, "bytes, posterior", "bytes, FedAvg"]]
     for what, wanted in COSTS.items():
         scores, sent, epsilon = [], {}, ""

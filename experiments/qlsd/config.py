@@ -85,8 +85,8 @@ MEMORY_METHODS = {
     "QLSD++ 16 levels, no memory": ("quantiser:16", False),
 }
 
-# The prior is the published program's, N(0, I / 10). Clients see a share of other labels at a twentieth of their own's
-# weight: two thirds to three quarters of a client's examples have its dominant label.
+# The prior is the published program's, N(0, I / 10). Clients have each other label at a twentieth of their dominant
+# label's weight: two thirds to three quarters of a client's examples have its dominant label.
 NETWORK = {
     "dataset": "mnist",
     "elsewhere": "fashion_mnist",

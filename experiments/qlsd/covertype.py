@@ -17,7 +17,7 @@ Options = dict[str, Any]
 
 
 def table() -> tuple[np.ndarray, np.ndarray]:
-    """The columns [581012, 54] and labels from 0 to 6, as scikit-learn keeps them.
+    """Return the columns [581012, 54] and labels from 0 to 6, as scikit-learn keeps them.
 
     Raises:
       UsageError: they were not fetched.
@@ -34,14 +34,14 @@ def table() -> tuple[np.ndarray, np.ndarray]:
 
 
 def model_of(num_columns: int, num_classes: int) -> tf.keras.Model:
-    """Softmax regression of columns of which one is constant."""
+    """Return softmax regression of columns of which one is constant."""
     dense = tf.keras.layers.Dense(num_classes, use_bias=False, kernel_initializer="zeros")
     return tf.keras.Sequential([tf.keras.Input((num_columns,)), dense])
 
 
 @functools.cache
 def task(examples: int) -> tuple[Any, logistic.Task]:
-    """The model, and clients of one size with examples drawn without replacement, standardised, and a constant."""
+    """Return the model and clients of one size, with standardised examples drawn without replacement and a constant."""
     settings: Any = config.COVERTYPE
     columns, labels = table()
     rows = np.random.default_rng(settings["data_seed"]).permutation(len(labels))[:examples]
@@ -64,7 +64,7 @@ def task(examples: int) -> tuple[Any, logistic.Task]:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Runs a cell: quantiles of U and U - min U of each chain, and bits of a client's message.
+    """Run a cell: quantiles of U and U - min U of each chain, and bits of a client's message.
 
     DG-SGLD's coupling is a multiple of 1 / M.
     """
@@ -79,7 +79,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def mala(build: Any, held: logistic.Task, options: Options) -> dict[str, Any]:
-    """Chains of MALA from the mode, gamma = D^(-1/3) / M."""
+    """Return chains of MALA from the mode, gamma = D^(-1/3) / M."""
     started, size = time.perf_counter(), len(held.mode)
     chains = bfl.clients.exact_chains(
         bfl.clients.Potential(build()),

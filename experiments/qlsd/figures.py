@@ -15,7 +15,9 @@ FAMILIES = {"LSD#": "QLSD# ", "whole gradients": "whole gradients", "LSD*": "QLS
 
 
 def toy_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
-    """A panel for each step size: the error of the mean norm against the coder's bits, a line for each estimator."""
+    """Draw a panel for each step size: the error of the mean norm against the coder's bits, a line for each
+    estimator.
+    """
     steps = [step for step in TOY_STEPS if step in {s["options"]["step"] for s in summaries}]
     figure = style.new_figure(height=4.2, width=4 * len(steps))
     panels = figure.subplots(1, len(steps), sharey=True, squeeze=False)[0]
@@ -38,7 +40,9 @@ def toy_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
 
 
 def budget_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
-    """A panel for each estimator: the error that the budget buys against the number of levels, a line for each step."""
+    """Draw a panel for each estimator: the error that the budget buys against the number of levels, a line for each
+    step.
+    """
     figure = style.new_figure(height=4.2, width=10)
     panels = figure.subplots(1, len(BUDGET_METHODS), sharey=True, squeeze=False)[0]
     steps = sorted({s["options"]["step"] for s in summaries}, reverse=True)
@@ -58,7 +62,7 @@ def budget_figure(summaries: Sequence[dict[str, Any]]) -> Figure:
 
 
 def memory_figure(points: dict[str, list[tuple[int, float, float]]], levels: dict[str, float]) -> Figure:
-    """Errors of the posterior's variances against the number of levels.
+    """Draw errors of the posterior's variances against the number of levels.
 
     Args:
       points: label -> (levels, error, its standard error) in rising levels, a line each.

@@ -1,4 +1,4 @@
-"""What is known exactly of Langevin chains over a Gaussian: potential sum_j ||theta - y_j||^2 / 2, so that L = N."""
+"""Exact results on Langevin chains over a Gaussian: potential sum_j ||theta - y_j||^2 / 2, so that L = N."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def norm_mean(center: float, variance: float, dim: int) -> float:
-    """E ||x|| of N(m, v I) in `dim` dimensions with ||m|| = center: the mean of a noncentral chi.
+    """Return E ||x|| of N(m, v I) in `dim` dimensions with ||m|| = center: the mean of a noncentral chi.
 
     E ||x|| = 1 / (2 sqrt(pi)) int_0^inf (1 - E exp(-t ||x||^2)) t^(-3/2) dt
     E exp(-t ||x||^2) = (1 + 2 v t)^(-d/2) exp(-t ||m||^2 / (1 + 2 v t))
@@ -25,17 +25,18 @@ def norm_mean(center: float, variance: float, dim: int) -> float:
 
 
 def norm_variance(center: float, variance: float, dim: int) -> float:
-    """Var ||x|| of N(m, v I) with ||m|| = center."""
+    """Return Var ||x|| of N(m, v I) with ||m|| = center."""
     return center**2 + dim * variance - norm_mean(center, variance, dim) ** 2
 
 
 def batch_number(size: int, share: Optional[float]) -> int:
-    """n of N_i examples, as `clients.draw_batch` takes them: the share rounded up."""
+    """Return n of N_i examples, as `clients.draw_batch` takes them: the share rounded up."""
     return size if share is None else max(math.ceil(share * size - 1e-3), 1)
 
 
 def batch_variance(tables: Sequence[np.ndarray], share: Optional[float]) -> float:
-    """S = sum_i (N_i^2 / n_i) (1 - n_i / N_i) s_i^2, the variance per coordinate of the sum of batches' gradients.
+    """Return S = sum_i (N_i^2 / n_i) (1 - n_i / N_i) s_i^2, the variance per coordinate of the sum of batches'
+    gradients.
 
     s_i^2 is the sample variance of client i's table [N_i, D], the mean over coordinates.
     """
@@ -47,7 +48,8 @@ def batch_variance(tables: Sequence[np.ndarray], share: Optional[float]) -> floa
 
 
 def quantiser_factor(dim: int, levels: int) -> float:
-    """w = E ||C(x) - x||^2 / ||x||^2 of the quantiser with s levels, on average over Gaussian x [D], for large D.
+    """Return w = E ||C(x) - x||^2 / ||x||^2 of the quantiser with s levels, on average over Gaussian x [D], for large
+    D.
 
     w = D / s^2 E f (1 - f),   E f (1 - f) = 1 / 6 - sum_k exp(-2 pi^2 k^2 s^2 / D) / (pi k)^2
 
@@ -61,7 +63,7 @@ def quantiser_factor(dim: int, levels: int) -> float:
 def stationary_variance(
     tables: Sequence[np.ndarray], step: float, *, star: bool, share: Optional[float], omega: float = 0.0
 ) -> float:
-    """The chain's stationary variance over the posterior's, at the step size step / L, per coordinate.
+    """Return the chain's stationary variance over the posterior's, at the step size step / L, per coordinate.
 
     v = (2 g + g^2 ((1 + w) S + w sum_i N_i^2 ||d_i||^2 / D)) / (1 - (1 - g L)^2 - g^2 w sum_i N_i^2)
 
@@ -79,7 +81,7 @@ def stationary_variance(
 
 
 def mean_factor(correlation: float, number: int) -> float:
-    """Var(mean of K) / Var(one) of a stationary process with autocorrelations r^k:
+    """Return Var(mean of K) / Var(one) of a stationary process with autocorrelations r^k:
 
     ((1 + r) / (1 - r) - 2 r (1 - r^K) / (K (1 - r)^2)) / K
     """
@@ -88,7 +90,8 @@ def mean_factor(correlation: float, number: int) -> float:
 
 
 def expected_error(center: float, posterior: float, dim: int, ratio: float, correlation: float, number: int) -> float:
-    """E (mean of ||theta_k|| - E||theta||)^2 over K states at `ratio` times the variance of N(theta*, posterior I).
+    """Return E (mean of ||theta_k|| - E||theta||)^2 over K states at `ratio` times the variance of N(theta*, posterior
+    I).
 
     The square of the bias of the norm plus the variance of its mean; the norm's autocorrelations are taken for theta's.
     """
@@ -97,7 +100,7 @@ def expected_error(center: float, posterior: float, dim: int, ratio: float, corr
 
 
 def entropy(levels: np.ndarray, bins: int = 64) -> float:
-    """Bits per integer of q [...], by a histogram whose cells are taken as uniform.
+    """Return bits per integer of q [...], by a histogram with uniform cells.
 
     Cells are of width max(1, floor(max |q| / bins)): of width 1 it is the empirical entropy.
     """

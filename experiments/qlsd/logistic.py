@@ -39,7 +39,7 @@ class Task(NamedTuple):
 
 
 def model(study: str = "logistic") -> tf.keras.Model:
-    """Softmax regression without intercepts, as in the source."""
+    """Return softmax regression without intercepts, as in the source."""
     return tf.keras.Sequential(
         [
             tf.keras.Input(bfl.data.load(config.LOGISTICS[study]["dataset"], split="train").element_shape),
@@ -51,7 +51,7 @@ def model(study: str = "logistic") -> tf.keras.Model:
 
 @functools.cache
 def task(study: str = "logistic") -> Task:
-    """Clients with uniformly many examples each, drawn without replacement, and the mode by L-BFGS."""
+    """Return clients with uniformly many examples each, drawn without replacement, and the mode by L-BFGS."""
     settings: Any = config.LOGISTICS[study]
     source = bfl.data.load(settings["dataset"], split="train")
     rng = np.random.default_rng(settings["data_seed"])
@@ -74,7 +74,7 @@ def task(study: str = "logistic") -> Task:
 
 
 def potentials(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, prior_stddev: float) -> np.ndarray:
-    """U of weights [R, F, C]: cross-entropy over all classes, summed, and the prior's; [R]."""
+    """Return U of weights [R, F, C]: cross-entropy over all classes, summed, and the prior's; [R]."""
     found = []
     for w in weights.astype(np.float64):
         logits = features @ w
@@ -86,18 +86,20 @@ def potentials(features: np.ndarray, labels: np.ndarray, weights: np.ndarray, pr
 
 
 def hpd_quantile(potentials: np.ndarray, tail: float) -> float:
-    """eta_a, with which {theta: U(theta) <= eta_a} holds 1 - a of the draws: the (1 - a) quantile of U [R]."""
+    """Return eta_a, with which {theta: U(theta) <= eta_a} holds 1 - a of the draws: the (1 - a) quantile of U [R]."""
     return float(np.quantile(potentials, 1 - tail))
 
 
 def errors_of(etas: Sequence[float], reference: Sequence[float], same: bool) -> list[float]:
-    """|eta - eta_ref| / |eta_ref| of chains [M] and reference chains [M]: of the same seed, or of any two others."""
+    """Return |eta - eta_ref| / |eta_ref| of chains [M] and reference chains [M]: of the same seed, or of any two
+    others.
+    """
     pairs = [(i, j) for i in range(len(etas)) for j in range(len(reference)) if (i == j) == same]
     return [abs(etas[i] - reference[j]) / abs(reference[j]) for i, j in pairs]
 
 
 def process_of(build: Any, held: Task, options: Options) -> bfl.federated.BayesianProcess:
-    """The chain of a cell over the posterior of the model that `build` gives: QLSD++, DG-SGLD or FSGLD."""
+    """Return the chain of a cell over the posterior of the model that `build` gives: QLSD++, DG-SGLD or FSGLD."""
     algorithm = options.get("algorithm", "qlsd")
     given = {name: options[name] for name in ("prior_stddev", "batch_size")}
     if algorithm == "dg_sgld":
@@ -114,7 +116,8 @@ def process_of(build: Any, held: Task, options: Options) -> bfl.federated.Bayesi
 
 
 def bits(process: bfl.federated.BayesianProcess, held: Task, options: Options, state: Any) -> dict[str, float]:
-    """Bits of a client's message in the rounds after a state: by the bound, by the levels' entropy and as encoded.
+    """Return bits of a client's message in the rounds after a state: by the bound, by the levels' entropy and as
+    encoded.
 
     The entropy is that of one law for all levels of all messages, with 32 bits of norm. Those of the rivals, and
     without compression, go uncompressed.
@@ -151,7 +154,7 @@ def bits(process: bfl.federated.BayesianProcess, held: Task, options: Options, s
 
 
 def quantiles(held: Task, options: Options, chains: np.ndarray) -> dict[str, Any]:
-    """Of chains of weights [M, R, F, C]: 99 % quantiles of U and U - min U, and means of the latter, each [M]."""
+    """Return 99 % quantiles of U and U - min U, and means of the latter, [M] each, of chains [M, R, F, C]."""
     of = functools.partial(potentials, held.features, held.labels, prior_stddev=options["prior_stddev"])
     least = float(of(weights=held.mode.reshape(1, *chains.shape[2:]))[0])
     values = [of(weights=chain) for chain in chains]
@@ -167,7 +170,7 @@ def quantiles(held: Task, options: Options, chains: np.ndarray) -> dict[str, Any
 
 
 def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
-    """Runs the chains of a cell on a task: quantiles of U and U - min U of each, and bits of a client's message."""
+    """Run the chains of a cell on a task: quantiles of U and U - min U of each, and bits of a client's message."""
     started = time.perf_counter()
     process = process_of(build, held, options)
     chains = bfl.federated.simulate_chains(
@@ -190,5 +193,5 @@ def run_on(build: Any, held: Task, options: Options) -> dict[str, Any]:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Runs a cell on digits or MNIST."""
+    """Run a cell on digits or MNIST."""
     return run_on(functools.partial(model, options["study"]), task(options["study"]), options)

@@ -1,4 +1,4 @@
-"""What a memory is for: logistic regression on Synthetic(1, 1), coarse messages, and the posterior's variances."""
+"""The effect of a memory: logistic regression on Synthetic(1, 1), coarse messages, and the posterior's variances."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Task(NamedTuple):
 
 
 def log_density(theta: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """log p(s | x, theta) = log sigmoid(s x theta), [B]."""
+    """Return log p(s | x, theta) = log sigmoid(s x theta), [B]."""
     return tf.math.log_sigmoid(tf.linalg.matvec(rows, theta))
 
 
 def synthetic(rng: np.random.Generator, number: int, dim: int) -> np.ndarray:
-    """A client's rows s x [number, dim] of Synthetic(1, 1).
+    """Return a client's rows s x [number, dim] of Synthetic(1, 1).
 
     a, B ~ N(0, 1);  W [dim, 2], c [2] ~ N(a, 1);  v ~ N(B, I)
     x ~ N(v, diag(j^-1.2)),  j = 1, ..., dim;  the label is argmax (W^T x + c)
@@ -53,14 +53,14 @@ def synthetic(rng: np.random.Generator, number: int, dim: int) -> np.ndarray:
 
 
 def model(start: Any = 0.0) -> tf.keras.Model:
-    """Logistic regression without an intercept: one vector of weights."""
+    """Return logistic regression without an intercept: one vector of weights."""
     dim: Any = config.MEMORY["dim"]
     return bfl.models.density(log_density, dim, dim, start)
 
 
 @functools.cache
 def task() -> Task:
-    """Clients with uniformly many examples each, and the mode by L-BFGS."""
+    """Return clients with uniformly many examples each, and the mode by L-BFGS."""
     settings: Any = config.MEMORY
     rng = np.random.default_rng(settings["data_seed"])
     sizes = rng.integers(settings["fewest"], settings["below"], settings["clients"])
@@ -79,7 +79,7 @@ def task() -> Task:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Runs the chains of a cell: the variances of the weights along each."""
+    """Run the chains of a cell: the variances of the weights along each."""
     started = time.perf_counter()
     found = exact(options) if options["method"] == "HMC" else langevin(options)
     # Centred first: of float32, over many draws.
@@ -94,7 +94,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def exact(options: Options) -> dict[str, Any]:
-    """Draws [M, R, D] of the posterior itself."""
+    """Return draws [M, R, D] of the posterior itself."""
     held = task()
     found = bfl.clients.exact_chains(
         bfl.clients.Potential(model(), "density"),
@@ -117,7 +117,7 @@ def exact(options: Options) -> dict[str, Any]:
 
 
 def langevin(options: Options) -> dict[str, Any]:
-    """Draws [M, R, D] of QLSD++ from the mode, all of them, at the step 1 / M."""
+    """Return draws [M, R, D] of QLSD++ from the mode, all of them, at the step 1 / M."""
     held = task()
     process = bfl.algorithms.qlsd(
         functools.partial(model, held.mode),
@@ -137,7 +137,7 @@ def langevin(options: Options) -> dict[str, Any]:
 
 
 def expected_variances(step: float) -> np.ndarray:
-    """diag(V^-1) of the Gaussian at the mode, of a chain with exact gradients at the step size step / M: [D].
+    """Return diag(V^-1) of the Gaussian at the mode, of a chain with exact gradients at the step size step / M: [D].
 
     V = H (I - (step / M) H / 2),   H = sum_j p_j (1 - p_j) x_j x_j^T + I / t^2;  step 0 is the posterior's own
     """
@@ -151,10 +151,10 @@ def expected_variances(step: float) -> np.ndarray:
 
 
 def variances(summary: dict[str, Any]) -> np.ndarray:
-    """Of a cell's chains [M, D]."""
+    """Return the variances of a cell's chains [M, D]."""
     return np.reshape(summary["variances"], (-1, summary["options"]["dim"]))
 
 
 def apart(variances: np.ndarray, others: np.ndarray) -> list[float]:
-    """||v_m - v'_m|| of variances [M, D] and others [M, D] or [D], for each chain."""
+    """Return ||v_m - v'_m|| of variances [M, D] and others [M, D] or [D], for each chain."""
     return [float(x) for x in np.linalg.norm(variances - others, axis=-1)]

@@ -1,4 +1,4 @@
-"""A network on MNIST whose clients have a dominant label each: predictions against HMC's, and how far chains move."""
+"""A network on MNIST with a dominant label for each client: predictions compared with HMC, and how chains move."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE = 500
 
 
 class Data(NamedTuple):
-    """What a cell trains on and is scored on.
+    """The training and test data of a cell.
 
     Fields:
       train: the examples of all clients.
@@ -38,7 +38,7 @@ class Data(NamedTuple):
 
 
 def data_of(options: Options) -> Data:
-    """Subsets of the datasets, the same for every cell of a network."""
+    """Return subsets of the datasets, the same for every cell of a network."""
     source, test = (bfl.data.load(options["dataset"], split=split) for split in ("train", "test"))
     order = np.random.default_rng(options["data_seed"]).permutation(source.num_examples)
     own, number, seed = order[: options["examples"]], options["test_examples"], options["data_seed"]
@@ -52,7 +52,7 @@ def data_of(options: Options) -> Data:
 
 
 def model_of(options: Options, seed: int) -> tf.keras.Model:
-    """A perceptron of one hidden layer, LeNet-5, or ResNet-20 by groups, with initial weights of a seed."""
+    """Return a perceptron of one hidden layer, LeNet-5, or ResNet-20 by groups, with initial weights of a seed."""
     if options["model"] == "mlp":
         return bfl.models.mlp("deterministic", (28, 28, 1), 10, hidden=(options["hidden"],), seed=seed)
     if options["model"] == "lenet":
@@ -61,7 +61,7 @@ def model_of(options: Options, seed: int) -> tf.keras.Model:
 
 
 def starts(options: Options, data: Data) -> list[bfl.models.ModelWeights]:
-    """Where chains begin: initial weights of their seeds, or, after `warm_epochs`, one trained network for all."""
+    """Return the initial weights of the chains: by seed, or one network trained for `warm_epochs` for all."""
     seeds, epochs = range(options["runs"]), options.get("warm_epochs")
     if not epochs:
         return [bfl.models.get_weights(model_of(options, seed)) for seed in seeds]
@@ -72,12 +72,12 @@ def starts(options: Options, data: Data) -> list[bfl.models.ModelWeights]:
 
 
 def flat(weights: bfl.models.ModelWeights) -> np.ndarray:
-    """The point weights one after another [D]."""
+    """Return the point weights one after another [D]."""
     return np.concatenate([np.ravel(x) for x in weights.point])
 
 
 def federation(options: Options, train: bfl.data.Source) -> bfl.data.Clients:
-    """The clients, or one client of all data for SGLD."""
+    """Return the clients, or one client of all data for SGLD."""
     if options["algorithm"] == "sgld":
         return train.partition(bfl.data.iid(1), seed=options["data_seed"])
     least = {"min_examples": options["batch_size"]}
@@ -86,7 +86,7 @@ def federation(options: Options, train: bfl.data.Source) -> bfl.data.Clients:
 
 
 def hmc(options: Options, data: Data) -> np.ndarray:
-    """Draws [M, R, D] of the posterior."""
+    """Return draws [M, R, D] of the posterior."""
     found = bfl.clients.exact_chains(
         bfl.clients.Potential(model_of(options, 0)),
         data.train.features,
@@ -99,7 +99,7 @@ def hmc(options: Options, data: Data) -> np.ndarray:
 
 
 def langevin(options: Options, data: Data) -> np.ndarray:
-    """Draws [M, R, D] of QLSD, QLSD++ or, on one client without compression, of SGLD."""
+    """Return draws [M, R, D] of QLSD, QLSD++ or, on one client without compression, of SGLD."""
     build = functools.partial(model_of, options, 0)
     names = ("estimator", "compressor", "prior_stddev", "batch_size", "refresh_every")
     step_size = options["step_size"] * options.get("step_factor", 1)
@@ -124,7 +124,7 @@ def langevin(options: Options, data: Data) -> np.ndarray:
 
 
 def trained(options: Options, data: Data) -> np.ndarray:
-    """The point weights [M, 1, D] of FedAvg, or of what FedBE's ensemble has taught."""
+    """Return the point weights [M, 1, D] of FedAvg, or of the model distilled from FedBE's ensemble."""
     clients, found = federation(options, data.train), []
     how = {name: options[name] for name in ("local_epochs", "batch_size", "learning_rate")}
     ensemble = {"distribution": options.get("distribution", "gaussian")}
@@ -143,7 +143,7 @@ WORK = {"hmc": hmc, "sgld": langevin, "qlsd": langevin, "fed_opt": trained, "fed
 
 
 def run(options: Options, folder: pathlib.Path) -> dict[str, Any]:
-    """Runs a cell: scores of mean predictions, agreement with HMC's, and how far weights have moved.
+    """Run a cell: scores of mean predictions, agreement with HMC's, and how far weights have moved.
 
     HMC's chains predict together, and agree or not with each other; of the others each seed's is for itself.
 
@@ -187,7 +187,7 @@ def run(options: Options, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def near(probabilities: np.ndarray, reference: np.ndarray) -> dict[str, float]:
-    """Agreement and total variation of predictions [N, C]."""
+    """Return agreement and total variation of predictions [N, C]."""
     return {
         "agreement": float(bfl.evaluation.agreement(probabilities, reference)),
         "total_variation": float(bfl.evaluation.total_variation(probabilities, reference)),
@@ -195,7 +195,7 @@ def near(probabilities: np.ndarray, reference: np.ndarray) -> dict[str, float]:
 
 
 def predict(potential: bfl.clients.Potential, draws: np.ndarray, features: np.ndarray) -> np.ndarray:
-    """mean_r softmax(f(x; w_r)) over draws [R, D]: [N, C]."""
+    """Return mean_r softmax(f(x; w_r)) over draws [R, D]: [N, C]."""
 
     @tf.function(autograph=False)
     def mean(x: tf.Tensor) -> tf.Tensor:
@@ -207,7 +207,9 @@ def predict(potential: bfl.clients.Potential, draws: np.ndarray, features: np.nd
 
 
 def scores(test: np.ndarray, labels: np.ndarray, elsewhere: Optional[np.ndarray]) -> dict[str, float]:
-    """Of predictions [N, C] of test examples, and of images from elsewhere if there are any, told apart by entropy."""
+    """Return the scores of test predictions [N, C], and of out-of-distribution detection by entropy if there are such
+    images.
+    """
     entropy = lambda p: -np.sum(p * np.log(np.maximum(p, 1e-30)), -1)
     found = {
         "accuracy": float(bfl.evaluation.accuracy(test, labels)),
@@ -221,9 +223,9 @@ def scores(test: np.ndarray, labels: np.ndarray, elsewhere: Optional[np.ndarray]
 
 
 def unlit(features: np.ndarray, model: tf.keras.Model) -> np.ndarray:
-    """Which weights [D] are of pixels that are black in all examples: their posterior is the prior.
+    """Return a mask [D] of the weights of pixels that are black in all examples: their posterior is the prior.
 
-    Only of a model whose first layer is dense.
+    The first layer of the model must be dense.
     """
     leaves = bfl.clients.Potential(model).leaves
     here = np.zeros(sum(x.shape.num_elements() for x in leaves), bool)
@@ -237,12 +239,12 @@ def unlit(features: np.ndarray, model: tf.keras.Model) -> np.ndarray:
 
 
 def moved(start: np.ndarray, chains: np.ndarray, prior_stddev: float, unlit: np.ndarray) -> dict[str, Any]:
-    """How far chains [M, R, D] have gone from weights [D], and how wide their draws are.
+    """Return the distances of chains [M, R, D] from weights [D], and the widths of their samples.
 
     Returns:
       travelled: ||w_T - w_0|| / ||w_0||, of the first chain.
       spread: the mean over weights and chains of the draws' sd, over the prior's.
-      unlit_spread: the same over weights whose posterior is the prior, where it is 1 for exact draws.
+      unlit_spread: the same over weights with the prior as posterior; 1 for exact samples.
       unlit_rms: the root of their mean square, over the prior's sd: also 1 for exact draws.
     """
     spread = chains.std(1, dtype=np.float64) / prior_stddev

@@ -1,4 +1,4 @@
-"""Runs the study: `python -m experiments.qlsd.run`.
+"""Run the study: `python -m experiments.qlsd.run`.
 
 A cell is a folder under OUTPUT with one summary; what is done is not run again. Tables and figures are written at the
 end, and by --tables at any time, for what is there.
@@ -50,7 +50,7 @@ STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
 
 
 def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
-    """The options of each cell, in the order in which they run."""
+    """Return the options of each cell, in the order in which they run."""
     settings: Any = SIZES[size]
     more = {} if runs is None else {"runs": runs}
     for step in TOY_STEPS:
@@ -88,7 +88,7 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
 
 
 def network_cells(study: str, settings: Any, more: Options) -> Iterator[Options]:
-    """Those of a network, HMC's first: others are compared with it."""
+    """Return the cells of a network; HMC is first, since the others are compared with it."""
     shared = {"study": study, **NETWORKS[study], **settings["of_all"]}
     yield {**shared, "method": "HMC", "algorithm": "hmc", **settings["hmc"]}
     groups: Any = ((NETWORK_CHAINS, settings["chains"]), (NETWORK_TRAINING, settings["training"]))
@@ -107,7 +107,7 @@ def cell_name(options: Options) -> str:
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
-    """Runs a cell and writes its summary; one that fails says so."""
+    """Run a cell and write its summary, or the reason of its failure."""
     folder.mkdir(parents=True)
     try:
         found = STUDIES[options["study"]](options, folder)
@@ -118,10 +118,10 @@ def run_cell(folder: pathlib.Path, options: Options) -> None:
 
 @click.command()
 @click.option("--size", type=click.Choice(list(SIZES)), default="reduced", show_default=True)
-@click.option("--seeds", type=click.IntRange(min=1), help="Chains of a cell; those of the size if not given.")
+@click.option("--seeds", type=click.IntRange(min=1), help="Number of chains of a cell; default: by the size.")
 @study_options("qlsd", HERE / "results")
 def main(study: Study, size: str, seeds: int | None) -> None:
-    """Runs the cells that are not done, and writes tables and figures."""
+    """Run the cells that are not done, and write tables and figures."""
     every = {cell_name(options): options for options in cells(size, seeds)}
     study.run(every, run_cell, told)
     if not study.listed:
@@ -131,7 +131,7 @@ def main(study: Study, size: str, seeds: int | None) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     seconds = f" ({summary['seconds']:.0f} s)"
     if "failed" in summary:
         return "failed, " + summary["failed"] + seconds

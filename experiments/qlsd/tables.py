@@ -38,7 +38,7 @@ PAIRED_WITH = ("SGLD, one client", "LSD++, 5 of 20")
 
 
 def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
-    """Writes every table and figure of which there is something, and what failed."""
+    """Write every table and figure of which there is something, and what failed."""
     folder.mkdir(parents=True, exist_ok=True)
     write(failures(summaries), folder / "failures")
     of = {
@@ -70,19 +70,19 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
 
 
 def ordered(summaries: Iterable[Summary], methods: Iterable[str]) -> list[Summary]:
-    """In the order of the methods, then of falling steps and rising levels."""
+    """Sort by the order of the methods, then by falling steps and rising levels."""
     places = list(methods)
     key = lambda o: (places.index(o["method"]), -o.get("step", 0), o.get("levels", 0))
     return sorted(summaries, key=lambda s: key(s["options"]))
 
 
 def with_error(value: float, error: float) -> str:
-    """Value +- standard error, three digits that count."""
+    """Return value +- standard error, three digits that count."""
     return f"{value:.3g} +- {error:.1g}"
 
 
 def toy_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method and step size: variances and errors of the mean norm, measured and known."""
+    """Return a row for each method and step size: variances and errors of the mean norm, measured and known."""
     head = ["step x L", "method", "variance / posterior's", "closed form", "bias of the norm"]
     head += ["squared error of mean norm", "expected", "an exact sampler as slow", "independent exact draws"]
     head += ["independent draws at twice the variance", "rounds", "kept", "runs"]
@@ -99,7 +99,7 @@ def toy_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def bits_table(summaries: Sequence[Summary]) -> Lines:
-    """Bits of a client's message: bound, entropy and coder, and how many times fewer than without compression."""
+    """Return bits of a client's message: bound, entropy, coder, and the ratios to the bits without compression."""
     head = ["step x L", "method", "bound", "entropy", "coder", "times fewer, bound", "times fewer, coder"]
     lines = [[*head, "seconds per 1e5 rounds"]]
     for s in ordered(summaries, TOY_METHODS):
@@ -112,7 +112,7 @@ def bits_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def logistic_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: errors of the 99 % HPD region against LSD++, its noise against itself, and bits."""
+    """Return a row for each method: errors of the 99 % HPD region against LSD++, its noise against itself, and bits."""
     reference = next(s for s in summaries if s["options"]["method"] == REFERENCE)
     head = [
         "",
@@ -138,12 +138,12 @@ def logistic_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
-    """Mean (least to most) of errors."""
+    """Return mean (least to most) of errors."""
     return f"{np.mean(values):.1e} ({min(values):.1e} to {max(values):.1e})" if values else ""
 
 
 def quantile_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: what the chains' U - min U are, mean +- sd over seeds."""
+    """Return a row for each method: what the chains' U - min U are, mean +- sd over seeds."""
     lines = [["", "mean of U - min U", "99 % quantile of U - min U", "99 % quantile of U", "min U", "rounds", "seeds"]]
     for s in ordered(summaries, (*LOGISTIC_METHODS, *LOGISTIC_RIVALS)):
         row = [s["options"]["method"]]
@@ -155,7 +155,7 @@ def quantile_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def budget_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method, step size and number of levels: the error that a budget of bits buys."""
+    """Return a row for each method, step size and number of levels: the error that a budget of bits buys."""
     head = ["method", "step x L", "levels", "bits a round", "rounds", "squared error of mean norm", "expected"]
     lines = [[*head, "variance / posterior's", "runs"]]
     for s in ordered(summaries, BUDGET_METHODS):
@@ -167,7 +167,7 @@ def budget_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def memory_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: how far the variances of its chains are from the truth, and from LSD++.
+    """Return a row for each method: how far the variances of its chains are from the truth, and from LSD++.
 
     The first rows say what is scored without a chain, by the prior's variances, and by chains of the posterior itself,
     each against the mean of the others.
@@ -198,7 +198,7 @@ def memory_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def covertype_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: errors of the 99 % HPD region against each chain of MALA, and bits.
+    """Return a row for each method: errors of the 99 % HPD region against each chain of MALA, and bits.
 
     MALA's own row is of pairs of different chains.
     """
@@ -216,7 +216,7 @@ def covertype_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def network_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: scores of mean predictions, means over seeds, and how near they are to HMC's.
+    """Return a row for each method: scores of mean predictions, means over seeds, and how near they are to HMC's.
 
     HMC's own agreement and total variation are those of its first chain with its last. What the source has beside is of
     the published size.
@@ -253,7 +253,7 @@ def network_pairs(summaries: Sequence[Summary]) -> Lines:
 
 
 def movement_table(summaries: Sequence[Summary]) -> Lines:
-    """A row for each method: how far its weights went, and how wide its draws are."""
+    """Return a row for each method: how far its weights went, and how wide its draws are."""
     names = ("travelled", "spread", "unlit_spread", "unlit_rms")
     head = ["", "way from the start / its norm", "sd of weights / prior's", "of unlit pixels: sd / prior's"]
     lines = [[*head, "root mean square / prior's sd", "step size", "draws", "seeds"]]
@@ -265,7 +265,7 @@ def movement_table(summaries: Sequence[Summary]) -> Lines:
 
 
 def memory_points(summaries: Sequence[Summary]) -> tuple[dict[str, list[tuple[int, float, float]]], dict[str, float]]:
-    """What `memory_figure` draws: relative errors by levels, and those of LSD++ and of the prior's variances."""
+    """Return the points of `memory_figure`: relative errors by levels, of LSD++ and of the prior's variances."""
     found = {s["options"]["method"]: s for s in ordered(summaries, MEMORY_METHODS)}
     truth = variances(found[TRUTH]).mean(0)
     relative = lambda own: np.divide(apart(own, truth), np.linalg.norm(truth))
@@ -283,14 +283,14 @@ def memory_points(summaries: Sequence[Summary]) -> tuple[dict[str, list[tuple[in
 
 
 def variance_scores(own: np.ndarray, truth: np.ndarray, norm_of: np.ndarray) -> list[str]:
-    """||v - v*||, that over ||v*||, and the mean of v / v* over coordinates, of chains [M, D]."""
+    """Return ||v - v*||, that over ||v*||, and the mean of v / v* over coordinates, of chains [M, D]."""
     errors = apart(own, truth)
     relative = np.divide(errors, np.linalg.norm(norm_of))
     return [mean_with_error(errors), mean_with_error(relative), mean_with_error((own / truth).mean(-1))]
 
 
 def mean_with_error(values: Any) -> str:
-    """Mean +- its standard error; the mean alone of a single value."""
+    """Return mean +- its standard error; the mean alone of a single value."""
     values = np.asarray(values, float)
     if len(values) == 1:
         return f"{values[0]:.3g}"
@@ -298,7 +298,7 @@ def mean_with_error(values: Any) -> str:
 
 
 def failures(summaries: Sequence[Summary]) -> Lines:
-    """What failed, and why."""
+    """Write the failures with their reasons."""
     rows = [
         [s["options"]["study"], s["options"]["method"], *steps_of(s), s["failed"]] for s in summaries if "failed" in s
     ]

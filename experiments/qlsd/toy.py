@@ -22,13 +22,13 @@ ENCODED_ROUNDS = 20
 
 
 def log_density(theta: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """log N(row; theta, I) without constants, [B]."""
+    """Return log N(row; theta, I) without constants, [B]."""
     return -tf.reduce_sum(tf.square(rows - theta), -1) / 2
 
 
 @functools.cache
 def tables() -> tuple[np.ndarray, ...]:
-    """Clients' examples [N_i, D]: means N(0, 5^2 I), examples N(mean, I)."""
+    """Return clients' examples [N_i, D]: means N(0, 5^2 I), examples N(mean, I)."""
     settings: Any = config.GAUSSIAN
     rng = np.random.default_rng(settings["data_seed"])
     means = rng.normal(0, settings["client_stddev"], (len(settings["sizes"]), settings["dim"]))
@@ -36,7 +36,7 @@ def tables() -> tuple[np.ndarray, ...]:
 
 
 def mode() -> np.ndarray:
-    """theta* [D], the posterior's mean, in float64."""
+    """Return theta* [D], the posterior's mean, in float64."""
     return np.concatenate(tables()).mean(0, dtype=np.float64)
 
 
@@ -55,7 +55,7 @@ def model() -> tf.keras.Model:
 def process_of(
     estimator: str, compressor: str, batch_size: Optional[float], step: float
 ) -> bfl.federated.BayesianProcess:
-    """A chain at the step size step / L that starts at theta*."""
+    """Return a chain at the step size step / L that starts at theta*."""
     rows = np.concatenate(tables())
     fixed = None
     if estimator == "fixed_point":
@@ -74,7 +74,7 @@ def process_of(
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Runs the chains of a cell: their errors, variances and messages beside what is known exactly."""
+    """Run the chains of a cell: their errors, variances and messages beside what is known exactly."""
     estimator, compressor, share = options["estimator"], options["compressor"], options["batch_size"]
     process, clients = process_of(estimator, compressor, share, options["step"]), federation()
     thinning = bfl.federated.Thinning(options["burn_in"])
@@ -100,7 +100,7 @@ def run(options: Options) -> dict[str, Any]:
 
 
 def scores(options: Options, norms: np.ndarray, squares: np.ndarray) -> dict[str, Any]:
-    """Of the runs' means of ||theta|| and of (theta - theta*)^2, each [M]: errors, ratios of variances, controls."""
+    """Score the runs' means of ||theta|| and of (theta - theta*)^2, each [M]: errors, ratios of variances, controls."""
     center, posterior, dim = float(np.linalg.norm(mode())), 1 / sum(map(len, tables())), len(mode())
     errors = (norms - gaussian.norm_mean(center, posterior, dim)) ** 2
     ratios = squares / posterior
@@ -129,7 +129,7 @@ def scores(options: Options, norms: np.ndarray, squares: np.ndarray) -> dict[str
 
 
 def bits(estimator: str, compressor: str, share: Optional[float], states: np.ndarray) -> dict[str, float]:
-    """Bits of a client's message at states [M, D]: by the bound, by the levels' entropy and as encoded.
+    """Return bits of a client's message at states [M, D]: by the bound, by the levels' entropy and as encoded.
 
     32 bits of norm are in each; without compression all are 32 D.
     """
@@ -158,7 +158,7 @@ def bits(estimator: str, compressor: str, share: Optional[float], states: np.nda
 
 
 def run_budget(options: Options) -> dict[str, Any]:
-    """Runs chains of as many rounds as a budget of bits a client pays for, by the bound: their errors."""
+    """Run chains of as many rounds as a budget of bits a client pays for, by the bound: their errors."""
     found = bfl.compression.parse_compressor(options["compressor"])
     rounds = int(options["bits"] / found.bound(len(mode())))
     process = process_of(options["estimator"], options["compressor"], options["batch_size"], options["step"])

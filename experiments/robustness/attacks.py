@@ -11,7 +11,7 @@ from tfp_bfl.models import ClientResult, ModelWeights, ServerMessage
 
 
 def spoil(local: ModelWeights, anchor: ModelWeights, change: float, variance: float) -> ModelWeights:
-    """mean = anchor + change (local - anchor), point weights likewise, variance = variance x local."""
+    """Return mean = anchor + change (local - anchor), point weights likewise, variance = variance x local."""
     move = lambda x, a: a + change * (x - a)
     means = tf.nest.map_structure(move, local.posterior.mean, anchor.posterior.mean)
     variances = tf.nest.map_structure(lambda v: variance * v, local.posterior.variance)
@@ -20,7 +20,7 @@ def spoil(local: ModelWeights, anchor: ModelWeights, change: float, variance: fl
 
 
 def attacked(client_work: ClientWork, hostile: int, change: float, variance: float) -> ClientWork:
-    """`client_work` of a federation whose clients with numbers below `hostile` send what `spoil` gives."""
+    """Return client work in which clients with numbers below `hostile` send the result of `spoil`."""
 
     def build() -> Callable[[ServerMessage, Any, tf.Tensor], ClientResult]:
         work = client_work()

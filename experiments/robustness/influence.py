@@ -1,4 +1,4 @@
-"""What one hostile client of eleven does to the pooled posterior: `python -m experiments.robustness.influence`.
+"""The effect of one hostile client of eleven on the pooled posterior: `python -m experiments.robustness.influence`.
 
 Ten honest clients have moved 0.05 from an anchor of sd 0.003, give or take 0.003; the eleventh sends the opposite, or a
 number that nobody sends. The table has how far the pooled means are from what the ten honest ones give, over the honest
@@ -36,7 +36,7 @@ POISONS = {
 
 
 def influence(rule: str, defence: str, poison: str, hostile: int = 1) -> str:
-    """The shift of the pooled mean that so many hostile clients of eleven make, or that it is not finite."""
+    """Return the shift of the pooled mean that so many hostile clients of eleven make, or that it is not finite."""
     change, stddev, weight = POISONS[poison]
     rng, honest = np.random.default_rng(0), CLIENTS + 1 - hostile
     own = CHANGE + STDDEV * rng.normal(size=(honest, SIZE))
@@ -59,7 +59,7 @@ def influence(rule: str, defence: str, poison: str, hostile: int = 1) -> str:
 
 
 def fault(poison: str) -> str:
-    """Why a round leaves the client out by itself; "" if it does not. A weight is a number of examples."""
+    """Return the reason why a round leaves the client out, or "". A weight is a number of examples."""
     change, stddev, weight = POISONS[poison]
     leaf = lambda value: (tf.fill([SIZE], tf.constant(value, tf.float32)),)
     none = bfl.posterior.MeanField((), ())

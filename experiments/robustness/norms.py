@@ -1,4 +1,4 @@
-"""How far honest clients move, and how near they come to the bounds: `python -m experiments.robustness.norms`.
+"""Distances that honest clients move, compared with the bounds: `python -m experiments.robustness.norms`.
 
 Of the norm the median, to choose clip's bound by; of the rest the largest over clients and rounds.
 """
@@ -17,7 +17,7 @@ from experiments.robustness.run import model
 
 
 class Honest(NamedTuple):
-    """What clients send in a round.
+    """The messages of the clients in a round.
 
     Fields:
       norm: `change_norm` [K].
@@ -33,7 +33,7 @@ class Honest(NamedTuple):
 
 
 def honest(rule: str, seed: int = 0, partition: str = "iid", rounds: int = ROUNDS) -> list[Honest]:
-    """Each round without an attack. Rounds as the process has them."""
+    """Return each round without an attack. Rounds as the process has them."""
     source = bfl.data.load(DATASET)
     clients = source.partition(bfl.data.parse_partition(partition, CLIENTS), seed=seed)
     whole = bfl.rules.whole_model(bfl.rules.RULES[rule]())

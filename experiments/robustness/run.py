@@ -1,4 +1,4 @@
-"""Runs the robustness study: `python -m experiments.robustness.run`.
+"""Run the robustness study: `python -m experiments.robustness.run`.
 
 A cell is a kind of model, a partition, a rule, an attack and a robust aggregation, over all seeds: a folder under
 OUTPUT with one summary. Finished cells are not run again; their scores by seed stay in the records.
@@ -28,7 +28,7 @@ Options = dict[str, Any]
 
 
 def rows_of(kind: str, partition: str) -> list[tuple[str, str]]:
-    """The rules, each with each robust aggregation, or the kernel posterior with what finds its modes."""
+    """Return the rules, each with each robust aggregation, or the kernel posterior with what finds its modes."""
     rows = []
     for rule in config.PARTITIONS[kind][partition]:
         defences = config.KERNELS if rule == config.KERNEL else config.DEFENCES
@@ -41,7 +41,7 @@ def attacks_of(kind: str) -> list[str]:
 
 
 def cells() -> Iterator[Options]:
-    """The options of each cell, in the order in which they run."""
+    """Return the options of each cell, in the order in which they run."""
     given = {"rounds": config.ROUNDS, "seeds": list(config.SEEDS)}
     for kind, partitions in config.PARTITIONS.items():
         for partition, rules in partitions.items():
@@ -56,7 +56,7 @@ def cells() -> Iterator[Options]:
 
 
 def cell_name(options: Options) -> str:
-    """Its folder's name; of Flipout models, which are most, without their kind."""
+    """Return the name of a cell's folder; it omits the kind of Flipout models, the default."""
     parts = [options[name] for name in ("model", "partition", "rule", "attack", "defence")]
     return ",".join(parts[parts[0] == "flipout" :]).replace(":", "_").replace(" ", "_")
 
@@ -66,7 +66,7 @@ def model(shape: Sequence[int], seed: int = 0, kind: str = "flipout") -> tf.kera
 
 
 def build(options: Options, shape: Sequence[int]) -> bfl.federated.BayesianProcess:
-    """`bfl.algorithms.variational`, with hostile clients."""
+    """Return `bfl.algorithms.variational`, with hostile clients."""
     model_fn = functools.partial(model, shape, kind=options["model"])
     work = bfl.clients.variational(model_fn, **config.TRAINING)
     if options["attack"] not in ("none", config.ABSENT):
@@ -78,13 +78,13 @@ def build(options: Options, shape: Sequence[int]) -> bfl.federated.BayesianProce
 
 
 def clients_of(source: bfl.data.Source, options: Options, seed: int) -> bfl.data.Clients:
-    """All clients, or where the hostile ones are absent all others."""
+    """Return all clients, or where the hostile ones are absent all others."""
     everybody = source.partition(bfl.data.parse_partition(options["partition"], config.CLIENTS), seed=seed)
     return everybody.split(config.HOSTILE)[1] if options["attack"] == config.ABSENT else everybody
 
 
 def run_cell(options: Options) -> dict[str, list[Any]]:
-    """Each score of the last round, a value a seed; None where the training left no finite weights."""
+    """Return each score of the last round, a value a seed; None where the training left no finite weights."""
     train, test = (bfl.data.load(config.DATASET, split=split) for split in ("train", "test"))
     scores: dict[str, list[Any]] = {name: [] for name in SCORES}
     process = build(options, train.element_shape)
@@ -109,7 +109,9 @@ def run_cell(options: Options) -> dict[str, list[Any]]:
 
 
 def table(records: list[Options], kind: str, partition: str, score: str) -> list[list[str]]:
-    """A row for each rule and robust aggregation, a column for each attack: mean +- standard deviation over seeds."""
+    """Return a row for each rule and robust aggregation, a column for each attack: mean +- standard deviation over
+    seeds.
+    """
     results = {_key(record["options"]): record.get(score, [None]) for record in records}
     attacks = attacks_of(kind)
 
@@ -130,7 +132,7 @@ def table(records: list[Options], kind: str, partition: str, score: str) -> list
 
 
 def pairs_table(records: list[Options], kind: str, partition: str) -> list[list[str]]:
-    """Accuracy less that of others under the same attack with the same seeds, in points, with 95 % t intervals.
+    """Return accuracy less that of others under the same attack with the same seeds, in points, with 95 % t intervals.
 
     The others are the first rule without robust aggregation, and with the median.
     """
@@ -154,7 +156,7 @@ def pairs_table(records: list[Options], kind: str, partition: str) -> list[list[
 
 
 def write_told(rows: list[list[str]], path: pathlib.Path) -> None:
-    """Writes a table that tells something."""
+    """Write a table unless it is empty."""
     if any(any(row[2:]) for row in rows[1:]):
         write(rows, path)
 
@@ -168,14 +170,14 @@ def write_cell(folder: pathlib.Path, options: Options) -> None:
 
 
 def told(summary: dict[str, Any]) -> str:
-    """A cell's result in a line."""
+    """Return a cell's result in a line."""
     return f"{summary.get('failed', '')}{summary.get('accuracy', '')} ({summary['seconds']:.0f} s)"
 
 
 @click.command()
 @study_options("robustness", HERE / "results")
 def main(study: Study) -> None:
-    """Runs the cells that are not done, and writes a table of each score on each partition."""
+    """Run the cells that are not done, and write a table of each score on each partition."""
     every = {cell_name(options): options for options in cells()}
     study.run(every, write_cell, told)
     if study.listed:

@@ -303,7 +303,9 @@ def test_a_run_without_a_sound_client_ends_with_status_1(tmp_path, capsys):
     options += ["--kind", "deterministic", "--pretrain-share", "0.1", *LOCAL]
     assert run_command_line(["run", *options]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("tfp-bfl: Nothing was learnt in round 1, in 2 attempts: every client was faulty: client ")
+    assert error.startswith(
+        "tfp-bfl: No training succeeded in round 1, in 2 attempts: every client was faulty: client "
+    )
     assert "change beyond max_change_norm" in error and not (folder / "summary.json").exists()
     assert (folder / "pretraining.json").exists()  # The bound is on clients, not on the server.
 

@@ -91,9 +91,9 @@ def test_a_dataset_cannot_name_a_module_to_import(tmp_path):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (PermissionError(13, "Permission denied", "runs/x"), "the system says for runs/x: Permission denied. What"),
+        (PermissionError(13, "Permission denied", "runs/x"), "the system says for runs/x: Permission denied. Files"),
         (OSError(28, "No space left on device"), "there is no space left on the disk: make some"),
-        (OSError(5, "Input/output error"), "the system says: Input/output error. What was saved before is kept"),
+        (OSError(5, "Input/output error"), "the system says: Input/output error. Files saved before remain"),
     ],
 )
 def test_every_error_of_the_system_is_one_sentence(error, told, monkeypatch, capsys, tmp_path):

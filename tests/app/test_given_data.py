@@ -83,7 +83,7 @@ def test_a_run_resumes_with_the_same_data_only(runs, tmp_path, capsys):
     words = r"The data, arrays \[90, 2\], 3 clients, have another SHA-256 sum than those of the run, Table \[90, 2\]"
     with pytest.raises(InvalidArgument, match=words):
         bfl.run(resume=folder, dataset=(other, LABELS, SITES))
-    with pytest.raises(InvalidArgument, match="leave all else out"):
+    with pytest.raises(InvalidArgument, match="give only its model"):
         bfl.run(resume=folder, dataset="patients.csv")
     # The same numbers in another form are the same data.
     assert scores_of(bfl.run(resume=folder, dataset=(FEATURES, LABELS, SITES))) == scores_of(runs["file"])

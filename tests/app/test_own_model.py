@@ -179,7 +179,7 @@ def test_a_run_from_python_goes_on(tmp_path):
     with pytest.raises(InvalidArgument, match=r"was given in Python: use bfl\.run"):
         bfl.run(resume=broken.folder)
     assert bfl.run(resume=broken.folder, model=build).summary["test_nll"] == whole.summary["test_nll"]
-    with pytest.raises(InvalidArgument, match="leave all else out but its model, rule, algorithm and data in memory"):
+    with pytest.raises(InvalidArgument, match="give only its model, rule, algorithm and data in memory"):
         bfl.run(resume=broken.folder, rounds=4)
     with pytest.raises(InvalidArgument, match="There is no option 'ruel'"):
         bfl.run(tmp_path / "new", ruel="x")

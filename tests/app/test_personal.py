@@ -239,7 +239,7 @@ def test_what_is_no_clients_model_is_one_sentence_and_status_2(meta_learnt, run,
         ([], "There are 4 clients, but the server step personal (sgd, learning rate 1) has a place for 3"),
         (
             ["--normalization", "batch", "--model", "lenet", "--dataset", "digits"],
-            "BatchNorm's statistics are not: use",
+            "BatchNorm depends on the batch too: use",
         ),
         (["--kind", "flipout"], "kind 'flipout' learns none: use kind 'variational_dropout'"),
         (["--pruning-threshold", "1"], "pruning_threshold is '1', but must be below 1.0."),

@@ -167,7 +167,7 @@ def test_what_can_not_be_resumed(whole, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     refused(["--resume", str(whole)], capsys, "is complete: there is nothing to resume")
     refused(["--resume", str(tmp_path)], capsys, "is not the folder of a run: it has no config.yaml")
-    refused(["--resume", str(whole), "--rounds", "9"], capsys, "leave --rounds out, or begin a new run")
+    refused(["--resume", str(whole), "--rounds", "9"], capsys, "leave --rounds out, or start a new run")
     refused(["--resume", str(whole), "--config", "x.yaml"], capsys, "leave --config out")
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 

@@ -190,5 +190,5 @@ def test_bad_numbers_are_one_sentence(options, message):
 
 def test_batch_statistics_are_refused():
     model_fn = lambda: bfl.models.resnet20("deterministic", (8, 8, 3), 2)
-    with pytest.raises(InvalidArgument, match="BatchNorm's statistics are not: use normalization"):
+    with pytest.raises(InvalidArgument, match="BatchNorm depends on the batch too: use normalization"):
         bfl.clients.meta_learning(model_fn)

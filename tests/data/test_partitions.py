@@ -272,7 +272,7 @@ def test_like_needs_the_same_classes(labels):
         "rows", "train", np.zeros((6, 1), np.float32), np.array([0, 0, 0, 1, 1, 1], np.int32), ("a", "b")
     )
     clients = data.Clients(source, [[0, 1], [2]] if len(set(labels)) > 1 else [[0, 3], [1, 4]])
-    with pytest.raises(InvalidArgument, match="like shares out 2 classes"):
+    with pytest.raises(InvalidArgument, match="like partitions 2 classes"):
         data.like(clients)(np.array(labels), seed=0)
 
 

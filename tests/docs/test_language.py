@@ -39,14 +39,23 @@ BANNED = (
     r"\bshares? out\b",
     r"\bwhat is kept\b",
 )
+BANNED_IN_PROGRAMS = (*BANNED, r"\blearnt\b", r"\bstrangers?\b", r"\bwho (is|are)\b", r"\btells?\b")
 MOST_COLUMNS = 120
 MOST_WORDS = 15
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text().splitlines()
 
 
+# The library, and the programs of its studies and benchmarks.
+SOURCES = [
+    *(path for root in ("tfp_bfl", "experiments", "benchmarks") for path in sorted((ROOT / root).rglob("*.py"))),
+]
+# Openings of a noun phrase: documents a class, a module or a property, but not a function.
+ARTICLES = {"The", "A", "An", "Each", "Every", "All", "One", "Both", "Another"}
+
+
 def docstrings():
-    """(place, kind, text) of each docstring of the library."""
-    for path in sorted((ROOT / "tfp_bfl").rglob("*.py")):
+    """Yield (place, kind, text) of each docstring."""
+    for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
                 is_property = any("property" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
@@ -63,17 +72,51 @@ def test_docstrings_open_with_a_verb_or_a_noun():
     assert found == {}
 
 
-def test_sentences_of_the_library_say_site_and_not_party():
-    # But for the names of arguments, files and options, and for what checkpoints record of the data.
-    word = re.compile(r"(?<![\w./=-])part(y|ies)(?![\w.=])", re.IGNORECASE)
-    found = [
-        (name_of(path), node.value)
-        for path in (ROOT / "tfp_bfl").rglob("*.py")
+def test_docstrings_of_functions_open_with_a_verb():
+    found = {
+        place: text.split("\n")[0]
+        for place, kind, text in docstrings()
+        if kind == "FunctionDef" and text.split()[0].strip(",.") in ARTICLES
+    }
+    assert found == {}
+
+
+def sentences(path):
+    """Yield the string constants of a program that have a space: docstrings, help, messages and printed text."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value.strip():
+            # Without the names of code and of arguments.
+            yield re.sub(r"`[^`\n]*`|^ *[\w, ]+: ", "", node.value, flags=re.MULTILINE)
+
+
+def test_sentences_of_programs_use_the_fields_terms():
+    found = {
+        (name_of(path), word): text
+        for path in SOURCES
+        for text in sentences(path)
+        for word in BANNED_IN_PROGRAMS
+        if re.search(word, text, re.IGNORECASE)
+    }
+    assert found == {}
+
+
+def test_help_of_programs_is_a_noun_phrase_or_an_imperative():
+    helps = [
+        (name_of(path), node.value.value)
+        for path in SOURCES
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-        if word.search(re.sub(r"`[^`\n]*`|^ *[\w, ]+: ", "", node.value, flags=re.MULTILINE))
-        and node.value != " parties of "
+        if isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
     ]
+    assert len(helps) > 90
+    assert [(place, text) for place, text in helps if text.split()[0] in NOT_FIRST] == []
+
+
+def test_sentences_of_programs_say_site_and_not_party():
+    # But for the names of files and options, and for what checkpoints and records contain.
+    word = re.compile(r"(?<![\w./=-])part(y|ies)(?![\w.=])", re.IGNORECASE)
+    recorded = (" parties of ", "5 parties, examples")
+    found = [(name_of(path), x) for path in SOURCES for x in sentences(path) if word.search(x) and x not in recorded]
     assert found == []
 
 

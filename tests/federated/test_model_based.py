@@ -138,7 +138,7 @@ class Run(stateful.RuleBasedStateMachine):
     def go_on(self, more):
         rounds = min(self.saved + more, MOST_ROUNDS)
         if rounds >= len(self.expected):
-            with pytest.raises(Error, match=f"Nothing was learnt in round {len(self.expected)}, in 4 attempts"):
+            with pytest.raises(Error, match=f"No training succeeded in round {len(self.expected)}, in 4 attempts"):
                 self.simulate(rounds)
             self.went_on(len(self.expected) - 1)
             return

@@ -59,7 +59,7 @@ def connected(kit, times):
 def submitted(kits, name, reported=None, secure_sums=False, deadline=60, **options):
     folder = kits.parent / f"result of {name}"
     lines = [] if reported is None else reported
-    how = {"quorum": 2, "deadline": deadline, "tell": lines.append, "timeout": 120, "secure_sums": secure_sums}
+    how = {"quorum": 2, "deadline": deadline, "progress": lines.append, "timeout": 120, "secure_sums": secure_sums}
     return submit(kits / "admin", name, {**OPTIONS, **options}, folder, **how)
 
 

@@ -240,7 +240,7 @@ def test_a_lie_is_found_at_the_server_and_costs_the_others_nothing(honest, lie):
 
 LIES_IN_BYTES = {
     "cut short": (changed("sent/code", lambda x: x[:9]), "ends too early"),
-    "of more integers": (changed("sent/code", lambda x: np.append(x, x)), "goes on behind its last integer"),
+    "of more integers": (changed("sent/code", lambda x: np.append(x, x)), "continues after its last integer"),
     "no bytes": (changed("sent/code", lambda x: x.astype(np.int32)), "is of type int32"),
     "a norm that is none": (
         changed("sent/code", lambda x: np.append(np.frombuffer(np.float32(np.nan).tobytes(), np.uint8), x[4:])),

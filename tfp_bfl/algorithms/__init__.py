@@ -1,4 +1,4 @@
-"""Named recipes: client work + rule + server step, a file a family; `compose` for one's own."""
+"""Named recipes: client work + rule + server step, a file for each family; `compose` builds custom algorithms."""
 
 from tfp_bfl.algorithms.compose import compose
 from tfp_bfl.algorithms.ensemble import ensemble

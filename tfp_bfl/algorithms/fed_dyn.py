@@ -23,7 +23,7 @@ class Dynamic(NamedTuple):
 
     Fields:
       gradient: h [D + P], the mean of the clients' h_k.
-      share: of the clients who are in the round, a scalar.
+      share: fraction of the clients in the round, a scalar.
     """
 
     gradient: Any

@@ -105,7 +105,7 @@ def fsgld(
     thinning: Optional[federated.Thinning] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """FSGLD: one client a round takes several steps of the chain, with Gaussians in the place of those who are away.
+    """FSGLD: one client a round takes several steps of the chain, with Gaussians in place of the absent clients.
 
     Give `simulate` and `simulate_chains` a cohort_size of 1: they refuse others, of which no chain would come.
 

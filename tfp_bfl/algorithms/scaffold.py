@@ -23,7 +23,7 @@ class Controlled(NamedTuple):
 
     Fields:
       control: c [D + P], the mean gradient of all clients.
-      share: of the clients who are in the round, a scalar.
+      share: fraction of the clients in the round, a scalar.
       inner: of the step on the weights.
     """
 

@@ -168,7 +168,9 @@ def run(
     if resumed and (config_file or seeds or set(given) - set(CODE)):
         own = [name for name in given if name not in CODE]
         other = "config" if config_file else "seeds" if seeds else own[0].replace("_", "-")
-        raise InvalidArgument(f"--resume goes on with a run as it was begun: leave --{other} out, or begin a new run.")
+        raise InvalidArgument(
+            f"--resume continues a run with its recorded options: leave --{other} out, or start a new run."
+        )
     if seeds is not None:
         return run_many(config_file, given, [{}], seeds, progress=progress)
     config = None if resumed else make_config(config_file, given)
@@ -380,7 +382,7 @@ def _of_the_system(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"there is no space left on the disk{where}: make some, then try again."
     reason = (error.strerror or str(error) or type(error).__name__).rstrip(".")
-    return f"the system says{where}: {reason}. What was saved before is kept; mend that, then try again."
+    return f"the system says{where}: {reason}. Files saved before remain; fix the cause, then try again."
 
 
 def _fail(problem: Any, status: int) -> int:

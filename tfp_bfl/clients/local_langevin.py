@@ -1,7 +1,7 @@
 """Clients that take several Langevin steps of their own in a round: DG-SGLD and FSGLD, QLSD's competitors.
 
-Rounds report `participants`, `upload_bits` and `download_bits`, 32 a weight each way: what the server tells once, where
-the run began or the surrogates, is not counted.
+Rounds report `participants`, `upload_bits` and `download_bits`, 32 a weight each way. Messages that the server sends
+once, with the initial weights or the surrogates, are not counted.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def conducive_langevin(
     w <- w - gamma H + sqrt(2 gamma) Z
     H = grad U_0(w) + b (N_i / n) sum_(j in S) grad u_j(w) + sum_k P_k (w - m_k) - b P_i (w - m_i)
 
-    where the last two terms, of mean zero over i, stand for the clients who are away. Give cohorts of one.
+    where the last two terms, of mean zero over i, stand for the absent clients. Give cohorts of one.
 
     Args:
       model_fn, batch_size, likelihood: as of `clients.stochastic_gradient`.

@@ -1,4 +1,4 @@
-"""Local training by plain or meta-learnt gradients, as functions of the weights."""
+"""Local training by plain or meta-learned gradients, as functions of the weights."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _check(learner: str, kl_reduction: str, model: tf.keras.Model, logit_rate: O
         raise InvalidArgument("logit_rate is of variational layers, and the model has none: leave it out.")
     if parts.moving_mean:
         raise InvalidArgument(
-            "Meta-learnt gradients are of a function of the weights, which BatchNorm's statistics are not: use "
+            "Meta-learned gradients require a function of the weights, and BatchNorm depends on the batch too: use "
             "normalization='group', or none."
         )
 

@@ -1,4 +1,4 @@
-"""Clients that keep a site each: their likelihood's factor of the posterior, learnt over rounds."""
+"""Clients with an approximate likelihood factor of the posterior each, learned over rounds."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def variational(
         "heteroscedastic", of two.
       update_prior: from the second round on the prior is the posterior that the server pooled last, instead of the
         layers' own (Fischer et al. 2024, Table 5).
-      pretrained: the first round's posterior has been learnt too, so that with update_prior it is a prior already.
+      pretrained: whether the posterior before the first round is trained; with update_prior it is then a prior.
       proximal: mu of FedProx (Li et al. 2020, arXiv:1812.06127, eq. 2): the loss has mu / 2 ||w - w_server||^2 besides,
         over means and point weights.
       example_privacy: that little is said of any one example, by clipping and noise, which is as secret as the client's
@@ -150,7 +150,7 @@ def _work(
 
 
 def _prior_of(weights: FlatWeights, message: ServerMessage, update_prior: bool, pretrained: bool) -> Prior:
-    """Return the prior: the layers' own or, with `update_prior`, the server's posterior once it is learnt."""
+    """Return the prior: the layers' own or, with `update_prior`, the server's posterior after training."""
     if not update_prior:
         return weights.prior
     pooled = weights.as_prior(message.weights.posterior)

@@ -159,4 +159,4 @@ class _Reader:
 
     def end(self) -> None:
         if len(self._bits) - self._at >= 8:
-            raise InvalidArgument("The code goes on behind its last integer: it is damaged, or of more integers.")
+            raise InvalidArgument("The code continues after its last integer: it is damaged, or encodes more integers.")

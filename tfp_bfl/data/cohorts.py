@@ -22,8 +22,8 @@ def cohort(
         S_t ~ Uniform({S subset of {0..K-1} : |S| = cohort_size}),  a function of (seed, t, attempt) alone
 
     With `popularity` clients are drawn one after another with probabilities p ~ Dir(popularity 1_K), a function of the
-    seed alone, renormalised over those who are left (Johansson & Gullbrandson 2022). Either way is such
-    that a resumed run sees the same clients in the same rounds as one that was never stopped.
+    seed alone, renormalised over the remaining clients (Johansson & Gullbrandson 2022). In both cases, a
+    resumed run has the same clients in the same rounds as an uninterrupted one.
 
     Args:
       num_clients: K.

@@ -259,7 +259,7 @@ def like(clients: Clients) -> Partition:
     def draw_cuts(rng: np.random.Generator, counts: np.ndarray) -> np.ndarray:
         if len(counts) != len(held) or not held.any(1).all():
             raise InvalidArgument(
-                f"like shares out {len(held)} classes, but the examples have {len(counts)} and the clients hold "
+                f"like partitions {len(held)} classes, but the examples have {len(counts)} and the clients hold "
                 f"{int(held.any(1).sum())}: both need all of them."
             )
         return _cuts(held, counts, rng.random(len(counts)))

@@ -117,7 +117,7 @@ def abstention_limit(
       probabilities: [B, C] of held-out examples, on which nobody trained.
       labels: [B].
       uncertainty: [B], such as the entropy or the epistemic part; larger is less sure.
-      accuracy: a, that of what is kept; or
+      accuracy: a, the accuracy on retained examples; or
       coverage: the share that is to be kept.
       confidence: of the accuracy. 0 asks for no more than that on the held-out examples themselves.
 

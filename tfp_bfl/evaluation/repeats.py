@@ -69,8 +69,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], confidenc
         mean(d) -+ t_(n - 1)((1 + confidence) / 2) sd(d) / sqrt(n)
 
     The seeds, not the test examples, are what varies: the interval says what other seeds would give, where differences
-    are about normal. Two seeds have an interval 12.7 sd(d) / sqrt(2) wide to either side; few differences are told by
-    it.
+    are about normal. Two seeds have an interval 12.7 sd(d) / sqrt(2) wide to either side; few differences are
+    significant with it.
 
     Args:
       first: [n], scores by seed.

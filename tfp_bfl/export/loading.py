@@ -39,7 +39,7 @@ def load(path: Union[str, os.PathLike]) -> Any:
     Before TensorFlow reads them, the files are held against their checksums, the graph against a list of operations
     that neither run Python nor touch files or networks, and what the files say of their sizes against each other.
     That finds every accident and every file of another origin. Checksums can be forged, and what a graph computes is
-    not limited: predict with a stranger's model in a process of its own (docs/security.md).
+    not limited: run models from untrusted sources in a separate process (docs/security.md).
 
     Args:
       path: the folder.

@@ -20,7 +20,7 @@ _ASIDE = ("metrics_on", "columns", "target")
 
 _CARD = """# {name}
 
-{what} Input: examples of shape {shape}. Output: {tells}. It has {num_weights:,} parameters. Written by
+{what} Input: examples of shape {shape}. Output: {output}. It has {num_weights:,} parameters. Written by
 tfp_bfl {tfp_bfl} with TensorFlow {tensorflow}. `assets/info.json` has the contents of this card for programs.
 
 ## Training data
@@ -145,7 +145,7 @@ def card(info: Info) -> str:
         name=facts["name"],
         what=f"{what} {kind}{_whose(data)}",
         shape=facts["input_shape"],
-        tells=_cell(target[0]) if target else f"{facts['num_classes']} classes",
+        output=_cell(target[0]) if target else f"{facts['num_classes']} classes",
         num_weights=facts["num_weights"],
         **facts["versions"],
         data=_table({name: x for name, x in data.items() if name not in _ASIDE}, "data")

@@ -28,7 +28,7 @@ def find(run: Union[str, os.PathLike]) -> pathlib.Path:
         return exported
     if (folder / "config.yaml").is_file():
         raise InvalidArgument(
-            f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume goes on with it."
+            f"The run in {files.name(run)} is not complete and has no model yet: tfp-bfl run --resume continues it."
         )
     raise InvalidArgument(
         f"{files.name(run)} is neither the folder of a complete run nor a SavedModel of this library."

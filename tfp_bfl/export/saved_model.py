@@ -110,7 +110,7 @@ def _make(folder: pathlib.Path) -> None:
 
 
 def _texts(info: Info) -> dict[str, str]:
-    """Return the files that tell what is known, by name."""
+    """Return the descriptive files, by name."""
     info = information.check(info)
     return {manifest.INFO: information.to_json(info), model_card.NAME: model_card.card(info)}
 

@@ -158,11 +158,11 @@ class Attempts:
                     return outcome._replace(num_dropped=num_dropped, retries=attempt, restarts=self._restarts)
                 reasons = f"every client was faulty: {outcome.described}{self._rather() if outcome.diverges else ''}"
             logger.warning("Attempt %d at round %d failed: %s.", attempt + 1, number, reasons)
-        raise Error(f"Nothing was learnt in round {number}, in {attempt + 1} attempts: {reasons}.")
+        raise Error(f"No training succeeded in round {number}, in {attempt + 1} attempts: {reasons}.")
 
     def _run_hiding(self, state: ServerState, number: int) -> Outcome:
-        """Return a round that does not tell who was in it: it is not tried again, and nobody is left out
-        for the others.
+        """Run a round that does not reveal its clients: it is not repeated, and no client is left out for
+        the others.
         """
         size, num_clients = self._cohorts.size, self._clients.num_clients
         chosen = each_drawn(num_clients, size or num_clients, number, self._seed)

@@ -39,7 +39,7 @@ def settings_of(**parts: Any) -> dict[str, str]:
     """Return the numbers and names that functions were made with, name -> value: learning rates, epochs, batch sizes.
 
     They are what the functions' closures hold, and the closures of functions in them, of a `ClientWork`, a rule or a
-    server step as of a user's own; of a lambda its constants too. How a model is built is told by the model itself.
+    server step, also of user-supplied ones; of a lambda its constants too. The model itself describes how it is built.
     Different values of one name are all there, in the order in which they are met.
     """
     settings: dict[str, list[str]] = {}

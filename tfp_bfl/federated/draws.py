@@ -81,7 +81,7 @@ class Draws:
             self.digests[str(number)] = files.digest(path)
 
     def restore(self, digests: Mapping[str, str], weights: ModelWeights) -> None:
-        """Read what a run wrote before it broke off.
+        """Read the samples that a run wrote before its interruption.
 
         Raises:
           InvalidArgument: a file is missing, or not as it was written.

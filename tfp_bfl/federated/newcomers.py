@@ -1,4 +1,4 @@
-"""Clients who were never in training, fitted to what has been learnt of the others."""
+"""Personal models of clients that were not in training, fitted to the parameters of the other clients."""
 
 from __future__ import annotations
 

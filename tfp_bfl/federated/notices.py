@@ -62,7 +62,7 @@ def cores_warning(before: int, now: int) -> Optional[str]:
 
 
 def loss_warning(clients: np.ndarray, nll: np.ndarray) -> Iterator[tuple[int, str]]:
-    """Return clients whose loss is not of the others' size, and what to tell the user of each.
+    """Return clients with an outlying loss, and a warning for each.
 
     Args:
       clients: their numbers [K].

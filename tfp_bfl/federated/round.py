@@ -314,7 +314,7 @@ def fold(seed: Scalar, *numbers: Scalar) -> tf.Tensor:
 
 
 def _without_autotuning() -> tf.data.Options:
-    """An iterator ends when its tuning thread wakes: after 10, 30, 70, 150, ... ms, which a client would wait for."""
+    """Return options without autotuning: an iterator would end only when its tuning thread wakes."""
     options = tf.data.Options()
     options.autotune.enabled = False
     options.experimental_optimization.apply_default_optimizations = False

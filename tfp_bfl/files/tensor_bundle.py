@@ -2,7 +2,7 @@
 
 The file is a sorted table as of LevelDB, without compression. Its blocks hold entries (length of the prefix shared with
 the last key, length of the rest, length of the value, rest, value), then the offsets of the entries that share nothing,
-then their number; the footer tells where the block is that tells where the blocks are.
+then their number; the footer has the position of the index block, which has the positions of the blocks.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def uncertainty_density(
 ) -> Figure:
     """Draw the distributions of an uncertainty in and out of distribution, as two histograms in the same bins.
 
-    The less they overlap, the better the uncertainty tells data from elsewhere; the title gives AUROC and AUPR. A
-    histogram, since uncertainties pile up at their bounds, where a kernel density would leak over them.
+    The less they overlap, the better the uncertainty detects out-of-distribution data; the title gives AUROC and AUPR.
+    A histogram, since uncertainties pile up at their bounds, where a kernel density would leak over them.
 
     Args:
       scores_in: [N], not negative, of examples from the distribution of the training data.

@@ -21,7 +21,7 @@ class RunResults(NamedTuple):
     """A run as a report shows it.
 
     Fields:
-      name: what tells it from other runs.
+      name: name of the run.
       config: its settings; nested mappings become dotted names.
       summary: its results: "accuracy" and "epistemic_share" (shares), "test_nll" (nats per example), "ece" and whatever
         else it measured; "seconds", "train_seconds", "ms_per_step", "worker_mb" and "process_mb" are what it cost.

@@ -93,13 +93,13 @@ def logarithmic(axes: Axes) -> None:
 
 
 def legend(axes: Axes, **options: Any) -> None:
-    """Add a legend without a frame, if there is more than one thing to tell apart."""
+    """Add a legend without a frame, if there are two entries or more."""
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(frameon=False, fontsize=SIZE - 1, labelcolor=INK, **options)
 
 
 def figure_legend(figure: Figure, axes: Axes) -> None:
-    """Add the legend of `axes` below the whole figure, if there is more than one thing to tell apart."""
+    """Add the legend of `axes` below the whole figure, if there are two entries or more."""
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         # Long names stand below each other: side by side they would make the figure's axes narrow.

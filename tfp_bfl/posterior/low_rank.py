@@ -35,7 +35,7 @@ class LowRank(NamedTuple):
 
 
 class NotPositiveDefinite(InvalidArgument):
-    """A matrix that no Gaussian has, or none that float64 can tell from one."""
+    """A matrix that is not positive definite in float64, and so not the covariance or precision of a Gaussian."""
 
 
 def as_low_rank(q: LowRank | MeanField, name: str = "q") -> LowRank:
@@ -187,7 +187,7 @@ def cholesky(matrix: tf.Tensor, message: str) -> tf.Tensor:
     In a graph it is NaN for a matrix that is not positive definite.
 
     Raises:
-      NotPositiveDefinite: with this message, if the matrix is not positive definite as far as float64 can tell.
+      NotPositiveDefinite: with this message, if the matrix is not positive definite in float64.
     """
     factor = tf.linalg.cholesky(matrix)
     if tf.executing_eagerly():

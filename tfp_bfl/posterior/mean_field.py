@@ -53,8 +53,8 @@ def kl_divergence(q: MeanField, p: MeanField) -> tf.Tensor:
 
     Args:
       q: a posterior, or a stack of K (leaves [K, ...]).
-      p: a posterior of the same structure, or a stack of K where q is none. (Of two stacks nothing tells that they are
-        stacks: their KL is summed over the clients too.)
+      p: a posterior of the same structure, or a stack of K where q is none. (Two stacks are not
+        recognised as stacks: their KL is summed over the clients too.)
 
     Returns:
       A scalar; [K] if just one of the two is a stack.

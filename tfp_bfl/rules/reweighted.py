@@ -1,4 +1,4 @@
-"""A rule with weights that only all clients together tell."""
+"""A rule with weights that depend on all clients together."""
 
 from __future__ import annotations
 

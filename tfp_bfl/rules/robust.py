@@ -88,9 +88,9 @@ def trimmed(rule: AnyRule[ModelWeights, Given], share: float = 0.2) -> ModelGath
     likewise, BatchNorm's moments as pairs.
 
     If at most k clients are adversarial, every mean that is left lies between those of honest clients, and so does
-    every variance. Who is left differs from weight to weight, so that clients' aggregation weights have no meaning
-    here: all count the same. Rules that shrink the variance with the number of clients shrink it by K - 2 k. The
-    server's memory is clients x weights. The metric `trimmed_clients` is 2 k: with few clients it can be zero.
+    every variance. The remaining clients differ from weight to weight, so that clients' aggregation weights have no
+    meaning here: all count the same. Rules that shrink the variance with the number of clients shrink it by K - 2 k.
+    The server's memory is clients x weights. The metric `trimmed_clients` is 2 k: with few clients it can be zero.
 
     Args:
       rule: of `tfp_bfl.rules`, or of `whole_model`.
@@ -130,7 +130,7 @@ def centered_clip(rule: AnyRule[ModelWeights, Given]) -> ModelGatherRule[ModelWe
 
     z = argmin_z sum_k ||x_k - z||,  r = median_k ||x_k - z||,  x_k <- z + min(1, r / ||x_k - z||) (x_k - z)
 
-    over means and point weights, in which honest clients differ where their labels do. Who is alone in having a class
+    over means and point weights, in which honest clients differ where their labels do. A client that alone has a class
     still counts, where `trimmed` and `median` drop it weight by weight, and needs no bound chosen beforehand, as
     `clipped` does. Of every weight the K variances, and BatchNorm's, are limited to the range of those that are left
     when min(ceil(K / 4), floor((K - 1) / 2)) at each end are dropped, so that no tiny or huge variance rules the

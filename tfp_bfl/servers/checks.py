@@ -20,7 +20,7 @@ def check_point_weights(weights: ModelWeights, what: str) -> None:
 
 
 def check_step(step: ServerStep[Given], name: str, any_rule: bool = False) -> ServerStep[Given]:
-    """Return `step`, if it is a server step: one that goes on from pooled weights unless `any_rule`.
+    """Return `step`, if it is a server step: one that starts from pooled weights unless `any_rule`.
 
     Raises:
       InvalidArgument: it is none; the message calls it by `name`.

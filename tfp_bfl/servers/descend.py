@@ -61,7 +61,7 @@ def descend(
       prior_stddev: t; None for a flat prior.
       participation: p, as the clients have it, or one for each client.
       memory_rate: of the clients' memories, or one for each client; None where they have none.
-      refresh_every: the anchor zeta is the weights of each such round, which clients are told; None for no anchor.
+      refresh_every: rounds between updates of the anchor zeta, which is sent to clients; None for no anchor.
       fixed_point: w*, leaves: the prior's gradient is then less that at w*, since the clients' are too.
 
     Returns:

@@ -1,4 +1,4 @@
-"""FedAG's server: training goes on from the mean of the clients' weights, predictions draw from their Gaussian."""
+"""FedAG's server: training continues from the mean of the clients' weights; predictions sample their Gaussian."""
 
 from __future__ import annotations
 

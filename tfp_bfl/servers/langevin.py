@@ -17,7 +17,7 @@ from tfp_bfl.weights.kinds import Given
 def langevin(step: ServerStep[Given], step_size: float) -> ServerStep[Given]:
     """w <- step(w) + sqrt(2 eta) e,   e ~ N(0, I): the rounds' weights are samples of the posterior.
 
-    Which of them are kept, the driver is told by a `federated.Thinning`.
+    A `federated.Thinning` of the driver selects the samples to store.
 
     Args:
       step: `replace()` or `optimize(...)`.

@@ -43,7 +43,7 @@ def laplace_dual(
       covariance: the posterior N(w, 1 / S) predicts; False: the weights alone.
 
     Returns:
-      A step over what `tfp_bfl.rules.total` gives of `clients.laplace_sites`. It tells clients S.
+      A step over what `tfp_bfl.rules.total` gives of `clients.laplace_sites`. It sends S to the clients.
 
     Raises:
       InvalidArgument: a number outside its range; of `initialize`, a model with variational layers.

@@ -70,8 +70,8 @@ def from_stack(clients: ClientPosterior, weights: ModelWeights, prior: MeanField
 
 
 def pool(state: OnlineState, diagonal_only: bool = True, between_clients: bool = True) -> ModelWeights:
-    """Return the product of the clients' posteriors (`posterior.pooled`; as `algorithms.fl_swag`, unless told
-    otherwise), with the rest of the server's weights.
+    """Return the product of the clients' posteriors (`posterior.pooled`, by default as in
+    `algorithms.fl_swag`), with the rest of the server's weights.
 
     BatchNorm's statistics are the moments of the mixture of the clients' data (as `rules.linear_pool`).
 

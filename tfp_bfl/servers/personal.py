@@ -35,7 +35,7 @@ class PersonalState(NamedTuple):
 
     Fields:
       parameters: of the variances.
-      momenta: of the parameters that are learnt, in the same structure.
+      momenta: of the learned parameters, in the same structure.
       optimizer: state of the optimizer of the weights.
     """
 
@@ -62,7 +62,7 @@ def personal(
 
     The rates of psi and e_m are at most (1 - momentum) sum_m b_m ||Delta_m||^2 / ||gradient||^2, the Polyak step of
     sum_m b_m ||l_m - l'_m||^2 / 2: to first order logits then move no further than the clients' own did. Without it a
-    hypernetwork amplifies what all clients change alike, and the more the more it has learnt.
+    hypernetwork amplifies common changes of the clients, and increasingly so during training.
 
     A round reports how far training moved the clients' logits, `logit_change`: sqrt(sum_m b_m ||l_m - l'_m||^2), and
     the dropout rates of its clients (`models.DropoutRates`).
@@ -73,10 +73,10 @@ def personal(
     Args:
       variances: as the clients have them.
       optimizer: of means and point weights; None to take the pool: SGD of rate 1.
-      shared, rows: how the parameters of all clients, and those of each, are learnt; None for `Learning(0.9, 0.6)`
-        and `Learning(0.9, 0.3)`. A rate of 0 leaves them.
+      shared, rows: learning of the common parameters, and of the parameters of each client; None for
+        `Learning(0.9, 0.6)` and `Learning(0.9, 0.3)`. A rate of 0 leaves them.
       capped: False for the rates as they are, as published.
-      absent_decay: rows of clients who are not in the round feel decay and momentum too, as in the authors' program.
+      absent_decay: whether decay and momentum apply to the rows of absent clients too, as in the authors' program.
       clip_norm: of all gradients, the change of the weights included.
       threshold: of `clients.personal`: a client's own model does without the same weights.
       seed: of the first parameters.

@@ -28,7 +28,7 @@ class ExamplePrivacy(NamedTuple):
 
     Fields:
       clip_norm: C.
-      noise_multiplier: s. `privacy.epsilon(s, N, B, rounds * local_epochs * ceil(N / B))` is what all steps tell.
+      noise_multiplier: s. `privacy.epsilon(s, N, B, rounds * local_epochs * ceil(N / B))` is the epsilon of all steps.
 
     Source: Abadi et al. 2016 (arXiv:1607.00133), algorithm 1; Jaelkoe et al. 2017 (arXiv:1610.08749), for the ELBO.
     """

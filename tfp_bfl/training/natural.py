@@ -37,7 +37,7 @@ class ByCurvature:
     far below the curvature; the precision that is sent has none.
 
     Both are stationary at the q that minimises the loss: where E_q[h] n + 1 / t^2 is the precision and the loss has no
-    gradient in the mean. Training starts from the precision that the server has sent, so that it is learnt over
+    gradient in the mean. Training starts from the precision that the server has sent, and continues over
     rounds.
 
     Args:

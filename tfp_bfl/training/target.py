@@ -51,7 +51,7 @@ def target_of(
     Args:
       kl: one of `KLS`.
       weighting: of the server. Where it is known only after the round, n is N.
-      temperature: n is divided by it: below 1 the posterior is colder, that of more examples than there are.
+      temperature: n is divided by it: below 1 the posterior is sharper, that of more examples than there are.
       prior: over the variational weights.
       federation: its size.
       num_examples: N_k, a float.

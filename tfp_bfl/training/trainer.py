@@ -77,7 +77,7 @@ class Trainer:
     ) -> tuple[TrainingMetrics, State]:
         """Train from the message's weights on; the weights are then in `weights`.
 
-        A `LinearTerm` that the message tells is added to each gradient.
+        A `LinearTerm` of the message is added to each gradient.
 
         Args:
           message, examples, seed: of the client work.

@@ -38,7 +38,7 @@ def dropout_rates(
     """Return the rates of the clients of a round, the first 32 of them.
 
     Args:
-      variances, parameters: that the server has learnt.
+      variances, parameters: trained by the server.
       mean: theta [D].
       present: above 0 for the clients of the round [M].
     """

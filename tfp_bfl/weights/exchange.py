@@ -31,7 +31,7 @@ class Federation(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """Weights that a server step tells clients besides those to start from.
+    """Weights that a server step sends to clients besides the initial weights.
 
     Fields:
       point: the point weights of a former round, leaves.
@@ -68,7 +68,7 @@ class ServerMessage(NamedTuple):
     Fields:
       weights: to start from.
       round: rounds done so far, scalar int32.
-      told: what the server step tells all clients besides (`ServerStep.tell`).
+      told: further content for all clients from the server step (`ServerStep.tell`).
       memory: what this client has kept of the round that it was last in (`ClientWork.memory`).
       federation: its size.
     """

@@ -13,7 +13,7 @@ from tfp_bfl.posterior import MeanField, marginals
 
 
 class ModelWeights(NamedTuple):
-    """All that a model has learnt, as tuples of tensors in the order of the model's layers.
+    """All trained parameters of a model, as tuples of tensors in the order of the model's layers.
 
     Fields:
       posterior: a `MeanField` of the variational weights. For a model without variational layers it may also be a

@@ -25,7 +25,7 @@ class Parameters(NamedTuple):
     Fields:
       shared: of all clients, tensors.
       rows: of each client, [M, ...]; () for none.
-      middle: the logits at the start [D], which are not learnt; () where they are one number for all weights.
+      middle: the constant initial logits [D]; () if they are one number for all weights.
     """
 
     shared: tuple[tf.Tensor, ...]
@@ -161,7 +161,7 @@ def hypernetwork(
     logit_range: Optional[tuple[float, float]] = None,
     initial_rate: Optional[float] = None,
 ) -> PersonalVariances:
-    """Return l = h(e_m): a perceptron h of learnt embeddings e_m of the clients.
+    """Return l = h(e_m): a perceptron h of trained embeddings e_m of the clients.
 
     h has leaky rectifiers of slope 0.1, weights by Glorot & Bengio's normal law and biases N(0, 1e-3^2), so that all
     clients begin at about `middle`; e_m ~ N(0, I). It has the width of its last hidden layer times as many weights as

@@ -137,8 +137,8 @@ def predictive_spec(model: tf.keras.Model, names: Iterable[str]) -> ModelWeights
 
     Args:
       model: a Keras model.
-      names: of the leaves, such as "posterior/deviations/0", which tell of a model without variational layers what
-        kind of posterior there is, and over how many of its last point weights.
+      names: of the leaves, such as "posterior/deviations/0", which determine for a model without variational
+        layers the kind of posterior, and the number of its last point weights.
     """
     spec = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), get_weights(model))
     fields = [name.split("/")[1] for name in names if name.startswith("posterior/")]

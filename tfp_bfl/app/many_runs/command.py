@@ -27,7 +27,7 @@ Examples:
   tfp-bfl report rules --output rules.tex
 
 \b
-The same command goes on with what is not done.
+The same command resumes the sweep.
 """
 
 
@@ -44,12 +44,14 @@ class _Sweep(Grouped):
     help="An option and its values, with commas between them (semicolons where values hold commas); again for another: "
     "every combination. 'A or B' in one: the runs of A, and the runs of B.",
 )
-@click.option("--seeds", metavar="SEEDS", default="0", help="0..4 or 0,1,7.  [default: 0]")
-@click.option("--jobs", metavar="VALUE", default="1", help="Runs side by side, each a process.  [default: 1]")
-@click.option("--list", "listed", is_flag=True, help="Only list the runs, and which are done.")
+@click.option("--seeds", metavar="SEEDS", default="0", help="Seeds of the runs, as 0..4 or 0,1,7.  [default: 0]")
+@click.option("--jobs", metavar="VALUE", default="1", help="Number of runs at once, each a process.  [default: 1]")
+@click.option("--list", "listed", is_flag=True, help="List the runs and their states, and run none.")
 @click.option("--config", "config_file", metavar="FILE", help="Options of all runs from a YAML file; flags win.")
-@click.option("--progress", metavar="FORM", help="Of each run: phases, lines, json or none.  [default: phases]")
-@click.option("--output", metavar="FOLDER", help="Of all runs: a new one, or that of the same sweep, which goes on.")
+@click.option(
+    "--progress", metavar="FORM", help="Progress of each run: phases, lines, json or none.  [default: phases]"
+)
+@click.option("--output", metavar="FOLDER", help="Folder of all runs, new or of the same sweep, which resumes.")
 @functools.partial(config_options, without=("seed", "output"))
 def sweep_runs(
     varied: Sequence[str],

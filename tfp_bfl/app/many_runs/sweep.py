@@ -134,7 +134,7 @@ def make_cells(
 def sweep(
     cells: Mapping[str, RunConfig], output: str | pathlib.Path, *, jobs: int = 1, progress: Optional[str] = None
 ) -> pathlib.Path:
-    """Run what is not done, goes on with what broke off, and write tables and a page over all.
+    """Run the remaining cells, resume interrupted ones, and write tables and a page over all.
 
     The folder holds a run folder for each cell; results.csv, .md and .tex with means, standard deviations and paired
     differences over the seeds; runs.csv with a line a run; and report.html.
@@ -188,7 +188,7 @@ def sweep(
 
 
 def run_or_resume(folder: pathlib.Path, options: Mapping[str, Any], progress: str = "none") -> None:
-    """Run a configuration, or go on with its run where that broke off.
+    """Run a configuration, or resume its interrupted run.
 
     Args:
       folder: of the run.

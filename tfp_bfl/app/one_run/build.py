@@ -168,8 +168,8 @@ class Shares(NamedTuple):
       server: on which the server pre-trains, one client; None without pre-training.
       held_out: on which it sees when to stop, one client; None without pre-training.
       unlabelled: features that the server holds without their labels [U, ...]; None where it holds none.
-      calibration: on which nobody trains, one client; None if there is none.
-      unseen: clients who are never in training; None without any.
+      calibration: examples for calibration, as one client; None if there are none.
+      unseen: held-out clients; None if there are none.
     """
 
     clients: bfl.data.Clients

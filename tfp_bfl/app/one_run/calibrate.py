@@ -45,8 +45,9 @@ def calibrate(
     Args:
       run: the folder of a complete run that set examples aside (hold_out).
       output: a new folder for the SavedModel.
-      accuracy: that of what is kept (`evaluation.abstention_limit`); 0.95 if neither it nor coverage is given; or
-      coverage: the share that is kept.
+      accuracy: accuracy on retained examples (`evaluation.abstention_limit`); 0.95 if neither it nor coverage is
+        given; or
+      coverage: fraction of the examples that is retained.
       confidence: in that accuracy.
       by: "entropy" or "epistemic", of which uncertainty the limit is.
       set_coverage: with which probability prediction sets hold the label (`evaluation.conformal_limit`).

@@ -145,18 +145,18 @@ def predict_images(
 @click.command("calibrate", epilog=CALIBRATE_EXAMPLES)
 @click.argument("run", metavar="RUN")
 @click.argument("path", metavar="PATH")
-@click.option("--accuracy", type=float, metavar="SHARE", help="Of what is kept, on new examples.  [default: 0.95]")
-@click.option("--coverage", type=float, metavar="SHARE", help="The share that is kept, instead of an accuracy.")
-@click.option("--confidence", type=float, metavar="SHARE", help="In that accuracy.  [default: 0.9]")
-@click.option("--by", metavar="NAME", help="Of which the limit is: entropy or epistemic.  [default: entropy]")
+@click.option("--accuracy", type=float, metavar="SHARE", help="Accuracy on retained new examples.  [default: 0.95]")
+@click.option("--coverage", type=float, metavar="SHARE", help="Fraction of examples to retain, instead of an accuracy.")
+@click.option("--confidence", type=float, metavar="SHARE", help="Confidence in that accuracy.  [default: 0.9]")
+@click.option("--by", metavar="NAME", help="Measure of the threshold: entropy or epistemic.  [default: entropy]")
 @click.option(
     "--sets",
     "set_coverage",
     type=float,
     metavar="SHARE",
-    help="With which probability prediction sets hold the label.  [default: 0.9]",
+    help="Coverage of the prediction sets.  [default: 0.9]",
 )
-@click.option("--figure", metavar="FILE", help="Risk and limit by coverage, as a picture.")
+@click.option("--figure", metavar="FILE", help="File for a figure of risk and threshold by coverage.")
 def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) -> None:
     """Write the SavedModel of a run to PATH, with an abstention threshold from the run's held-out examples."""
     from tfp_bfl.app.one_run.calibrate import calibrate

@@ -68,7 +68,7 @@ def run(
         label and client_column as of a file.
       test_data: a path, or a test set in memory in the form of the training data; a fifth of each class if None.
       config: a YAML file with options, such as the config.yaml of another run; those given here win.
-      resume: the folder of a run that broke off, to go on with; takes nothing else but its model, rule, algorithm and
+      resume: the folder of an interrupted run. No other argument is accepted, except its model, rule, algorithm and
         data, if they were not names.
       progress: "lines", "bar", "phases", "json" or "none", on the standard error.
       on_round: called after each round with its metrics by name, as for a tracker: docs/many_runs.md.
@@ -85,8 +85,8 @@ def run(
     if resume is not None:
         if options or config or output or (given is None and (dataset or test_data)):
             raise InvalidArgument(
-                "resume goes on with a run as it was begun: leave all else out but its model, rule, algorithm and data "
-                "in memory."
+                "resume continues a run with its recorded options: give only its model, rule, algorithm and data in "
+                "memory."
             )
         names: dict[str, Any] = {name: x for name, x in both if isinstance(x, str)}
         folder = go_on(resume, **names, **shown)

@@ -35,10 +35,10 @@ _SCORES = {"accuracy": "3f", "rmse": "4g", "test_nll": "3f"}
 
 
 class Reporter:
-    """Tells of one run. Made by `reporter`.
+    """Reporter of the progress of one run. Made by `reporter`.
 
     Args:
-      console: where it is told.
+      console: console of the output.
       form: of `FORMS`.
       rounds: how many the run has.
     """
@@ -129,7 +129,7 @@ def reporter(console: Console, form: Optional[str], rounds: int) -> Iterator[Rep
     """Return a `Reporter` for the time of a run.
 
     Args:
-      console: where it is told; nothing is on a quiet one.
+      console: console of the output; a quiet one shows nothing.
       form: of `FORMS`; None for a bar in a terminal and lines elsewhere.
       rounds: how many the run has.
 

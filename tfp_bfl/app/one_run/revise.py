@@ -52,7 +52,7 @@ def read_state(run: Union[str, pathlib.Path]) -> Any:
     """Return the clients that a run's folder holds.
 
     Raises:
-      InvalidArgument: it is not the folder of a complete run whose clients can be told apart, or its file is damaged.
+      InvalidArgument: it is not the folder of a complete run with separate clients, or its file is damaged.
     """
     path = clients_file(run)
     return _MODULES[path.name].load(path)

@@ -52,7 +52,7 @@ def execute(
     """Run a configuration and return its folder.
 
     The folder holds config.yaml (`tfp-bfl run --config` on it repeats the run), metrics.jsonl (a line a
-    round), checkpoints/ (from which `resume` goes on), predictions.npz (of the test set), figures/, report.html and
+    round), checkpoints/ (for `resume`), predictions.npz (of the test set), figures/, report.html and
     saved_model/; pretraining.json and TensorBoard's event files, if asked for; and summary.json, once the run is
     complete; for fl_swag also server_state.npz, from which `revise` adds and removes clients; with hold_out
     held_out.npz, for `calibrate`; with evaluate_clients clients.jsonl, a line a client.
@@ -86,7 +86,7 @@ def resume(
     code: Code = NO_CODE,
     on_round: Optional[OnRound] = None,
 ) -> pathlib.Path:
-    """Go on with a run that broke off, from its last checkpoint, and return its folder.
+    """Resume an interrupted run from its last checkpoint, and return its folder.
 
     Weights and metrics end as those of a run that was never stopped, bit for bit; times do not.
 

@@ -84,7 +84,7 @@ def model_fn(
       options: others, such as kind; among them seed, from which the weights of initializers without a seed follow.
 
     Raises:
-      InvalidArgument: it fails, or its model does not take these examples or tell these classes apart.
+      InvalidArgument: it fails, or its model does not fit these examples or these classes.
     """
     import tensorflow as tf
 

@@ -49,7 +49,7 @@ class RemoteWorker:
         if self._silent_seconds:
             raise WorkerError(
                 f"The worker at {self.address} did not answer for {self._silent_seconds:g} s: its machine is stopped "
-                "or cut off; mend that and begin again, the rounds that were saved are kept."
+                "or cut off. Fix the machine or network, and resume from the saved rounds."
             )
         if not is_ready(self.channel, self._connect_seconds):
             raise WorkerError(

@@ -50,7 +50,7 @@ def heartbeat(workers: list[Any], seconds: float) -> Iterator[None]:
             channel.close()
 
     def look() -> None:
-        """Begin to watch who is new."""
+        """Begin to watch new workers."""
         while True:
             for i, worker in enumerate(workers):
                 if watched.get(i) is not worker:

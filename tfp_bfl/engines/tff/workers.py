@@ -135,7 +135,7 @@ class Worker:
         return open_channel(self.address, local=True)
 
     def give_up(self, seconds: float) -> None:
-        """End a process that has not answered for so many seconds: who waits for it is told so."""
+        """End a process that has not answered for `seconds`; waiting callers get an error."""
         self._silent_seconds = seconds
         _signal_group(self._process, signal.SIGKILL)
 
@@ -187,7 +187,7 @@ class Worker:
             if left <= 0:
                 raise WorkerError(
                     f"The worker did not answer within startup_seconds={startup_seconds:g}; "
-                    f"allow more or mend what its log says:\n{self.log_tail()}"
+                    f"allow more or fix what its log says:\n{self.log_tail()}"
                 )
             if is_ready(self.channel, min(0.1, left)):
                 return True
@@ -202,7 +202,7 @@ class Worker:
     def _how_it_ended(self) -> WorkerError:
         code = self._process.returncode
         how = f"with status {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
-        advice = "mend what its log says"
+        advice = "fix what its log says"
         if self._silent_seconds:
             return WorkerError(
                 f"The worker process {self.pid} did not answer for {self._silent_seconds:g} s (stopped, swapped out or "

@@ -18,7 +18,7 @@ DEPLOY_EXAMPLES = """
 Examples:
   tfp-bfl deploy demo --output demo           three sites on this machine
   tfp-bfl deploy init kits --host fl.example.org --site north --site south
-  tfp-bfl deploy check north                  at a site: check its file and data
+  tfp-bfl deploy check north                  at a site: its file and data
   tfp-bfl deploy start north                  at each site, and at the server
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
 
