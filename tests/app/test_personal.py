@@ -85,6 +85,7 @@ def test_options_reach_the_recipes(monkeypatch):
         **{"middle": pytest.approx(2 * np.log(0.1)), "ranged": "smooth", "parametrization": "log_variance"}
     }
     assert given["threshold"] == 0.8 and given["server_options"]["capped"]
+    assert options_of(monkeypatch, "meta_vd", logit_rate=3.0)["logit_rate"] == 3.0
     given = options_of(monkeypatch, "meta_learning", server_optimizer="sgd", server_momentum=0.9, kl_weight=0.5)
     assert (given["learner"], given["rule"], given["kl_weight"]) == ("maml", "naive_weighted_average", 0.5)
     assert given["server_optimizer"].name == "sgd" and "num_clients" not in given

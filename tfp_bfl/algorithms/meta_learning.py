@@ -74,6 +74,8 @@ def meta_vd(
     work, process = split_options(meta_vd, clients.meta_learning, options)
     make = lookup(models.PERSONAL_VARIANCES, variances, "source of variances")
     source = make(num_clients, **known_options(make, variance_options, f"variances {variances!r}", ("num_clients",)))
+    if not source.learned and work.get("logit_rate") is None:
+        work["logit_rate"] = 0.0
     source.check_layers(models.as_model_fn(model_fn)())
     local = clients.personal(clients.meta_learning(model_fn, learner=learner, **work), source, threshold)
     own = ("variances", "optimizer", "threshold", "seed")

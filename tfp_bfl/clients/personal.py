@@ -85,7 +85,7 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
             mine = tf.one_hot(client, variances.num_clients)
             rows = tf.nest.map_structure(lambda x: tf.tensordot(mine, x, 0), row)
             extra = LogitGradient(shared, rows, mine, tf.reduce_sum(tf.square(change)))
-            bits = _bits(result.weights, mask, threshold)
+            bits = _bits(result.weights, mask, threshold, 64.0 if variances.learned else 32.0)
             counts = {**result.counts, "pruned_weights": tf.cast(tf.reduce_sum(1 - mask), tf.int32)}
             weights, counts = result.weights._replace(posterior=pooled), {**counts, **dict.fromkeys(_BITS, bits)}
             return result._replace(weights=weights, counts=counts, extra=extra)
@@ -100,9 +100,9 @@ def personal(work: ClientWork, variances: PersonalVariances, threshold: Optional
     return ClientWork(build, extra=extra, is_private=work.is_private)
 
 
-def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: Optional[float]) -> tf.Tensor:
-    """Return the bits of theta and l of the unpruned weights in float32, of all others, and of one mask bit for
-    each weight.
+def _bits(weights: ModelWeights, mask: tf.Tensor, threshold: Optional[float], of_each: float) -> tf.Tensor:
+    """Return the bits of the unpruned weights, theta and l in float32 or theta alone, of all others, and of one mask
+    bit for each weight.
     """
     others = sum(x.shape.num_elements() for x in tf.nest.flatten((weights.point, weights.moments)))
-    return 64.0 * tf.reduce_sum(mask) + float(32 * others + (0 if threshold is None else mask.shape[0]))
+    return of_each * tf.reduce_sum(mask) + float(32 * others + (0 if threshold is None else mask.shape[0]))

@@ -10,14 +10,20 @@ import tensorflow as tf
 
 from tfp_bfl.contracts import WEIGHTS, ClientWork
 from tfp_bfl.data import Clients
-from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.errors import InvalidArgument, check_count, lookup
 from tfp_bfl.federated.process import BayesianProcess
 from tfp_bfl.federated.round import fold
 from tfp_bfl.federated.simulation import SimulationResult
+from tfp_bfl.layers import sampling
 from tfp_bfl.weights import ModelWeights, ServerMessage, predictive_model
 
 # No round has this number: the noise of adaptation is its own.
 _ADAPTATION = -3
+EVALUATION_NOISES = {
+    "own": "each client's model with its own noise",
+    "none": "predictions by the means of the weights; adaptation has the noise of the model",
+    "another": "client k has the standard deviations of client k + 1, the last one those of the first",
+}
 
 
 class ClientScores(NamedTuple):
@@ -48,6 +54,7 @@ def evaluate_clients(
     first: int = 0,
     seed: int = 0,
     weights: Optional[Sequence[ModelWeights]] = None,
+    noise: str = "own",
 ) -> list[ClientScores]:
     """Score each client's own model (`process.personal_weights`) on its test examples, before and after adaptation.
 
@@ -70,13 +77,16 @@ def evaluate_clients(
       first: the number of the first of these clients in the federation.
       seed: of adaptation.
       weights: of each client before adaptation, such as `fit_newcomers` gives; None for those of the process.
+      noise: of the models, one of `EVALUATION_NOISES`. "another" is a control: scores as good as with "own" show that
+        it does not matter which client the noise belongs to. Clients that never trained have the same noise, unless
+        `weights` differ.
 
     Returns:
       The scores of each client, in order.
 
     Raises:
-      InvalidArgument: more or fewer test shards than clients, numbers out of range, or an adaptation that keeps a
-        memory or sends something else.
+      InvalidArgument: more or fewer test shards than clients, numbers out of range, an adaptation that keeps a memory
+        or sends something else, or the noise of another client where all have the same model.
     """
     if train.num_clients != test.num_clients:
         raise InvalidArgument(
@@ -89,24 +99,66 @@ def evaluate_clients(
         raise InvalidArgument(f"first is {first}, but must be the number of a client, at least 0.")
     if most_examples is not None:
         check_count(most_examples, "most_examples")
+    starts = _starts(process, result, train.num_clients, first, noise, weights)
     adapt = _adapted(process, result, adaptation) if adaptation is not None else None
     local = train if most_examples is None else train.limit(most_examples, seed)
     model, scores = process.model_fn(), []
+    built = lambda weights: _without_noise(predictive_model(model, weights), noise)
     for k in range(train.num_clients):
         of_client = lambda model, k=k: evaluate(model, *test.examples(k)[1:])
-        if weights is None and not process.is_personal:
-            start = result.averaged.weights if result.averaged else result.state.weights
-            before = of_client(result.model)
-        else:
-            start = process.personal_weights(result.state, first + k) if weights is None else weights[k]
-            before = of_client(predictive_model(model, start))
+        start = starts(k)
+        common = noise == "own" and weights is None and not process.is_personal
+        before = of_client(result.model if common else built(start))
         after = None
         if adapt is not None:
             examples = local.examples(k)._replace(client=np.full(len(local.indices[k]), first + k, np.int32))
             adapted = adapt(start, examples, fold(seed, first + k, _ADAPTATION))
-            after = of_client(predictive_model(model, adapted))
+            after = of_client(built(adapted))
         scores.append(ClientScores(first + k, len(train.indices[k]), before, after))
     return scores
+
+
+def _starts(
+    process: BayesianProcess,
+    result: SimulationResult,
+    number: int,
+    first: int,
+    noise: str,
+    weights: Optional[Sequence[ModelWeights]],
+) -> Callable[[int], ModelWeights]:
+    """Return the function from a client's place among those evaluated to its weights before adaptation."""
+    lookup(EVALUATION_NOISES, noise, "noise of evaluation")
+    if noise == "another" and (number < 2 or (weights is None and not process.is_personal)):
+        raise InvalidArgument(
+            "noise='another' gives a client the noise of another one: evaluate at least two clients of an algorithm "
+            "that gives each its own, such as meta_vd."
+        )
+
+    def own(k: int) -> ModelWeights:
+        if weights is not None:
+            return weights[k]
+        if process.is_personal:
+            return process.personal_weights(result.state, first + k)
+        return result.averaged.weights if result.averaged else result.state.weights
+
+    def with_anothers(k: int) -> ModelWeights:
+        mine, other = own(k), own((k + 1) % number)
+        return mine._replace(posterior=mine.posterior._replace(variance=other.posterior.variance))
+
+    return with_anothers if noise == "another" else own
+
+
+def _without_noise(model: tf.keras.Model, noise: str) -> tf.keras.Model:
+    """Return the model, whose calls from now on are without noise if that is asked for."""
+    if noise == "none" and "call" not in vars(model):
+        call = model.call
+
+        def by_means(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+            with sampling("mean"):
+                return call(inputs, training=training, mask=mask)
+
+        model.call = by_means
+    return model
 
 
 def summarise_clients(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -65,6 +66,7 @@ class PersonalVariances(NamedTuple):
       logit_range: the lowest and the highest logit.
       initial_alpha: alpha of the start by log variance, relative to the weights of each layer (`start`); None for a
         start at one number.
+      learned: False for noise that stays as it starts.
     """
 
     initialize: Callable[[int, int], Parameters]
@@ -74,6 +76,7 @@ class PersonalVariances(NamedTuple):
     parametrization: str = "log_variance"
     logit_range: tuple[float, float] = LOGIT_RANGES["log_variance"]
     initial_alpha: Optional[float] = None
+    learned: bool = True
 
     def start(self, means: Sequence[tf.Tensor], seed: int) -> Parameters:
         """Return the parameters before the first round.
@@ -245,11 +248,24 @@ def common_variances(
     return PersonalVariances(zeros, logits, "common_variances", num_clients, **settings)
 
 
+@functools.wraps(common_variances, assigned=())  # Of the same arguments.
+def constant_variances(*args: Any, **options: Any) -> PersonalVariances:
+    """Return noise that is the same for all clients and stays as it starts: Gaussian dropout at a constant rate.
+
+    Clients that train it need `logit_rate=0`, as `algorithms.meta_vd` gives them. Arguments and errors: as of
+    `hypernetwork`.
+    """
+    source = common_variances(*args, **options)
+    logits = lambda shared, row, middle=(): tf.stop_gradient(source.logits(shared, row, middle))
+    return source._replace(logits=logits, name="constant_variances", learned=False)
+
+
 # A new source of variances is one function here and one line in this table.
 PERSONAL_VARIANCES = {
     "hypernetwork": hypernetwork,
     "free_variances": free_variances,
     "common_variances": common_variances,
+    "constant_variances": constant_variances,
 }
 
 

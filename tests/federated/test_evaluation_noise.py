@@ -1,0 +1,88 @@
+"""Scores of clients' models with their own noise, without noise, and with that of another client; constant noise."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_bfl as bfl
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.federated import evaluate_clients
+
+EVERYBODY = bfl.data.load("breast_cancer").partition(bfl.data.iid(3), seed=0)
+TEST = bfl.data.load("breast_cancer", split="test").partition(bfl.data.like(EVERYBODY), seed=0)
+START = {"initial_rate": 0.6}
+
+
+def model_fn():
+    return bfl.models.mlp("variational_dropout", (30,), 2, hidden=(4,))
+
+
+def run(variances="free_variances", **options):
+    process = bfl.algorithms.meta_vd(
+        model_fn, num_clients=3, variances=variances, variance_options=START, batch_size=16, **options
+    )
+    return process, bfl.simulate(process, EVERYBODY, 2, seed=0, engine="local")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return run(logit_rate=100.0)
+
+
+def probabilities(model, features, labels):
+    """The mean prediction of five samples for the first example, and how far samples are apart."""
+    samples = bfl.evaluation.predict(model, features, 5, seed=1)[:, 0, 0]
+    return {"mean": float(samples.mean()), "stddev": float(samples.std())}
+
+
+def test_without_noise_predictions_are_those_of_the_means(trained):
+    work = bfl.clients.meta_learning(model_fn, local_epochs=1, batch_size=8)
+    scores = evaluate_clients(*trained, EVERYBODY, TEST, probabilities, adaptation=work, noise="none")
+    noisy = evaluate_clients(*trained, EVERYBODY, TEST, probabilities)
+    model = trained[0].model_fn()
+    for k, score in enumerate(scores):
+        bfl.models.assign_weights(model, trained[0].personal_weights(trained[1].state, k))
+        with bfl.layers.sampling("mean"):
+            wanted = tf.nn.softmax(model(TEST.examples(k).features[:1]))[0, 0]
+        np.testing.assert_allclose(score.before["mean"], wanted, rtol=1e-5)
+        assert score.before["stddev"] < 1e-6 and score.after["stddev"] < 1e-6 < noisy[k].before["stddev"]
+        assert score.after["mean"] != score.before["mean"]
+
+
+def test_the_noise_of_another_client_beside_ones_own_means(trained):
+    process, result = trained
+    own = [process.personal_weights(result.state, k) for k in range(3)]
+    swapped = [
+        w._replace(posterior=w.posterior._replace(variance=own[(k + 1) % 3].posterior.variance))
+        for k, w in enumerate(own)
+    ]
+    found = evaluate_clients(process, result, EVERYBODY, TEST, probabilities, noise="another")
+    assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=swapped)
+    assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=own, noise="another")
+    assert found != evaluate_clients(process, result, EVERYBODY, TEST, probabilities)
+
+
+def test_constant_noise_stays_and_is_not_sent():
+    process, result = run("constant_variances")
+    first = process.local.initialize()
+    for k in (0, 2, 5):
+        for v, before in zip(
+            process.personal_weights(result.state, k).posterior.variance, first.weights.posterior.mean
+        ):
+            np.testing.assert_allclose(v, 1.5 * np.mean(np.square(before)), rtol=1e-4)
+    number = sum(np.size(x) for x in tf.nest.flatten((first.weights.posterior.mean, first.weights.point)))
+    assert result.rounds[-1]["upload_bits"] == 3 * 32 * number and result.rounds[-1]["logit_change"] < 1e-3
+    assert result.rounds[-1]["logit_stddev"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "noise", "message"),
+    [
+        ("fed_opt", "another", "evaluate at least two clients of an algorithm that gives each its own"),
+        ("fed_opt", "non", "There is no noise of evaluation 'non': did you mean 'none'"),
+    ],
+)
+def test_what_has_no_noise_of_its_own_is_refused(recipe, noise, message):
+    process = getattr(bfl.algorithms, recipe)(model_fn)
+    with pytest.raises(InvalidArgument, match=message):
+        evaluate_clients(process, None, EVERYBODY, TEST, probabilities, noise=noise)
