@@ -104,7 +104,7 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     assert call().exit_code == 2
 
 
-def test_what_fails_is_told_and_the_study_goes_on(tmp_path):
+def test_failures_are_reported_and_the_study_continues(tmp_path):
     cell.run_cell(tmp_path / "cell", {**TINY, "method": "reptile", "dataset": "breast_cancer"})
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())
     assert "must have" in summary["failed"] or "images" in summary["failed"]

@@ -118,7 +118,7 @@ def test_max_discrepancy_from_the_farthest(num_clients):
     np.testing.assert_array_equal(weighting.max_discrepancy_farthest_weights(stacked), weights)
 
 
-def test_a_stranger_counts_little_by_the_farthest_and_a_pair_of_twins_much_by_the_nearest():
+def test_an_outlier_counts_little_by_the_farthest_and_twins_much_by_the_nearest():
     # Unit variances, means 0, 1, 3: from the farthest 3, 2 and 3 away: gamma = 2/9, 1/2, 2/9, whose sum is 17/18.
     stacked = MeanField(np.array([[0.0], [1.0], [3.0]]), np.ones((3, 1)))
     weights = weighting.max_discrepancy_weights(stacked, nearest=False)

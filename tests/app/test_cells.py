@@ -39,7 +39,7 @@ def every(number=4, **more):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_each_is_run_once_and_told_of(tmp_path, capsys, jobs):
+def test_each_is_run_once_and_reported(tmp_path, capsys, jobs):
     cells.run_cells(every(2), tmp_path, write, told)
     capsys.readouterr()
     cells.run_cells(every(4), tmp_path, write, told, jobs=jobs)

@@ -123,7 +123,7 @@ def test_a_folder_that_vanishes_is_an_error(tmp_path, monkeypatch):
         runs.execute(config, folder)
 
 
-def test_the_second_of_two_runs_into_one_folder_is_told_so(tmp_path):
+def test_the_second_of_two_runs_into_one_folder_is_refused(tmp_path):
     """As a process sees it that has passed the first check, and then waits for the first to begin or to end."""
     config, folder = make_config(None, SMALL), tmp_path / "run"
     other = make_config(None, {**SMALL, "seed": 5})

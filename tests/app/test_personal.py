@@ -272,7 +272,7 @@ def test_bad_input_is_one_sentence_and_status_2(options, message, capsys, tmp_pa
 
 
 @pytest.mark.deep(after="tests/app/test_personal.py")
-def test_clients_posteriors_of_their_own_are_exported_and_strangers_get_the_shared_one(answer, tmp_path):
+def test_personal_posteriors_are_exported_and_unknown_clients_get_the_common_one(answer, tmp_path):
     whole = [*TINY, "--algorithm", "p_fed_bayes", "--evaluate-clients", "--output", str(tmp_path / "run")]
     assert run_command_line(whole) == 0
     for client in (0, 1, 3):

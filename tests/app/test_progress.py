@@ -62,7 +62,7 @@ def test_what_begins_is_announced_before_what_is_said_next_and_not_alone(clock):
     assert [line.split("  ")[0] for line in lines()] == ["a run of five rounds", "round 1/5", "predicting"]
 
 
-def test_fast_rounds_share_a_line_but_the_last_is_told(clock):
+def test_fast_rounds_share_a_line_but_the_last_is_reported(clock):
     tell, lines = made("lines", rounds=100)
     for number in range(1, 101):
         clock.now += 0.3

@@ -1,4 +1,4 @@
-"""A federation whose parties mask what they send: keys by certificates, the same bits, and who is refused."""
+"""A federation whose sites mask what they send: keys by certificates, the same bits, and who is refused."""
 
 import json
 
@@ -33,7 +33,7 @@ def sealed(folder, channel, name, options=OPTIONS, **how):
     return run(folder, channel, name, options, secure_sums=True, **how)
 
 
-def test_two_parties_come_to_the_same_key_and_others_to_none(kits):
+def test_two_sites_derive_the_same_key_and_others_none(kits):
     offers = {name: keys.offer(kits / name / "startup", name.encode()) for name in HOSPITALS}
     found = {name: keys.agree(kits / name / "startup", name.encode(), name, offers) for name in HOSPITALS}
     first, second, third = HOSPITALS
@@ -42,7 +42,7 @@ def test_two_parties_come_to_the_same_key_and_others_to_none(kits):
     assert all(len(key) == bfl.federated.KEY_BYTES for key in found[first].values())
 
 
-def test_a_half_that_is_not_the_partys_own_is_refused(kits, tmp_path):
+def test_a_key_offer_of_another_site_is_refused(kits, tmp_path):
     certify(tmp_path, ["west"])
     true = {name: keys.offer(kits / name / "startup", name.encode()) for name in HOSPITALS}
     foreign = keys.offer(tmp_path / "west" / "startup", b"west")
@@ -60,7 +60,7 @@ def test_a_half_that_is_not_the_partys_own_is_refused(kits, tmp_path):
         agree({"north": true["north"], "fl.example.org": of_server})
 
 
-def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
+def test_a_run_with_masks_has_a_result_and_the_server_no_numbers_of_a_site(kits):
     channel = Channel(kits)
     replies = {}
     reply = channel.reply
@@ -88,7 +88,7 @@ def test_a_run_with_masks_has_a_result_and_the_server_no_partys_numbers(kits):
 
 
 @pytest.mark.deep(after="tests/parties/test_sealed.py")
-def test_a_party_that_is_gone_for_a_round_costs_that_round_its_numbers_alone(kits):
+def test_an_absent_site_costs_a_round_only_its_numbers(kits):
     channel = Channel(kits)
     reply, gone = channel.reply, [channel.sites["west"]]
 
@@ -107,7 +107,7 @@ def test_a_party_that_is_gone_for_a_round_costs_that_round_its_numbers_alone(kit
     assert all(promise["told"] == 0 for promise in promises)
 
 
-def test_a_party_takes_part_in_one_run_of_a_name(kits):
+def test_a_site_takes_part_in_one_run_of_a_name(kits):
     """Else a server could have the sum of the same work over other sets, of other options, or in the clear."""
     channel = Channel(kits)
     sealed(kits, channel, "once", quorum=3)
@@ -151,7 +151,7 @@ def test_a_server_that_passes_on_a_key_of_its_own_is_found_out(kits, tmp_path):
         sealed(kits, channel, "between", quorum=3)
 
 
-def test_parties_without_certificates_are_named(kits):
+def test_sites_without_certificates_are_named(kits):
     channel = Channel(kits)
     told = json.loads(channel.sites["west"].describe())
     del told["offer"]

@@ -180,7 +180,7 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("dataset", ["fasion_mnist", "nowhere.csv"])
-def test_data_that_are_not_there_are_told_of_before_any_run(tmp_path, capsys, dataset):
+def test_missing_data_are_reported_before_any_run(tmp_path, capsys, dataset):
     assert run_command_line(["run", "--dataset", dataset, "--seeds", "0..2", "--output", str(tmp_path / "new")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1 and not list(tmp_path.iterdir())
 

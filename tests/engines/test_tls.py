@@ -80,7 +80,7 @@ def folders(tmp_path_factory):
     return ours, others
 
 
-def test_a_run_behind_tls_is_the_same_and_strangers_get_nowhere(folders):
+def test_a_run_behind_tls_is_the_same_and_unknown_certificates_are_refused(folders):
     ours, others = folders
     worker = Worker.start(2)
     try:

@@ -1,4 +1,4 @@
-"""Scores from sums over parties are those of all examples in one place."""
+"""Scores from sums over sites are those of all examples in one place."""
 
 import numpy as np
 import pytest
@@ -110,7 +110,7 @@ def test_scores_of_numbers_from_sums_are_those_in_one_place():
     ],
     ids=str,
 )
-def test_sums_that_no_party_can_have(lie):
+def test_sums_that_no_site_can_have(lie):
     check_sums(TOTAL, 300)
     assert {name: x.shape for name, x in TOTAL.items()} == {name: tuple(spec.shape) for name, spec in SUMS.items()}
     with pytest.raises(InvalidArgument, match="not sums over 1 to 300 examples"):

@@ -36,7 +36,7 @@ def test_a_run_s_folder(run, tmp_path):
     np.testing.assert_array_equal(probabilities(tmp_path / "saved"), probabilities(run / "saved_model"))
 
 
-def test_what_is_told_wins_over_what_the_run_knows(run, tmp_path):
+def test_given_information_wins_over_that_of_the_run(run, tmp_path):
     export.save(str(run), tmp_path / "saved", export.Info(metrics={"accuracy": 0.75}, data={"dataset": "mine"}))
     info = export.read_info(tmp_path / "saved")
     assert (info.class_names, info.metrics, info.data) == (NAMES, {"accuracy": 0.75}, {"dataset": "mine"})

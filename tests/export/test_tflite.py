@@ -130,7 +130,7 @@ def test_more_samples_than_a_file_holds(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_temporary_folder_is_not_told_of(tmp_path, caplog):
+def test_a_temporary_folder_is_not_reported(tmp_path, caplog):
     logger = logging.getLogger("tensorflow")
     with caplog.at_level(logging.INFO, logger="tensorflow"):
         export.save_tflite(build("deterministic"), tmp_path / "new.tflite")

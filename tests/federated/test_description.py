@@ -61,7 +61,7 @@ def test_a_run_does_not_go_on_with_other_options(option, before, after, tmp_path
         federated.Checkpoints(tmp_path, other).latest(first)
 
 
-def test_another_number_of_cores_is_told(tmp_path, caplog):
+def test_another_number_of_cores_is_reported(tmp_path, caplog):
     engine = toys.process().local
     run = functools.partial(federated.simulate, toys.process(), toys.CLIENTS, engine="local", checkpoint_dir=tmp_path)
     before, engine.concurrent_calls = engine.concurrent_calls, 2

@@ -242,7 +242,7 @@ def product(step):
     ({"diagonal_only": False}, False, True),
     ({"diagonal_only": False, "between_clients": False}, False, False),
 ])  # fmt: skip
-def test_what_predicts_is_the_product_of_the_marginals_with_random_effects_unless_told_otherwise(
+def test_the_default_prediction_is_the_product_of_the_marginals_with_random_effects(
     options, diagonal_only, between_clients
 ):
     process = build(curvature=False, **options)  # With it these few examples leave clients nothing to differ by.

@@ -236,7 +236,7 @@ print(json.dumps([int(result.state.round), isinstance(process, bfl.federated.Bay
     assert json.loads(done.stdout) == [1, True]
 
 
-def test_clients_of_other_numbers_are_told_apart():
+def test_clients_of_other_numbers_have_other_noise():
     """A client's noise is of its number, wherever it lies in the cohort."""
     process = toys.process(seed=3)
     one = Clients(toys.SOURCE, [CLIENTS.indices[1]])

@@ -93,7 +93,7 @@ def test_the_advice_on_equal_standard_deviations_is_a_number_of_rounds(ratios, a
     assert advice in warning and "curvature" not in warning
 
 
-def test_equal_noise_of_personal_models_is_told_with_its_rate_and_what_moves_it():
+def test_equal_noise_of_personal_models_is_reported_with_its_rate_and_a_remedy():
     row = {"stddev_log_ratio": 0.02, "dropout_rate_median": 0.0099}
     warning = spread_warning([row, row])
     assert "dropout rates have a median of 0.0099, and a larger logit_rate" in warning and "rounds" not in warning

@@ -172,7 +172,7 @@ def units(factor):
     return Clients(data.Source("digits", "train", features, source.labels, source.class_names), parts)
 
 
-def test_wrong_units_at_one_client_are_left_out_or_told_of(caplog):
+def test_wrong_units_at_one_client_are_left_out_or_reported(caplog):
     """FedProx's client moves a quarter of a million times as far as the others; of Flipout's the loss alone tells."""
     build = functools.partial(models.mlp, input_shape=(64,), hidden=(8,), num_classes=10)
     result = federated.simulate(
@@ -191,7 +191,7 @@ def test_wrong_units_at_one_client_are_left_out_or_told_of(caplog):
     assert not federated.simulate(process, units(1.0), rounds=1, engine="local").rounds[0]["faulty_clients"]
 
 
-def test_whose_loss_is_told_of():
+def test_clients_with_an_outlying_loss_are_reported():
     told = dict(notices.loss_warning(np.arange(6), np.array([0.2, 0.3, 40.0, np.nan, 20.0, 0.1])))
     assert list(told) == [2] and "client 2 is 40 nats per example, where the median client's is 0.3" in told[2]
     assert not dict(notices.loss_warning(np.arange(3), np.array([np.nan] * 3)))

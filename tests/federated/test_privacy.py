@@ -183,7 +183,7 @@ def test_sites_know_who_takes_part():
         simulate(process_of(), clients=parties)
 
 
-def test_who_always_takes_part_is_told():
+def test_participation_in_every_round_is_reported():
     result = simulate(process_of(HIDDEN._replace(cohort_size=30)), rounds=1)
     assert any("All 30 clients take part in every round" in x for x in result.warnings)
     assert result.rounds[-1]["num_clients"] == 30

@@ -202,7 +202,7 @@ def test_clients_with_more_classes_than_the_model(runtime):
 
 
 @pytest.mark.parametrize("rule", ["conflation", "naive_weighted_average"])
-def test_collapse_is_told_once(rule, runtime, caplog):
+def test_collapse_is_reported_once(rule, runtime, caplog):
     """Conflation divides the variance by K = 5 each round: sd is below 5 % of the first, 0.1, in round 4."""
     with caplog.at_level(logging.WARNING, logger="tfp_bfl"):
         result = federated.simulate(build(rule=rule), CLIENTS, 7, runtime=runtime)
@@ -216,7 +216,7 @@ def test_collapse_is_told_once(rule, runtime, caplog):
         assert not below and result.collapsed is None and not warnings
 
 
-def test_collapse_to_the_floor_is_told(runtime):
+def test_collapse_to_the_floor_is_reported(runtime):
     """The first round's sd is not yet 20 times the floor, so that no later one can be below 5 % of it."""
     process = build(rule="conflation", initial_stddev=3e-4)
     result = federated.simulate(process, CLIENTS, 5, runtime=runtime)

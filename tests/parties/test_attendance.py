@@ -1,4 +1,4 @@
-"""Who takes part in a federation, who does not and why, and who is there again."""
+"""The sites that take part in a federation, the reasons of absent ones, and their return."""
 
 import json
 
@@ -12,7 +12,7 @@ from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, ROUND, SCORE
 from tfp_bfl.parties.deployment.demo import HOSPITALS
 from tfp_bfl.parties.deployment.site import FILE, Site
 
-pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
+pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 
 
 def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
@@ -29,7 +29,7 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
         lies[DESCRIBE, "west"] = lie
         with pytest.raises(Error, match=rf"2 sites take part, but the quorum is 3 \(west: .*{reason}"):
             run(hospitals, channel, quorum=3)
-    # It is refused by itself: the others go on.
+    # The other sites continue without it.
     done = run(hospitals, channel, options={**OPTIONS, "rounds": 1})
     summary = json.loads((done / "summary.json").read_text())
     assert set(summary["parties"]) == {"north"} and summary["num_clients"] == 2
@@ -39,7 +39,7 @@ def test_lies_about_data_and_scores_are_left_out(hospitals):  # noqa: F811
     assert "Without west: The description of west's data is not JSON." in summary["warnings"]
 
 
-def test_a_reason_is_kept_of_who_refuses_a_run_that_the_others_do(hospitals):  # noqa: F811
+def test_the_reason_of_a_site_that_refuses_a_run_is_recorded(hospitals):  # noqa: F811
     (hospitals / "west" / "local" / FILE).write_text("data: patients.csv\nlabel: diagnosis\nmax_rounds: 1\n")
     done = run(hospitals, Channel(hospitals))
     reason = "Its file allows at most 1 rounds, not 2."
@@ -50,7 +50,7 @@ def test_a_reason_is_kept_of_who_refuses_a_run_that_the_others_do(hospitals):  #
     assert reason in (done / "report.html").read_text()
 
 
-def test_a_run_without_a_party_does_not_ask_it(hospitals):  # noqa: F811
+def test_a_run_without_a_site_does_not_ask_it(hospitals):  # noqa: F811
     channel = Channel(hospitals)
     done = run(hospitals, channel, without=["south"])
     assert {name for _, name, _ in channel.sent} == {"north", "west"}
@@ -60,8 +60,8 @@ def test_a_run_without_a_party_does_not_ask_it(hospitals):  # noqa: F811
         run(hospitals, channel, without=["south", "west"])
 
 
-def test_what_one_party_says_of_its_number_need_not_count(hospitals):  # noqa: F811
-    """Neither for its weight nor for the columns by which all standardise; and who sticks out is described of."""
+def test_the_reported_size_of_a_site_can_be_bounded(hospitals):  # noqa: F811
+    """For its weight and for the pooled columns; outlying sites are reported."""
     channel = Channel(hospitals)
     described = json.loads(channel.sites["west"].describe())
     boast = {
@@ -81,13 +81,13 @@ def test_what_one_party_says_of_its_number_need_not_count(hospitals):  # noqa: F
     assert "west reports 2,000,000,000 examples and is weighted as 100." in bounded["warnings"]
     truth = described["columns"][0][1]
     assert far - truth == pytest.approx(1e3, rel=0.01) and near - truth == pytest.approx(333, rel=0.05)
-    # Honest parties that have more count as the bound, and are at no fault by it.
+    # Honest sites that have more count as the bound, and are at no fault by it.
     assert bounded["num_faulty"] == 0 and bounded["num_examples"] == 300
 
 
-def test_a_party_that_was_started_anew_is_told_of_the_run_again(hospitals):  # noqa: F811
+def test_a_restarted_site_gets_the_job_again(hospitals):  # noqa: F811
     class Restarts(Channel):
-        """One whose party is another process from its second round on."""
+        """A channel with a site that is restarted before its second round."""
 
         rounds = 0
 
@@ -106,7 +106,7 @@ def test_a_party_that_was_started_anew_is_told_of_the_run_again(hospitals):  # n
     assert "refused" not in json.loads((done / "parties.json").read_text())["west"]
 
 
-def test_a_party_that_was_late_for_the_beginning_is_in_the_next_round(hospitals):  # noqa: F811
+def test_a_site_that_missed_the_beginning_is_in_the_next_round(hospitals):  # noqa: F811
     class Late(Channel):
         def ask(self, task, what):
             late = task == BEGIN and not any(sent[0] == ROUND for sent in self.sent)
@@ -120,7 +120,7 @@ def test_a_party_that_was_late_for_the_beginning_is_in_the_next_round(hospitals)
 
 def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_they_are(hospitals, monkeypatch):  # noqa: F811
     class Silent(Channel):
-        """One whose party does not answer in the second round and its scores."""
+        """A channel with a site that does not answer in the second round and its scores."""
 
         rounds = 0
 
@@ -144,7 +144,7 @@ def test_who_is_silent_is_named_when_its_time_is_up_and_scores_say_over_whom_the
 
 
 @pytest.mark.deep(after="test_attendance.py")
-def test_under_masks_parties_bound_themselves(hospitals):  # noqa: F811
+def test_with_masks_sites_bound_their_sizes_themselves(hospitals):  # noqa: F811
     from tests.certificates import certify
 
     certify(hospitals, HOSPITALS)

@@ -1,4 +1,4 @@
-"""A federation of parties with files of their own, whose messages are carried as bytes: without NVIDIA FLARE."""
+"""A federation of sites with configuration files and messages as bytes, without NVIDIA FLARE."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tfp_bfl.parties.deployment.server import serve
 from tfp_bfl.parties.deployment.site import FILE, SECRET, Site, _Versions, check, read_file
 from tfp_bfl.parties.deployment.submit import report_new, submit, write_job
 
-pytestmark = pytest.mark.cpu_seconds(60)  # each test has parties that build a model
+pytestmark = pytest.mark.cpu_seconds(60)  # each test has sites that build a model
 
 OPTIONS = {"model": "mlp", "rounds": 2, "local_epochs": 2}
 
@@ -40,7 +40,7 @@ def hospitals(tmp_path):
 
 
 class Channel:
-    """Sites in this process; `lies` are replies in the place of a party's."""
+    """Sites in this process; `lies` are replies in the place of a site's."""
 
     def __init__(self, folder, lies=None):
         self.sites = {name: Site(folder / name / "local") for name in HOSPITALS}
@@ -115,7 +115,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
     for part in ("Learning curve", "Error rate and coverage", "Reliability diagram", "Sites", *HOSPITALS):
         assert part in page
     assert page.count("data:image/") == 3 and f"{summary['accuracy']:.1%}" in page
-    # No example, no secret and no seed is in anything that was sent to a party.
+    # No message to a site contains an example, a secret or a seed.
     secrets = [(hospitals / n / "local" / SECRET).read_bytes() for n in HOSPITALS]
     assert not any(secret in content for secret in secrets for _, _, content in channel.sent)
     assert oct((hospitals / "north" / "local" / SECRET).stat().st_mode)[-3:] == "600"
@@ -130,7 +130,7 @@ def test_a_run_leaves_what_a_simulation_does_and_scores_from_sums(hospitals):
 @pytest.mark.parametrize("algorithm, kind", [
     ("fl_swag", bfl.posterior.LowRank), ("fed_ag", bfl.posterior.MeanField), ("fed_sgld", None), ("qlsd", None),
 ])  # fmt: skip
-def test_parties_score_draws_of_a_posterior_over_point_weights(hospitals, algorithm, kind):
+def test_sites_score_samples_of_a_posterior_over_point_weights(hospitals, algorithm, kind):
     """And so what the run leaves: the sums' epistemic part is that of the exported model, and is there."""
     channel = Channel(hospitals)
     options = {"algorithm": algorithm, "model": "mlp", "num_samples": 60, "rounds": 1 if algorithm == "fl_swag" else 3}
@@ -163,7 +163,7 @@ def test_compressed_messages_are_short_ones(hospitals):
     assert found["short"][0] < 0.2 * found["whole"][0]
     assert found["short"][1]["upload_bits"] < 8 * 3 * found["short"][0]
     assert found["short"][1]["accuracy"] > 0.7
-    # What was left out is the party's, and stays there.
+    # The residual stays at the site.
     assert (hospitals / "north" / "local" / "memory" / "short" / "000002.npz").exists()
 
 
@@ -198,7 +198,7 @@ def test_a_federation_that_predicts_numbers_has_scores_in_their_units(tmp_path):
     assert "Reliability" not in page
 
 
-def test_a_party_says_no_by_its_own_file(hospitals):
+def test_a_site_refuses_what_its_file_forbids(hospitals):
     (hospitals / "west" / "local" / FILE).write_text(
         "data: patients.csv\nlabel: diagnosis\nalgorithms: [fl_swag]\nmax_rounds: 1\n"
     )
@@ -222,29 +222,29 @@ def test_a_party_says_no_by_its_own_file(hospitals):
             site.begin(json.dumps({**job, **change}))
 
 
-def told_of(site, options):
-    """What a server tells of a run of this party and two like it."""
+def job_of(site, options):
+    """Return the job of a run of this site and two like it."""
     own = json.loads(site.describe())
     schema = bfl.data.agree("a", {"north": own})
     job = {"options": {"model": "mlp", **options}, "number": 0, "parties": 3, "run": "a", "schema": to_json(schema)}
     return json.dumps({**job, "version": bfl.__version__})
 
 
-def test_a_party_knows_from_its_own_rule_what_a_server_needs(hospitals):
+def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
     file = hospitals / "north" / "local" / FILE
     plain = file.read_text()
     file.write_text(plain + "allow_single_posteriors: false\n")
     site = Site(hospitals / "north" / "local")
     for options in ({"robust": "median"}, {"rule": "weighted_conflation"}, {"algorithm": "fl_swag"}):
         with pytest.raises(InvalidArgument, match="uses each message separately"):
-            site.begin(told_of(site, options))
-    site.begin(told_of(site, {"robust": "clip:3"}))
+            site.begin(job_of(site, options))
+    site.begin(job_of(site, {"robust": "clip:3"}))
     assert "The rule mean_precision_average adds it to the other messages" in site.seen
     file.write_text(plain + "rules: [conflation, total]\n")
     site = Site(hospitals / "north" / "local")
     with pytest.raises(InvalidArgument, match="allows rule conflation or total, not median mean_precision_average"):
-        site.begin(told_of(site, {"robust": "median"}))
-    site.begin(told_of(site, {"algorithm": "qlsd", "rounds": 200, "burn_in_rounds": 100}))
+        site.begin(job_of(site, {"robust": "median"}))
+    site.begin(job_of(site, {"algorithm": "qlsd", "rounds": 200, "burn_in_rounds": 100}))
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, messag
         Site(hospitals / "north" / "local")
 
 
-def test_check_says_what_a_party_has_and_prints_what_it_would_send(hospitals):
+def test_check_describes_the_data_of_a_site_and_prints_what_it_would_send(hospitals):
     assert read_file(hospitals / "north" / "local").data.endswith("north/local/patients.csv")
     sentence, _, content = check(hospitals / "north" / "local").split("\n", 2)
     assert "training examples [30], 2 classes" in sentence
@@ -307,7 +307,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatc
     assert lines == [f"no server answers at 127.0.0.1:{port}; retrying for 2 s"]
 
 
-def test_each_line_of_the_server_is_told_once_however_often_it_is_asked():
+def test_each_line_of_the_server_is_reported_once():
     told = []
     known = report_new({"before": 0, "lines": ["one", "two"]}, 0, told.append)
     known = report_new({}, known, told.append)

@@ -26,7 +26,7 @@ from tfp_bfl.parties.deployment.submit import submit, write_job
 from tfp_bfl.parties.party import NO_ANSWER
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.cpu_seconds(600)]
-# What each party keeps at home goes through kills and restarts, too.
+# The memories of the sites survive kills and restarts, too.
 OPTIONS = {"model": "mlp", "algorithm": "partitioned_vi", "rounds": 6, "evaluate_every": 6}
 
 
@@ -46,7 +46,7 @@ def federation(tmp_path_factory):
 
 
 def connected(kit, times):
-    """Waits until a party has connected so often to the server, by its log."""
+    """Wait until a site has connected `times` times to the server, by its log."""
     end = time.monotonic() + 180
     while time.monotonic() < end:
         log = kit / "process.log"
@@ -101,7 +101,7 @@ def test_with_masks_it_comes_to_the_bits_of_one_process_too(federation, referenc
 
 
 def processes_of(kit, kind):
-    """Of the server or a party of this folder: its own, or that of a job; with what they have started."""
+    """Of the server or a site of this folder: its own, or that of a job; with what they have started."""
     wanted = [str(kit), kind]
     found = [p for p in psutil.process_iter(["cmdline"]) if all(x in " ".join(p.info["cmdline"] or []) for x in wanted)]
     return [*found, *(child for p in found for child in p.children(recursive=True))]
@@ -112,7 +112,7 @@ def job_process_of(kit):
 
 
 def kill(kit):
-    """All of the server or of a party, as a power cut does."""
+    """All of the server or of a site, as a power cut does."""
     for process in [p for kind in ("_train", "worker_process", "runner_process") for p in processes_of(kit, kind)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -146,7 +146,7 @@ def while_it_runs(kits, name, done, act, **how):
     return found[0], reported
 
 
-def test_a_party_that_is_killed_is_there_again_and_the_run_ends_with_the_same_bits(federation, reference):
+def test_a_killed_site_returns_and_the_run_ends_with_the_same_bits(federation, reference):
     kits, _ = federation
     done, reported = while_it_runs(kits, "killed", 2, lambda: job_process_of(kits / "west").send_signal(signal.SIGKILL))
     assert any("resumes from its last checkpoint" in line for line in reported)
@@ -219,11 +219,11 @@ def ended(kits, job):
 
 
 def refused(kit, pattern):
-    """Whether a party's log tells of it."""
+    """Return whether a site's log has the text."""
     return re.search(pattern, (kit / "process.log").read_text(errors="replace"))
 
 
-def test_a_class_that_is_not_on_a_partys_list_does_not_run(federation, tmp_path):
+def test_a_class_that_is_not_on_a_sites_list_does_not_run(federation, tmp_path):
     kits, _ = federation
     job = write_job(tmp_path, "foreign", OPTIONS, 1, 30)
     path = job / "app" / "config" / "config_fed_client.json"
@@ -242,14 +242,14 @@ def test_a_job_with_code_in_it_is_refused(federation, tmp_path):
     marker = tmp_path / "it ran"
     (job / "app" / "custom" / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
     assert ended(kits, job) == "FINISHED:FAILED_TO_RUN" and not marker.exists()
-    # The server's own rule comes first; parties have the same in theirs.
+    # The server's own rule comes first; sites have the same in theirs.
     assert refused(kits / SERVER, "Failed to deploy app 'app': BYOC not permitted")
     rules = [json.loads((kits / name / "local" / "authorization.json").read_text()) for name in HOSPITALS]
     assert all(found["permissions"]["project_admin"]["byoc"] == "none" for found in rules)
 
 
-def test_a_foreign_certificate_gets_nowhere_and_is_told_so_at_once(federation, tmp_path):
-    """The administrator's and a party's; neither waits for a server that will not have it."""
+def test_a_certificate_of_another_authority_is_refused_at_once(federation, tmp_path):
+    """The administrator's and a site's; neither waits for a server that will not have it."""
     kits, _ = federation
     port = json.loads((kits / "admin" / "startup" / "fed_admin.json").read_text())["admin"]["port"]
     make_kits(tmp_path / "others", "localhost", port, ["north"])

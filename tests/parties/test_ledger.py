@@ -1,4 +1,4 @@
-"""A party that bounds what all runs together tell of one of its examples."""
+"""A site that bounds the epsilon of an example over all runs."""
 
 import concurrent.futures
 import functools
@@ -146,7 +146,7 @@ def bound(folder, epsilon):
     file.write_text(file.read_text() + f"max_example_epsilon: {epsilon}\n")
 
 
-def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noqa: F811
+def test_a_site_with_a_bound_takes_part_in_runs_within_it(hospitals):  # noqa: F811
     bound(hospitals, 3.0)
     with pytest.raises(
         Error, match=r"quorum is 3 .*west: Its file allows only runs with differential privacy of examples: submit with"
@@ -162,7 +162,7 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
     assert bfl.export.read_info(done / "saved_model").metrics["example_epsilon"] == summary["example_epsilon"]
     ledger_file = hospitals / "west" / "local" / "ledger" / "first.json"
     assert len(json.loads(ledger_file.read_text())["messages"]) == 2
-    # Whoever asks again with another message, from the party's start on, is refused.
+    # A second message of a round is refused, also after a restart of the site.
     told = {task: content for task, name, content in channel.sent if name == "west"}
     site = Site(hospitals / "west" / "local")
     site.begin(told[BEGIN].decode())
@@ -182,7 +182,7 @@ def test_a_party_with_a_bound_takes_part_in_runs_that_keep_it(hospitals):  # noq
         run(hospitals, Channel(hospitals), "second", {**OPTIONS, "rounds": 9}, quorum=3)
 
 
-def test_what_counts_is_missed_when_the_party_starts_and_not_in_a_round(hospitals, monkeypatch):  # noqa: F811
+def test_a_missing_accountant_is_reported_when_the_site_starts_and_not_in_a_round(hospitals, monkeypatch):  # noqa: F811
     bound(hospitals, 3.0)
     file = hospitals / "west" / "local" / FILE
     file.write_text(file.read_text() + "delta: 1.0e-7\n")

@@ -96,7 +96,7 @@ def largest_difference(a, b):
 
 @pytest.mark.cpu_seconds(60)
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=LATER) for name in PROCESSES if name not in FAST)])
-def test_parties_come_to_what_a_simulation_does(name):
+def test_sites_have_the_result_of_a_simulation(name):
     make = PROCESSES[name]
     found = simulate_parties(make(), PARTIES, Here(parties_of(make)), rounds=3, seed=SEED)
     wanted = federated.simulate(make(), CLIENTS, rounds=3, seed=SEED, engine="local")
@@ -128,7 +128,7 @@ def one_of_each(make, **options):
     return simulate_parties(make(), PARTIES, Here(parties_of(make, **options)), rounds=2, seed=SEED)
 
 
-def test_noise_is_of_the_partys_own_secret_and_run_and_nothing_else():
+def test_noise_is_a_function_of_the_sites_secret_and_the_run_alone():
     make = PROCESSES["variational"]
     weights = lambda **options: one_of_each(make, cls=Party, **options).state.weights
     first = weights(run="a")
@@ -143,7 +143,7 @@ def test_the_server_tells_neither_its_seed_nor_what_others_keep():
     simulate_parties(make(), PARTIES, here, rounds=2, seed=SEED)
     names = set(here.messages[-1])
     assert {"round", "memory/client", "memory/rows"} <= names and not any("seed" in name for name in names)
-    # Of a party's memory the server knows in which round it was made.
+    # The server knows the round of a site's memory.
     np.testing.assert_array_equal(here.messages[1]["memory/rows"], [1, 1, 1])
     assert not any("memory" in name for name in to_arrays(result_spec(make())))
 
@@ -273,14 +273,14 @@ def test_answers_of_nobody_asked_and_second_ones_do_not_count(honest):
 
 
 def test_a_weight_is_the_servers_own():
-    """A party that claims fewer examples weighs less, by no more; it can't claim more."""
+    """A site that claims fewer examples weighs less, by no more; it can't claim more."""
     make = PROCESSES["fed_opt"]
     fewer = changed("num_examples", np.ones_like)
     found = simulate_parties(make(), PARTIES, Here(parties_of(make), {0: fewer}), rounds=1, seed=SEED)
     assert found.rounds[0]["num_examples"] == 1 + 30 + 20
 
 
-def test_too_few_parties_end_the_run(honest):
+def test_too_few_sites_end_the_run(honest):
     parties, process, _ = honest
     with pytest.raises(Error, match=r"1 of 3 .* quorum is 2 \(south: it did not answer in time; west: it did"):
         simulate_parties(process, PARTIES, Here(parties, silent=[1, 2]), rounds=1, quorum=2)
@@ -292,7 +292,7 @@ def test_too_few_parties_end_the_run(honest):
         simulate_parties(process, PARTIES, Here(parties), rounds=1, evaluate_cohort=lambda *args: {})
 
 
-def test_a_message_of_another_model_is_refused_by_the_party(honest):
+def test_a_message_of_another_model_is_refused_by_the_site(honest):
     party = honest[0][0]
     other = PROCESSES["fed_opt"]().round
     message = to_arrays(other.broadcast(other.initialize()).message)

@@ -1,4 +1,4 @@
-"""Parties that mask what they send: the sum's bits are those of the clear sum, and one party's are noise."""
+"""Secure aggregation: masked sums equal clear sums bit for bit, and the message of one site is noise."""
 
 import itertools
 
@@ -58,7 +58,7 @@ def test_masked_sums_have_the_bits_of_clear_ones_and_are_as_good(name):
 
 
 @pytest.mark.statistical
-def test_what_one_party_sends_is_noise_and_no_mask_is_used_twice():
+def test_the_message_of_one_site_is_noise_and_no_mask_is_used_twice():
     """Bits of every number are ones as often as not: within 5 standard errors of 1/2, wrong once in 2e6."""
     here, _ = simulated(PROCESSES["variational"], sealed=True)
     one, other = here.parties[1], next(parties_of(PROCESSES["variational"], sealed=False))
@@ -78,7 +78,7 @@ def test_what_one_party_sends_is_noise_and_no_mask_is_used_twice():
     assert np.mean(np.abs(again) > 2**55) > 0.9
 
 
-def test_a_party_that_does_not_answer_ends_the_run_which_goes_on_when_it_is_back(tmp_path):
+def test_a_site_that_does_not_answer_ends_the_run_which_resumes_when_it_is_back(tmp_path):
     make, options = PROCESSES["variational"], {"rounds": 2, "seed": SEED, "make_engine": SealedEngine, "quorum": 3}
     there = list(parties_of(make, sealed=True))
     with pytest.raises(Error, match=r"masks of round 1 do not cancel \(west: it did not answer in time\)"):
@@ -114,7 +114,7 @@ def test_lies_about_itself_are_named(lie, message):
 
 
 def spoilt(parties, number):
-    """The parties, of whom one's work comes out as no numbers."""
+    """Return the sites; the result of site `number` is NaN."""
     work = parties[number]._work
     parties[number]._work = lambda *given: tf.nest.map_structure(
         lambda x: x * np.nan if x.dtype == tf.float32 else x, work(*given)
@@ -122,8 +122,8 @@ def spoilt(parties, number):
     return parties
 
 
-def test_a_party_without_a_sound_result_is_not_in_the_sum():
-    """Zeros in its place would leave the sum to fewer than the others have agreed to."""
+def test_a_site_with_a_faulty_result_is_not_in_the_sum():
+    """With zeros in its place, the sum would be over fewer sites than the others have agreed to."""
     make = PROCESSES["fed_opt"]
     here, found = of_some(make, (), spoilt(list(parties_of(make, sealed=True)), 1))
     assert [row["num_faulty"] for row in found.rounds] == [1, 1]
@@ -148,7 +148,7 @@ def test_who_masks_other_work_on_the_same_message_is_not_answered():
 
 
 def hostile(engine_class):
-    """An engine whose sums come out far too large."""
+    """Return an engine with far too large sums."""
 
     class Hostile(engine_class):
         def _read(self, *given):
@@ -170,7 +170,7 @@ def test_a_sum_that_spoils_the_round_ends_the_run_with_a_sentence(tmp_path):
 
 
 def test_losses_are_sums_too():
-    """Of each party's report nothing is in the clear but its number, size and weight."""
+    """Of each site's report, only its number, size and weight are in the clear."""
     make = PROCESSES["variational"]
     here, sealed = of_some(make, ())
     _, clear = simulated(make, sealed=False)
@@ -184,7 +184,7 @@ def test_losses_are_sums_too():
     }
 
 
-def test_parties_who_are_told_otherwise_of_a_run_have_no_mask_in_common():
+def test_sites_with_different_jobs_have_no_common_mask():
     make = PROCESSES["fed_opt"]
     jobs = [bytes(32), bytes(32), bytes([1]) * 32]
     parties = [
@@ -220,7 +220,7 @@ def test_what_masks_do_not_go_with():
 
 
 class Leaving(Here):
-    """Parties of whom some are gone at one of a round's exchanges: (exchange, number) of each."""
+    """Sites of which some are absent at an exchange of a round: (exchange, number) of each."""
 
     def __init__(self, parties, gone, lies=None):
         super().__init__(parties)
@@ -265,13 +265,13 @@ def test_the_sum_over_those_who_stay_has_the_bits_of_the_clear_one(name, exchang
     assert [x for x, *_ in here.heard][:exchanges] == ["round", "members"] * (exchanges // 2) + ["proofs"]
 
 
-def test_who_is_gone_before_it_has_told_ends_the_run_which_goes_on_when_it_is_back(tmp_path):
+def test_a_site_that_leaves_before_it_reveals_its_seeds_ends_the_run_which_resumes(tmp_path):
     make = PROCESSES["fed_opt"]
     there = list(parties_of(make, sealed=True))
     run = {"rounds": 2, "seed": SEED, "quorum": 2, "make_engine": SealedEngine, "checkpoint_dir": tmp_path / "a"}
     with pytest.raises(Error, match=r"sum of round 1 can't be read without .*south: it did not answer in time"):
         simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("proofs", 1)}), **run)
-    # The others have told: without south no other sum of this round is to be had.
+    # The others have revealed their seeds: without south, no other sum of this round is possible.
     with pytest.raises(Error, match=r"0 of 3 sites .*north: It has revealed another sum of this round"):
         simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, {("round", 1)}), **run)
     found = simulate_parties(make(secure_sums=WEIGHT), PARTIES, Leaving(there, ()), **run)
@@ -279,7 +279,7 @@ def test_who_is_gone_before_it_has_told_ends_the_run_which_goes_on_when_it_is_ba
     assert largest_difference(found.state.weights, whole.state.weights) == 0
 
 
-def test_a_party_does_the_work_of_a_round_once(monkeypatch):
+def test_a_site_does_the_work_of_a_round_once(monkeypatch):
     make = PROCESSES["fed_opt"]
     parties, works = list(parties_of(make, sealed=True)), []
     for party in parties:
@@ -289,15 +289,15 @@ def test_a_party_does_the_work_of_a_round_once(monkeypatch):
 
 
 def numbers_less(answer, seeds):
-    """The numbers that a party sent, less masks of (seed, sign), modulo 2^64."""
+    """Return the numbers that a site sent, less masks of (seed, sign), modulo 2^64."""
     leaves = [np.array(x) for name, x in answer.items() if name.startswith("statistics")]
     for seed, sign in seeds:
         add_mask(leaves, seed, -sign)
     return np.concatenate([np.ravel(x) for x in leaves])
 
 
-def test_what_the_server_has_of_one_party_stays_noise_whoever_is_gone():
-    """Whatever it takes away of all that it is told: numbers of all sizes, where the numbers themselves are small."""
+def test_the_message_of_one_site_stays_noise_with_all_revealed_seeds():
+    """With any combination of the revealed masks removed: large numbers, although the plain ones are small."""
     make = PROCESSES["fed_opt"]
     here, _ = of_some(make, {("members", 1)})
     rounds = [answers for exchange, _, answers in here.heard if exchange == "round"][:2]
@@ -309,7 +309,7 @@ def test_what_the_server_has_of_one_party_stays_noise_whoever_is_gone():
     ]
     for number, answer in [*rounds[0].items(), *rounds[1].items()]:
         assert all(np.mean(np.abs(numbers_less(answer, masks)) > 2**55) > 0.9 for masks in signs), number
-    # Who had the key of the two who stayed would read them.
+    # The key of the two remaining sites would reveal them.
     context = context_of("a", bytes(32), here.parties[0]._last[0], 1)
     of_round_two = [answers for exchange, _, answers in here.heard if exchange == "round"][-1]
     told = [answers for exchange, _, answers in here.heard if exchange == "proofs"][-1][0]["seeds"]
@@ -331,7 +331,7 @@ def test_a_server_that_would_have_two_sums_is_refused():
     of = lambda attempt, *members: SetOfParties(zero, np.array(attempt, np.int32), np.array(members, np.uint8))
     ask = lambda number, what: parties[number].answer(to_arrays(what))
 
-    # Two are told that all are there, and the third that it is alone with the first.
+    # The server announces all sites to two of them, and to the third only itself and the first.
     proofs = np.stack([ask(number, of(0, 1, 1, 1))["proofs"] for number in (0, 1)] + [np.zeros([3, 32], np.uint8)])
     with pytest.raises(InvalidArgument, match="another sum of this round"):
         ask(0, of(0, 1, 0, 1))
@@ -344,7 +344,7 @@ def test_a_server_that_would_have_two_sums_is_refused():
     with pytest.raises(InvalidArgument, match="It has not agreed to this sum"):
         ask(1, AgreedSet(of(1, 1, 1, 0), proofs))
 
-    # After one sum is told no other is.
+    # After the seeds for one sum, no seeds for another one.
     proofs = np.stack([ask(number, of(1, 1, 1, 1))["proofs"] for number in range(3)])
     seeds = ask(0, AgreedSet(of(1, 1, 1, 1), proofs))["seeds"]
     assert seeds[0].any() and not seeds[1:].any()
@@ -390,7 +390,7 @@ def test_what_is_promised_outlasts_the_process():
         (("proofs", lambda answer: {}), "misses 'seeds'"),
     ],
 )
-def test_a_party_whose_proofs_or_seeds_are_none_is_named(lie, message):
+def test_a_site_with_invalid_proofs_or_seeds_is_named(lie, message):
     exchange, act = lie
     with pytest.raises(Error, match=f"(north|south|west): .*{message}"):
         of_some(PROCESSES["fed_opt"], (), lies={(exchange, 1): act})

@@ -287,7 +287,7 @@ def test_comparison_of_nothing(compare):
         compare({})
 
 
-def test_lines_can_be_told_apart():
+def test_lines_differ_in_colour_or_style():
     looks = [tuple(style.line(i).values()) for i in range(24)]
     assert len(set(looks)) == 24
 

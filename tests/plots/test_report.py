@@ -279,7 +279,7 @@ def federation(**parties):
     return run(**none, label_counts=None, rounds=rounds, parties=parties)
 
 
-def test_a_federation_has_its_parties_sums_and_no_example(tmp_path):
+def test_a_federation_has_the_sums_of_its_sites_and_no_example(tmp_path):
     probabilities = np.array([[0.9, 0.1], [0.4, 0.6], [0.3, 0.7]], np.float32)
     entropy = np.array([0.2, 0.9, 0.7])
     sums = evaluation.score_sums(

@@ -45,7 +45,7 @@ def test_prior_is_the_layers_own_or_its_root(kl, weights):
 
 @pytest.mark.parametrize("kl", KLS)
 @pytest.mark.parametrize("weights", weighting.ALL_WEIGHTINGS)
-def test_a_client_that_was_told_nothing_is_alone(kl, weights):
+def test_a_client_without_a_federation_in_the_message_is_alone(kl, weights):
     for federation in (Federation(), Federation(tf.constant(0), tf.constant(0)), Federation(1, int(OWN))):
         alone = target(kl, weights, federation=federation)
         np.testing.assert_array_equal(alone.size, OWN)
