@@ -12,6 +12,7 @@ from tests.processes import in_this_process
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.algorithms import ALGORITHMS
 from tfp_bfl.app.options.config import make_config
+from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.posterior.samples import num_draws
 from tfp_bfl.training.inference import DEFAULT_INFERENCE, default_optimizer, default_rate
 from tfp_bfl.training.updates import rate_of
@@ -46,7 +47,8 @@ def config_of(algorithm, **options):
 
 
 def process_of(config):
-    return build.process(config, SOURCE, lambda: build.shares(config, SOURCE).unlabelled)
+    share = lambda name: lambda: getattr(build.shares(config, SOURCE), name)
+    return build.process(config, SOURCE, share("unlabelled"), clients=share("clients"))
 
 
 def exported(model, folder):
@@ -134,6 +136,7 @@ def test_options_reach_the_recipe(options_of):
 CHAINS = {
     "qlsd": {"compressor": "sparsifier:0.5", "participation": 0.5, "step_size": 1e-3, "keep_every": 2},
     "dg_sgld": {"coupling": 0.02, "local_steps": 3, "step_size": 1e-3, "keep_every": 2},
+    "fsgld": {"local_steps": 3, "step_size": 1e-3, "keep_every": 2, "surrogate_steps": 5},
 }
 
 
@@ -148,7 +151,21 @@ def test_options_reach_a_chain(options_of):
     assert (given["estimator"], given["compressor"]) == ("anchored", "sparsifier:0.5")
     assert options_of(chain_of("dg_sgld", prior_stddev=0.5))["prior_stddev"] == 0.5
     own = [chain_of(name).own_options() for name in CHAINS]
-    assert [options.steps(100) for options in own] == [1, 3]
+    assert [options.steps(100) for options in own] == [1, 3, 3]
+
+
+def test_surrogates_are_fitted_to_the_clients_of_the_training(options_of):
+    """Of each client, by its data alone, and never without data."""
+    config = chain_of("fsgld", hold_out=0.5)
+    held = build.shares(config, SOURCE).clients
+    surrogates = options_of(config)["surrogates"]
+    model_fn = build.model_fn(config, SOURCE)
+    for k, found in enumerate(surrogates):
+        wanted = bfl.clients.fit_surrogate(model_fn, *held.examples(k)[1:], max_steps=5)
+        np.testing.assert_allclose(found.precision, wanted.precision, rtol=1e-3, atol=1e-5)
+    assert len(surrogates) == 3 and np.abs(surrogates[0].mean - surrogates[1].mean).max() > 1e-3
+    with pytest.raises(InvalidArgument, match="fsgld fits a Gaussian to the data of each client before the first roun"):
+        build.process(config, SOURCE, lambda: None)
 
 
 @pytest.mark.parametrize("shares", ["0.5, 1,0.25", [0.5, 1, 0.25]])
@@ -165,7 +182,10 @@ def test_settings_by_client_reach_a_chain(options_of, shares):
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_goes_on_to_the_same_bits_and_predicts_with_its_draws(name, runtime, tmp_path):
     config = chain_of(name, rounds=8)
-    run = functools.partial(bfl.simulate, process_of(config), build.shares(config, SOURCE).clients, seed=1)
+    cohort_size = config.cohort_size
+    run = functools.partial(
+        bfl.simulate, process_of(config), build.shares(config, SOURCE).clients, seed=1, cohort_size=cohort_size
+    )
     whole = run(8)
     run(5, checkpoint_dir=tmp_path / "states")
     result = run(8, checkpoint_dir=tmp_path / "states")

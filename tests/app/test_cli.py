@@ -228,7 +228,7 @@ def test_help_lists_every_option(capsys):
     own = text[text.index("Options of fl_swag:") :]
     own = own[: own.index("\n\n")]
     assert "--max-columns" in own and "--rounds" not in own and "--rule" not in own
-    default = "[default: 60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd and dg_sgld]"
+    default = "[default: 60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld]"
     assert default in " ".join(text.split())
 
 

@@ -97,6 +97,7 @@ OWN = {
     "refresh_every": 7,
     "coupling": 0.5,
     "local_steps": 2,
+    "surrogate_steps": 7,
     "augmentation": "crop_and_flip:1",
     "learner": "hessian_free_maml",
     "inner_rate": 0.5,
@@ -176,10 +177,13 @@ def test_algorithms_in_words():
     assert in_words(["fl_swag", "fed_pa", "fed_kp"]) == "fl_swag, fed_pa and fed_kp"
     assert in_words(name for name in ALGORITHMS if name not in ("qlsd", "fed_be")) == "all but fed_be and qlsd"
     assert in_words(ALGORITHMS) == (
-        "variational, partitioned_vi, bayesian_admm, fl_swag, scaffold, qlsd, dg_sgld, meta_learning, meta_vd, "
-        "p_fed_bayes and fed_*"
+        "variational, partitioned_vi, bayesian_admm, fl_swag, scaffold, qlsd, dg_sgld, fsgld, meta_learning, "
+        "meta_vd, p_fed_bayes and fed_*"
     )
-    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd and dg_sgld"
+    assert (
+        default_in_words("rounds", 60)
+        == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld"
+    )
     assert default_in_words("kernel_start", "clients") == "clients"
     assert default_in_words("burn_in_rounds", None) == ""
 
@@ -262,9 +266,13 @@ def test_a_flag_resets_what_a_file_sets(tmp_path):
         ),
         ({"algorithm": "fed_opt", "compressor": "quantiser:4,none"}, "has the levels '4,none', but must be quantiser"),
         ({"algorithm": "qlsd", "prior_stddev": "fan_in"}, "give a number, not 'fan_in'"),
-        ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of all but qlsd and dg_sgld"),
+        ({"algorithm": "qlsd", "local_epochs": "2"}, "local_epochs is an option of all but qlsd, dg_sgld and fsgld"),
         ({"algorithm": "qlsd", "kind": "flipout"}, "qlsd finds a posterior over point weights"),
         ({"algorithm": "dg_sgld", "step_size": "0.2", "coupling": "0.1"}, "must be below 2 coupling, 0.2"),
+        (
+            {"algorithm": "fsgld", "cohort_size": "2"},
+            "cohort_size is 2, but in fsgld one client runs the chain in each",
+        ),
         ({"algorithm": "fed_sgld", "step_size": "0"}, "step_size is '0', but must be above 0."),
         ({"algorithm": "fed_pa", "shrinkage": "-1"}, "shrinkage is '-1'"),
         ({"algorithm": "fed_prox", "proximal": "inf"}, "proximal is 'inf'"),

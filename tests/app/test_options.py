@@ -36,6 +36,7 @@ PASSED_ON = {
     **{name: [*AVERAGING, bfl.clients.posterior_averaging] for name in ("fed_pa", "fed_kppa")},
     "qlsd": [*AVERAGING, bfl.clients.stochastic_gradient],
     "dg_sgld": [*AVERAGING, bfl.clients.coupled_langevin],
+    "fsgld": [*AVERAGING, bfl.clients.conducive_langevin],
     **{name: [*AVERAGING, bfl.clients.meta_learning] for name in ("meta_learning", "meta_vd")},
     "p_fed_bayes": [*AVERAGING, bfl.clients.personal_posterior],
 }
@@ -51,19 +52,19 @@ OTHER_DEFAULTS = {
     **{(name, "optimizer"): (DEFAULT_OPTIMIZER, None) for name in ("partitioned_vi", "bayesian_admm")},
     # Client work for programs has a constant rate; their recipes give it another one (`SAMPLING_RATE`).
     **{(name, "learning_rate"): (0.001, None) for name in ("fed_pa", "fed_kppa")},
-    **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld")},
+    **{(name, "step_size"): (inspect.Parameter.empty, 1e-4) for name in ("qlsd", "dg_sgld", "fsgld")},
     ("dg_sgld", "coupling"): (inspect.Parameter.empty, 0.01),
     ("dg_sgld", "local_steps"): (1, 5),
     ("qlsd", "compressor"): ("quantiser:256", "quantiser:256"),
-    **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld")},
+    **{(name, "batch_size"): (None, 32) for name in ("qlsd", "dg_sgld", "fsgld")},
     **{(name, "batch_size"): (64, 32) for name in ("meta_learning", "meta_vd")},
     ("p_fed_bayes", "local_epochs"): (1, 5),
-    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld")},
+    **{(name, "burn_in_rounds"): (0, None) for name in ("fed_pa", "fed_kppa", "fed_sgld", "qlsd", "dg_sgld", "fsgld")},
 }
 
-# Recipes for a program, two of which fit or train before, and for the command `laplace` on a finished run; `ensemble`
+# Recipes for a program, one of which trains before, and for the command `laplace` on a finished run; `ensemble`
 # is an option of all others.
-APART = {"ensemble", "fed_lap", "fsgld", "laplace"}
+APART = {"ensemble", "fed_lap", "laplace"}
 
 
 def accepted(name):
@@ -186,7 +187,10 @@ def test_an_option_that_is_added_is_in_the_call_and_in_the_help():
 
     given = More.model_construct(extra_share=0.25).arguments(make_config(None, {"algorithm": "fed_prox"}), list)
     assert given["ensemble"] == {"share": 0.25} and given["proximal"] == 0.01
-    assert default_in_words("rounds", 60) == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd and dg_sgld"
+    assert (
+        default_in_words("rounds", 60)
+        == "60; 1 for fl_swag; 30 for scaffold and fed_*; 2000 for qlsd, dg_sgld and fsgld"
+    )
 
 
 def test_an_algorithm_that_is_none():

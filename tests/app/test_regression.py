@@ -140,7 +140,7 @@ def test_numbers_without_the_task_say_which_option_is_missing(table, tmp_path, c
     [
         *("partitioned_vi", "fl_swag", "fed_pa"),
         *(pytest.param(x, marks=pytest.mark.long) for x in ("bayesian_admm", "fed_opt", "fed_sgld", "fed_kp")),
-        *(pytest.param(x, marks=pytest.mark.long) for x in ("qlsd", "dg_sgld")),
+        *(pytest.param(x, marks=pytest.mark.long) for x in ("qlsd", "dg_sgld", "fsgld")),
     ],
 )
 def test_every_other_family_regresses_too(tmp_path, algorithm):
@@ -148,7 +148,7 @@ def test_every_other_family_regresses_too(tmp_path, algorithm):
     train, test = (bfl.data.load("diabetes", split) for split in ("train", "test"))
     constant = test.target.stddev * float(np.sqrt(np.mean(test.labels**2)))
     kind = "flipout" if algorithm in ("partitioned_vi", "bayesian_admm") else "deterministic"
-    rounds = {"fl_swag": 1, "qlsd": 150, "dg_sgld": 150}.get(algorithm, 8)
+    rounds = {"fl_swag": 1, "qlsd": 150, "dg_sgld": 150, "fsgld": 150}.get(algorithm, 8)
     more = {"fl_swag": {"local_epochs": 40, "min_examples": 1}}.get(algorithm, {})
     found = bfl.run(
         tmp_path / "run",

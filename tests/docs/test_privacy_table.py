@@ -28,6 +28,7 @@ OPTIONS = {
 # What the functions require besides a model.
 REQUIRED = {
     "dg_sgld": {"step_size": 1e-4, "coupling": 1.0},
+    "fsgld": {"step_size": 1e-4, "surrogates": ()},
     "qlsd": {"step_size": 1e-4},
     **{name: {"num_clients": 10} for name in ("meta_vd", "p_fed_bayes")},
 }

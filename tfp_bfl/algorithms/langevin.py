@@ -110,7 +110,7 @@ def fsgld(
     Give `simulate` and `simulate_chains` a cohort_size of 1: they refuse others, of which no chain would come.
 
     Args:
-      surrogates: of the clients, in the order of their numbers: `clients.fit_surrogate`.
+      surrogates: of the clients, in the order of their numbers: `clients.fit_surrogates`.
       model_fn, step_size, prior_stddev, thinning: as of `qlsd`.
       **options: of `compose` (element_spec, seed, min_examples) and of `clients.conducive_langevin` (local_steps,
         batch_size, likelihood).

@@ -12,7 +12,13 @@ from tfp_bfl.clients.compressed import compressed
 from tfp_bfl.clients.gradient import ESTIMATORS, stochastic_gradient
 from tfp_bfl.clients.laplace import STRUCTURES, laplace, laplace_weights, layers_of
 from tfp_bfl.clients.laplace_sites import laplace_sites
-from tfp_bfl.clients.local_langevin import Surrogate, conducive_langevin, coupled_langevin, fit_surrogate
+from tfp_bfl.clients.local_langevin import (
+    Surrogate,
+    conducive_langevin,
+    coupled_langevin,
+    fit_surrogate,
+    fit_surrogates,
+)
 from tfp_bfl.clients.meta_gradient import LEARNERS, meta_gradient
 from tfp_bfl.clients.meta_learning import meta_learning
 from tfp_bfl.clients.personal import personal
@@ -35,6 +41,7 @@ __all__ = [
     "conducive_langevin",
     "coupled_langevin",
     "fit_surrogate",
+    "fit_surrogates",
     "laplace",
     "laplace_sites",
     "laplace_weights",

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_bfl.clients.gradient import check_batch_size, draw_batch, number_of
 from tfp_bfl.contracts import CHANGE, PADDED, ClientWork, Work
-from tfp_bfl.data import ClientExamples
+from tfp_bfl.data import ClientData, ClientExamples
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, check_numbers
 from tfp_bfl.models import as_model_fn
 from tfp_bfl.posterior import flatten
@@ -99,7 +99,7 @@ def conducive_langevin(
 
     Args:
       model_fn, batch_size, likelihood: as of `clients.stochastic_gradient`.
-      surrogates: N(m_k, 1 / P_k) of the clients 0, ..., b - 1, of `fit_surrogate`.
+      surrogates: N(m_k, 1 / P_k) of the clients 0, ..., b - 1, of `fit_surrogates`.
       step_size: gamma.
       prior_stddev: of U_0; None for a flat prior.
       local_steps: J.
@@ -135,23 +135,52 @@ def fit_surrogate(
     features: Array,
     labels: Array,
     *,
-    prior_stddev: float = 1.0,
+    prior_stddev: Optional[float] = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
+    max_steps: int = 1000,
 ) -> Surrogate:
     """Return a Gaussian near one client's likelihood: about the mode of its own posterior, as precise as its gradients
     vary.
 
     m_i = argmin U_i(w) + ||w||^2 / (2 t^2),   P_i = sum_j (grad u_j(m_i))^2
 
+    The chain has no bias with any Gaussian, and the less noise the nearer it is to the likelihood. So the last point
+    of the search serves where `max_steps` end before the mode, as they may for networks.
+
     Args:
       features, labels: of the client.
-      prior_stddev: t, a prior that holds the mode where the client's data do not.
+      prior_stddev: t, a prior that holds the mode where the client's data do not; None for none.
       model_fn, likelihood: as of `clients.stochastic_gradient`.
+      max_steps: of L-BFGS, from the model's own weights.
+
+    Raises:
+      InvalidArgument: arguments as of `clients.stochastic_gradient`; or the search ended at weights that are not
+        finite.
     """
-    mode = find_mode(model_fn, features, labels, prior_stddev=prior_stddev, likelihood=likelihood)
+    of_mode: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "max_steps": max_steps}
+    mode = find_mode(model_fn, features, labels, tolerance=np.inf, **of_mode)
     mean = np.concatenate([np.ravel(x) for x in mode.point])
     potential = Potential(as_model_fn(model_fn)(), likelihood)
     return Surrogate(mean, squared_gradients(potential, tf.constant(mean), features, labels).numpy())
+
+
+def fit_surrogates(
+    model_fn: Callable[[], tf.keras.Model],
+    clients: ClientData,
+    *,
+    prior_stddev: Optional[float] = 1.0,
+    likelihood: Union[str, Likelihood] = "categorical",
+    max_steps: int = 1000,
+) -> list[Surrogate]:
+    """Return `fit_surrogate` of the examples of each client, in the order of the clients' numbers.
+
+    Args:
+      clients: `data.Clients`.
+      model_fn, prior_stddev, likelihood, max_steps: as of `fit_surrogate`.
+    """
+    given: Any = {"prior_stddev": prior_stddev, "likelihood": likelihood, "max_steps": max_steps}
+    parts = map(clients.examples, range(clients.num_clients))
+    return [fit_surrogate(model_fn, part.features, part.labels, **given) for part in parts]
 
 
 def _local(

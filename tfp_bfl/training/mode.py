@@ -49,6 +49,7 @@ def find_mode(
     prior_stddev: Optional[float] = 1.0,
     likelihood: Union[str, Likelihood] = "categorical",
     max_steps: int = 1000,
+    tolerance: float = TOLERANCE,
 ) -> Mode:
     """Minimise U(w) = sum_j u_j(w) + ||w||^2 / (2 t^2) by L-BFGS from the model's own weights.
 
@@ -58,6 +59,7 @@ def find_mode(
       prior_stddev: t; None for a flat prior.
       likelihood: "categorical", "gaussian:STDDEV", "heteroscedastic" or "density".
       max_steps: at most.
+      tolerance: the largest error of a mode, in posterior standard deviations; infinity accepts any point.
 
     Raises:
       InvalidArgument: arguments as of `stochastic_gradient`, or no point was found that is near enough: the potential
@@ -74,10 +76,10 @@ def find_mode(
         autograph=False,
     )(potential.start())
     mode = _at(potential, value_and_gradient, search, *given, prior_stddev, likelihood)
-    if not mode.error <= TOLERANCE:
+    if not mode.error <= tolerance:
         raise InvalidArgument(
             f"No mode was found in {max_steps} steps: the last point is {mode.error:.2g} standard deviations off, and "
-            f"at most {TOLERANCE:g} serve. Use more steps, or the estimator 'anchored', which needs none."
+            f"at most {tolerance:g} serve. Use more steps, or the estimator 'anchored', which needs none."
         )
     return mode
 

@@ -307,6 +307,7 @@ def process(
     unlabelled: Callable[[], Any],
     code: Code = NO_CODE,
     secure_sums: Optional[float] = None,
+    clients: Callable[[], Optional[bfl.data.Clients]] = lambda: None,
 ) -> bfl.federated.BayesianProcess:
     """Return the federated process of a configuration.
 
@@ -316,12 +317,13 @@ def process(
       unlabelled: gives those of `Shares`, if they are asked for.
       code: in the place of what the configuration names.
       secure_sums: the bound of clients' weights where they send whole numbers (`algorithms.compose`).
+      clients: gives the clients of the training, to recipes that fit something to their data beforehand.
 
     Raises:
       InvalidArgument: its options don't fit the data or each other.
     """
     shared = {} if secure_sums is None else {"secure_sums": secure_sums}
-    return _recipe(config.own_options(), config, source, unlabelled, code, **shared)
+    return _recipe(config.own_options(), config, source, unlabelled, code, clients, **shared)
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
@@ -342,6 +344,7 @@ def _recipe(
     source: Union[bfl.data.Source, bfl.data.Schema],
     unlabelled: Callable[[], Any] = lambda: None,
     code: Code = NO_CODE,
+    clients: Callable[[], Optional[bfl.data.Clients]] = lambda: None,
     **shared: Any,
 ) -> bfl.federated.BayesianProcess:
     arguments = options.arguments(config, unlabelled)
@@ -352,6 +355,7 @@ def _recipe(
         _check_regression(options, config, source)
         arguments["likelihood"] = LIKELIHOOD
     built, arguments = model_fn(config, source, code), {"element_spec": source.element_spec, **arguments, **shared}
+    arguments |= options.fitted(built, clients, {k: x for k, x in arguments.items() if k == "likelihood"})
     if not isinstance(options, OwnAlgorithm):
         return getattr(bfl.algorithms, options.recipe)(built, **arguments)
     function = code.algorithm or own_model.load(config.algorithm, "algorithm")

@@ -113,11 +113,11 @@ def prepare(config: RunConfig, user_data: Optional[bfl.data.OwnData], code: Code
     # Reading is TensorFlow's work, building is Python's: side by side they take the time of the longer one.
     with concurrent.futures.ThreadPoolExecutor() as pool:
         read = pool.submit(_read, config, user_data)
-        unlabelled = lambda: read.result()[2].unlabelled
+        shared: Any = {name: lambda name=name: getattr(read.result()[2], name) for name in ("unlabelled", "clients")}
         config, weights = build.settle(config, sample, code)
-        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, unlabelled, code))
+        process, trained = ensembles.processes(config, lambda x: build.process(x, sample, code=code, **shared))
         train, test, shares = read.result()
-    bfl.federated.check_clients(process, shares.clients)
+    bfl.federated.check_clients(process, shares.clients, config.cohort_size)
     bfl.federated.check_average_rounds(process, config.average_rounds, config.rounds)
     if weights != POINT or config.own_options().point_weights or config.ensemble:
         number = min(test.num_examples, EXAMPLES_AT_ONCE)

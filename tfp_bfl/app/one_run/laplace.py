@@ -66,7 +66,7 @@ def laplace(
     data = build.load(config)
     config = build.with_clients(config, data)
     shares = build.shares(config, data.train, data.clients)
-    trained = build.process(config, data.train, lambda: shares.unlabelled)
+    trained = build.process(config, data.train, lambda: shares.unlabelled, clients=lambda: shares.clients)
     if trained.is_personal or trained.thinning is not None:
         raise InvalidArgument(
             f"{config.algorithm} ends with more than one network, and Laplace's approximation is at the weights of "

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.options import choices
-from tfp_bfl.app.options.chains import DGSGLD, QLSD
+from tfp_bfl.app.options.chains import DGSGLD, FSGLD, QLSD
 from tfp_bfl.app.options.fields import (
     INT32_MAX,
     SGD,
@@ -228,7 +228,7 @@ _CLASSES: tuple[type[Options], ...] = (
     *(Variational, PartitionedVI, BayesianADMM, FLSwag),
     *(FedOpt, FedProx, Scaffold, FedDyn, FedNova),
     *(FedAG, FedBE, FedPA, FedSGLD, FedKP, FedKPPA),
-    *(QLSD, DGSGLD),
+    *(QLSD, DGSGLD, FSGLD),
     *(MetaLearning, MetaVD, PFedBayes),
 )
 ALGORITHMS = {options.recipe: options for options in _CLASSES}
@@ -259,7 +259,7 @@ def in_words(algorithms: Iterable[str]) -> str:
     """Return algorithms in words, such as "variational and fl_swag"; all of the family fed_* by that name."""
     algorithms = tuple(algorithms)
     others = [name for name in ALGORITHMS if name not in algorithms]
-    if 0 < len(others) < 4 and len(algorithms) > 4:
+    if 0 < len(others) < 5 and len(algorithms) > 4:
         return f"all but {in_words(others)}"
     family = {name for name in ALGORITHMS if name.startswith("fed_")}
     if family <= set(algorithms):

@@ -112,12 +112,18 @@ class QLSD(_Chain, Compressed):
         return {**super().arguments(config, unlabelled), **by_client, "memory": not self.forgetful}
 
 
-class DGSGLD(_Chain):
+class _LocalChain(_Chain):
+    local_steps: Count = option(5, "Number of steps of each client's chain in a round.")
+
+    def steps(self, num_examples: int) -> int:
+        return self.local_steps
+
+
+class DGSGLD(_LocalChain):
     recipe: ClassVar[str] = "dg_sgld"
     summary: ClassVar[str] = "each client runs a Langevin chain of its own, coupled to the server's weights"
 
     coupling: Positive = option(0.01, "Variance rho of the clients' weights about the server's.")
-    local_steps: Count = option(5, "Number of steps of each client's chain in a round.")
 
     def check(self, config: Any) -> None:
         super().check(config)
@@ -127,5 +133,30 @@ class DGSGLD(_Chain):
                 "diverge from there."
             )
 
-    def steps(self, num_examples: int) -> int:
-        return self.local_steps
+
+class FSGLD(_LocalChain):
+    recipe: ClassVar[str] = "fsgld"
+    summary: ClassVar[str] = "one client a round runs the chain, with Gaussians in place of the other clients"
+    defaults: ClassVar[dict[str, Any]] = {**_Chain.defaults, "local_steps": 16, "cohort_size": 1}
+
+    surrogate_steps: Count = option(
+        100, "Number of L-BFGS steps that fit the Gaussian of each client before the first round.", argument=None
+    )
+
+    def check(self, config: Any) -> None:
+        super().check(config)
+        if config.cohort_size != 1:
+            raise InvalidArgument(
+                f"cohort_size is {config.cohort_size}, but in fsgld one client runs the chain in each round: leave it "
+                "out, or give 1."
+            )
+
+    def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+        held = clients()
+        if held is None:
+            raise InvalidArgument(
+                "fsgld fits a Gaussian to the data of each client before the first round, and sites do not send data: "
+                "choose another algorithm, such as qlsd."
+            )
+        given = {"prior_stddev": self.prior_stddev, "max_steps": self.surrogate_steps, **likelihood}
+        return {"surrogates": bfl.clients.fit_surrogates(model_fn, held, **given)}

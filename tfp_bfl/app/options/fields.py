@@ -93,6 +93,16 @@ class Options(pydantic.BaseModel):
             (given.setdefault(group, {}) if group else given)[last] = getattr(self, name)
         return given
 
+    def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the recipe that are fitted to the clients' data.
+
+        Args:
+          model_fn: builds the model.
+          clients: gives the clients of the training, or None where their data are not at hand.
+          likelihood: the recipe's argument of that name, or nothing.
+        """
+        return {}
+
 
 class Training(Options):
     """Clients train the model."""
