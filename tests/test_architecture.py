@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
+    "glm": {"data"},
     "posterior": set(),
     "privacy": set(),
     "data": set(),

@@ -1,0 +1,226 @@
+"""Generalised linear models from sums against other implementations on all rows in one place."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+from sklearn.linear_model import LogisticRegression, PoissonRegressor
+
+from tfp_bfl import glm
+
+NAMES = ["age", "dose", "share"]
+SPREAD = np.array([10.0, 1.0, 0.1])
+
+
+def rows(family, seed=0, count=400):
+    """Features in unlike units, and outcomes by the family."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, 3)) * SPREAD + [50, 0, 0.3]
+    eta = features @ [0.03, 0.5, 2.0] - 2.0
+    draw = {
+        "gaussian": lambda: eta + 0.7 * rng.normal(size=count),
+        "bernoulli": lambda: (rng.random(count) < 1 / (1 + np.exp(-eta))).astype(float),
+        "poisson": lambda: rng.poisson(np.exp(eta)).astype(float),
+    }
+    return features, draw[family]()
+
+
+def split(features, outcome, clients=7, seed=1):
+    """Clients of unequal sizes, one of them with one row."""
+    order = np.random.default_rng(seed).permutation(len(features))
+    cuts = [1, 5, *np.linspace(20, len(features), clients - 1).astype(int)[:-1]]
+    return [(features[part], outcome[part]) for part in np.split(order, cuts)]
+
+
+@pytest.mark.parametrize("prior", [None, 2.0])
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson"])
+def test_the_posterior_is_that_of_all_rows_in_one_place(family, prior):
+    features, outcome = rows(family)
+    federated = glm.fit(split(features, outcome), family, prior_stddev=prior)
+    central = glm.fit([(features, outcome)], family, prior_stddev=prior)
+    assert np.max(np.abs(federated.mean - central.mean) / central.stddev) < 1e-8
+    np.testing.assert_allclose(federated.covariance, central.covariance, rtol=1e-6)
+    assert federated.messages == (1 if family == "gaussian" else federated.messages) <= 10
+    assert (federated.count, federated.num_clients, len(federated.mean)) == (400, 8, 4)
+
+
+@pytest.mark.parametrize("family", ["bernoulli", "poisson"])
+def test_the_maximum_is_that_of_scikit_learn(family):
+    """scikit-learn does not penalise the intercept."""
+    features, outcome = rows(family)
+    scaled = (features - features.mean(0)) / SPREAD
+    ours = glm.fit(split(scaled, outcome), family, prior_stddev=0.5, intercept_stddev=np.inf)
+    if family == "bernoulli":
+        theirs = LogisticRegression(C=0.25, tol=1e-12, solver="newton-cholesky").fit(scaled, outcome)
+    else:
+        theirs = PoissonRegressor(alpha=4 / len(outcome), tol=1e-12, solver="newton-cholesky").fit(scaled, outcome)
+    want = np.append(theirs.intercept_, theirs.coef_)
+    assert np.max(np.abs(ours.mean - want) / ours.stddev) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["bernoulli", "poisson"])
+def test_mean_and_covariance_are_mode_and_curvature_of_the_log_posterior(family):
+    features, outcome = rows(family, seed=2, count=150)
+    scaled = (features - features.mean(0)) / SPREAD
+    design = np.column_stack([np.ones(len(scaled)), scaled])
+
+    def log_posterior(b):
+        eta = design @ b
+        mean = np.logaddexp(0, eta) if family == "bernoulli" else np.exp(eta)
+        return float(np.sum(outcome * eta - mean) - np.sum(b**2) / (2 * 1.5**2))
+
+    ours = glm.fit(split(scaled, outcome), family, prior_stddev=1.5)
+    best = optimize.minimize(lambda b: -log_posterior(b), np.zeros(4), method="BFGS", options={"gtol": 1e-8}).x
+    np.testing.assert_allclose(ours.mean, best, atol=1e-5)
+    step = 1e-3 * np.eye(4)
+    second = [
+        [log_posterior(best + sign * a + b) - log_posterior(best + sign * a - b) for sign in (1, -1)]
+        for a in step
+        for b in step
+    ]
+    curvature = np.array([up - down for up, down in second]).reshape(4, 4) / (4e-6)
+    np.testing.assert_allclose(np.linalg.inv(-curvature), ours.covariance, rtol=1e-4, atol=1e-9)
+
+
+def test_gaussian_outcomes_have_the_posterior_of_least_squares():
+    features, outcome = rows("gaussian")
+    design = np.column_stack([np.ones(len(features)), features])
+    mean, residual, *_ = np.linalg.lstsq(design, outcome, rcond=None)
+    ours = glm.fit(split(features, outcome))
+    np.testing.assert_allclose(ours.mean, mean, rtol=1e-9)
+    assert ours.dispersion == pytest.approx(residual[0] / (400 - 4), rel=1e-10)
+    np.testing.assert_allclose(ours.covariance, ours.dispersion * np.linalg.inv(design.T @ design), rtol=1e-7)
+    given = glm.fit(split(features, outcome), dispersion=2.0, prior_stddev=1.0)
+    covariance = np.linalg.inv(design.T @ design / 2 + np.eye(4))
+    np.testing.assert_allclose(given.covariance, covariance, rtol=1e-7)
+    np.testing.assert_allclose(given.mean, covariance @ design.T @ outcome / 2, rtol=1e-7)
+
+
+def test_the_dispersion_maximises_the_marginal_likelihood():
+    """Of N(0, d I + design diag(s^2) design'), by evaluation at neighbours."""
+    features, outcome = rows("gaussian", count=60)
+    ours = glm.fit(split(features, outcome), prior_stddev=0.5)
+    design = np.column_stack([np.ones(60), features])
+
+    def marginal(d):
+        covariance = d * np.eye(60) + 0.25 * design @ design.T
+        return -0.5 * (np.linalg.slogdet(covariance)[1] + outcome @ np.linalg.solve(covariance, outcome))
+
+    values = [marginal(ours.dispersion * factor) for factor in (0.99, 1.0, 1.01)]
+    assert values[1] > max(values[0], values[2])
+
+
+def test_an_exposure_scales_the_rate():
+    features, _ = rows("poisson")
+    rng = np.random.default_rng(3)
+    years = rng.uniform(0.5, 5, 400)
+    counts = rng.poisson(years * np.exp(features @ [0.03, 0.5, 2.0] - 2.0)).astype(float)
+    halves = [(features[part], counts[part]) for part in (slice(200), slice(200, None))]
+    result = glm.fit(halves, "poisson", exposure=[years[:200], years[200:]], names=NAMES)
+    assert np.all(np.abs(result.mean - [-2, 0.03, 0.5, 2.0]) < 4 * result.stddev)
+    ten = glm.fit(halves, "poisson", exposure=[10 * years[:200], 10 * years[200:]])
+    np.testing.assert_allclose(ten.mean - result.mean, [-np.log(10), 0, 0, 0], atol=1e-9)
+
+
+def test_second_order_moments_are_those_of_the_skewed_posterior():
+    """Of 40 rows, by quadrature on a grid; maximum and curvature are far off."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 1))
+    y = (rng.random(40) < 1 / (1 + np.exp(-2 * x[:, 0] - 1))).astype(float)
+    a, b = np.meshgrid(np.linspace(-4, 8, 601), np.linspace(-3, 14, 701), indexing="ij")
+    log_p = -(a**2 + b**2) / 50
+    for xi, yi in zip(x[:, 0], y):
+        log_p += yi * (a + b * xi) - np.logaddexp(0, a + b * xi)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    mean = np.array([np.sum(p * a), np.sum(p * b)])
+    stddev = np.sqrt([np.sum(p * (a - mean[0]) ** 2), np.sum(p * (b - mean[1]) ** 2)])
+    clients = [(x[:20], y[:20]), (x[20:], y[20:])]
+    first, second = (glm.fit(clients, "bernoulli", prior_stddev=5.0, second_order=s) for s in (False, True))
+    assert np.max(np.abs(second.mean - mean) / stddev) < 0.03 < 0.3 < np.max(np.abs(first.mean - mean) / stddev)
+    np.testing.assert_allclose(second.stddev, stddev, rtol=0.03)
+    assert np.max(np.abs(first.stddev / stddev - 1)) > 0.06
+
+
+def test_one_message_counts_the_prior_once():
+    features, outcome = rows("bernoulli")
+    scaled = (features - features.mean(0)) / SPREAD
+    halves = [(scaled[:200], outcome[:200]), (scaled[200:], outcome[200:])]
+    combined = glm.one_message(halves, prior_stddev=0.3)
+    assert np.max(np.abs(combined.distance)) < 0.2
+    np.testing.assert_allclose(combined.posterior.stddev, combined.exact.stddev, rtol=0.05)
+    own = combined.clients
+    precision = np.linalg.inv(own[0].covariance) + np.linalg.inv(own[1].covariance) - np.eye(4) / 0.09
+    np.testing.assert_allclose(combined.posterior.covariance, np.linalg.inv(precision), rtol=1e-9)
+    twice = sum(np.linalg.inv(one.covariance) for one in own)
+    assert np.max(np.abs(np.linalg.inv(twice) / combined.posterior.covariance - 1)) > 0.03
+
+
+def test_the_table_has_ratios_and_is_text():
+    features, outcome = rows("bernoulli")
+    result = glm.fit(split(features, outcome), "bernoulli", names=NAMES)
+    table = result.table(level=0.9)
+    assert [row["coefficient"] for row in table] == ["(intercept)", *NAMES]
+    assert table[2]["odds ratio"] == pytest.approx(np.exp(result.mean[2]))
+    assert table[2]["90 % from"] == pytest.approx(result.mean[2] - 1.6448536 * result.stddev[2])
+    assert table[0]["odds ratio"] == ""
+    text = str(table).splitlines()
+    assert len(text) == 5 and text[0].startswith("coefficient") and text[2].startswith("age")
+
+
+def test_predictions_average_over_the_posterior():
+    features, outcome = rows("bernoulli", count=60)
+    result = glm.fit([(features, outcome)], "bernoulli", names=NAMES)
+    draws = np.random.default_rng(0).multivariate_normal(result.mean, result.covariance, 40_000)
+    eta = np.column_stack([np.ones(60), features]) @ draws.T
+    np.testing.assert_allclose(result.predict(features), np.mean(1 / (1 + np.exp(-eta)), 1), atol=0.01)
+
+
+GOOD = rows("bernoulli")
+TWICE = np.column_stack([GOOD[0], GOOD[0][:, 0] * 2 - 1])
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "message"),
+    [
+        ([], {}, "clients is empty"),
+        ([GOOD], {"family": "binomial"}, "There is no family 'binomial'"),
+        ([GOOD[0]], {"family": "bernoulli"}, "Client 0 must be a pair"),
+        ([(GOOD[0], GOOD[1]), (GOOD[0][:, :2], GOOD[1])], {}, "one p for all clients"),
+        ([(GOOD[0], GOOD[1][:-1])], {}, "The outcome of client 0 has shape"),
+        ([(GOOD[0], GOOD[1] + 1)], {"family": "bernoulli"}, "must be 0 or 1, but row "),
+        ([(GOOD[0], -GOOD[1] - 1)], {"family": "poisson"}, "must be a count"),
+        ([(np.where(GOOD[0] > 60, np.nan, GOOD[0]), GOOD[1])], {}, "The features of client 0 must be finite, but row"),
+        ([(np.zeros((0, 3)), np.zeros(0)), GOOD], {}, "Client 0 has no rows"),
+        ([(TWICE, GOOD[1])], {"family": "bernoulli"}, "are collinear"),
+        ([(GOOD[0] * [0, 1, 1], GOOD[1])], {"family": "bernoulli"}, "Column 'x1' is 0 in all rows"),
+        ([(GOOD[0], GOOD[0][:, 0] > 50)], {"family": "bernoulli"}, "column 'x1' predicts the outcome of some rows"),
+        ([(GOOD[0], GOOD[0][:, 0])], {}, "predict the outcome without error"),
+        ([(GOOD[0][:4], GOOD[1][:4])], {}, "4 rows for 4 coefficients"),
+        ([GOOD], {"family": "bernoulli", "dispersion": 1.0}, "dispersion is of the family 'gaussian'"),
+        ([GOOD], {"prior_stddev": -1.0}, "prior_stddev"),
+        ([GOOD], {"stratified": True}, "stratified is of the family 'cox'"),
+        ([GOOD], {"names": ["a", "b"]}, "names has 2 names"),
+        ([GOOD], {"names": ["a", "b", "a"]}, "occurs more than once"),
+        ([GOOD], {"family": "poisson", "exposure": [np.zeros(400)]}, "must be 400 numbers above 0"),
+        ([GOOD], {"family": "poisson", "exposure": []}, "exposure is of 0 clients"),
+    ],
+)
+def test_bad_input_is_one_sentence(clients, options, message):
+    with pytest.raises(ValueError, match=r".") as error:
+        glm.fit(clients, **options)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_prior_determines_what_the_rows_do_not():
+    separated = glm.fit([(GOOD[0], GOOD[0][:, 0] > 50)], "bernoulli", prior_stddev=2.5)
+    collinear = glm.fit([(TWICE, GOOD[1])], "bernoulli", prior_stddev=2.5)
+    assert np.all(np.isfinite(separated.mean)) and np.all(np.isfinite(collinear.stddev))
+
+
+def test_few_events_are_warned_of():
+    features, outcome = rows("bernoulli", count=60)
+    few = glm.fit([(features, outcome)], "bernoulli")
+    events = min(outcome.sum(), 60 - outcome.sum())
+    assert [w for w in few.warnings if f"{events:g} events for 4 coefficients" in w]
+    many = glm.fit([GOOD], "bernoulli")
+    assert not many.warnings

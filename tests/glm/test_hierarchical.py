@@ -1,0 +1,151 @@
+"""Random effects of clients, integrated out at each of them."""
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+
+from tfp_bfl import glm
+from tfp_bfl.glm.effects import Layout, client_sums
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.rows import Rows
+
+
+def federation(family, seed=0, clients=40, most=20, between=0.8):
+    """Clients of 2 to `most` rows whose intercepts differ."""
+    rng = np.random.default_rng(seed)
+    pairs = []
+    for _ in range(clients):
+        x = rng.normal(size=(rng.integers(2, most), 2))
+        eta = 0.3 + x @ [0.7, -0.5] + between * rng.normal()
+        draw = {
+            "gaussian": lambda eta=eta: eta + 0.6 * rng.normal(size=len(eta)),
+            "bernoulli": lambda eta=eta: (rng.random(len(eta)) < 1 / (1 + np.exp(-eta))).astype(float),
+            "poisson": lambda eta=eta: rng.poisson(np.exp(eta)).astype(float),
+        }
+        pairs.append((x, draw[family]()))
+    return pairs
+
+
+def gaussian_marginal(pairs, parameters, columns):
+    """sum_k log N(y_k; X b, Z L L' Z' + s^2 I), directly."""
+    layout = Layout(3, columns, True)
+    factor, value = layout.factor(parameters), 0.0
+    for x, y in pairs:
+        design = np.column_stack([np.ones(len(x)), x])
+        zl = design[:, columns] @ factor
+        covariance = zl @ zl.T + np.exp(2 * parameters[-1]) * np.eye(len(x))
+        value += stats.multivariate_normal.logpdf(y, design @ parameters[:3], covariance)
+    return value
+
+
+def rows_of(x, y):
+    return Rows(np.column_stack([np.ones(len(x)), x]), y, np.zeros(len(x)))
+
+
+@pytest.mark.parametrize("columns", [(0,), (0, 1)])
+def test_gaussian_sums_are_those_of_the_marginal_normal(columns):
+    pairs, layout = federation("gaussian", clients=6), Layout(3, columns, True)
+    theta = np.concatenate([[0.2, 0.5, -0.4], [0.7, 0.2, 0.5][: len(layout.pairs)], [-0.3]])
+    value = lambda t: gaussian_marginal(pairs, t, columns)
+    parts = [client_sums(rows_of(*pair), theta, FAMILIES["gaussian"], layout, 3)[0] for pair in pairs]
+    assert sum(part.log_likelihood for part in parts) == pytest.approx(value(theta), rel=1e-10)
+    step = 1e-4 * np.eye(len(theta))
+    gradient = [(value(theta + s) - value(theta - s)) / 2e-4 for s in step]
+    np.testing.assert_allclose(sum(part.gradient for part in parts), gradient, rtol=1e-5, atol=1e-6)
+    second = [[value(theta + s + t) - value(theta + s - t) for t in step] for s in step]
+    less = [[value(theta - s + t) - value(theta - s - t) for t in step] for s in step]
+    information = sum(part.information for part in parts)
+    np.testing.assert_allclose(information, (np.array(less) - second) / 4e-8, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["bernoulli", "poisson"])
+def test_other_sums_are_those_of_the_integral(family):
+    x, y = federation(family, clients=1, seed=4)[0]
+    layout, theta = Layout(3, (0,), False), np.array([0.2, 0.5, -0.4, 0.9])
+    design = np.column_stack([np.ones(len(x)), x])
+
+    def value(t):
+        def joint(v):
+            eta = design @ t[:3] + t[3] * v
+            return np.exp(np.sum(FAMILIES[family].terms(eta, y).log_likelihood)) * stats.norm.pdf(v)
+
+        return np.log(integrate.quad(joint, -9, 9, epsabs=0, epsrel=1e-12, limit=200)[0])
+
+    part, effect = client_sums(rows_of(x, y), theta, FAMILIES[family], layout, 25)
+    assert part.log_likelihood == pytest.approx(value(theta), abs=1e-6)
+    step = 1e-3 * np.eye(4)
+    gradient = [(value(theta + s) - value(theta - s)) / 2e-3 for s in step]
+    np.testing.assert_allclose(part.gradient, gradient, atol=1e-4)
+    assert effect.covariance.shape == (1, 1) and 0 < effect.covariance[0, 0] < 0.81
+
+
+@pytest.mark.parametrize("random", [["(intercept)"], ["(intercept)", "x1"]])
+def test_the_maximum_is_that_of_the_marginal_likelihood(random):
+    pairs, columns = federation("gaussian"), (0, 1)[: len(random)]
+    result = glm.fit_hierarchical(pairs, random=random)
+    best = optimize.minimize(
+        lambda t: -gaussian_marginal(pairs, t, columns), result.parameters + 0.05, method="BFGS", options={"gtol": 1e-6}
+    )
+    assert result.posterior.log_likelihood >= -best.fun - 1e-8
+    np.testing.assert_allclose(result.posterior.mean, best.x[:3], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson"])
+def test_it_finds_what_made_the_data(family):
+    """Each within 4 standard deviations: an error rate of 2e-4, seeded."""
+    result = glm.fit_hierarchical(federation(family, clients=150), family)
+    posterior = result.posterior
+    assert np.all(np.abs(posterior.mean - [0.3, 0.7, -0.5]) < 4 * posterior.stddev)
+    assert abs(abs(result.parameters[3]) - 0.8) < 4 * np.sqrt(result.covariance[3, 3])
+    if family == "gaussian":
+        assert np.sqrt(posterior.dispersion) == pytest.approx(0.6, rel=0.1)
+
+
+def test_no_difference_between_clients_is_a_variance_of_0():
+    pairs = federation("gaussian", clients=60, between=0.0, seed=2)
+    result, pooled = glm.fit_hierarchical(pairs), glm.fit(pairs)
+    assert result.between_stddev[0] < 0.15
+    np.testing.assert_allclose(result.posterior.mean, pooled.mean, atol=0.02)
+
+
+def test_small_clients_are_drawn_to_the_typical_one():
+    pairs = federation("gaussian", clients=30)
+    result = glm.fit_hierarchical(pairs)
+    residual = np.array([np.mean(y - np.column_stack([np.ones(len(x)), x]) @ result.posterior.mean) for x, y in pairs])
+    sizes = np.array([len(y) for _, y in pairs])
+    shrunk = np.array([effect.mean[0] for effect in result.effects]) / residual
+    exact = result.between[0, 0] / (result.between[0, 0] + result.posterior.dispersion / sizes)
+    np.testing.assert_allclose(shrunk, exact, rtol=1e-6)
+
+
+def test_predictions_for_a_client_of_the_fit_and_for_a_new_one():
+    pairs = federation("bernoulli", clients=60)
+    result = glm.fit_hierarchical(pairs, "bernoulli")
+    x = np.zeros((1, 2))
+    extreme = int(np.argmax([effect.mean[0] for effect in result.effects]))
+    known, new = result.linear_predictor(x, extreme), result.linear_predictor(x)
+    assert known[0][0] > new[0][0] + 0.3 and known[1][0] < new[1][0]
+    assert result.predict(x, extreme)[0] > result.predict(x)[0]
+    with pytest.raises(ValueError, match="There is no client 60"):
+        result.predict(x, 60)
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "message"),
+    [
+        (1, {}, "needs at least two|need at least two"),
+        (3, {"random": "x1"}, "random must be a list"),
+        (3, {"random": []}, "random must be a list"),
+        (3, {"random": ["x9"]}, "There is no coefficient 'x9'"),
+        (3, {"family": "cox"}, "There is no family of a hierarchical model 'cox'"),
+        (3, {"between_stddev": 0.0}, "between_stddev"),
+    ],
+)
+def test_bad_input_is_one_sentence(clients, options, message):
+    with pytest.raises(ValueError, match=message):
+        glm.fit_hierarchical(federation("gaussian", clients=clients, most=30), **options)
+
+
+def test_few_clients_are_warned_of():
+    result = glm.fit_hierarchical(federation("gaussian", clients=4, most=30, seed=1))
+    assert any("4 clients determine the variance" in warning for warning in result.posterior.warnings)

@@ -1,0 +1,74 @@
+"""Checks for coefficients that are undetermined or unreliable, by the sums of all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.linalg
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.glm.families import Family
+from tfp_bfl.glm.sums import Sums
+
+# Below this share of the largest, a diagonal of the pivoted factor is rounding.
+_RANK_TOLERANCE = 1e-11
+_MIN_EVENTS_PER_COEFFICIENT = 10
+ADVICE = "or give a prior: prior_stddev=2.5, or --prior-stddev 2.5"
+
+
+def check_determined(information: np.ndarray, names: Sequence[str]) -> None:
+    """Refuse coefficients that the rows and the prior do not determine.
+
+    Args:
+      information: of the rows and the prior together [p, p].
+      names: of the coefficients [p].
+
+    Raises:
+      InvalidArgument: a column is 0 in all rows, or a combination of others; the message names the columns.
+    """
+    scale = np.sqrt(np.diag(information))
+    if np.any(scale == 0):
+        raise InvalidArgument(f"Column {names[int(np.argmin(scale))]!r} is 0 in all rows: drop it, {ADVICE}.")
+    correlation = information / np.outer(scale, scale)
+    _, factor, _ = scipy.linalg.qr(correlation, pivoting=True)
+    if abs(factor[-1, -1]) > _RANK_TOLERANCE * abs(factor[0, 0]):
+        return
+    _, vectors = np.linalg.eigh(correlation)
+    share = np.abs(vectors[:, 0]) / np.max(np.abs(vectors[:, 0]))
+    alike = [repr(names[j]) for j in np.argsort(-share, kind="stable") if share[j] > 0.05]
+    if len(alike) == 1:
+        raise InvalidArgument(f"The rows do not determine the coefficient of {alike[0]}: drop it, {ADVICE}.")
+    raise InvalidArgument(
+        f"Columns {', '.join(alike[:-1])} and {alike[-1]} are collinear: one is a combination of the others. Drop one, "
+        f"{ADVICE}."
+    )
+
+
+def separating(coefficients: np.ndarray, first: Sums, names: Sequence[str]) -> InvalidArgument:
+    """Return the error for a likelihood that has no maximum; it names the column whose coefficient grows most.
+
+    Args:
+      coefficients: where the steps were given up [p].
+      first: sums of the first step.
+      names: of the coefficients [p].
+    """
+    size = np.abs(coefficients) * np.sqrt(np.diag(first.information) / first.num_rows)
+    size[[name == "(intercept)" for name in names]] = 0.0
+    worst = names[int(np.argmax(size))] if np.any(size) else names[0]
+    return InvalidArgument(
+        f"The likelihood has no maximum: column {worst!r} predicts the outcome of some rows without error "
+        f"(separation), so that its coefficient grows without bound. Drop it, pool its rare values, {ADVICE}."
+    )
+
+
+def few_events(sums: Sums, family: Family, num_coefficients: int) -> list[str]:
+    """Return a warning where there are fewer than ten events for each coefficient, by the usual rule of thumb."""
+    limit = family.limit(sums.num_rows, sums.num_events)
+    if limit >= _MIN_EVENTS_PER_COEFFICIENT * num_coefficients:
+        return []
+    what = "rows" if family.name == "gaussian" else "events"
+    return [
+        f"There are {limit:g} {what} for {num_coefficients} coefficients, fewer than "
+        f"{_MIN_EVENTS_PER_COEFFICIENT} for each: the normal approximation may be poor."
+    ]

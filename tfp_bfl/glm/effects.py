@@ -1,0 +1,188 @@
+"""Sums of a client in a model with random effects: the effect of the client is integrated out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+from scipy import special
+
+from tfp_bfl.glm.families import Family, Terms
+from tfp_bfl.glm.rows import Rows
+from tfp_bfl.glm.sums import Sums
+
+_MODE_STEPS = 50
+_TOLERANCE = 1e-20
+
+
+class Layout(NamedTuple):
+    """The parameters theta = (b, L, log s): what is where.
+
+    Fields:
+      num_coefficients: p.
+      columns: of the design, whose coefficients differ between clients [d].
+      has_dispersion: whether log s, the logarithm of a Gaussian outcome's standard deviation, comes last.
+    """
+
+    num_coefficients: int
+    columns: tuple[int, ...]
+    has_dispersion: bool
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Rows and columns of the entries of L, lower triangular."""
+        return [(a, b) for a in range(len(self.columns)) for b in range(a + 1)]
+
+    @property
+    def size(self) -> int:
+        """The number of parameters."""
+        return self.num_coefficients + len(self.pairs) + self.has_dispersion
+
+    def factor(self, parameters: np.ndarray) -> np.ndarray:
+        """Return L [d, d]."""
+        factor = np.zeros((len(self.columns),) * 2)
+        for value, place in zip(parameters[self.num_coefficients :], self.pairs):
+            factor[place] = value
+        return factor
+
+    def log_stddev(self, parameters: np.ndarray) -> float:
+        """Return log s; 0 for other families."""
+        return float(parameters[-1]) if self.has_dispersion else 0.0
+
+
+class Effect(NamedTuple):
+    """The posterior of one client's effect u = L v given the parameters.
+
+    Fields:
+      mean: [d].
+      covariance: [d, d].
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layout, nodes: int) -> tuple[Sums, Effect]:
+    """Return the sums of one client's marginal likelihood, and the posterior of its effect.
+
+        p(y | theta) = integral of prod_i p(y_i | x_i' b + z_i' L v) N(v; 0, I) dv
+
+    by adaptive Gauss-Hermite quadrature around the mode of v. With f_i(v) = (x_i, z_ia v_c) the predictor is linear in
+    (b, L), and by Fisher's and Louis' identities, expectations over v given y:
+
+        gradient = E[sum_i score_i f_i],   information = E[sum_i weight_i f_i f_i'] - Cov[sum_i score_i f_i]
+
+    Args:
+      rows: of the client.
+      parameters: theta.
+      family: of the outcome.
+      layout: of theta.
+      nodes: of the quadrature along each dimension of v.
+
+    Source: Louis 1982; Pinheiro & Bates 1995 for adaptive quadrature.
+    """
+    z, factor = rows.design[:, layout.columns], layout.factor(parameters)
+    fixed = rows.design @ parameters[: layout.num_coefficients] + rows.offset
+    log_stddev = layout.log_stddev(parameters)
+    terms = functools.partial(_terms, family, rows.outcome, log_stddev)
+    mode, root = _mode(terms, fixed, z @ factor)
+    points, log_weights = _grid(len(layout.columns), nodes)
+    at = mode + points @ root.T
+    of_each = terms(fixed + at @ (z @ factor).T)
+    log_joint = np.sum(of_each.log_likelihood, 1) - 0.5 * np.sum(at**2, 1)
+    log_joint += log_weights + 0.5 * np.sum(points**2, 1) + np.sum(np.log(np.diag(root)))
+    marginal = float(special.logsumexp(log_joint))
+    shares = np.exp(log_joint - marginal)
+    scores = _scores(rows.design, z, at, of_each, layout, log_stddev)
+    gradient = shares @ scores
+    information = _information(rows.design, z, at, of_each, layout, shares, scores, log_stddev)
+    information -= (scores - gradient).T @ (shares[:, np.newaxis] * (scores - gradient))
+    mean = shares @ at
+    spread = (at - mean).T @ (shares[:, np.newaxis] * (at - mean))
+    sums = Sums(float(len(fixed)), float(family.events(rows.outcome)), marginal, gradient, information)
+    return sums, Effect(factor @ mean, factor @ spread @ factor.T)
+
+
+def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarray) -> Terms:
+    terms = family.terms(eta, outcome)
+    if family.name != "gaussian":
+        return terms
+    precision = np.exp(-2 * log_stddev)
+    constant = log_stddev + 0.5 * np.log(2 * np.pi)
+    return Terms(precision * terms.log_likelihood - constant, precision * terms.score, precision * terms.weight)
+
+
+def _mode(terms: functools.partial[Terms], fixed: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mode of v [d], and a root of the inverse of the information there [d, d]."""
+    v, best = np.zeros(z.shape[1]), -np.inf
+    step = np.zeros_like(v)
+    for _ in range(_MODE_STEPS):
+        t = terms(fixed + z @ v)
+        value = float(np.sum(t.log_likelihood) - 0.5 * v @ v)
+        if value < best - 1e-12 * abs(best):
+            step /= 2
+            v = v - step
+            continue
+        best = value
+        information = (z.T * t.weight) @ z + np.eye(len(v))
+        step = np.linalg.solve(information, z.T @ t.score - v)
+        v = v + step
+        if step @ information @ step < _TOLERANCE:
+            break
+    information = (z.T * terms(fixed + z @ v).weight) @ z + np.eye(len(v))
+    lower = np.linalg.cholesky(information)
+    return v, scipy.linalg.solve_triangular(lower, np.eye(len(v)), lower=True).T
+
+
+@functools.cache
+def _grid(dimensions: int, nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return nodes [Q, d] of N(0, I), and logarithms of their weights [Q]."""
+    points, weights = special.roots_hermitenorm(nodes)
+    logs = np.log(weights / np.sum(weights))
+    places = list(itertools.product(range(nodes), repeat=dimensions))
+    return points[np.array(places)], np.array([np.sum(logs[list(place)]) for place in places])
+
+
+def _scores(
+    design: np.ndarray, z: np.ndarray, v: np.ndarray, terms: Terms, layout: Layout, log_stddev: float
+) -> np.ndarray:
+    """Return the gradient of sum_i log p(y_i | v) by theta, for each node [Q, size]."""
+    of_z = terms.score @ z
+    parts = [terms.score @ design, *((of_z[:, a] * v[:, b])[:, np.newaxis] for a, b in layout.pairs)]
+    if layout.has_dispersion:
+        parts.append((_squares(terms, log_stddev) - len(z))[:, np.newaxis])
+    return np.concatenate(parts, 1)
+
+
+def _information(
+    design: np.ndarray,
+    z: np.ndarray,
+    v: np.ndarray,
+    terms: Terms,
+    layout: Layout,
+    shares: np.ndarray,
+    scores: np.ndarray,
+    log_stddev: float,
+) -> np.ndarray:
+    """Return the expectation over v of minus the second derivatives of sum_i log p(y_i | v) by theta [size, size]."""
+    p, pairs = layout.num_coefficients, layout.pairs
+    result = np.zeros((layout.size, layout.size))
+    result[:p, :p] = (design.T * (shares @ terms.weight)) @ design
+    for i, (a, b) in enumerate(pairs):
+        moment = (shares * v[:, b]) @ terms.weight
+        result[:p, p + i] = result[p + i, :p] = design.T @ (z[:, a] * moment)
+        for j, (c, d) in enumerate(pairs):
+            result[p + i, p + j] = z[:, a] @ (z[:, c] * ((shares * v[:, b] * v[:, d]) @ terms.weight))
+    if layout.has_dispersion:
+        result[:-1, -1] = result[-1, :-1] = 2 * shares @ scores[:, :-1]
+        result[-1, -1] = 2 * shares @ _squares(terms, log_stddev)
+    return result
+
+
+def _squares(terms: Terms, log_stddev: float) -> np.ndarray:
+    """Return sum_i r_i^2 / s^2 for each node, of Gaussian terms, whose score is r / s^2 [Q]."""
+    squares: np.ndarray = np.sum(terms.score**2, 1) * np.exp(2 * log_stddev)
+    return squares

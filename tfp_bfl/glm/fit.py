@@ -1,0 +1,215 @@
+"""The posterior of a generalised linear model from sums of clients: equal to that of all rows in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.glm import cox
+from tfp_bfl.glm.checks import check_determined, few_events
+from tfp_bfl.glm.expansion import expand
+from tfp_bfl.glm.families import FAMILIES, Family
+from tfp_bfl.glm.newton import inverse, maximise, solve
+from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.rows import INTERCEPT, Given, Table, read
+from tfp_bfl.glm.sums import Sums, Work, client_sums, first_sums, total
+
+_DISPERSION_STEPS = 200
+_CHANGE = 1e-13
+
+
+def fit(
+    clients: Given,
+    family: str = "gaussian",
+    *,
+    prior_stddev: Optional[float] = None,
+    intercept_stddev: Optional[float] = None,
+    dispersion: Optional[float] = None,
+    exposure: Optional[Sequence[np.ndarray]] = None,
+    names: Optional[Sequence[str]] = None,
+    stratified: bool = False,
+    second_order: bool = False,
+) -> Posterior:
+    """Fit a generalised linear model by Newton's method on sums of clients.
+
+        log p(b | all rows) = sum_k sum_(i at k) log p(y_i | x_i' b) - sum_j b_j^2 / (2 s_j^2) + constant
+        posterior: N(b*, (information + diag(1 / s^2))^-1) at its maximum b*
+
+    Each message brings every client the coefficients, and the server the sums of log likelihood, gradient [p] and
+    information [p, p]. These are sums over rows, so that the result equals that of all rows in one place up to
+    rounding, however the rows lie. The Gaussian family needs one message, the others five to ten. Links are the
+    canonical ones: identity, logit and log; for "cox" the partial likelihood with Efron's ties (`tfp_bfl.glm.cox`),
+    which has no intercept.
+
+    Args:
+      clients: `data.Clients`, in the units of its table, or a list of (features [n, p], outcome [n]) of each client.
+        For "cox" the outcome is (time, event) [n, 2], with an event of 1, or 0 for a censored row.
+      family: "gaussian", "bernoulli", "poisson" or "cox".
+      prior_stddev: s of the Gaussian prior on each coefficient; None for a flat prior.
+      intercept_stddev: s of the intercept; None for `prior_stddev`, infinity for a flat prior.
+      dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
+        RSS / (N - p) under a flat prior.
+      exposure: of each client's rows [n], whose logarithm is added to the linear predictor.
+      names: of the p features.
+      stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
+      second_order: replace maximum and curvature by mean and covariance to second order (`expansion.expand`), which
+        takes 2 p + 1 more messages: for few events, where the posterior is skewed.
+
+    Returns:
+      The posterior, with mean [p + 1] and covariance [p + 1, p + 1], the intercept first.
+
+    Raises:
+      InvalidArgument: bad input; coefficients that the rows do not determine (collinear columns); or a likelihood
+        without a maximum (separation). The message names the column.
+
+    Example:
+      >>> import numpy as np
+      >>> import tfp_bfl as bfl
+      >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
+      >>> clients = [(x, np.array([1.0, 3.0, 5.0, 7.2])), (x, np.array([1.2, 2.8, 5.1, 6.9]))]
+      >>> print(bfl.glm.fit(clients, names=["dose"]).table())
+      coefficient  mean       sd  95 % from     to
+      (intercept)  1.05  0.07906     0.8951  1.205
+      dose         1.99  0.04226      1.907  2.073
+
+    Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
+    """
+    lookup({**FAMILIES, "cox": None}, family, "family")
+    _check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
+    table = read(clients, FAMILIES.get(family), names, exposure, intercept=family != "cox")
+    precision = prior_precision(table.names, prior_stddev, intercept_stddev)
+    if family == "gaussian":
+        return _gaussian(table, precision, dispersion)
+    work = cox.work(table, stratified) if family == "cox" else _work(table, FAMILIES[family])
+    maximum = maximise(work.ask, work.first, precision, table.names, work.messages)
+    sums, covariance = maximum.sums, inverse(maximum.information)
+    posterior = Posterior(
+        table.names,
+        maximum.coefficients,
+        covariance,
+        family,
+        int(sums.num_rows),
+        int(sums.num_events),
+        len(table.clients),
+        maximum.messages,
+        sums.log_likelihood,
+        precision,
+        warnings=[*few_events(sums, work.family, len(precision)), *work.warnings(maximum.coefficients)],
+    )
+    if not second_order:
+        return posterior
+    moments = expand(work.ask, maximum.coefficients, maximum.information)
+    return dataclasses.replace(
+        posterior,
+        mean=moments.mean,
+        covariance=moments.covariance,
+        messages=maximum.messages + moments.messages,
+    )
+
+
+def prior_precision(
+    names: Sequence[str], prior_stddev: Optional[float], intercept_stddev: Optional[float]
+) -> np.ndarray:
+    """Return 1 / s^2 of each coefficient [p]; 0 for a flat prior."""
+    of = lambda stddev: 0.0 if stddev is None else 1 / stddev**2
+    first = prior_stddev if intercept_stddev is None else intercept_stddev
+    return np.array([of(first) if name == INTERCEPT else of(prior_stddev) for name in names])
+
+
+def _check_options(
+    family: str,
+    prior_stddev: Optional[float],
+    intercept_stddev: Optional[float],
+    dispersion: Optional[float],
+    stratified: bool,
+) -> None:
+    for name, stddev in (("prior_stddev", prior_stddev), ("intercept_stddev", intercept_stddev)):
+        if stddev is not None and stddev != math.inf:
+            check_number(stddev, name)
+    if dispersion is not None:
+        check_number(dispersion, "dispersion")
+        if family != "gaussian":
+            raise InvalidArgument(f"dispersion is of the family 'gaussian', but the family is {family!r}.")
+    if stratified and family != "cox":
+        raise InvalidArgument(f"stratified is of the family 'cox', but the family is {family!r}.")
+
+
+def _work(table: Table, family: Family) -> Work:
+    return Work(
+        family,
+        lambda coefficients: total([client_sums(rows, coefficients, family) for rows in table.clients]),
+        total([first_sums(rows, family) for rows in table.clients]),
+    )
+
+
+def _gaussian(table: Table, precision: np.ndarray, dispersion: Optional[float]) -> Posterior:
+    family = FAMILIES["gaussian"]
+    sums = total([client_sums(rows, np.zeros(len(precision)), family) for rows in table.clients])
+    posterior = gaussian_of_sums(sums, precision, dispersion, table.names)
+    return dataclasses.replace(posterior, num_clients=len(table.clients))
+
+
+def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[float], names: Sequence[str]) -> Posterior:
+    """Return the posterior of Gaussian outcomes from sums at coefficients of 0: X'X, X'y and -y'y / 2.
+
+    Without a dispersion d the fixed point of d = RSS / (N - gamma), gamma = p - tr(covariance diag(precision)), which
+    maximises the marginal likelihood (MacKay 1992, equation 4.10).
+
+    Raises:
+      InvalidArgument: collinear columns, or no more rows than coefficients where the dispersion is estimated.
+    """
+    check_determined(sums.information + np.diag(precision), names)
+    variance = dispersion
+    if dispersion is None:
+        if sums.num_rows <= len(precision):
+            raise InvalidArgument(
+                f"There are {sums.num_rows:g} rows for {len(precision)} coefficients: give dispersion, the variance of "
+                "the outcome, or more rows."
+            )
+        variance = _estimated_dispersion(sums, precision)
+    assert variance is not None
+    information = sums.information / variance + np.diag(precision)
+    mean = solve(information, sums.gradient / variance)
+    rss = _residual_sum(sums, mean)
+    log_likelihood = -0.5 * rss / variance - 0.5 * sums.num_rows * math.log(2 * math.pi * variance)
+    family = FAMILIES["gaussian"]
+    return Posterior(
+        names,
+        mean,
+        inverse(information),
+        "gaussian",
+        int(sums.num_rows),
+        int(sums.num_events),
+        1,
+        1,
+        log_likelihood,
+        precision,
+        variance,
+        few_events(sums, family, len(precision)),
+    )
+
+
+def _residual_sum(sums: Sums, mean: np.ndarray) -> float:
+    return max(float(-2 * sums.log_likelihood - 2 * mean @ sums.gradient + mean @ sums.information @ mean), 0.0)
+
+
+def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> float:
+    variance = -2 * sums.log_likelihood / sums.num_rows or 1.0
+    for _ in range(_DISPERSION_STEPS):
+        information = sums.information / variance + np.diag(precision)
+        rss = _residual_sum(sums, solve(information, sums.gradient / variance))
+        determined = len(precision) - float(np.diag(inverse(information)) @ precision)
+        before, variance = variance, rss / (sums.num_rows - determined)
+        if variance <= 1e-12 * -2 * sums.log_likelihood / sums.num_rows:
+            raise InvalidArgument(
+                "The columns predict the outcome without error, so that its variance is 0: drop the column that holds "
+                "the outcome, or give dispersion."
+            )
+        if abs(variance - before) <= _CHANGE * before:
+            break
+    return variance

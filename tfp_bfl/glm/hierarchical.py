@@ -1,0 +1,208 @@
+"""Coefficients that differ between clients: small clients borrow strength from all others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+from scipy import special
+
+from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
+from tfp_bfl.glm.checks import few_events
+from tfp_bfl.glm.effects import Effect, Layout, client_sums
+from tfp_bfl.glm.expansion import expand
+from tfp_bfl.glm.families import FAMILIES, Family
+from tfp_bfl.glm.fit import fit, prior_precision
+from tfp_bfl.glm.newton import inverse, maximise
+from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.rows import INTERCEPT, Given, Rows, read
+from tfp_bfl.glm.sums import Sums, total
+
+_MOST_RANDOM = 3
+_NODES = {1: 15, 2: 9, 3: 5}
+# The integrands of Gaussian outcomes are polynomials of degree 4 at most, for which three nodes are exact.
+_GAUSSIAN_NODES = 3
+# Of the random effects' standard deviations, as a share of the coefficient's own scale, where the steps begin.
+_START = 0.5
+_FEW_CLIENTS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical:
+    """The posterior of a model with random effects.
+
+    Attributes:
+      posterior: of the coefficients of a typical client [p].
+      random: the names of the coefficients that differ between clients [d].
+      between: their covariance between clients, L L' [d, d].
+      effects: the difference of each client's coefficients from those of the typical client, given the parameters.
+      parameters: theta = (b, L, log s) at the maximum.
+      covariance: of theta.
+    """
+
+    posterior: Posterior
+    random: Sequence[str]
+    between: np.ndarray
+    effects: Sequence[Effect]
+    parameters: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def between_stddev(self) -> np.ndarray:
+        """Standard deviations of the coefficients between clients [d]."""
+        return np.sqrt(np.diag(self.between))
+
+    def linear_predictor(self, features: np.ndarray, client: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of x' b + z' u for each row, [n] and [n].
+
+        Args:
+          features: [n, p], without a column for the intercept.
+          client: the number of a client of the fit; None for a new client, with u ~ N(0, between).
+
+        Raises:
+          InvalidArgument: another number of columns, or no client of that number.
+        """
+        if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
+            raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
+        mean, stddev = self.posterior.linear_predictor(features)
+        effect = Effect(np.zeros(len(self.random)), self.between) if client is None else self.effects[client]
+        names = list(self.posterior.names)
+        has_intercept = INTERCEPT in names
+        x = np.asarray(features, np.float64)
+        design = np.column_stack([np.ones(len(x)), x]) if has_intercept else x
+        z = design[:, [names.index(name) for name in self.random]]
+        return mean + z @ effect.mean, np.sqrt(stddev**2 + np.einsum("ia,ab,ib->i", z, effect.covariance, z))
+
+    def predict(self, features: np.ndarray, client: Optional[int] = None) -> np.ndarray:
+        """Return the mean of the outcome for each row, for a client of the fit or a new one [n].
+
+        Raises:
+          InvalidArgument: another number of columns, or no client of that number.
+        """
+        centre, spread = self.linear_predictor(features, client)
+        nodes, weights = special.roots_hermitenorm(40)
+        values = FAMILIES[self.posterior.family].mean(centre[:, np.newaxis] + spread[:, np.newaxis] * nodes)
+        return values @ weights / np.sum(weights)
+
+
+def fit_hierarchical(
+    clients: Given,
+    family: str = "gaussian",
+    *,
+    random: Sequence[str] = (INTERCEPT,),
+    prior_stddev: Optional[float] = None,
+    intercept_stddev: Optional[float] = None,
+    between_stddev: Optional[float] = None,
+    exposure: Optional[Sequence[np.ndarray]] = None,
+    names: Optional[Sequence[str]] = None,
+    second_order: bool = False,
+) -> Hierarchical:
+    """Fit a generalised linear model with random effects of the clients, by empirical Bayes.
+
+        eta_i = x_i' b + z_i' u_k,   u_k ~ N(0, L L'),   z_i: the columns of x_i that are named in `random`
+
+    The effects u_k are integrated out by adaptive quadrature at each client, which sends the sums of its marginal
+    likelihood (`effects.client_sums`). Newton's method on them gives the maximum over b, L and, for Gaussian outcomes,
+    the standard deviation of the residuals; the posterior of b is N(b*, its block of the inverse information), so that
+    the uncertainty of L is in it to first order.
+
+    Args:
+      clients, exposure, names, prior_stddev, intercept_stddev: as of `fit`.
+      family: "gaussian", "bernoulli" or "poisson".
+      random: names of the coefficients that differ between clients, at most three.
+      between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
+      second_order: as of `fit`, over all parameters.
+
+    Raises:
+      InvalidArgument: bad input, fewer than two clients, or as of `fit`.
+
+    Example:
+      >>> import numpy as np
+      >>> import tfp_bfl as bfl
+      >>> rng = np.random.default_rng(0)
+      >>> clients = [(x := rng.normal(size=(8, 1)), u + x[:, 0] + rng.normal(size=8)) for u in rng.normal(size=30)]
+      >>> result = bfl.glm.fit_hierarchical(clients, names=["dose"])
+      >>> result.between_stddev.round(2), result.posterior.mean.round(2)
+      (array([0.8]), array([-0.05,  1.01]))
+
+    Source: Pinheiro & Bates 2000, chapters 2 and 7.
+    """
+    chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
+    if between_stddev is not None:
+        check_number(between_stddev, "between_stddev")
+    pooled = fit(
+        clients,
+        family,
+        prior_stddev=prior_stddev,
+        intercept_stddev=intercept_stddev,
+        exposure=exposure,
+        names=names,
+    )
+    table = read(clients, chosen, names, exposure)
+    layout = _layout(table.names, random, family, len(table.clients))
+    nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
+    fixed = prior_precision(table.names, prior_stddev, intercept_stddev)
+    diagonal = [0.0 if between_stddev is None else float(a == b) / between_stddev**2 for a, b in layout.pairs]
+    precision = np.concatenate([fixed, diagonal, np.zeros(int(layout.has_dispersion))])
+
+    def ask(parameters: np.ndarray) -> Sums:
+        return total([client_sums(rows, parameters, chosen, layout, nodes)[0] for rows in table.clients])
+
+    start = _start(pooled, layout)
+    maximum = maximise(ask, ask(start), precision, _all_names(table.names, layout), pooled.messages, start)
+    parameters, covariance, messages = maximum.coefficients, inverse(maximum.information), maximum.messages
+    if second_order:
+        moments = expand(ask, parameters, maximum.information)
+        mean, covariance, messages = moments.mean, moments.covariance, messages + moments.messages
+    else:
+        mean = parameters
+    size, factor = layout.num_coefficients, layout.factor(parameters)
+    posterior = dataclasses.replace(
+        pooled,
+        mean=mean[:size],
+        covariance=covariance[:size, :size],
+        messages=messages,
+        log_likelihood=maximum.sums.log_likelihood,
+        dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
+        warnings=[*few_events(maximum.sums, chosen, layout.size), *_few_clients(table.clients)],
+    )
+    effects = [client_sums(rows, parameters, chosen, layout, nodes)[1] for rows in table.clients]
+    names_of_random = [table.names[j] for j in layout.columns]
+    return Hierarchical(posterior, names_of_random, factor @ factor.T, effects, parameters, covariance)
+
+
+def _layout(names: Sequence[str], random: Sequence[str], family: str, num_clients: int) -> Layout:
+    if num_clients < 2:
+        raise InvalidArgument("There is one client, but effects that differ between clients need at least two.")
+    if isinstance(random, str) or not 1 <= len(random) <= _MOST_RANDOM or len(set(random)) < len(random):
+        raise InvalidArgument(
+            f"random must be a list of one to {_MOST_RANDOM} different names, such as ['{INTERCEPT}']."
+        )
+    places = {name: number for number, name in enumerate(names)}
+    return Layout(len(names), tuple(lookup(places, name, "coefficient") for name in random), family == "gaussian")
+
+
+def _start(pooled: Posterior, layout: Layout) -> np.ndarray:
+    """Return parameters to begin with: those of the fit without random effects, and a diagonal L."""
+    scale = np.sqrt(pooled.dispersion) if layout.has_dispersion else 1.0
+    spread = pooled.stddev * np.sqrt(pooled.count) / scale
+    of = {place: _START * scale * spread[j] / max(spread) for place, j in enumerate(layout.columns)}
+    factor = [of[a] if a == b else 0.0 for a, b in layout.pairs]
+    residual = [np.log(scale)] if layout.has_dispersion else []
+    return np.concatenate([pooled.mean, factor, residual])
+
+
+def _all_names(names: Sequence[str], layout: Layout) -> list[str]:
+    of_factor = [f"L of {names[layout.columns[a]]} and {names[layout.columns[b]]}" for a, b in layout.pairs]
+    return [*names, *of_factor, *(["log residual sd"] if layout.has_dispersion else [])]
+
+
+def _few_clients(clients: Sequence[Rows]) -> list[str]:
+    if len(clients) >= _FEW_CLIENTS:
+        return []
+    return [
+        f"{len(clients)} clients determine the variance between clients poorly: its standard deviation may be far from "
+        "the true one."
+    ]

@@ -1,0 +1,133 @@
+"""The result of a fit: a normal posterior over coefficients, and its table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+from scipy import special, stats
+
+from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.rows import INTERCEPT
+
+_NODES = 40
+
+
+class Coefficients(list[dict[str, Any]]):
+    """Rows of a table of coefficients; printed as aligned text."""
+
+    def __str__(self) -> str:
+        if not self:
+            return ""
+        cells = [list(self[0]), *([_cell(value) for value in row.values()] for row in self)]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = [[row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))] for row in cells]
+        return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Posterior:
+    """A normal posterior N(mean, covariance) over the coefficients of a generalised linear model.
+
+    Attributes:
+      names: of the coefficients [p].
+      mean: the maximum of the posterior [p].
+      covariance: the inverse of the information there [p, p].
+      family: the name of the outcome's distribution.
+      count, events: the number of rows, and of events among them.
+      num_clients: the number of clients.
+      messages: the number of messages that each client received.
+      log_likelihood: at the mean.
+      dispersion: the variance of a Gaussian outcome; 1 for others.
+      precision: of the prior [p].
+      warnings: sentences on what may be wrong with the fit.
+    """
+
+    names: Sequence[str]
+    mean: np.ndarray
+    covariance: np.ndarray
+    family: str
+    count: int
+    events: int
+    num_clients: int
+    messages: int
+    log_likelihood: float
+    precision: np.ndarray
+    dispersion: float = 1.0
+    warnings: Sequence[str] = ()
+
+    @property
+    def stddev(self) -> np.ndarray:
+        """Posterior standard deviations [p]."""
+        return np.sqrt(np.diag(self.covariance))
+
+    @property
+    def ratio(self) -> Optional[str]:
+        """The name of exp(coefficient): odds ratio, rate ratio or hazard ratio; None for Gaussian outcomes."""
+        return FAMILIES[self.family].ratio if self.family in FAMILIES else "hazard ratio"
+
+    def interval(self, level: float = 0.95) -> np.ndarray:
+        """Return the central interval of each coefficient [p, 2], which holds it with probability `level`.
+
+        Raises:
+          InvalidArgument: the level is not between 0 and 1.
+        """
+        if not 0 < check_number(level, "level") < 1:
+            raise InvalidArgument(f"level is {level:g}, but must be above 0 and below 1, such as 0.95.")
+        half = stats.norm.ppf(0.5 + level / 2) * self.stddev
+        return np.stack([self.mean - half, self.mean + half], axis=1)
+
+    def table(self, level: float = 0.95) -> Coefficients:
+        """Return a row for each coefficient: mean, standard deviation, interval, and its ratio with an interval.
+
+        `str` of the table is aligned text. The ratio is exp(coefficient); the intercept has none.
+        """
+        percent, rows = f"{100 * level:g} %", Coefficients()
+        for name, mean, stddev, (low, high) in zip(self.names, self.mean, self.stddev, self.interval(level)):
+            row = {"coefficient": name, "mean": mean, "sd": stddev, f"{percent} from": low, "to": high}
+            if self.ratio:
+                has_none = name == INTERCEPT
+                of = lambda x, has_none=has_none: "" if has_none else float(np.exp(x))
+                row |= {self.ratio: of(mean), f"{self.ratio}, {percent} from": of(low), f"{self.ratio}, to": of(high)}
+            rows.append(row)
+        return rows
+
+    def linear_predictor(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of x' b for each row, [n] and [n].
+
+        Args:
+          features: [n, p], without a column for the intercept.
+
+        Raises:
+          InvalidArgument: another number of columns.
+        """
+        x = np.asarray(features, np.float64)
+        has_intercept = INTERCEPT in self.names
+        if x.ndim != 2 or x.shape[1] != len(self.names) - has_intercept:
+            raise InvalidArgument(
+                f"features have shape {x.shape}, but must have [n, {len(self.names) - has_intercept}]: "
+                f"{', '.join(self.names[has_intercept:])}."
+            )
+        design = np.column_stack([np.ones(len(x)), x]) if has_intercept else x
+        return design @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", design, self.covariance, design))
+
+    def predict(self, features: np.ndarray) -> np.ndarray:
+        """Return the mean of the outcome for each row under the posterior [n]; for survival the relative hazard.
+
+            E[g^-1(x' b)],   b ~ N(mean, covariance),   by Gauss-Hermite quadrature of 40 nodes
+
+        Raises:
+          InvalidArgument: another number of columns.
+        """
+        centre, spread = self.linear_predictor(features)
+        of_mean = FAMILIES[self.family].mean if self.family in FAMILIES else np.exp
+        nodes, weights = special.roots_hermitenorm(_NODES)
+        values = of_mean(centre[:, np.newaxis] + spread[:, np.newaxis] * nodes)
+        return values @ weights / np.sum(weights)

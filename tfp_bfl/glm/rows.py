@@ -1,0 +1,148 @@
+"""The rows of each client as arrays, checked before any client computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl.data import Clients
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.glm.families import Family
+
+INTERCEPT = "(intercept)"
+Given = Union[Clients, Sequence[tuple[np.ndarray, np.ndarray]]]
+
+
+class Rows(NamedTuple):
+    """The rows of one client.
+
+    Fields:
+      design: [n, p]; the intercept's column of ones first, if there is one.
+      outcome: [n]; (time, event) [n, 2] for survival.
+      offset: what is added to the linear predictor [n].
+    """
+
+    design: np.ndarray
+    outcome: np.ndarray
+    offset: np.ndarray
+
+
+class Table(NamedTuple):
+    """The rows of all clients, and the names of the coefficients.
+
+    Fields:
+      clients: `Rows` of each.
+      names: of the columns of the design [p].
+    """
+
+    clients: list[Rows]
+    names: list[str]
+
+
+def read(
+    clients: Given,
+    family: Optional[Family],
+    names: Optional[Sequence[str]] = None,
+    exposure: Optional[Sequence[np.ndarray]] = None,
+    intercept: bool = True,
+) -> Table:
+    """Return the rows of all clients in float64.
+
+    Args:
+      clients: `data.Clients`, or (features [n, p], outcome [n]) of each client.
+      family: of the outcome; None for survival, with outcomes (time, event) [n, 2].
+      names: of the p features; those of the table, or x1, x2, ... if None.
+      exposure: of each client's rows [n], above 0: time or size at which counts were collected.
+      intercept: whether a column of ones comes first.
+
+    Raises:
+      InvalidArgument: shapes that do not fit, values that are not finite, or outcomes that the family does not have.
+    """
+    pairs = _pairs(clients)
+    if not pairs:
+        raise InvalidArgument("clients is empty, but at least one client must have rows.")
+    if exposure is not None and len(exposure) != len(pairs):
+        raise InvalidArgument(f"exposure is of {len(exposure)} clients, but there are {len(pairs)}.")
+    widths = {np.shape(features)[-1] if np.ndim(features) == 2 else None for features, _ in pairs}
+    if len(widths) != 1 or None in widths:
+        raise InvalidArgument("The features of each client must have shape [n, p], with one p for all clients.")
+    width = int(widths.pop() or 0)
+    chosen = _names(clients, names, width)
+    rows = []
+    for k, (features, outcome) in enumerate(pairs):
+        x, y = _floats(features, f"The features of client {k}"), _floats(outcome, f"The outcome of client {k}")
+        if len(x) == 0:
+            raise InvalidArgument(f"Client {k} has no rows: leave it out.")
+        _check_outcome(y, len(x), family, k)
+        offset = np.zeros(len(x)) if exposure is None else _log_exposure(exposure[k], len(x), k)
+        rows.append(Rows(np.column_stack([np.ones(len(x)), x]) if intercept else x, y, offset))
+    return Table(rows, [INTERCEPT, *chosen] if intercept else chosen)
+
+
+def _pairs(clients: Given) -> list[tuple[np.ndarray, np.ndarray]]:
+    if not isinstance(clients, Clients):
+        pairs = list(clients)
+        for k, pair in enumerate(pairs):
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise InvalidArgument(f"Client {k} must be a pair (features [n, p], outcome [n]), not {shown(pair)}.")
+        return pairs
+    source, target = clients.source, clients.source.target
+    features, outcome = np.asarray(source.features, np.float64), np.asarray(source.labels, np.float64)
+    if source.columns:  # In the units of the table.
+        features = features * [column.scale for column in source.columns] + [column.mean for column in source.columns]
+    outcome = outcome if target is None else outcome * target.scale + target.mean
+    return [(features[part], outcome[part]) for part in clients.indices]
+
+
+def _names(clients: Given, names: Optional[Sequence[str]], width: int) -> list[str]:
+    if names is None and isinstance(clients, Clients) and clients.source.columns:
+        names = [column.name for column in clients.source.columns]
+    chosen = [f"x{j + 1}" for j in range(width)] if names is None else [str(name) for name in names]
+    if len(chosen) != width:
+        raise InvalidArgument(f"names has {len(chosen)} names, but there are {width} features.")
+    twice = next((name for name in [INTERCEPT, *chosen] if [INTERCEPT, *chosen].count(name) > 1), None)
+    if twice:
+        raise InvalidArgument(f"The name {twice!r} occurs more than once, but each coefficient needs its own.")
+    return chosen
+
+
+def _floats(values: np.ndarray, what: str) -> np.ndarray:
+    try:
+        numbers = np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"{what} must be numbers, but hold {shown(values)}.") from None
+    bad = np.argwhere(~np.isfinite(numbers))
+    if len(bad):
+        at = bad[0].tolist()
+        raise InvalidArgument(
+            f"{what} must be finite, but row {at[0]}" + (f", column {at[1]}" if len(at) > 1 else "") + " is "
+            f"{numbers[tuple(bad[0])]:g}: impute or drop it."
+        )
+    return numbers
+
+
+def _check_outcome(outcome: np.ndarray, count: int, family: Optional[Family], client: int) -> None:
+    shape = (count,) if family else (count, 2)
+    if outcome.shape != shape:
+        raise InvalidArgument(f"The outcome of client {client} has shape {outcome.shape}, but must have {shape}.")
+    if family:
+        valid, requirement, values = family.is_valid(outcome), family.requirement, outcome
+    else:
+        valid = (outcome[:, 0] > 0) & ((outcome[:, 1] == 0) | (outcome[:, 1] == 1))
+        requirement, values = "a time above 0 and an event of 0 or 1", outcome
+    wrong = np.flatnonzero(~valid)
+    if len(wrong):
+        name = family.name if family else "cox"
+        raise InvalidArgument(
+            f"Each {name} outcome must be {requirement}, but row {wrong[0]} of client {client} has "
+            f"{np.array2string(values[wrong[0]], separator=', ')}."
+        )
+
+
+def _log_exposure(exposure: np.ndarray, count: int, client: int) -> np.ndarray:
+    numbers = _floats(exposure, f"The exposure of client {client}")
+    if numbers.shape != (count,) or np.any(numbers <= 0):
+        raise InvalidArgument(f"The exposure of client {client} must be {count} numbers above 0.")
+    return np.log(numbers)
