@@ -26,7 +26,17 @@ MAY_IMPORT = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
     # The command line: `cli` and `doctor`.
-    "app": {"__init__", "app.options", "app.one_run", "app.many_runs", "parties.deployment", "data", "federated"},
+    "app.glm": {"glm", "plots"},
+    "app": {
+        "__init__",
+        "app.options",
+        "app.glm",
+        "app.one_run",
+        "app.many_runs",
+        "parties.deployment",
+        "data",
+        "federated",
+    },
     "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
     "app.one_run": {*PUBLIC, "app.options"},

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from tfp_bfl import __version__
+from tfp_bfl.app.glm import glm_model
 from tfp_bfl.app.many_runs.command import list_runs, run_many, sweep_runs
 from tfp_bfl.app.one_run.command import calibrate_model, export_model, laplace_model, predict_images
 from tfp_bfl.app.options import choices
@@ -51,6 +52,8 @@ Examples:
   tfp-bfl laplace my_run --output q  a posterior at the run's weights
   tfp-bfl predict my_run scans/      what the run's model says of images
   tfp-bfl export my_run my_model     its SavedModel; --tflite for devices
+  tfp-bfl glm radon.csv --outcome log.radon --client-column county
+                                     a linear model from sums of clients
   tfp-bfl deploy demo                three sites, all on this machine
   eval "$(tfp-bfl completion bash)"  complete by Tab
 
@@ -123,6 +126,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(calibrate_model)
 cli.add_command(export_model)
+cli.add_command(glm_model)
 cli.add_command(laplace_model)
 cli.add_command(predict_images)
 cli.add_command(sweep_runs)

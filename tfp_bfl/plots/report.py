@@ -69,14 +69,36 @@ def write_report(
         *warnings,
         *(warning if single else f"{run.name}: {warning}" for run in runs for warning in run.warnings),
     ]
+    return write_page(
+        path,
+        title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
+        [f"{run.statement}." if single else f"{run.name}: {run.statement}." for run in runs if run.statement],
+        notices,
+        tables.headlines(runs[0]) if single and not repeated else [],
+        [*sections(runs, out_of_distribution, figures, repeated)],
+    )
+
+
+def write_page(
+    path: pathlib.Path,
+    title: str,
+    statements: Sequence[str],
+    warnings: Sequence[str],
+    headlines: Sequence[tables.Headline],
+    content: Sequence[Section],
+) -> pathlib.Path:
+    """Write a self-contained HTML page of sections, with warnings above them.
+
+    Args:
+      path: the file to write; missing folders are made.
+      title: the heading.
+      statements: sentences below it.
+      warnings: sentences in a box.
+      headlines: results in large letters.
+      content: the sections.
+    """
     page = _template().render(
-        title=title or " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])),
-        statements=[
-            f"{run.statement}." if single else f"{run.name}: {run.statement}." for run in runs if run.statement
-        ],
-        warnings=notices,
-        headlines=tables.headlines(runs[0]) if single and not repeated else [],
-        blocks=_blocks([*sections(runs, out_of_distribution, figures, repeated)]),
+        title=title, statements=statements, warnings=warnings, headlines=headlines, blocks=_blocks(content)
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name may hold what no encoding has.

@@ -1,0 +1,102 @@
+"""The command `tfp-bfl glm`, from a table to its report."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tfp_bfl import glm
+from tfp_bfl.app.cli import cli
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Patients of 12 hospitals: an outcome, a count, and a time with an event."""
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("glm") / "patients.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["hospital", "age", "sex", "ill", "visits", "days", "died"])
+        for row in range(240):
+            age, male, site = rng.normal(60, 10), rng.integers(2), row % 12
+            eta = 0.04 * (age - 60) + 0.5 * male + 0.3 * np.sin(site)
+            ill, visits = rng.random() < 1 / (1 + np.exp(-eta)), rng.poisson(np.exp(eta))
+            died, days = rng.random() < 0.7, rng.exponential(100 * np.exp(-eta))
+            sex = ["Female", "Male"][male]
+            cells = [f"h{site}", f"{age:.1f}", sex, "NY"[ill], visits, f"{days:.2f}", int(died)]
+            writer.writerow("" if row == 5 and j == 1 else cell for j, cell in enumerate(cells))
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["glm", *map(str, arguments)])
+
+
+def test_a_report_with_table_and_posterior(table, tmp_path):
+    out = tmp_path / "ill"
+    given = ["--outcome", "ill", "--family", "bernoulli", "--client-column", "hospital", "--only", "age,sex"]
+    result = run(table, *given, "--one-message", "--prior-stddev", "2.5", "--output", out)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("bernoulli: 239 rows, ") and "12 clients" in lines[0]
+    assert lines[1] == "1 row left out with an empty cell: --missing indicate keeps them."
+    assert [line.split()[0] for line in lines[3:6]] == ["(intercept)", "age", "sex[Male]"]
+    assert "one message is" in result.output
+    posterior = json.loads((out / "posterior.json").read_text())
+    rows = list(csv.DictReader((out / "coefficients.csv").open()))
+    assert posterior["names"] == [row["coefficient"] for row in rows]
+    assert float(rows[1]["mean"]) == posterior["mean"][1]
+    page = (out / "report.html").read_text()
+    assert "odds ratio" in page and page.count("<img") == 1 and "h11" not in posterior["names"]
+    again = run(table, *given, "--output", out)
+    assert again.exit_code == 2 or isinstance(again.exception, ValueError)
+    assert "exists" in str(again.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ["--outcome", "visits", "--family", "poisson", "--random", "(intercept)"],
+            ["sd between clients", "rate ratio"],
+        ),
+        (["--outcome", "days", "--event", "died", "--family", "cox"], ["hazard ratio"]),
+        (["--outcome", "days", "--event", "died", "--family", "cox", "--stratified"], ["hazard ratio"]),
+        (["--outcome", "age", "--drop", "days"], ["residual sd"]),
+    ],
+)
+def test_families(table, options, words):
+    only = [] if "--drop" in options else ["--only", "age,sex"]
+    result = run(table, "--client-column", "hospital", *only, *options)
+    assert result.exit_code == 0, (result.output, result.exception)
+    for word in words:
+        assert word in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--outcome", "ill", "--family", "binomial"], "There is no family 'binomial'"),
+        (["--outcome", "ill", "--level", "95"], "--level is 95"),
+        (["--outcome", "days", "--family", "cox", "--event", "died", "--random", "age"], "but the family is cox"),
+        (["--outcome", "age", "--stratified"], "--stratified is of the family cox"),
+        (["--outcome", "age", "--random", "(intercept)"], "give --client-column"),
+        (["--outcome", "weight"], "There is no column 'weight'"),
+    ],
+)
+def test_bad_input_is_one_sentence(table, options, message):
+    result = run(table, *options)
+    assert result.exit_code != 0 and message in str(result.exception)
+
+
+def test_the_command_is_the_function(table):
+    from tfp_bfl.glm.design import Outcome, read_design
+
+    design = read_design(table, Outcome("ill", "bernoulli"), "hospital", only=["age", "sex"])
+    want = str(glm.fit(design.clients, "bernoulli", names=design.names).table())
+    printed = run(
+        table, "--outcome", "ill", "--family", "bernoulli", "--client-column", "hospital", "--only", "age,sex"
+    )
+    assert want in printed.output

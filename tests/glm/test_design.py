@@ -1,0 +1,92 @@
+"""Tables as they are published, as columns of a linear model."""
+
+import numpy as np
+import pyarrow
+import pytest
+
+from tfp_bfl import glm
+from tfp_bfl.glm.design import Outcome, read_design
+
+TABLE = {
+    "site": ["b", "a", "b", "a", "c", ""],
+    "sex": ["Male", "Female", "Male", "Female", "Male", "Male"],
+    "age": [50.0, 60.0, None, 70.0, 40.0, 30.0],
+    "grade": [1, 2, 3, 2, 1, 1],
+    "smokes": [True, False, None, True, False, True],
+    "ill": ["Y", "N", "Y", "Y", None, "N"],
+}
+
+
+def read(outcome=None, client="site", **options):
+    return read_design(
+        pyarrow.table(options.pop("table", TABLE)), outcome or Outcome("ill", "bernoulli"), client, **options
+    )
+
+
+def test_text_and_truth_values_become_levels_and_incomplete_rows_are_left_out():
+    design = read(categorical=["grade"])
+    assert design.names == ["sex[Male]", "age", "grade[2]", "grade[3]", "smokes[True]"]
+    assert design.client_names == ["a", "b"]
+    np.testing.assert_array_equal(design.clients[0][0], [[0, 60, 1, 0, 0], [0, 70, 1, 0, 1]])
+    np.testing.assert_array_equal(design.clients[1][0], [[1, 50, 0, 0, 1]])
+    np.testing.assert_array_equal(design.clients[0][1], [0, 1])
+    assert design.notes[0] == "2 rows left out without an outcome or a client."
+    assert "1 row left out with an empty cell" in design.notes[1]
+
+
+def test_empty_cells_become_an_indicator_once_for_the_same_rows():
+    design = read(missing="indicate")
+    assert design.names == ["sex[Male]", "age", "age[missing]", "grade", "smokes[True]"]
+    assert [len(x) for x, _ in design.clients] == [2, 2]
+    np.testing.assert_allclose(design.clients[1][0][1], [1, (50 + 60 + 70) / 3, 1, 3, 2 / 3])
+    assert any("'smokes' is empty in the same rows as 'age'" in note for note in design.notes)
+
+
+def test_a_column_that_a_client_lacks_is_named():
+    table = {**TABLE, "age": [None, 60.0, None, 70.0, 40.0, 30.0]}
+    with pytest.raises(ValueError, match="No row .* is complete|are collinear|."):
+        glm.fit(read(table=table).clients, "bernoulli")
+    notes = read(table=table).notes
+    assert any("The column 'age' is empty at b" in note for note in notes)
+    assert "No row is left of b." in notes
+
+
+def test_events_are_chosen_by_value():
+    by_grade = read(Outcome("grade", "bernoulli", event_values=("2", "3")), only=["sex"])
+    np.testing.assert_array_equal(np.concatenate([y for _, y in by_grade.clients]), [1, 1, 0, 1, 0])
+    survival = read(Outcome("age", "cox", event="ill"), only=["sex"])
+    np.testing.assert_array_equal(survival.clients[0][1], [[60, 0], [70, 1]])
+
+
+def test_columns_of_dictionaries_and_frames_are_read():
+    encoded = pyarrow.table({**TABLE, "sex": pyarrow.array(TABLE["sex"]).dictionary_encode()})
+    assert read_design(encoded, Outcome("ill", "bernoulli"), "site").names == read().names
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outcome": Outcome("sick", "bernoulli")}, "There is no column 'sick'"),
+        ({"client": "hospital"}, "There is no column 'hospital'"),
+        ({"drop": ["weight"]}, "for --drop"),
+        ({"only": ["weight"]}, "for --only"),
+        ({"categorical": ["weight"]}, "for --categorical"),
+        ({"missing": "impute"}, "There is no way with empty cells 'impute'"),
+        ({"outcome": Outcome("grade", "bernoulli")}, "must hold two values, but holds 3 ('1', '2', '3')"),
+        ({"outcome": Outcome("grade", "bernoulli", event_values=("7",))}, "There is no value '7'"),
+        ({"outcome": Outcome("ill", "gaussian")}, "must hold numbers, but row 1 is 'Y'"),
+        ({"outcome": Outcome("age", "cox")}, "give --event"),
+        ({"outcome": Outcome("age", "gaussian", event="ill")}, "--event is of the family cox"),
+        ({"outcome": Outcome("age", "poisson", event_values=("1",))}, "--event-value is of bernoulli and cox"),
+        ({"only": ["ill"]}, "there is nothing to estimate"),
+        ({"table": {**TABLE, "age": [None] * 6}}, "The column 'age' of the table is empty"),
+        ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' of the table is 'Male' in all rows"),
+        ({"table": {**TABLE, "sex": np.array(["2020-01-01"] * 6, "datetime64[D]")}}, "holds dates or times"),
+        ({"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"n{i}" for i in range(240)]}}, "different texts"),
+        ({"table": {**TABLE, "age": [None, None, 1.0, None, 1.0, 1.0]}}, "is complete: give --missing indicate"),
+    ],
+)
+def test_bad_input_is_one_sentence(options, message):
+    with pytest.raises(ValueError, match=r".") as error:
+        read(**options)
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,263 @@
+"""Tables as they are published, as the columns of a linear model: categories, missing cells and outcomes."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from tfp_bfl import files
+from tfp_bfl.data.names import as_text, natural, value
+from tfp_bfl.data.tables import as_table, is_table, read_table
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+
+MISSING = {
+    "drop": "rows with an empty cell are left out",
+    "indicate": "an empty cell becomes the mean of the column, and a column of 0 and 1 says where cells were empty",
+}
+# Text with more values than this is rather a name than a category.
+MOST_LEVELS = 30
+
+
+class Design(NamedTuple):
+    """The columns of a linear model, by client.
+
+    Fields:
+      clients: (features [n, p], outcome) of each client; outcome [n], or (time, event) [n, 2].
+      exposure: of each client's rows [n]; None without one.
+      names: of the p features, such as "age" and "sex[Male]".
+      client_names: of each client.
+      notes: sentences on what was done with the table.
+    """
+
+    clients: list[tuple[np.ndarray, np.ndarray]]
+    exposure: Optional[list[np.ndarray]]
+    names: list[str]
+    client_names: list[str]
+    notes: list[str]
+
+
+class Outcome(NamedTuple):
+    """How the outcome is read.
+
+    Fields:
+      column: the outcome, or the time for "cox".
+      family: its name.
+      event: the column with the event, for "cox".
+      event_values: the values that are an event; () for the larger one of two.
+      exposure: the column with the exposure.
+    """
+
+    column: str
+    family: str
+    event: Optional[str] = None
+    event_values: Sequence[str] = ()
+    exposure: Optional[str] = None
+
+
+def read_design(
+    path: Union[str, pathlib.Path, Any],
+    outcome: Outcome,
+    client_column: Optional[str] = None,
+    *,
+    only: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+    missing: str = "drop",
+    separator: Optional[str] = None,
+) -> Design:
+    """Read a table for a generalised linear model.
+
+    Columns of numbers stay in their units. Text, truth values and the columns of `categorical` become a column of 0 and
+    1 for each level but the first, in natural order, which is the reference. Rows without an outcome or a client are
+    left out.
+
+    Args:
+      path: of a .csv, .tsv or .parquet file; or a table in memory, such as a pandas DataFrame.
+      outcome: its columns.
+      client_column: the column with the client of each row; None for one client.
+      only: the columns to use; () for all.
+      drop: columns to leave out.
+      categorical: columns of numbers that are categories.
+      missing: one of `MISSING`.
+      separator: as of `data.read_own`.
+
+    Raises:
+      InvalidArgument: there is no such file or column; dates; text with more than 30 values; a column that is empty; or
+        an outcome that is not one of the family's. The message names column, row and option.
+    """
+    lookup(MISSING, missing, "way with empty cells")
+    where = "the table" if is_table(path) else files.name(pathlib.Path(path))
+    text = [name for name in (client_column,) if name]
+    table = as_table(path, where) if is_table(path) else read_table(pathlib.Path(path), separator, text=text)
+    reserved = [x for x in (outcome.column, outcome.event, outcome.exposure, client_column) if x]
+    for option, names in (
+        ("--outcome, --event, --exposure or --client-column", reserved),
+        ("--only", only),
+        ("--drop", drop),
+        ("--categorical", categorical),
+    ):
+        for name in names:
+            lookup(dict.fromkeys(table.column_names), name, "column", f"in {where} for {option}")
+    chosen = [name for name in only or table.column_names if name not in {*reserved, *drop}]
+    if not chosen:
+        raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
+    values = _outcome(table, outcome, where)
+    owners = _texts(table, client_column) if client_column else np.full(table.num_rows, "all rows", object)
+    keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
+    notes = _note(int(np.sum(~keep)), "without an outcome or a client")
+    blocks, names, complete = [], [], np.ones(table.num_rows, bool)
+    patterns: dict[bytes, str] = {}
+    for name in chosen:
+        block, own = _column(table, name, name in categorical, keep, where)
+        empty = np.isnan(block[:, 0])
+        if missing == "indicate" and np.any(empty & keep):
+            block = np.where(np.isnan(block), np.nanmean(block[keep], 0), block)
+            same = patterns.setdefault(empty[keep].tobytes(), name)
+            if same == name:
+                block, own = np.column_stack([block, empty]), [*own, f"{name}[missing]"]
+            else:
+                notes.append(f"{shown(name)} is empty in the same rows as {shown(same)}: one indicator serves both.")
+        elif missing == "drop":
+            complete &= ~empty
+            notes += _empty_clients(name, empty, owners, keep)
+        blocks.append(block)
+        names += own
+    left = keep & complete
+    notes += _note(int(np.sum(keep & ~complete)), "with an empty cell: --missing indicate keeps them")
+    if not np.any(left):
+        raise InvalidArgument(
+            f"No row of {where} is complete: give --missing indicate, or leave columns with many empty cells out with "
+            "--drop."
+        )
+    features = np.concatenate(blocks, 1)
+    exposure = None if outcome.exposure is None else _numbers(table, outcome.exposure, where)
+    found, number = np.unique(owners[left], return_inverse=True)
+    order = sorted(range(len(found)), key=lambda k: natural(found[k]))
+    gone = sorted(set(owners[keep].tolist()) - set(found.tolist()), key=natural)
+    if gone:
+        notes.append(f"No row is left of {', '.join(gone)}.")
+    parts = np.split(np.flatnonzero(left)[np.argsort(number, kind="stable")], np.cumsum(np.bincount(number))[:-1])
+    rows = [parts[k] for k in order]
+    return Design(
+        [(features[own], values[own]) for own in rows],
+        None if exposure is None else [exposure[own] for own in rows],
+        names,
+        [found[k] for k in order],
+        notes,
+    )
+
+
+def _note(count: int, why: str) -> list[str]:
+    return [f"{count} row{'s' if count > 1 else ''} left out {why}."] if count else []
+
+
+def _empty_clients(name: str, empty: np.ndarray, owners: np.ndarray, keep: np.ndarray) -> list[str]:
+    if not np.any(empty & keep):
+        return []
+    clients, number = np.unique(owners[keep], return_inverse=True)
+    wholly = [str(x) for x, full in zip(clients, np.bincount(number, ~empty[keep])) if not full]
+    if not wholly:
+        return []
+    few = ", ".join(sorted(wholly, key=natural)[:10]) + (f" and {len(wholly) - 10} more" if len(wholly) > 10 else "")
+    return [f"The column {shown(name)} is empty at {few}: --drop it, or none of these rows is used."]
+
+
+def _decoded(table: Any, name: str) -> Any:
+    """Return a column of a pyarrow Table, with the values of a dictionary in place of their codes."""
+    import pyarrow.types as types
+
+    column = table[name]
+    return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
+
+
+def _texts(table: Any, name: str) -> np.ndarray:
+    return as_text(_decoded(table, name).to_pylist())
+
+
+def _numbers(table: Any, name: str, where: str) -> np.ndarray:
+    """Return a column as float64 [N], NaN for an empty cell."""
+    import pyarrow.types as types
+
+    column = _decoded(table, name)
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        return np.asarray(column.cast("float64").to_numpy(), np.float64)
+    cells = column.to_pylist()
+    numbers = np.full(len(cells), np.nan)
+    for row, cell in enumerate(cells):
+        if cell is None or cell == "":
+            continue
+        exact = value(str(cell).strip()) if isinstance(cell, str) else cell
+        try:
+            numbers[row] = float(exact)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise InvalidArgument(
+                f"The column {shown(name)} of {where} must hold numbers, but row {row + 1} is {shown(cell)}."
+            ) from None
+    return numbers
+
+
+def _column(table: Any, name: str, is_category: bool, keep: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
+    """Return a column of the table as columns of the design [N, c], NaN in empty cells, and their names."""
+    import pyarrow.types as types
+
+    kind = _decoded(table, name).type
+    if types.is_temporal(kind):
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds dates or times: leave it out with --drop, or replace it by a "
+            "number such as years since a day."
+        )
+    if not is_category and (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+        return _numbers(table, name, where)[:, np.newaxis], [name]
+    if types.is_null(kind):
+        raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
+    cells = _texts(table, name)
+    levels = sorted(set(cells[keep].tolist()) - {""}, key=natural)
+    if not levels:
+        raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
+    if len(levels) > MOST_LEVELS:
+        first = next(row for row, cell in enumerate(cells) if cell)
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds {len(levels)} different texts, such as {shown(cells[first])} in "
+            f"row {first + 1}: leave it out with --drop, or name it with --client-column if it names clients."
+        )
+    if len(levels) == 1:
+        raise InvalidArgument(f"The column {shown(name)} of {where} is {shown(levels[0])} in all rows: --drop it.")
+    block = np.stack([cells == level for level in levels[1:]], 1).astype(np.float64)
+    block[cells == ""] = np.nan
+    return block, [f"{name}[{level}]" for level in levels[1:]]
+
+
+def _outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
+    if outcome.family == "cox":
+        if outcome.event is None:
+            raise InvalidArgument("The family cox needs the column with the event: give --event.")
+        event = _binary(_texts(table, outcome.event), outcome.event, outcome.event_values, where)
+        return np.stack([_numbers(table, outcome.column, where), event], 1)
+    if outcome.event is not None:
+        raise InvalidArgument(f"--event is of the family cox, but the family is {outcome.family}.")
+    if outcome.family == "bernoulli":
+        return _binary(_texts(table, outcome.column), outcome.column, outcome.event_values, where)
+    if outcome.event_values:
+        raise InvalidArgument(f"--event-value is of bernoulli and cox, but the family is {outcome.family}.")
+    return _numbers(table, outcome.column, where)
+
+
+def _binary(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> np.ndarray:
+    """Return 1 for an event, 0 for none and NaN for an empty cell [N]."""
+    found = sorted(set(cells.tolist()) - {""}, key=natural)
+    if not events:
+        if len(found) != 2:
+            few = ", ".join(map(shown, found[:6]))
+            raise InvalidArgument(
+                f"The column {shown(name)} of {where} must hold two values, but holds {len(found)} ({few}): give "
+                "--event-value with the values that count as an event, such as 1,2,3."
+            )
+        events = found[1:]
+    for event in events:
+        lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
+    binary = np.isin(cells, list(events)).astype(np.float64)
+    binary[cells == ""] = np.nan
+    return binary

@@ -1,0 +1,66 @@
+"""Coefficients of clients side by side: the forest plot of a meta-analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.plots import style
+
+_COLUMNS = 3
+_LINE, _FRAME = 0.17, 1.1
+
+
+class Estimate(NamedTuple):
+    """A coefficient's value and interval at one client, or pooled.
+
+    Fields:
+      label: such as the client's name.
+      mean, low, high: of each coefficient [p]; NaN where the client's rows do not determine it.
+      is_pooled: drawn apart from the clients.
+    """
+
+    label: str
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    is_pooled: bool = False
+
+
+def forest_plot(names: Sequence[str], estimates: Sequence[Estimate]) -> Figure:
+    """Draw a panel for each coefficient, a line for each client with its interval, and the pooled ones below.
+
+    Args:
+      names: of the coefficients [p].
+      estimates: of clients and pooled ones, in the order of the lines.
+
+    Raises:
+      InvalidArgument: there is nothing to draw, or an estimate is not of p coefficients.
+    """
+    if not names or not estimates or any(np.shape(e.mean) != (len(names),) for e in estimates):
+        raise InvalidArgument("A forest plot needs coefficients, and estimates that each have all of them.")
+    columns = min(_COLUMNS, len(names))
+    rows = -(-len(names) // columns)
+    figure = style.new_figure(height=rows * (_FRAME + _LINE * len(estimates)))
+    panels = np.atleast_1d(figure.subplots(rows, columns, sharey=True, squeeze=False)).ravel()
+    heights = np.arange(len(estimates))[::-1]
+    for number, (axes, name) in enumerate(zip(panels, names)):
+        for estimate, height in zip(estimates, heights):
+            mean, low, high = estimate.mean[number], estimate.low[number], estimate.high[number]
+            if not np.isfinite(mean):
+                continue
+            color = style.ORANGE if estimate.is_pooled else style.BLUE
+            axes.plot([low, high], [height, height], color=color, linewidth=2.4 if estimate.is_pooled else 1.2)
+            axes.plot(mean, height, "D" if estimate.is_pooled else "o", color=color, markersize=4)
+        pooled = [e.mean[number] for e in estimates if e.is_pooled]
+        if pooled:
+            axes.axvline(pooled[-1], color=style.MUTED, linewidth=0.8, linestyle="--")
+        style.tidy(axes, style.plain(name, 40), grid="x")
+        axes.set_yticks(heights, [style.plain(e.label, 30) for e in estimates])
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    return figure
