@@ -13,7 +13,6 @@ from tfp_bfl.moved import MOVED
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "tfp_bfl"
-FOLDERS = ("tfp_bfl", "tests", "experiments", "benchmarks", "docs")
 
 EVERYTHING = None
 # What the application uses of the library.
@@ -102,8 +101,6 @@ ENGINES = (
 CARRYING = {"Tensor", "Variable", "convert_to_tensor", "data", "errors", "function", "keras", "nest", "resource"}
 CARRYING |= {"Module", "saved_model", "__version__", "variable_creator_scope", "TensorSpec", "constant", "fill"}
 CARRYING |= {"float32", "int32", "uint8", "zeros"}
-MAX_LINES_OF_A_FILE = 400
-MAX_LINES_OF_A_FUNCTION = 100  # docstring and all
 MAX_LINES_OF_A_RECIPE = 40
 
 FILES = sorted(LIBRARY.rglob("*.py"))
@@ -286,22 +283,6 @@ def test_what_must_be_quick_imports_no_tensorflow(start):
         found |= {name, *ahead}
     slow = {"tensorflow", "tensorflow_probability", "tensorflow_federated", "sklearn", "scipy", "matplotlib"}
     assert len(found) > 5 and not found & slow
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_file_is_too_long(folder):
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in (ROOT / folder).rglob("*.py")}
-    assert lengths and {p: n for p, n in lengths.items() if n > MAX_LINES_OF_A_FILE} == {}
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_function_is_too_long(folder):
-    lengths = {}
-    for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                lengths[f"{path.relative_to(ROOT)}: {node.name}"] = node.end_lineno - node.lineno + 1
-    assert lengths and {name: n for name, n in lengths.items() if n > MAX_LINES_OF_A_FUNCTION} == {}
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,8 @@ def test_hazards_that_change_with_time_are_warned_of():
     assert len(crossing.warnings) == 1 and "'arm' changes with time" in crossing.warnings[0]
 
 
+@pytest.mark.deep(after="tests/glm/test_cox.py")
+@pytest.mark.statistical
 def test_proportionality_has_the_level_that_it_claims():
     """300 draws of proportional hazards: about 5 % are below .05, within 3.5 standard deviations (error 5e-4)."""
     below = 0

@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow
 import pytest
 
-from tfp_bfl import glm
 from tfp_bfl.glm.design import Outcome, read_design
 
 TABLE = {
@@ -44,8 +43,6 @@ def test_empty_cells_become_an_indicator_once_for_the_same_rows():
 
 def test_a_column_that_a_client_lacks_is_named():
     table = {**TABLE, "age": [None, 60.0, None, 70.0, 40.0, 30.0]}
-    with pytest.raises(ValueError, match="No row .* is complete|are collinear|."):
-        glm.fit(read(table=table).clients, "bernoulli")
     notes = read(table=table).notes
     assert any("The column 'age' is empty at b" in note for note in notes)
     assert "No row is left of b." in notes
@@ -82,7 +79,7 @@ def test_columns_of_dictionaries_and_frames_are_read():
         ({"table": {**TABLE, "age": [None] * 6}}, "The column 'age' of the table is empty"),
         ({"table": {**TABLE, "sex": ["Male"] * 6}}, "'sex' of the table is 'Male' in all rows"),
         ({"table": {**TABLE, "sex": np.array(["2020-01-01"] * 6, "datetime64[D]")}}, "holds dates or times"),
-        ({"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"n{i}" for i in range(240)]}}, "different texts"),
+        ({"table": {k: v * 40 for k, v in TABLE.items()} | {"sex": [f"n{i}" for i in range(240)]}}, "texts, such as"),
         ({"table": {**TABLE, "age": [None, None, 1.0, None, 1.0, 1.0]}}, "is complete: give --missing indicate"),
     ],
 )

@@ -79,6 +79,7 @@ def test_other_sums_are_those_of_the_integral(family):
     assert effect.covariance.shape == (1, 1) and 0 < effect.covariance[0, 0] < 0.81
 
 
+@pytest.mark.deep(after="tests/glm/test_hierarchical.py")
 @pytest.mark.parametrize("random", [["(intercept)"], ["(intercept)", "x1"]])
 def test_the_maximum_is_that_of_the_marginal_likelihood(random):
     pairs, columns = federation("gaussian"), (0, 1)[: len(random)]
@@ -105,6 +106,8 @@ def test_no_difference_between_clients_is_a_variance_of_0():
     pairs = federation("gaussian", clients=60, between=0.0, seed=2)
     result, pooled = glm.fit_hierarchical(pairs), glm.fit(pairs)
     assert result.between_stddev[0] < 0.15
+    assert any("between clients is 0" in warning for warning in result.posterior.warnings)
+    assert not glm.fit_hierarchical(federation("gaussian", clients=60)).posterior.warnings
     np.testing.assert_allclose(result.posterior.mean, pooled.mean, atol=0.02)
 
 

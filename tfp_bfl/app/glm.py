@@ -208,8 +208,8 @@ def _write(
     if drawn:
         names, estimates = drawn
         how = (
-            "Estimates of each client with their intervals, and the pooled one (diamond, dashed line). Clients whose rows "
-            "do not determine a coefficient alone have no line."
+            "Estimates of each client with their intervals, and the pooled one (diamond, dashed line). Clients whose "
+            "rows do not determine a coefficient alone have no line."
         )
         sections.append(Section("Clients", how, pictures=[picture(forest_plot(names, estimates))], is_wide=True))
     write_page(folder / "report.html", f"{family} model", [f"{_headline(posterior)}."], notes, [], sections)

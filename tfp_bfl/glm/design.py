@@ -40,7 +40,7 @@ class Design(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How the outcome is read.
+    """The columns of the outcome.
 
     Fields:
       column: the outcome, or the time for "cox".
@@ -220,8 +220,8 @@ def _column(table: Any, name: str, is_category: bool, keep: np.ndarray, where: s
     if len(levels) > MOST_LEVELS:
         first = next(row for row, cell in enumerate(cells) if cell)
         raise InvalidArgument(
-            f"The column {shown(name)} of {where} holds {len(levels)} different texts, such as {shown(cells[first])} in "
-            f"row {first + 1}: leave it out with --drop, or name it with --client-column if it names clients."
+            f"The column {shown(name)} of {where} holds {len(levels)} texts, such as {shown(cells[first])} in row "
+            f"{first + 1}: leave it out with --drop, or name it with --client-column if it names clients."
         )
     if len(levels) == 1:
         raise InvalidArgument(f"The column {shown(name)} of {where} is {shown(levels[0])} in all rows: --drop it.")

@@ -73,9 +73,9 @@ def fit(
       >>> x = np.array([[0.0], [1.0], [2.0], [3.0]])
       >>> clients = [(x, np.array([1.0, 3.0, 5.0, 7.2])), (x, np.array([1.2, 2.8, 5.1, 6.9]))]
       >>> print(bfl.glm.fit(clients, names=["dose"]).table())
-      coefficient  mean       sd  95 % from     to
-      (intercept)  1.05  0.07906     0.8951  1.205
-      dose         1.99  0.04226      1.907  2.073
+      coefficient   mean       sd  95 % from     to
+      (intercept)  1.025  0.08874     0.8511  1.199
+      dose             2  0.04743      1.907  2.093
 
     Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
     """

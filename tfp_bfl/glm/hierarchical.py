@@ -125,7 +125,7 @@ def fit_hierarchical(
       >>> clients = [(x := rng.normal(size=(8, 1)), u + x[:, 0] + rng.normal(size=8)) for u in rng.normal(size=30)]
       >>> result = bfl.glm.fit_hierarchical(clients, names=["dose"])
       >>> result.between_stddev.round(2), result.posterior.mean.round(2)
-      (array([0.8]), array([-0.05,  1.01]))
+      (array([0.92]), array([-0.12,  1.08]))
 
     Source: Pinheiro & Bates 2000, chapters 2 and 7.
     """
@@ -166,7 +166,11 @@ def fit_hierarchical(
         messages=messages,
         log_likelihood=maximum.sums.log_likelihood,
         dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
-        warnings=[*few_events(maximum.sums, chosen, layout.size), *_few_clients(table.clients)],
+        warnings=[
+            *few_events(maximum.sums, chosen, layout.size),
+            *_few_clients(table.clients),
+            *_no_difference(factor, pooled.stddev[list(layout.columns)], [table.names[j] for j in layout.columns]),
+        ],
     )
     effects = [client_sums(rows, parameters, chosen, layout, nodes)[1] for rows in table.clients]
     names_of_random = [table.names[j] for j in layout.columns]
@@ -205,4 +209,15 @@ def _few_clients(clients: Sequence[Rows]) -> list[str]:
     return [
         f"{len(clients)} clients determine the variance between clients poorly: its standard deviation may be far from "
         "the true one."
+    ]
+
+
+def _no_difference(factor: np.ndarray, scales: np.ndarray, names: Sequence[str]) -> list[str]:
+    stddev = np.sqrt(np.sum(factor**2, 1))
+    none = [repr(name) for name, value, scale in zip(names, stddev, scales) if value < 1e-3 * scale]
+    if not none:
+        return []
+    return [
+        f"The estimated standard deviation of {' and '.join(none)} between clients is 0: the rows show no difference "
+        "between clients beyond chance, and all clients have the same coefficients."
     ]
