@@ -61,7 +61,7 @@ def _names(text: Optional[str]) -> list[str]:
 @click.option(
     "--prior-stddev", type=float, metavar="NUMBER", help="Standard deviation of the prior; flat if not given."
 )
-@click.option("--intercept-stddev", type=float, metavar="NUMBER", help="That of the intercept.")
+@click.option("--intercept-stddev", type=float, metavar="NUMBER", help="Standard deviation of the intercept's prior.")
 @click.option("--stratified", is_flag=True, help="A baseline hazard for each client (cox).")
 @click.option("--second-order", is_flag=True, help="Mean and covariance to second order, for few events.")
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")

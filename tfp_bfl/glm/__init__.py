@@ -12,6 +12,7 @@ from tfp_bfl.glm.fit import fit
 from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical
 from tfp_bfl.glm.one_message import OneMessage, one_message
 from tfp_bfl.glm.posterior import Coefficients, Posterior
+from tfp_bfl.glm.revise import Revised, revise
 from tfp_bfl.glm.sums import Sums
 
 __all__ = [
@@ -20,8 +21,10 @@ __all__ = [
     "Hierarchical",
     "OneMessage",
     "Posterior",
+    "Revised",
     "Sums",
     "fit",
     "fit_hierarchical",
     "one_message",
+    "revise",
 ]

@@ -100,6 +100,8 @@ def fit(
         sums.log_likelihood,
         precision,
         warnings=[*few_events(sums, work.family, len(precision)), *work.warnings(maximum.coefficients)],
+        sums=None if family == "cox" else sums,
+        sums_at=None if family == "cox" else maximum.sums_at,
     )
     if not second_order:
         return posterior
@@ -191,6 +193,9 @@ def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[flo
         precision,
         variance,
         few_events(sums, family, len(precision)),
+        sums,
+        np.zeros(len(precision)),
+        dispersion,
     )
 
 

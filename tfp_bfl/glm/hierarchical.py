@@ -166,6 +166,8 @@ def fit_hierarchical(
         messages=messages,
         log_likelihood=maximum.sums.log_likelihood,
         dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
+        sums=None,
+        sums_at=None,
         warnings=[
             *few_events(maximum.sums, chosen, layout.size),
             *_few_clients(table.clients),

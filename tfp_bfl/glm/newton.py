@@ -25,14 +25,16 @@ class Maximum(NamedTuple):
     Fields:
       coefficients: [p].
       information: of the rows and the prior there [p, p].
-      sums: of the rows there.
+      sums: of the rows at `sums_at`, the coefficients of the last message, from which one step led to the maximum.
       messages: the number of messages to each client.
+      sums_at: [p].
     """
 
     coefficients: np.ndarray
     information: np.ndarray
     sums: Sums
     messages: int
+    sums_at: np.ndarray
 
 
 def solve(information: np.ndarray, gradient: np.ndarray) -> np.ndarray:
@@ -112,7 +114,7 @@ def maximise(
         previous, best = coefficients, value
         coefficients = coefficients + step
         if abs(gradient @ step) < _TOLERANCE:
-            return Maximum(coefficients, information, sums, messages)
+            return Maximum(coefficients, information, sums, messages, previous)
     if np.any(precision > 0) and np.all(precision > 0):
         raise InvalidArgument(f"Newton's steps did not converge in {messages} messages: rescale the columns.")
     raise separating(previous, first, names)

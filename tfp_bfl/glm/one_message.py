@@ -84,6 +84,8 @@ def one_message(
         messages=1,
         log_likelihood=float("nan"),
         warnings=(),
+        sums=None,
+        sums_at=None,
     )
     if not compare:
         return OneMessage(posterior, own, None, None)

@@ -12,6 +12,7 @@ from scipy import special, stats
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.rows import INTERCEPT
+from tfp_bfl.glm.sums import Sums
 
 _NODES = 40
 
@@ -48,6 +49,9 @@ class Posterior:
       dispersion: the variance of a Gaussian outcome; 1 for others.
       precision: of the prior [p].
       warnings: sentences on what may be wrong with the fit.
+      sums: of all clients at the coefficients `sums_at`, by which clients join and leave (`revise`); None for "cox".
+      sums_at: [p].
+      given_dispersion: the dispersion that `fit` was given; None where it was estimated.
     """
 
     names: Sequence[str]
@@ -62,6 +66,9 @@ class Posterior:
     precision: np.ndarray
     dispersion: float = 1.0
     warnings: Sequence[str] = ()
+    sums: Optional[Sums] = None
+    sums_at: Optional[np.ndarray] = None
+    given_dispersion: Optional[float] = None
 
     @property
     def stddev(self) -> np.ndarray:

@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import style
 
-_COLUMNS = 3
+_COLUMNS = 2
+# Letters of a title that have room above a panel.
+_TITLE = 24
 _LINE, _FRAME = 0.17, 1.1
 
 
@@ -59,7 +61,7 @@ def forest_plot(names: Sequence[str], estimates: Sequence[Estimate]) -> Figure:
         pooled = [e.mean[number] for e in estimates if e.is_pooled]
         if pooled:
             axes.axvline(pooled[-1], color=style.MUTED, linewidth=0.8, linestyle="--")
-        style.tidy(axes, style.plain(name, 40), grid="x")
+        style.tidy(axes, style.plain(name, _TITLE), grid="x")
         axes.set_yticks(heights, [style.plain(e.label, 30) for e in estimates])
     for axes in panels[len(names) :]:
         axes.set_visible(False)

@@ -1,0 +1,114 @@
+"""Clients that join or leave a finished fit, by adding and subtracting their sums."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.fit import gaussian_of_sums
+from tfp_bfl.glm.newton import inverse, solve
+from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.rows import INTERCEPT, Given, read
+from tfp_bfl.glm.sums import Sums, client_sums
+
+
+class Revised(NamedTuple):
+    """A posterior after clients joined or left.
+
+    Fields:
+      posterior: of the clients that are there now.
+      moved: the length of the step from the old maximum, in posterior standard deviations. The revised maximum is off
+        by about its square over the square root of the number of events; 0 for Gaussian outcomes, which are exact.
+    """
+
+    posterior: Posterior
+    moved: float
+
+
+def revise(
+    posterior: Posterior,
+    add: Given = (),
+    remove: Given = (),
+    *,
+    add_exposure: Optional[Sequence[np.ndarray]] = None,
+    remove_exposure: Optional[Sequence[np.ndarray]] = None,
+) -> Revised:
+    """Add clients to a fit and remove others; only these clients compute.
+
+        sums = sums(all) + sums(add) - sums(remove),   each at the coefficients of the last message
+
+    Gaussian outcomes have the posterior of a new fit. For the others one Newton step follows from sums that are exact
+    at the old coefficients: its error falls with the square of `moved`, and a new `fit` removes it.
+
+    Args:
+      posterior: of `fit`, without second_order.
+      add, remove: clients as of `fit`; those that are removed must be as they were.
+      add_exposure, remove_exposure: as `exposure` of `fit`.
+
+    Raises:
+      InvalidArgument: a posterior of "cox", other columns, or more rows removed than there are.
+
+    Example:
+      >>> import numpy as np
+      >>> import tfp_bfl as bfl
+      >>> rng = np.random.default_rng(0)
+      >>> clients = [(x := rng.normal(size=(20, 2)), x[:, 0] + rng.normal(size=20)) for _ in range(5)]
+      >>> left = bfl.glm.revise(bfl.glm.fit(clients), remove=clients[3:4])
+      >>> np.allclose(left.posterior.mean, bfl.glm.fit(clients[:3] + clients[4:]).mean)
+      True
+    """
+    if posterior.sums is None or posterior.sums_at is None:
+        raise InvalidArgument("The sums of family 'cox' are over risk sets of all clients: fit anew.")
+    sums, clients = posterior.sums, posterior.num_clients
+    for given, exposure, sign in ((add, add_exposure, 1.0), (remove, remove_exposure, -1.0)):
+        own, number = _sums(posterior, given, exposure)
+        sums, clients = (sums if own is None else sums.add(own, sign)), clients + int(sign) * number
+    if sums.num_rows < 1 or clients < 1:
+        raise InvalidArgument(
+            f"{posterior.num_clients} clients with {posterior.count} rows are there, and no more can be removed."
+        )
+    if posterior.family == "gaussian":
+        # The dispersion is estimated again; one that was given to `fit` is given to it once more.
+        revised = gaussian_of_sums(sums, posterior.precision, posterior.given_dispersion, posterior.names)
+        return Revised(dataclasses.replace(revised, num_clients=clients, messages=posterior.messages + 1), 0.0)
+    information = sums.information + np.diag(posterior.precision)
+    try:
+        step = solve(information, sums.gradient - posterior.precision * posterior.sums_at)
+    except (np.linalg.LinAlgError, ValueError):
+        raise InvalidArgument(
+            "The clients that are left do not determine the coefficients: fit them with a prior."
+        ) from None
+    mean = posterior.sums_at + step
+    moved = mean - posterior.mean
+    revised = dataclasses.replace(
+        posterior,
+        mean=mean,
+        covariance=inverse(information),
+        count=int(sums.num_rows),
+        events=int(sums.num_events),
+        num_clients=clients,
+        messages=posterior.messages + 1,
+        log_likelihood=sums.log_likelihood,
+        sums=sums,
+    )
+    return Revised(revised, float(np.sqrt(moved @ information @ moved)))
+
+
+def _sums(posterior: Posterior, given: Given, exposure: Optional[Sequence[np.ndarray]]) -> tuple[Optional[Sums], int]:
+    """Return the sums of some clients at the coefficients of the last message, and their number."""
+    if not isinstance(given, Sequence) or len(given):
+        family = FAMILIES[posterior.family]
+        has_intercept = INTERCEPT in posterior.names
+        table = read(given, family, posterior.names[has_intercept:], exposure, has_intercept)
+        assert posterior.sums_at is not None
+        parts = [client_sums(rows, posterior.sums_at, family) for rows in table.clients]
+        sums = parts[0]
+        for part in parts[1:]:
+            sums = sums.add(part)
+        return sums, len(parts)
+    return None, 0
