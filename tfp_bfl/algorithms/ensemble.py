@@ -10,7 +10,7 @@ from tfp_bfl import federated
 def ensemble(
     make_process: Callable[[int], federated.BayesianProcess], members: int = 5, seed: int = 0
 ) -> federated.Ensemble:
-    """Build a deep ensemble: M federations of one algorithm, whose predictions are averaged.
+    """Build a deep ensemble: M federations of one algorithm with averaged predictions.
 
     p(y | x) = (1 / M) sum_m E_{w ~ q_m} p(y | x, w)
 

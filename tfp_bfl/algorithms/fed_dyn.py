@@ -33,7 +33,7 @@ class Dynamic(NamedTuple):
 def fed_dyn(
     model_fn: Model, *, alpha: float = 0.01, rule: AnyRule = DEFAULT_RULE, **options: object
 ) -> federated.BayesianProcess:
-    """Federated averaging whose clients minimise a dynamically regularised loss.
+    """Federated averaging with a dynamically regularised loss on the clients.
 
     w_k = argmin L_k(w_k) - <h_k, w_k> + alpha / 2 ||w_k - w||^2,   h_k <- h_k - alpha (w_k - w)
     h <- h - alpha |S| / K sum_k b_k (w_k - w),   w <- sum_k b_k w_k - h / alpha

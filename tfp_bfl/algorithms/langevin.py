@@ -80,7 +80,7 @@ def dg_sgld(
     thinning: Optional[federated.Thinning] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """DG-SGLD: each client runs a chain of its own, coupled to the server's weights, which are drawn given all of them.
+    """DG-SGLD: each client runs a separate chain, coupled to the server's weights, which are drawn given all of them.
 
     Args:
       step_size: gamma, of the clients' steps.

@@ -19,7 +19,7 @@ from tfp_bfl.training.optimizers import DEFAULT_OPTIMIZER, optimizer_rate
 from tfp_bfl.weights import ModelWeights
 
 LOCAL_TRAINING: dict[str, Any] = {"local_epochs": 5}
-# Clients whose iterates are samples, and rounds that are, keep one rate.
+# The rate is constant if clients' iterates or rounds are samples.
 SAMPLING_RATE = 0.03
 MEAN = "naive_weighted_average"
 
@@ -52,7 +52,7 @@ def fed_opt(
 def fed_prox(
     model_fn: Model, *, proximal: float = 0.01, server_optimizer: Optional[ServerOptimizer] = None, **options: object
 ) -> federated.BayesianProcess:
-    """FedProx: `fed_opt` whose clients' loss has mu / 2 ||w - w_server||^2 besides.
+    """FedProx: `fed_opt` with the term mu / 2 ||w - w_server||^2 in the clients' loss.
 
     Args:
       model_fn, server_optimizer, options: as `fed_opt`.
@@ -183,7 +183,7 @@ def fed_sgld(
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round, whose rounds are samples of the posterior.
+    """Federated SGLD: `fed_opt` with noise N(0, 2 eta) after each round; the rounds are samples of the posterior.
 
     Args:
       step_size: eta.
@@ -207,7 +207,7 @@ def _sampled(
     server_optimizer: Optional[ServerOptimizer],
     options: Mapping[str, object],
 ) -> federated.BayesianProcess:
-    """Return the process of a recipe whose clients sample from their posteriors (`clients.posterior_averaging`)."""
+    """Return the process of a recipe with clients that sample from their posteriors (`clients.posterior_averaging`)."""
     work, process = _options(recipe, options, clients.posterior_averaging)
     local = clients.posterior_averaging(model_fn, **work)
     burn_in = work.get("burn_in_rounds", 0)

@@ -39,7 +39,7 @@ def scaffold(
     server_optimizer: Optional[ServerOptimizer] = None,
     **options: object,
 ) -> federated.BayesianProcess:
-    """Federated averaging whose clients step along the mean gradient of all of them.
+    """Federated averaging with clients that step along the mean gradient of all clients.
 
     w_k <- w_k - rate (g_k - c_k + c)                             each local step
     c_k' = c_k - c + (w - w_k) / (rate tau)                       after tau steps: client k's mean gradient

@@ -1,4 +1,4 @@
-"""Posteriors whose factors stay with the clients: partitioned variational inference and Bayesian ADMM."""
+"""Posteriors with factors that stay at the clients: partitioned variational inference and Bayesian ADMM."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _worker() -> str:
     if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         raise _Failed(f"process {pid} did not stop: end it with kill -9 {pid}")
     version = metadata.version("tensorflow_federated")
-    return f"{version}, whose worker started, answered after {seconds:.1f} s, and stopped"
+    return f"{version}; its worker started, answered after {seconds:.1f} s, and stopped"
 
 
 def _cores() -> str:

@@ -1,4 +1,4 @@
-"""Chains whose stationary law is the posterior itself: the truth that other chains are compared with."""
+"""Chains with the exact posterior as their stationary distribution: the reference for other chains."""
 
 from __future__ import annotations
 

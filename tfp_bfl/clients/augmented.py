@@ -1,4 +1,4 @@
-"""Client work whose examples are changed at random, anew whenever they are taken."""
+"""Client work with random augmentation of its examples, anew for each batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfp_bfl.weights.kinds import Sent
 
 
 def augmented(work: ClientWork[Sent], augmentation: Union[str, Augmentation]) -> ClientWork[Sent]:
-    """Return the same work, whose steps take augmentation(features, seed) in the place of a batch's features.
+    """Return the same work with augmentation(features, seed) in place of a batch's features.
 
     The seed is a function of (run seed, round, client, step), as that of all noise, so that a run can be repeated. With
     it a client's likelihood is of more examples than it holds, which the evidence lower bound does not know: the number

@@ -1,4 +1,4 @@
-"""Client work whose message is compressed."""
+"""Client work with a compressed message."""
 
 from __future__ import annotations
 

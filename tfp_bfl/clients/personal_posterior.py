@@ -1,4 +1,4 @@
-"""Clients that keep a posterior of their own, held to what all share."""
+"""Clients with personal posteriors, held to a common posterior."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Chosen(NamedTuple):
 
 
 def by_client(compressors: Sequence[Compressor], size: int) -> Callable[[Scalar], Compressor]:
-    """Return the function from a client's number to its compressor, where each client has its own.
+    """Return the function from a client's number to its compressor, if clients have different ones.
 
     All compressors that it returns have one form of message, so that clients share a graph and a server decodes any
     message. A message is one byte longer than that of the client's compressor. Clients with the same compressor share

@@ -154,7 +154,7 @@ def largest(share: float) -> Compressor:
 
 
 def _sparse(name: str, share: float, compress: Callable[..., Any], omega: Callable[[int], float]) -> Compressor:
-    """Return a compressor whose message is C(x) itself, coded as its values that are not 0 and where they are."""
+    """Return a compressor with the message C(x) itself, coded as its non-zero values and their positions."""
     entropy = -sum(p * math.log2(p) for p in (share, 1 - share) if p)
 
     def bits_of(message: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Clients whose examples lie in files, a file for each: read where they are used, so that no message holds them."""
+"""Clients with their examples in files, one for each: read where they are used, so that no message holds them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ClientFiles(ClientData):
 
 
 def write_clients(clients: Clients, folder: Union[str, os.PathLike[str]]) -> ClientFiles:
-    """Write each client's examples to a file of its own, and an index of all.
+    """Write each client's examples to a separate file, and an index of all.
 
     A folder that holds these clients already is left as it is.
 

@@ -51,7 +51,7 @@ def _slices(*spec: tf.TensorSpec) -> Any:
 
 
 class ClientData(abc.ABC):
-    """Clients whose examples can be read here, one after another, and their datasets.
+    """Clients with examples that can be read here, one after another, and their datasets.
 
     Attributes:
       source: what their examples look like.

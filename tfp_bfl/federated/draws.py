@@ -1,4 +1,4 @@
-"""The draws of a chain whose rounds are samples of a posterior: kept by the driver, each written once.
+"""The samples of a chain over rounds: stored by the driver, each written once.
 
 draw_12.npz    the server's point weights after round 12
 """
@@ -22,7 +22,7 @@ MOST_BYTES = 2**34
 
 
 class Thinning(NamedTuple):
-    """The rounds of a chain whose samples are stored.
+    """The rounds of a chain with stored samples.
 
     Fields:
       burn_in: rounds before the first.

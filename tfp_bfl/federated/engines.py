@@ -13,7 +13,7 @@ from tfp_bfl.federated.process import BayesianProcess
 
 
 class Engine(Protocol):
-    """Carries a round's messages between its functions, and computes nothing of its own.
+    """Engine that carries a round's messages between its functions, without computation.
 
     Attributes:
       concurrent_calls: how many datasets of clients are worked through at once.

@@ -36,7 +36,7 @@ def collapse_warning(number: int) -> str:
 
 
 def has_collapsed(row: Mapping[str, Any], first_stddev: float) -> bool:
-    """Return whether a round's metrics show a posterior whose standard deviations have collapsed."""
+    """Return whether a round's metrics show a posterior with collapsed standard deviations."""
     if "stddev_median" not in row:
         return False
     shrunk = row["stddev_median"] < COLLAPSED_SHARE * first_stddev

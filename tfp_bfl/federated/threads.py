@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def start(function: Callable[[], T], name: str = "tfp_bfl-call") -> Future[T]:
-    """Run a function on a thread of its own: a daemon, so that a program can exit in the middle of it."""
+    """Run a function on a separate daemon thread, so that a program can exit in the middle of it."""
     future: Future[T] = Future()
 
     def run() -> None:

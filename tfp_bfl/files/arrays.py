@@ -106,7 +106,7 @@ class Stored(Mapping[str, np.ndarray]):
             return Form(dtype, shape)
 
     def selected(self, keep: Callable[[str], bool]) -> Stored:
-        """Return the arrays whose names `keep` accepts."""
+        """Return the arrays with names that `keep` accepts."""
         return Stored(self._archive, {name: x for name, x in self._entries.items() if keep(name)}, self._what)
 
 

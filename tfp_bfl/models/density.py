@@ -27,7 +27,7 @@ class _LogDensity(tf.keras.layers.Layer):
 def density(
     log_density: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], num_parameters: int, num_features: int, start: Any = 0.0
 ) -> tf.keras.Model:
-    """Return a model whose one weight is a vector, and whose output is the log density of each row of the data.
+    """Return a model with one vector as its weight, and the log density of each row of the data as output.
 
         log_density = lambda theta, rows: -tf.reduce_sum(tf.square(rows - theta), -1) / 2
         model = bfl.models.density(log_density, 2, 2)

@@ -24,7 +24,7 @@ _RELIABILITY = (
     "Bars that end on the dashed line mean that accuracy equals confidence. Lower bars mean overconfidence, higher "
     "bars underconfidence. The range about the line is two standard deviations of chance: wide in bins of few examples."
 )
-# Runs whose table still has room in half of the page.
+# Number of runs in a table that fits half of the page.
 _MOST_BESIDE = 3
 
 
@@ -289,7 +289,7 @@ def _clients(runs: Sequence[RunResults], drawn: Optional[Figure]) -> Iterator[Se
 
 
 def _alike(runs: Sequence[RunResults]) -> list[list[RunResults]]:
-    """Return the runs in groups whose clients hold the same."""
+    """Return the runs in groups with the same examples on the clients."""
     groups: list[list[RunResults]] = []
     for run in runs:
         for group in groups:

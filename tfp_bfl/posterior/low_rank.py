@@ -1,4 +1,4 @@
-"""The Gaussian whose covariance is a diagonal plus a matrix of low rank: q(w) = N(mean, diag(diagonal) + U^T U)."""
+"""The Gaussian with a diagonal plus low-rank covariance: q(w) = N(mean, diag(diagonal) + U^T U)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_DENSE = 5000
 
 
 class LowRank(NamedTuple):
-    """A Gaussian posterior whose covariance is diag(diagonal) + deviations^T deviations.
+    """A Gaussian posterior with the covariance diag(diagonal) + deviations^T deviations.
 
     Three structures (as `tf.nest` knows them) of tensors, all float32 or all float64. The rows of `deviations` run
     through all leaves: weights of two leaves are correlated as weights of one leaf are.

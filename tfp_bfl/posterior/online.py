@@ -1,4 +1,4 @@
-"""A product of Gaussian posteriors whose clients come, learn more and leave.
+"""A product of Gaussian posteriors of clients that join, train further and leave.
 
 The product keeps each client's posterior apart and pools them when asked: what a client that has left contributed is
 gone without a trace, and the pooled posterior does not depend on what happened before. (Sums of natural parameters

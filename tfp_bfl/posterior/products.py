@@ -1,4 +1,4 @@
-"""The normalised product of Gaussians whose covariances are a diagonal plus a matrix of low rank.
+"""The normalised product of Gaussians with diagonal plus low-rank covariances.
 
 The factors are N(m_i, Sigma_i) with Sigma_i = A_i + U_i^T U_i, A_i diagonal, U_i [R_i, D]. The prior N(m_0, A_0) was
 counted b times and b - 1 copies are divided out (without a prior: 1 / A_0 = 0). Then

@@ -37,7 +37,7 @@ def stacked() -> ModelRule[Any, Stack[Any]]:
 
 
 def gathered(rule: GatherRule[Sent, Given, ModelWeights]) -> ModelRule[Sent, Given, _Gathered[Sent]]:
-    """Return the rule whose statistics are what the clients send: to merge is to join the stacks.
+    """Return the rule with the clients' messages as statistics: merging concatenates the stacks.
 
     Clients of weight zero, whom the round has found faulty, are left out. If none is left, zeros stand for one client,
     so that no rule meets an empty stack: what it makes of them is not used.

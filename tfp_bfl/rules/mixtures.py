@@ -1,4 +1,4 @@
-"""Rules whose mean is the weighted mean: naive average, weighted sum, linear pool, mean and precision average.
+"""Rules with the weighted mean as their mean: naive average, weighted sum, linear pool, mean and precision average.
 
 Equations of Fischer et al. 2024 (arXiv:2403.15263), with b_k = w_k / sum_j w_j the normalised weights, m_k and s_k^2
 the clients' means and variances. d_k = m_k - anchor's mean centres the sums.

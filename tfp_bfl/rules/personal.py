@@ -1,4 +1,4 @@
-"""The rule of clients whose variances are their own: kept under its former name for this release."""
+"""The rule of clients with personal variances, under its former name for this release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules whose sums hide the clients: of whole numbers, as secure sums need them, and with differential privacy.
+"""Rules for secure aggregation, by sums of integers, and for differential privacy.
 
 Both are of z, a client's statistics in the rule's units (`Rule.units`), by the anchor's standard deviations: numbers
 near one, whatever the rule.

@@ -77,7 +77,7 @@ def remove(state: Factors, *names: str) -> Factors:
 
 
 def join(state: Factors, others: Factors, names: Optional[Sequence[str]] = None, replace: bool = False) -> Factors:
-    """Return the state with clients of another one, whose sites multiply the posterior.
+    """Return the state with the clients of another state; their factors multiply the posterior.
 
     Args:
       names: of the clients to take; None for all.

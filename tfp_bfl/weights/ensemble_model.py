@@ -112,7 +112,7 @@ def ensemble_model(model: tf.keras.Model, members: Sequence[ModelWeights], regre
       regression: as of `MemberSampling`.
 
     Returns:
-      A model whose weight samples belong to the members in turn: S samples are S / M of each, if M divides S.
+      A model with weight samples from the members in turn: S samples are S / M of each, if M divides S.
 
     Raises:
       InvalidArgument: fewer than two members, weights that do not fit the model, or posteriors of different forms.

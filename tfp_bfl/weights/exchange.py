@@ -99,7 +99,7 @@ class TrainingMetrics(NamedTuple):
 
 
 class ClientPosterior(NamedTuple):
-    """The message of a client whose posterior the server stores separately.
+    """The message of a client with a posterior that the server stores separately.
 
     Fields:
       client: its number, scalar int32.

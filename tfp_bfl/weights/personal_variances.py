@@ -121,7 +121,7 @@ class PersonalVariances(NamedTuple):
             )
 
     def check_layers(self, model: tf.keras.Model) -> None:
-        """Raise InvalidArgument for a model whose layers of variational dropout have other logits or another range."""
+        """Raise InvalidArgument for a model with other logits or another range in its variational dropout."""
         wanted = self.parametrization, self.logit_range
         for layer in model._flatten_layers():
             given = getattr(layer, "parametrization", wanted[0]), getattr(layer, "logit_range", wanted[1])

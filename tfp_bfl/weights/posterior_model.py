@@ -77,14 +77,14 @@ class WeightSampling(tf.keras.layers.Layer):
 
 
 def predictive_model(model: tf.keras.Model, weights: ModelWeights, batch_norm_examples: Any = None) -> tf.keras.Model:
-    """Return the Keras model with these weights, whose predictions are draws where there is a posterior over them.
+    """Return the Keras model with these weights; its predictions are samples if there is a posterior over them.
 
     A posterior over the layers' own variational weights goes into the layers. One over point weights (a `LowRank` or
     `Samples`, or any over a model without variational layers) is drawn from at each call, in the same `sampling`
     blocks, so that evaluation and export take both alike.
 
     Args:
-      model: a Keras model, whose own weights are overwritten.
+      model: a Keras model; its weights are overwritten.
       weights: as `assign_weights` takes them.
       batch_norm_examples: [N, ...], for a model with BatchNorm: its statistics are computed anew on these for each
         draw. They become part of the model, and of what is exported. None: the statistics of `weights` for all draws.

@@ -40,7 +40,7 @@ def report(
       output: a new file: .html for a page; .md, .tex or .csv for a table of scores.
       dataset: data in memory of runs that are named by their folders, as `run` got them; a result of `run` has them.
       test_data: the test set in memory of these runs.
-      ood: a dataset whose images the models were not made for, on a page.
+      ood: a dataset of out-of-distribution images for the page.
       columns: of a table, such as ["accuracy", "nll"]; None for every score.
       digits: decimals of a table; None for 4, of percentages 2.
       percent: accuracies and other shares of a table are percentages.

@@ -150,7 +150,7 @@ def _read_predictions(path: pathlib.Path, test: bfl.data.Source) -> dict[str, np
 
 
 def _other(ood: str, records: Sequence[tuple[RunConfig, Any]], sources: Mapping[Any, Any]) -> bfl.data.Source:
-    """Return the test split of the other dataset, whose examples all models must take."""
+    """Return the test split of the other dataset; all models must accept its examples."""
     test_sets = [sources[build.data_key(config)].test for config, _ in records]
     for source in test_sets:
         if source.name == ood:

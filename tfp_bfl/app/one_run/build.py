@@ -327,7 +327,7 @@ def process(
 
 
 def pretraining(config: RunConfig, source: bfl.data.Source, code: Code = NO_CODE) -> bfl.federated.BayesianProcess:
-    """Return the process of one client, the server, whose rounds are epochs of the ordinary training of the model."""
+    """Return the process of one client, the server: its rounds are epochs of ordinary training of the model."""
     options: dict[str, Any] = {"local_epochs": 1, "batch_size": config.batch_size, "learning_rate": None}
     if config.algorithm == "variational":  # The clients' rounds then start from a posterior of the same kind.
         config = resolved(config, source.target is not None)

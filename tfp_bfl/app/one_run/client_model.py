@@ -1,4 +1,4 @@
-"""A client's own model, of a run whose algorithm gives each client one, and what is known of it."""
+"""The personal model of a client, for algorithms with personal models, and its description."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     tf = Later("tensorflow")
 
-# Scores whose mean over the members is reported beside the ensemble's.
+# The mean of these scores over the members is reported beside the ensemble's scores.
 _SCORES = ("accuracy", "rmse", "test_nll", "ece", "coverage")
 
 

@@ -53,7 +53,7 @@ _NUMBERS = (
 
 
 def config_with_code(run: Union[str, os.PathLike], code: Mapping[str, str]) -> RunConfig:
-    """Return the configuration of a run whose code may be run.
+    """Return the configuration of a run with code that may be run.
 
     Args:
       run: the folder.

@@ -96,7 +96,7 @@ def resume(
       progress: as in `execute`.
       model, rule, algorithm: FILE.py:FUNCTION of the run, named again, as its code is run; None for names of the
         library.
-      code: of a run whose model, rule or data were given in Python.
+      code: for a run with a model, rule or data from Python.
       on_round: as in `execute`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what is recorded in it round by round, and what it holds at the end."""
+"""The folder of a run: its lock, the records of the rounds, and its final content."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class PartitionedVI(_Sites, Weighted):
 
 class BayesianADMM(_Sites):
     recipe: ClassVar[str] = "bayesian_admm"
-    summary: ClassVar[str] = "partitioned_vi whose clients are held to the server's posterior, and averaged"
+    summary: ClassVar[str] = "partitioned_vi with clients held to the server's posterior, and averaged"
 
     admm_step_size: Positive = option(
         1.0, "Penalty rho that holds clients to the server's posterior.", argument="step_size"

@@ -1,4 +1,4 @@
-"""The options of the recipes of `tfp_bfl.algorithms.langevin`, whose rounds are a chain."""
+"""The options of the recipes of `tfp_bfl.algorithms.langevin`with a chain as rounds."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class _LocalChain(_Chain):
 
 class DGSGLD(_LocalChain):
     recipe: ClassVar[str] = "dg_sgld"
-    summary: ClassVar[str] = "each client runs a Langevin chain of its own, coupled to the server's weights"
+    summary: ClassVar[str] = "each client runs a separate Langevin chain, coupled to the server's weights"
 
     coupling: Positive = option(0.01, "Variance rho of the clients' weights about the server's.")
 

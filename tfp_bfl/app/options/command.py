@@ -21,7 +21,7 @@ _ALGORITHM = "--algorithm"
 
 
 class Grouped(click.Command):
-    """A command whose help shows the options of few algorithms apart, below those of all.
+    """A command with help that shows the options of few algorithms separately, below the common ones.
 
     With `--algorithm NAME` before `--help` it shows the options of that algorithm alone.
 

@@ -36,7 +36,7 @@ from tfp_bfl.files.tables import to_csv
 # A full record of a run has 1.5 kB.
 MOST_BYTES = 64 * 1024
 MOST_LETTERS = 4096
-# Options of a run whose data are in one place: of a federation of real parties each party's own file says what it has.
+# Options for data in one place; in a federation of sites, the file of each site describes its data.
 OF_ONE_PLACE = (
     *(
         "dataset",
@@ -108,8 +108,7 @@ class RunConfig(pydantic.BaseModel):
     )
     ensemble: Optional[int] = option(
         None,
-        "Number of models trained from different initial weights, whose predictions are averaged; one "
-        "model by default.",
+        "Number of models with different initial weights and averaged predictions; one model by default.",
         ge=2,
         le=INT32_MAX,
     )

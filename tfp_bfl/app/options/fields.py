@@ -54,7 +54,7 @@ class Options(pydantic.BaseModel):
       summary: of its clients and its server, in one line.
       defaults: of a configuration with this algorithm, where they differ from the fields' own.
       point_weights: models with variational layers are refused.
-      personal: each client has a model of its own.
+      personal: whether each client has a personal model.
       regression: labels may be numbers.
     """
 
@@ -362,7 +362,7 @@ def argument_names(options: type[Options]) -> dict[str, str]:
 
 
 class HiddenExamples(Options):
-    """Clients whose examples can be hidden from those who see what they send."""
+    """Clients with differential privacy of their examples."""
 
     example_clip_norm: Optional[Positive] = option(
         None,

@@ -79,7 +79,7 @@ class GivenData:
 
 
 def read_given(given: Optional[GivenData], dataset: str, label: str, client: Optional[str], task: str) -> data.OwnData:
-    """Return the data of a run whose record says that a program gave them.
+    """Return the data of a run that, by its record, a program gave.
 
     Args:
       given: the data, given again.

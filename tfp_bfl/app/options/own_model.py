@@ -123,7 +123,7 @@ def rule_of(given: Any, value: Optional[str]) -> Any:
 
     Args:
       given: a rule, or a function without arguments that returns one; None for that of `value`.
-      value: FILE.py:FUNCTION, whose code is run.
+      value: FILE.py:FUNCTION; the code is run.
 
     Raises:
       InvalidArgument: the function fails, needs arguments, or returns no rule.

@@ -1,4 +1,4 @@
-"""The options of the recipes whose clients may have models of their own: meta-learning, MetaVD and pFedBayes."""
+"""The options of the recipes with personal models: meta-learning, MetaVD and pFedBayes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MetaLearning(_MetaLearnt, Bounded, Pooled, Defended, AnyKind, Weighted, Wi
 
 class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
     recipe: ClassVar[str] = "p_fed_bayes"
-    summary: ClassVar[str] = "each client keeps a posterior of its own, held to one that all share"
+    summary: ClassVar[str] = "each client has a personal posterior, held to a common one"
     defaults: ClassVar[dict[str, Any]] = {
         **{"rule": "naive_weighted_average", "learning_rate": 1e-3, "kl_weight": 10.0, "initial_stddev": 0.05},
     }
@@ -91,7 +91,7 @@ class PFedBayes(_Personal, Bounded, Pooled, Defended, Weighted):
 
 class MetaVD(_MetaLearnt, Bounded, Pooled, Defended, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "meta_vd"
-    summary: ClassVar[str] = "each client has dropout of its own, which a hypernetwork on the server gives it"
+    summary: ClassVar[str] = "each client has personal dropout from a hypernetwork on the server"
     defaults: ClassVar[dict[str, Any]] = {"kind": "variational_dropout", "rule": "log_linear_pool"}
     point_weights: ClassVar[bool] = False
     personal: ClassVar[bool] = True

@@ -57,7 +57,7 @@ class _Averaging(_ByMomentum, ServerOptimized, Bounded, Defended):
 
 
 class _Normalised(_ByMomentum, Bounded, Defended):
-    """Recipes whose server has a step of its own."""
+    """Recipes with a separate server step."""
 
 
 class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):
@@ -67,19 +67,19 @@ class FedOpt(_Averaging, AnyKind, Hidden, WithErrorMemory):
 
 class FedProx(_Averaging, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "fed_prox"
-    summary: ClassVar[str] = "FedAvg whose clients are held near the server's weights"
+    summary: ClassVar[str] = "FedAvg with clients held near the server's weights"
 
     proximal: PositiveOrZero = option(0.01, "Coefficient mu of the proximal term mu / 2 ||w - w_server||^2.")
 
 
 class Scaffold(_Averaging, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "scaffold"
-    summary: ClassVar[str] = "FedAvg whose clients step along the mean gradient of all, by control variates"
+    summary: ClassVar[str] = "FedAvg with clients that step along the mean gradient of all, by control variates"
 
 
 class FedDyn(_Normalised, AnyKind, Hidden, WithErrorMemory):
     recipe: ClassVar[str] = "fed_dyn"
-    summary: ClassVar[str] = "FedAvg whose clients' losses are corrected until their minima agree"
+    summary: ClassVar[str] = "FedAvg with corrected losses on the clients, until their minima agree"
 
     alpha: Positive = option(0.01, "Coefficient of the dynamic regulariser.")
 
@@ -139,7 +139,7 @@ class FedPA(_Sampling, AnyKind, Hidden, _PosteriorAveraging, WithErrorMemory):
 
 class FedSGLD(_Sampling, Weighted, Draws, WithErrorMemory):
     recipe: ClassVar[str] = "fed_sgld"
-    summary: ClassVar[str] = "FedAvg with noise after each round, whose rounds are samples of the posterior"
+    summary: ClassVar[str] = "FedAvg with noise after each round; the rounds are samples of the posterior"
 
     def arguments(self, config: Any, unlabelled: Callable[[], Any]) -> dict[str, Any]:
         return {**super().arguments(config, unlabelled), "max_samples": self.max_samples}

@@ -36,7 +36,7 @@ def check_no_file(config: Any, in_memory: bool) -> None:
     """Raise InvalidArgument where a dataset that has no options of files is given some, or is a file of another type.
 
     Args:
-      config: of a run whose dataset is not read from a file or folder.
+      config: of a run with a dataset that is not read from a file or folder.
       in_memory: the dataset was given in Python.
     """
     if in_memory:

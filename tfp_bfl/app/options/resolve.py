@@ -72,7 +72,7 @@ def resolved(config: RunConfig, regression: bool, weights: Optional[str] = None)
 
 
 def settings_of(options: Any, regression: bool) -> inference.Settings:
-    """Return inference, temperature and KL scaling of an algorithm whose clients fit Gaussian weights."""
+    """Return inference, temperature and KL scaling of an algorithm with Gaussian weights on clients."""
     rule = getattr(options, "rule", None)
     return inference.settings_for(
         getattr(options, "inference", None)
