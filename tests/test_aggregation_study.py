@@ -1,4 +1,4 @@
-"""The aggregation study: its cells, how it goes on after an interruption, its tables, figures and findings."""
+"""The aggregation study: its cells, its resumption, its tables, figures and findings."""
 
 import csv
 import itertools

@@ -1,4 +1,4 @@
-"""The FL-SWAG study's tables: its cells, its rows against their definitions, how it goes on, and its figures."""
+"""The FL-SWAG study's tables: its cells, its rows against their definitions, its resumption, and its figures."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The study of the global posterior: its cells, its scores, how it goes on after an interruption, and its tables."""
+"""The study of the global posterior: its cells, its scores, its resumption, and its tables."""
 
 import csv
 import json

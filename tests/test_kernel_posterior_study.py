@@ -110,7 +110,7 @@ def test_bars_name_what_differs_and_their_legend_is_not_cut_off():
 def test_a_cell_of_each_other_dataset(
     digits, federated_characters, tmp_path, monkeypatch, table, algorithm, options, dataset
 ):
-    """What was chosen is told: on the console, in the cell's name, its summary and the table."""
+    """The choice is reported: on the console, in the cell's name, its summary and the table."""
     if dataset == "mnist_writers":
         monkeypatch.setattr(femnist, "load_data", unreachable)
     # ResNet-20 takes long to trace, and modes of 1.7 million weights are tried elsewhere.

@@ -1,4 +1,4 @@
-"""The study of personal models: its cells, what they hold, how it goes on, and its tables."""
+"""The study of personal models: its cells, their content, its resumption, and its tables."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The study of QLSD: what it knows exactly, its cells, how it goes on after an interruption, and its tables."""
+"""The study of QLSD: its exact results, its cells, its resumption, and its tables."""
 
 import csv
 import json

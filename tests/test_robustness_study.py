@@ -1,4 +1,4 @@
-"""The robustness study: its attacks, its cells, how it goes on after an interruption, its tables."""
+"""The robustness study: its attacks, its cells, its resumption, its tables."""
 
 import csv
 

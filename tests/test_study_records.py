@@ -54,7 +54,7 @@ def test_records_of_other_options_are_refused_until_the_cell_is_run(tmp_path):
     done(tmp_path, "cell 2")
     with pytest.raises(InvalidArgument, match=r"holds cell 1 of other options \(rate 0.1, now 0.3\): run that cell"):
         study(tmp_path).records(now)
-    # What was done is kept all the same, and what is asked for without that cell is told.
+    # Complete cells are recorded all the same, and requests without that cell are reported.
     assert list(records.read_records(tmp_path / "results")) == list(EVERY)
     assert len(study(tmp_path).records({"cell 2": EVERY["cell 2"]})) == 1
     done(tmp_path, "cell 1")

@@ -19,7 +19,7 @@ UNCOMPRESSED = {"participants": 3, **dict.fromkeys(("upload_bits", "upload_bound
 
 
 def told(work, tell):
-    """The work of a client whom the server has told something of its weights."""
+    """Return the work of a client with further content of the server's message."""
 
     def build():
         run = work()

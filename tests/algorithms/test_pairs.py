@@ -1,4 +1,4 @@
-"""Every composition of client work, rule, weighting, defence and server step works or is refused in one sentence.
+"""Every composition of client work, rule, weighting, robust aggregator and server step works or is refused.
 
 Checks run before any tracing, so that all cells are asked for; a subset that holds every pair runs a round in plain
 TensorFlow.

@@ -1,4 +1,4 @@
-"""The defences in the whole round: client work, the weights, and the robust rule."""
+"""Robust aggregation in the whole round: client work, the weights, and the robust rule."""
 
 import functools
 

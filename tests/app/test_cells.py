@@ -16,7 +16,7 @@ from tfp_bfl.errors import Error, InvalidArgument
 
 
 def write(folder, options):
-    """A cell's work: fails where it is told to."""
+    """Run a cell's work, which fails on request."""
     if options.get("fails"):
         raise ValueError("it is odd")
     folder.mkdir(parents=True)

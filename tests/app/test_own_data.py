@@ -1,4 +1,4 @@
-"""Data of one's own from the command line: a table from its file to an exported model that answers about its rows."""
+"""User-supplied data on the command line: a table from its file to an exported model that predicts its rows."""
 
 import csv
 import json

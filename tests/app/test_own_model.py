@@ -1,4 +1,4 @@
-"""Models of one's own in runs, from the command line and from Python; and code that a file alone can't have run."""
+"""User-supplied models in runs, from the command line and from Python; a file alone cannot run code."""
 
 import json
 

@@ -74,7 +74,7 @@ def test_runs_side_by_side(digits, tables, copy, tmp_path):
     assert make(digits, tables, copy, "--output", tmp_path / "page.html") == 0
     page = (tmp_path / "page.html").read_text().replace("<wbr>", "")
     assert "<h1>3 runs on breast_cancer and digits</h1>" in page and "their scores do not compare" in page
-    # Two folders of one name are told apart by their whole paths.
+    # Two folders of one name differ by their whole paths.
     assert str(copy) in page and str(tables) in page
     assert f'<th scope="row">rule</th><td>{DEFAULT_RULE}</td><td>\u2013</td><td>conflation</td>' in page
     # There are images of two runs, eight of each kind.

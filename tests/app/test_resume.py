@@ -1,4 +1,4 @@
-"""`tfp-bfl run --resume`: a run that broke off anywhere ends as one that never did."""
+"""`tfp-bfl run --resume`: an interrupted run ends as an uninterrupted one."""
 
 import fcntl
 import functools
@@ -174,7 +174,7 @@ def test_what_can_not_be_resumed(whole, tmp_path, capsys):
 
 @pytest.fixture
 def begun(whole, tmp_path):
-    """The folder of a run that broke off after its checkpoints."""
+    """Return the folder of a run that was interrupted after its checkpoints."""
     folder = tmp_path / "begun"
     subprocess.run(["cp", "-r", str(whole), str(folder)], check=True)
     (folder / "summary.json").unlink()

@@ -190,7 +190,7 @@ def test_a_client_comes_back(whole, without_1, tmp_path, capsys):
 
 @pytest.mark.deep(after="test_revise.py")
 def test_clients_of_the_same_name_are_replaced_if_asked_for(whole, without_1, tmp_path):
-    """Client 0 has learnt more in the meantime: here, what client 1 has."""
+    """Client 0 has trained further in the meantime: it has the posterior of client 1."""
     later, folder = tmp_path / "later", tmp_path / "updated"
     shutil.copytree(without_1, later)
     learnt = state(whole).product.posteriors[1]

@@ -1,4 +1,4 @@
-"""A federation whose sites mask what they send: keys by certificates, the same bits, and who is refused."""
+"""A federation with masked messages: keys by certificates, the same bits, and refusals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Local training by plain and meta-learnt gradients: steps by hand, noise, the KL, what is pruned, and bad input."""
+"""Local training by plain and meta-learned gradients: steps by hand, noise, the KL, what is pruned, and bad input."""
 
 import numpy as np
 import pytest

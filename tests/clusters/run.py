@@ -1,4 +1,4 @@
-"""A run on the machines of a cluster, told round by round; started by a test on the first of them."""
+"""A run on the machines of a cluster, reported by round; a test starts it on the first machine."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Ray over machines with networks of their own, TLS and a token: bits, a lost machine, a stranger, unseen data."""
+"""Ray over machines with separate networks, TLS and a token: bits, a lost machine, an intruder, unseen data."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Data of one's own: tables, archives and folders of images, with and without clients; and what is wrong with them."""
+"""User-supplied data: tables, archives and folders of images, with and without clients, and their faults."""
 
 import numpy as np
 import pyarrow

@@ -53,14 +53,20 @@ SOURCES = [
 ARTICLES = {"The", "A", "An", "Each", "Every", "All", "One", "Both", "Another"}
 
 
-def docstrings():
+def docstrings(paths=SOURCES):
     """Yield (place, kind, text) of each docstring."""
-    for path in SOURCES:
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
                 is_property = any("property" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
                 place = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}"
                 yield place, "property" if is_property else type(node).__name__, ast.get_docstring(node)
+
+
+def test_docstrings_of_tests_use_the_fields_terms():
+    tests = docstrings(sorted((ROOT / "tests").rglob("*.py")))
+    found = {(place, word): text for place, _, text in tests for word in BANNED if re.search(word, text)}
+    assert found == {}
 
 
 def test_docstrings_open_with_a_verb_or_a_noun():

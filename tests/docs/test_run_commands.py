@@ -21,7 +21,7 @@ EXCEPTIONS = {
     "--ood": "two datasets of one shape from the network: tests/app/test_report.py",
     "doctor": "describes the machine: tests/app/test_doctor.py",
 }
-# Page -> commands of earlier pages that it goes on from.
+# Page -> commands of earlier pages that it continues from.
 BEFORE = {
     "serving.md": ["run --output my_run"],
     "fl_swag.md": ["run --algorithm fl_swag --model lenet --last-layer --pretrain-share 0.3 --output other_run"],

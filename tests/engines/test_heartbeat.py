@@ -1,4 +1,4 @@
-"""Workers that stop without ending: noticed, told of and replaced, or named where they are not ours."""
+"""Workers that stop without ending: detected, reported and replaced, or named if they were started elsewhere."""
 
 import logging
 import os

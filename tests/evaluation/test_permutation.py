@@ -1,4 +1,4 @@
-"""Standard deviations that are permuted: within each weight tensor, for a while, and told by the scores."""
+"""Permuted standard deviations: within each weight tensor, temporarily, and visible in the scores."""
 
 import numpy as np
 import pytest

@@ -31,7 +31,7 @@ def test_what_both_share_does_not_widen_the_interval():
 
 @pytest.mark.statistical
 def test_equal_methods_differ_in_one_of_twenty():
-    """2,000 pairs of five equal methods' scores: 100 told in the mean, sd 9.7; fails by chance once in 10^4 (4 sd)."""
+    """2,000 pairs of five equal methods' scores: 100 significant on average, sd 9.7; fails once in 10^4 (4 sd)."""
     rng = np.random.default_rng(1)
     told = sum(paired_difference(*rng.normal(size=(2, 5))).is_told for _ in range(2000))
     assert abs(told - 100) < 4 * 9.75

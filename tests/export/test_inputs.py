@@ -1,4 +1,4 @@
-"""What an exported model takes: pixels in their range, rows of a table as they are, and what it must be told."""
+"""Inputs of an exported model: pixels in their range, unscaled rows of a table, and required information."""
 
 import numpy as np
 import pytest

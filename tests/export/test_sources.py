@@ -1,4 +1,4 @@
-"""What `save` takes: models, results of simulations, folders of runs; and what it is told of them."""
+"""The inputs of `save`: models, results of simulations and folders of runs, with given information."""
 
 import types
 

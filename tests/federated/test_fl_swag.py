@@ -68,7 +68,7 @@ def test_a_run_whose_state_grows_goes_on_as_if_it_had_never_stopped(simulate, tm
         assert result.state.step.client.tolist() == present[number - 1]
         assert len(result.rounds) == number
     assert_identical(result.state, whole.state)
-    # The spread is told after the last round asked for, of which this run had three.
+    # Standard deviations are reported after the last of the three rounds.
     told = lambda rows: [{name: x for name, x in row.items() if name not in Spread._fields} for row in rows]
     assert told(without_times(result.rounds)) == told(without_times(whole.rounds))
     assert without_times(result.rounds)[-1] == without_times(whole.rounds)[-1]

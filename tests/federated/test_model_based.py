@@ -102,7 +102,7 @@ class Killed(BaseException):
 
 
 class Run(stateful.RuleBasedStateMachine):
-    """One run on disk, which goes on, is killed, damaged and asked for wrong things."""
+    """One run on disk, which is resumed, killed, damaged and called with wrong arguments."""
 
     @stateful.initialize(
         table=st.integers(0, 2**16),
@@ -154,7 +154,7 @@ class Run(stateful.RuleBasedStateMachine):
     def agrees(self, state, rounds):
         wanted = self.expected[rounds]
         np.testing.assert_allclose(state.weights.point[1], [wanted.bias] * 2, rtol=1e-4, atol=1e-5)
-        # Who is in the federation has a row: it says how often it has come.
+        # Each client of the federation has a row with its number of rounds.
         assert times_of(state) == {k: wanted.times.get(k, 0) for k in range(NUM_CLIENTS)}
 
     @stateful.rule(more=st.integers(2, 4), later=st.integers(1, 3))

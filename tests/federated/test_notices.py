@@ -1,4 +1,4 @@
-"""What a run tells of its posterior."""
+"""Warnings of a run about its posterior."""
 
 import logging
 

@@ -17,7 +17,7 @@ SERVER = Clients(SOURCE, [np.arange(40)])
 
 
 def scripted(accuracies):
-    """An evaluation that says what it is told to, and keeps the weights that it saw."""
+    """An evaluation with given results, which records the weights that it receives."""
     seen, left = [], list(accuracies)
 
     def evaluate(model):

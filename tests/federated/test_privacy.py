@@ -1,4 +1,4 @@
-"""Rounds with client-level differential privacy: who is drawn, what is told, and what it costs."""
+"""Rounds with client-level differential privacy: cohorts, reports, and cost."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ def process_of(privacy=HIDDEN, rule="log_linear_pool", kind="flipout", **options
 
 
 def simulate(process, clients=CLIENTS, rounds=3, **options):
-    """A run that can be repeated: its secret seed is `SECRET`, so that who is drawn is known."""
+    """A run that can be repeated: its secret seed is `SECRET`, so that cohorts are known."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "secret_seed", lambda: np.int32([SECRET, 0]))
         return bfl.simulate(process, clients, rounds, engine="local", **options)

@@ -1,4 +1,4 @@
-"""The federated round with client work that is arithmetic, so that every number can be told in advance."""
+"""The federated round with arithmetic as client work, so that every number is known in advance."""
 
 import functools
 

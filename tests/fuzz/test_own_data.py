@@ -1,4 +1,4 @@
-"""Broken tables, archives and parquet files of one's own: examples, or one sentence."""
+"""Broken user-supplied tables, archives and parquet files: examples, or one sentence."""
 
 import hypothesis
 import hypothesis.strategies as st

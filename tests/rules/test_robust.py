@@ -23,7 +23,7 @@ every_defence = pytest.mark.parametrize("text", ["clip:0.5", "trimmed:0.2", "med
 
 
 def defended(text, rule):
-    """As a `Rule`, whichever type the defence gives."""
+    """As a `Rule`, for each type of robust aggregator."""
     rule = parse_robust(text)(rule)
     return rules.gathered(rule) if isinstance(rule, rules.GatherRule) else rule
 

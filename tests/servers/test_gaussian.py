@@ -1,4 +1,4 @@
-"""FedAG: the clients' Gaussian by hand, and a server that goes on from its mean."""
+"""FedAG: the clients' Gaussian by hand, and a server that continues from its mean."""
 
 import numpy as np
 import pytest

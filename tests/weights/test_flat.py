@@ -112,7 +112,7 @@ def test_update_model_sets_means_and_points_and_nothing_else(case):
     flat.load(random_like(get_weights(model)))
     before = get_weights(model)
     flat.values.assign(np.arange(flat.values.shape[0], dtype=np.float32))
-    assert_same(get_weights(model), before)  # not before it is told to
+    assert_same(get_weights(model), before)  # not before the call
     flat.update_model()
     after = get_weights(model)
     np.testing.assert_array_equal(vector([*after.posterior.mean, *after.point]), flat.values)
