@@ -149,7 +149,7 @@ def test_lines_of_pages_are_short(page):
 
 
 STUDIES = sorted(ROOT.glob("experiments/*/README.md"))
-READMES = [*STUDIES, ROOT / "README.md", ROOT / "experiments" / "README.md"]
+READMES = [*STUDIES, *(ROOT / folder / "README.md" for folder in ("", "experiments", "benchmarks"))]
 READMES += sorted(ROOT.glob("experiments/*/results/**/README.md"))
 BANNED_IN_STUDIES = (
     *BANNED,
