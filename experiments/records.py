@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from tfp_bfl.app.many_runs.cells import Options
 from tfp_bfl.errors import InvalidArgument
@@ -62,6 +63,20 @@ def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mappi
                 "run that cell, give another --results, or delete that line."
             )
     return kept
+
+
+def best_trial(trials: Mapping[str, Options], score: Callable[[Record], Any], records: Mapping[str, Record]) -> Any:
+    """The options of the trial of the lowest score; None if there is none, or one without a score.
+
+    Args:
+      trials: name -> options of each trial.
+      score: record -> its score, None if it has none; one that is not a finite number is the worst.
+      records: name -> record.
+    """
+    scores = {name: score(records[name]) if name in records else None for name in trials}
+    if not scores or None in scores.values():
+        return None
+    return trials[min(scores, key=lambda name: scores[name] if math.isfinite(scores[name]) else math.inf)]
 
 
 @contextlib.contextmanager

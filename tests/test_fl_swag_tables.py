@@ -25,7 +25,9 @@ def test_every_cell_has_a_name_of_its_own_and_a_network_to_start_from(size, tabl
     for cell in cells:
         assert cell["server"] is None or cell["server"] in PRETRAINING
         assert cell["start"] == "initial" or cell["server"]
-        assert cell["local_epochs"] - cell["burn_in_epochs"] >= 2 and ("sampler" in cell or cell["floors"])
+        assert cell["local_epochs"] - cell["burn_in_epochs"] >= 2 and (
+            cell["floors"] or {"sampler", "baseline"} & cell.keys()
+        )
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -106,3 +106,20 @@ def test_paired_differences_are_over_the_seeds_of_both():
     assert tables.interval(tables.paired({0: 0.0, 1: 1.0}, {0: 0.4, 1: 0.4}), 1) == "+0.1 [-6.3, +6.5]"
     assert tables.interval(tables.paired({0: 1e-5, 1: 1e-5}, {0: 0.0, 1: 0.0})) == "+0.0000 [+0.0000, +0.0000]"
     assert tables.paired({0: 1.0, 1: 2.0}, {1: 1.0, 3: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ((0.5, 0.2, 0.3), "cell 1"),
+        ((0.5, float("nan"), 0.7), "cell 0"),
+        ((float("inf"), -0.1, 0.0), "cell 1"),
+        ((0.5, 0.2, None), None),
+        ((0.5, 0.2), None),
+        ((), None),
+    ],
+)
+def test_the_best_trial_has_the_lowest_finite_score_and_there_is_none_before_all_have_one(scores, best):
+    known = {f"cell {i}": {"nll": score} for i, score in enumerate(scores)}
+    assert records.best_trial(EVERY, lambda record: record["nll"], known) == EVERY.get(best)
+    assert records.best_trial({}, lambda record: record["nll"], known) is None

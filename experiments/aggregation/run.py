@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import click
-import numpy as np
 
 from experiments.aggregation.config import CHOSEN, COMMON, FIGURES, RATES_OF, SIZES, TABLES, TRIED_ON
 from experiments.aggregation.figures import write_figures
 from experiments.aggregation.findings import write_findings
 from experiments.aggregation.tables import config_of, read_cell, run_of, write_tables
 from experiments.cells import Study, study_options
-from experiments.records import Record, read_records
+from experiments.records import Record, best_trial, read_records
 from tfp_bfl import errors
 from tfp_bfl.app.many_runs.sweep import options_of_run, run_or_resume
 from tfp_bfl.app.options.resolve import resolved
@@ -57,12 +56,9 @@ def chosen_rate(table: str, size: str, options: Options, records: Mapping[str, R
     trials, score = RATES_OF[table]
     places = (options["partition"], TRIED_ON[options["partition"]])
     same = [o for o in cells(trials, size) if all(o[name] == options[name] for name in TRIED)]
-    tried = [o for o in same if o["partition"] in places]
-    scores = [records.get(cell_name(o), {}).get(score) for o in tried]
-    if None in scores:
-        return None
-    finite = np.nan_to_num(np.array(scores, float), nan=np.inf)
-    return tried[int(np.argmin(finite))]["learning_rate"]
+    tried = {cell_name(o): o for o in same if o["partition"] in places}
+    best = best_trial(tried, lambda record: record.get(score), records)
+    return best and best["learning_rate"]
 
 
 def cell_name(options: Options) -> str:

@@ -92,6 +92,19 @@ CHOSEN_FEDAVG = {
 }
 
 
+# FedAvg whose clients train by SGD with momentum. Its rates are a tenth of FL-SWAG's, for the momentum of 0.9, and as
+# many as each grid has; the best one has the lowest NLL on the held-out training data of `momentum_choice`.
+BASELINE, CHOSEN_RATE = "FedAvg, momentum", "chosen"
+
+
+def _momentum(epochs: int, rate: Any) -> dict[str, Any]:
+    return {**_training(epochs, 0, rate), "baseline": BASELINE}
+
+
+def _rates(grid: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_momentum(training["local_epochs"], training["learning_rate"] / 10) for training in grid]
+
+
 # Chains over all data in one place: passes as the clients', the second half of them gives so many draws.
 def _chain(sampler: str, step_size: float, epochs: int = 40) -> dict[str, Any]:
     own = {"sampler": sampler, "step_size": step_size, "prior_stddev": 1.0, "draws": 100, "learning_rate": None}
@@ -142,6 +155,18 @@ TABLES: dict[str, dict[str, Any]] = {
         "trainings": "chosen_fedavg",
         "options": {"alone": False},
     },
+    # Beside the rows of `logistic_regression` and `shared_features`.
+    "momentum": {
+        "settings": ("logistic_regression", "shared_features"),
+        "trainings": "chosen",
+        "baselines": "chosen_momentum",
+        "options": {},
+    },
+    "momentum_choice": {
+        "settings": ("logistic_regression", "shared_features"),
+        "trainings": "momentum_grid",
+        "options": {"alone": False, "holdout": True, "num_samples": 10},
+    },
     "central_choice": {
         "settings": ("logistic_regression",),
         "trainings": "chains",
@@ -184,6 +209,16 @@ SIZES: dict[str, dict[str, Any]] = {
             "own_starts": {None: OWN_STARTS},
             "whole": {None: WHOLE},
             "burn_in": {("logistic_regression", "mnist"): BURN_IN},
+            "momentum_grid": {
+                ("logistic_regression", "mnist"): _rates(CONVEX_GRID),
+                ("logistic_regression", "fashion_mnist"): _rates(CONVEX_GRID),
+                ("shared_features", "cifar10"): _rates(SHORT_GRID),
+                None: _rates(GRID),
+            },
+            "chosen_momentum": {
+                ("shared_features", "cifar10"): [_momentum(20, CHOSEN_RATE)],
+                None: [_momentum(40, CHOSEN_RATE)],
+            },
             "grid": {
                 ("logistic_regression", "mnist"): CONVEX_GRID,
                 ("logistic_regression", "fashion_mnist"): CONVEX_GRID,
@@ -202,6 +237,8 @@ SIZES: dict[str, dict[str, Any]] = {
             "burn_in": (0,),
             "chains": (0,),
             "choice": (0,),
+            "momentum": (0, 1, 2),
+            "momentum_choice": (0,),
         },
     },
     # For tests: a minute or two.
@@ -229,6 +266,8 @@ SIZES: dict[str, dict[str, Any]] = {
             "whole": {None: SMALL},
             "burn_in": {None: [_training(6, 0, 0.1, DEFAULT_FLOOR, 1e-3), *SMALL]},
             "grid": {None: SMALL},
+            "momentum_grid": {None: _rates(SMALL)},
+            "chosen_momentum": {None: [_momentum(6, CHOSEN_RATE)]},
         },
         "seeds": dict.fromkeys((*TABLES, "chains"), (0,)),
     },

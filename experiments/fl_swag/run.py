@@ -12,8 +12,8 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
 
 import click
 import numpy as np
@@ -21,41 +21,66 @@ import tensorflow as tf
 
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options
-from experiments.fl_swag import central, controls, methods
-from experiments.fl_swag.config import COMMON, SETTINGS, SIZES, TABLES
+from experiments.fl_swag import central, controls, methods, momentum
+from experiments.fl_swag.config import BASELINE, CHOSEN_RATE, COMMON, SETTINGS, SIZES, TABLES
 from experiments.fl_swag.federation import Cell, Federation, federation, model
 from experiments.fl_swag.figures import write_figures
 from experiments.fl_swag.geometry import flat, geometry
 from experiments.fl_swag.tables import read_cell, row_name, write_tables
+from experiments.records import Record, best_trial, read_records
 from tfp_bfl.app.many_runs.cells import SUMMARY
 from tfp_bfl.training.curvature import with_curvature
 
 HERE = pathlib.Path(__file__).parent
 
 
-def cells(table: str, size: str) -> Iterator[Cell]:
-    """Return the options of each cell of a table."""
+def cells(table: str, size: str, records: Optional[Mapping[str, Record]] = None) -> Iterator[Cell]:
+    """Return the options of each cell of a table; with a rate that trials choose, once the records have all of them."""
     content, sizes = TABLES[table], SIZES[size]
     for setting in content["settings"]:
         for dataset in sizes["datasets"][setting]:
             own = {**COMMON, **SETTINGS[setting], **sizes["options"].get((setting, dataset), {}), **content["options"]}
-            names = [content[key] for key in ("trainings", "chains") if key in content]
+            names = [content[key] for key in ("trainings", "chains", "baselines") if key in content]
             by_data = [sizes["trainings"][name] for name in names]
             trainings = itertools.chain(*(each.get((setting, dataset), each.get(None, [])) for each in by_data))
             for training in trainings:
+                if training["learning_rate"] == CHOSEN_RATE:
+                    training = chosen(setting, dataset, size, records or {})
+                if training is None:
+                    continue
                 for seed in sizes["seeds"]["chains" if "sampler" in training else table]:
                     yield {**own, "setting": setting, "dataset": dataset, **training, "seed": seed}
 
 
+def chosen(setting: str, dataset: str, size: str, records: Mapping[str, Record]) -> Optional[Cell]:
+    """Return the training of the best trial of FedAvg by momentum; None if a trial has no record."""
+    trials = {
+        cell_name(cell): cell
+        for cell in cells("momentum_choice", size)
+        if (cell["setting"], cell["dataset"]) == (setting, dataset)
+    }
+    score = lambda record: next(row["test_nll"] for row in record["rows"] if row["method"] == BASELINE)
+    best = best_trial(trials, score, records)
+    grid = SIZES[size]["trainings"]["momentum_grid"]
+    same = lambda training: training["learning_rate"] == best["learning_rate"]
+    return best and next(filter(same, grid.get((setting, dataset), grid.get(None))))
+
+
 def cell_name(cell: Cell) -> str:
     """Return the folder of a cell: what tables vary."""
-    parts = [cell["dataset"], cell["setting"], cell.get("sampler", "clients"), f"epochs={cell['local_epochs']}"]
+    parts = [
+        cell["dataset"],
+        cell["setting"],
+        cell.get("sampler", "momentum" if "baseline" in cell else "clients"),
+        f"epochs={cell['local_epochs']}",
+    ]
     parts += [f"burn_in={cell['burn_in_epochs']}"]
     if "sampler" in cell:
         parts += [f"step={cell['step_size']:g}"]
     else:
-        floors = "+".join(f"{floor:g}" for floor in cell["floors"])
-        parts += [f"rate={cell['learning_rate']:g}", f"floors={floors}"]
+        parts += [f"rate={cell['learning_rate']:g}"]
+    if cell["floors"]:
+        parts += [f"floors={'+'.join(f'{floor:g}' for floor in cell['floors'])}"]
     parts += [f"seed={cell['seed']}"]
     parts += [f"{name}={cell[name]}" for name in ("limit",) if cell[name]]
     flags = {
@@ -127,7 +152,8 @@ def run_clients(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row]
 def run_cell(folder: pathlib.Path, cell: Cell, *, pretrained: pathlib.Path) -> None:
     """Run a cell: its scores as JSON, and the predictions on the test set."""
     started = time.perf_counter()
-    work = central.run_sampler if "sampler" in cell else run_clients
+    baseline = momentum.run_fedavg if "baseline" in cell else run_clients
+    work = central.run_sampler if "sampler" in cell else baseline
     rows, facts = work(cell, pretrained)
     scores = [
         {"method": row.method, "floor": row.floor, **row.evaluation.metrics, "seconds": row.seconds} for row in rows
@@ -153,7 +179,8 @@ def told(summary: dict[str, Any]) -> str:
 def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     """Run the cells that are not done, and write their tables and figures."""
     study = study.of_size(size)
-    every = {table: {cell_name(cell): cell for cell in cells(table, size)} for table in TABLES}
+    recorded = read_records(study.results)
+    every = {table: {cell_name(cell): cell for cell in cells(table, size, recorded)} for table in TABLES}
     todo = {name: cell for table in tables or TABLES for name, cell in every[table].items()}
     study.run(todo, functools.partial(run_cell, pretrained=study.output.parent / "pretrained"), told)
     if study.listed:
@@ -161,6 +188,8 @@ def main(study: Study, tables: tuple[str, ...], size: str) -> None:
     records = study.records({name: cell for named in every.values() for name, cell in named.items()}, read_cell)
     for table in tables or TABLES:
         runs = [{**records[name], "folder": study.output / name} for name in every[table] if name in records]
+        if "baselines" in TABLES[table] and not any("baseline" in run["options"] for run in runs):
+            continue  # The others are in tables of their own.
         if runs:
             write_tables(table, runs, study.results)
             write_figures(table, runs, study.results)

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from experiments import WITHOUT_RECORDS
-from experiments.fl_swag.config import DEFAULT, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
+from experiments.fl_swag.config import BASELINE, DEFAULT, DEFAULT_FLOOR, PUBLISHED, PUBLISHED_CALIBRATION
 from experiments.records import Record
 from experiments.tables import interval, mean_and_sd, paired, write
 from tfp_bfl.app.many_runs.cells import read_summary
@@ -152,7 +152,7 @@ def choice_table(runs: list[Run]) -> list[list[str]]:
     """Write the training and floor of the smallest NLL for each dataset: of FL-SWAG, and of the others."""
     table = [["setting", "dataset", "by the NLL of", "epochs", "burn-in", "rate", "floor", "accuracy", "nll"]]
     for (setting, dataset), same in by_dataset(runs).items():
-        for method in ("FL-SWAG", "FL-SWAG, diagonal", DEFAULT, "FedAvg", "sgld", "psgld"):
+        for method in ("FL-SWAG", "FL-SWAG, diagonal", DEFAULT, "FedAvg", BASELINE, "sgld", "psgld"):
             found = [(row["test_nll"], i, row) for i, run in enumerate(same) for row in run["rows"]]
             found = [one for one in found if one[2]["method"] == method]
             if not found:
@@ -214,9 +214,9 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     more = ("local_epochs",) if table == "drift" else ("limit", "shuffled") if table == "examples" else ()
     if len(pairs := pairs_table(runs, *more)) > 1:
         write(pairs, output / f"{table}_pairs")
-    of_one_seed = table in ("choice", "central_choice", "burn_in")
+    of_one_seed = table in ("choice", "momentum_choice", "central_choice", "burn_in")
     write(trainings_table(runs) if of_one_seed else scores_table(runs, *more), output / table)
-    if table in ("choice", "central_choice"):
+    if table in ("choice", "momentum_choice", "central_choice"):
         write(choice_table(runs), output / f"{table}_chosen")
     elif table in ("burn_in", "whole_model", "drift"):
         write(geometry_table([run for run in runs if "geometry" in run]), output / f"{table}_geometry")

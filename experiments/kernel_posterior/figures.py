@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.kernel_posterior.config import ALGORITHMS
-from experiments.kernel_posterior.tables import Run, grouped, last_rounds
+from experiments.kernel_posterior.tables import RATE, Run, grouped, last_rounds
 from tfp_bfl.plots import style
 
 # With the server's step and without, for the first algorithms of the palette's colours and for the rest.
@@ -19,6 +19,7 @@ HATCHES = {"-": None, ":": "..", "--": "//", "-.": "xx"}
 
 def _look(how: str) -> dict[str, Any]:
     """Return the line of a method: a colour for its algorithm, another dash without the server's step."""
+    how = how.partition(RATE)[0]
     names = sorted((name for name in ALGORITHMS if how.startswith(f"{name}, server")), key=len)
     i = list(ALGORITHMS).index(names[-1])
     with_step, without = LINES[i // len(style.PALETTE)]

@@ -10,6 +10,7 @@ replace them, which is stated on the console, in names and summaries of cells, a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import time
@@ -22,10 +23,20 @@ import numpy as np
 import tfp_bfl as bfl
 from experiments.cells import Study, study_options
 from experiments.kernel_posterior import femnist, writers
-from experiments.kernel_posterior.config import ALGORITHMS, CHOICES, DATASETS, SERVERS, SIZES, TABLES
+from experiments.kernel_posterior.config import (
+    ALGORITHMS,
+    CHOICES,
+    CHOSEN,
+    DATASETS,
+    SERVERS,
+    SIZES,
+    TABLES,
+    TRIED_ON,
+)
 from experiments.kernel_posterior.figures import write_figures
 from experiments.kernel_posterior.models import NETWORKS
 from experiments.kernel_posterior.tables import write_tables
+from experiments.records import Record, best_trial, read_records
 from tfp_bfl import errors
 from tfp_bfl.app.many_runs.cells import SUMMARY, read_summary
 
@@ -33,18 +44,35 @@ HERE = pathlib.Path(__file__).parent
 Cell = dict[str, Any]
 
 
-def cells(table: str, size: str, chosen: Mapping[str, str] = {}) -> Iterator[Cell]:
-    """Return the options of each cell of a table, of CHOICES with what was chosen, else with the last."""
+def cells(
+    table: str, size: str, chosen: Mapping[str, str] = {}, records: Optional[Mapping[str, Record]] = None
+) -> Iterator[Cell]:
+    """Return the options of each cell of a table, of CHOICES with what was chosen, else with the last.
+
+    Cells with a rate that trials choose are there once the records have all of them.
+    """
     content = TABLES[table]
     kind = content["dataset"]
     dataset = chosen.get(kind, CHOICES.get(kind, (kind,))[-1])
     options = {**DATASETS[dataset], **SIZES[size][kind]}
     for partition in content["partitions"]:
         for own in content["cells"]:
+            if own.get("learning_rate") == CHOSEN:
+                own = {**own, "learning_rate": chosen_rate(partition, own, size, records or {})}
+                if own["learning_rate"] is None:
+                    continue
             cohort_size = max(1, round(own.get("cohort_share", 1) * options["cohort_size"]))
             for seed in own.get("seeds", content.get("seeds", options["seeds"])):
                 cell = {"dataset": dataset, "partition": partition, **options, **own}
                 yield {**cell, "cohort_size": cohort_size, "seed": seed, "seeds": None}
+
+
+def chosen_rate(partition: str, own: Cell, size: str, records: Mapping[str, Record]) -> Optional[float]:
+    """Return the rate of the best trial of an algorithm and its server's step; None if a trial has no record."""
+    same = {"partition": TRIED_ON[partition], "algorithm": own["algorithm"], "server": own["server"]}
+    trials = {cell_name(cell): cell for cell in cells("rate_trials", size) if same.items() <= cell.items()}
+    best = best_trial(trials, lambda record: record["metrics"]["test_nll"], records)
+    return best and best["learning_rate"]
 
 
 def cell_name(cell: Cell) -> str:
@@ -52,21 +80,31 @@ def cell_name(cell: Cell) -> str:
     parts = [cell["dataset"], cell["partition"], cell["algorithm"], cell["server"]]
     parts += [f"epochs={cell['local_epochs']}", f"cohort={cell['cohort_size']}"]
     parts += [f"popularity={cell['popularity']:g}"] if cell.get("popularity") else []
+    default = DATASETS[cell["dataset"]]["learning_rate"]
+    parts += [f"rate={cell['learning_rate']:g}"] if cell["learning_rate"] != default else []
+    parts += [f"hold_out={cell['hold_out']:g}"] if cell.get("hold_out") else []
     parts += [cell["network"]] if cell["network"] != DATASETS[cell["dataset"]]["network"] else []
     return ",".join([*parts, f"seed={cell['seed']}"]).replace(", ", "_").replace(" ", "_").replace(":", "_")
 
 
 def clients_and_test(cell: Cell) -> tuple[bfl.data.Clients, bfl.data.Source]:
-    """Return the clients and the test set."""
-    seed = cell["seed"]
+    """Return the clients and the test set: of a trial, held-out training images in its place."""
+    seed, examples = cell["seed"], cell["examples"]
     if cell["dataset"] == "femnist":
         clients, test = femnist.load(cell["clients"], seed, cell.get("cache_dir"))
-        return clients.limit(cell["examples"], seed), test
+        return clients.limit(examples, seed), test
     if cell["dataset"] == "mnist_writers":
-        clients = writers.writers(cell["clients"], seed).limit(cell["examples"], seed)
+        clients = writers.writers(cell["clients"], seed).limit(examples, seed)
         return clients, writers.unseen_writers(100, 2000, seed)
     partition = bfl.data.parse_partition(cell["partition"], cell["clients"])
-    clients = bfl.data.load(cell["dataset"]).partition(partition, seed=seed).limit(cell["examples"], seed)
+    clients = bfl.data.load(cell["dataset"]).partition(partition, seed=seed)
+    if cell.get("hold_out"):
+        held_out, clients = clients.limit(round(examples / (1 - cell["hold_out"])), seed).set_aside(
+            cell["hold_out"], seed
+        )
+        _, features, labels = held_out.examples(0)
+        return clients, dataclasses.replace(clients.source, features=features, labels=labels)
+    clients = clients.limit(examples, seed)
     return clients, bfl.data.load(cell["dataset"], split="test")
 
 
@@ -190,7 +228,10 @@ def main(
     study, names = study.of_size(size), tables or tuple(TABLES)
     kinds = {TABLES[table]["dataset"] for table in names} & CHOICES.keys()
     datasets = {kind: choose(kind, asked[kind], cache_dir) for kind in sorted(kinds)}
-    chosen = study.cells_of({table: cells(table, size, datasets) for table in names}, cell_name)
+    recorded = read_records(study.results)
+    chosen = study.cells_of({table: cells(table, size, datasets, recorded) for table in names}, cell_name)
+    if "chosen_rates" in tables and not chosen["chosen_rates"] and not study.only:
+        raise errors.InvalidArgument("The rates of chosen_rates are those of the best trials: run rate_trials first.")
     everything = {
         name: {**cell, "cache_dir": cache_dir}
         for table in chosen.values()
@@ -200,7 +241,7 @@ def main(
     study.run(everything, run_cell, told, goes_on=True)
     if not study.listed:
         for table in names:
-            every = {cell_name(cell): cell for cell in cells(table, size, datasets)}
+            every = {cell_name(cell): cell for cell in cells(table, size, datasets, recorded)}
             runs = list(study.records(every, record_of).values())
             write_tables(table, runs, study.results)
             write_figures(table, runs, study.results / "figures")

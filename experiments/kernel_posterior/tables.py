@@ -8,10 +8,12 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from experiments.kernel_posterior.config import DATASETS
 from experiments.tables import interval, mean_and_sd, paired, write
 from tfp_bfl import evaluation
 
 Run = dict[str, Any]
+RATE = ", clients' rate "
 THRESHOLD = 0.8
 LAST = 10
 SCORES = ("accuracy", "test_nll", "ece", "macro_recall", "macro_precision")
@@ -20,7 +22,10 @@ SCORES = ("accuracy", "test_nll", "ece", "macro_recall", "macro_precision")
 def method(run: Run) -> str:
     """Return the name of a run's method in tables."""
     options = run["options"]
-    return f"{options['algorithm']}, server {options['server']}"
+    published = DATASETS[options["dataset"]]["learning_rate"]
+    rate = options.get("learning_rate", published)
+    own = "" if rate == published else f"{RATE}{rate:g}"
+    return f"{options['algorithm']}, server {options['server']}{own}"
 
 
 def setting(run: Run) -> str:
@@ -75,7 +80,7 @@ def write_tables(table: str, runs: list[Run], output: pathlib.Path) -> None:
     cell = lambda s, m: mean_and_sd([last_rounds(r) for r in groups[s, m]]) if (s, m) in groups else ""
     pivot = [["method", *settings], *([m, *(cell(s, m) for s in settings)] for m in methods)]
     write(pivot, output / f"{table}_accuracy")
-    if table in ("server_steps", "popularity_of_writers"):
+    if table in ("server_steps", "popularity_of_writers", "chosen_rates"):
         write(pairs_table(runs), output / f"{table}_pairs")
 
 
