@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from experiments.aggregation import run
+from experiments.aggregation import figures, run, tables
 from experiments.aggregation.config import CHOSEN, RATES_OF, SIZES, TABLES
 from experiments.default_posterior.config import TRIALS
 from tests.aggregation_runs import invoke, stand_in, trials_of
@@ -59,6 +59,15 @@ def test_a_table_whose_trials_lack_records_says_which_to_run(tmp_path, fake):
     assert result.exit_code == 2 and "run column_momentum first." in result.output and fake.runs == []
     listed = invoke(tmp_path, "momentum_rules", "--size", "fashion_mnist", "--list").output.splitlines()
     assert len(listed) == 2 * 4 * 3 and all("learning_rate=" in line for line in listed)  # The baselines'.
+
+
+def test_a_figure_has_a_line_for_each_rate_of_an_arm():
+    seconds = {"seconds": 1.0, "per_round": []}
+    runs = [tables.run_of({"options": o, **seconds}) for o in run.cells("column_momentum", "paper")]
+    lines = figures._lines(runs)
+    assert len(lines) == len(runs) == 6 and "deterministic, naive weighted average, rate 0.1" in lines
+    keys, settings = tables.labelled(runs)
+    assert len(settings) == 6 and {"kind", "learning_rate"} <= set(keys)
 
 
 def test_the_compressed_column_has_the_decay_of_the_whole_over_the_same_share_of_its_rounds():

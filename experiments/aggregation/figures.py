@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from experiments.aggregation.tables import KEYS, UNCERTAINTIES, Run, grouped, spread_of
 from tfp_bfl.plots import style
 
-NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior", "output_dropout")
+NAMES = ("kind", "rule", "weighting", "pretrain_share", "update_prior", "output_dropout", "learning_rate")
 MOST_LINES = 10
 COLORS = (*style.PALETTE, style.INK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -32,6 +32,8 @@ def _word(name: str, value: object) -> str:
         return "prior updated" if value else "prior fixed"
     if name == "output_dropout":
         return "logits dropped" if value else "logits kept"
+    if name == "learning_rate":
+        return f"rate {value}"
     return str(value).replace("_", " ")
 
 
