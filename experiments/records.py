@@ -66,7 +66,7 @@ def keep_records(folder: pathlib.Path, found: Mapping[str, Record], every: Mappi
 
 
 def best_trial(trials: Mapping[str, Options], score: Callable[[Record], Any], records: Mapping[str, Record]) -> Any:
-    """The options of the trial of the lowest score; None if there is none, or one without a score.
+    """Return the options of the trial of the lowest score; None if there is none, or one without a score.
 
     Args:
       trials: name -> options of each trial.

@@ -15,7 +15,7 @@ SETTINGS = ("logistic_regression", "shared_features")
 
 
 def records_of(size, nll=lambda rate: rate):
-    """Made records of all trials."""
+    """Return made records of all trials."""
     made = lambda cell: {"rows": [{"method": BASELINE, "test_nll": nll(cell["learning_rate"])}]}
     return {run.cell_name(cell): made(cell) for cell in run.cells("momentum_choice", size)}
 
@@ -46,7 +46,7 @@ def test_the_baseline_has_the_best_of_as_many_trials_as_fl_swag_once_all_have_re
 
 
 def test_the_layer_of_a_convex_model_trains_as_the_whole_model(tmp_path):
-    """Of client 0: by SGD with momentum on its images."""
+    """Compare client 0: by SGD with momentum on its images."""
     (cell, *_) = (c for c in run.cells("momentum_choice", "small") if c["setting"] == "logistic_regression")
     cell = {**cell, "clients": 3, "local_epochs": 2, "learning_rate": 0.05}
     data = federation(cell, tmp_path, None)

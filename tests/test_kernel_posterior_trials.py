@@ -9,7 +9,7 @@ from experiments.kernel_posterior import config, figures, run, tables
 
 
 def records_of(best, size="tiny"):
-    """Made records of all trials: (algorithm, partition) -> the rate of the lowest NLL."""
+    """Return made records of all trials: (algorithm, partition) -> the rate of the lowest NLL."""
     nll = lambda cell: abs(np.log(cell["learning_rate"] / best(cell)))
     return {run.cell_name(cell): {"metrics": {"test_nll": nll(cell)}} for cell in run.cells("rate_trials", size)}
 
@@ -37,7 +37,7 @@ def test_a_rate_is_that_of_the_best_trial_of_the_algorithm_once_all_have_records
 
 
 def test_a_trial_is_scored_on_training_images_of_no_client(monkeypatch):
-    """Of which each has one grey value; the test set is not read."""
+    """Give each image one grey value; the test set is not read."""
 
     def load(name, split="train"):
         assert split == "train"

@@ -17,7 +17,7 @@ from tfp_bfl.evaluation import Evaluation
 
 
 def run_fedavg(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row], dict[str, Any]]:
-    """Equal and weighted means of the clients' last weights, and the equal mean with one fitted temperature."""
+    """Score equal and weighted means of the clients' last weights, and the equal mean with one fitted temperature."""
     with bfl.federated.local_workers() as runtime:
         data = federation(cell, pretrained, runtime)
     held = controls.held(data, cell["last_layer"])
@@ -38,7 +38,7 @@ def run_fedavg(cell: Cell, pretrained: pathlib.Path) -> tuple[list[methods.Row],
 
 
 def last_weights(cell: Cell, held: controls.Held) -> list[tuple[tf.Tensor, ...]]:
-    """Each client's weights after its epochs from the common start."""
+    """Return each client's weights after its epochs from the common start."""
     process = bfl.algorithms.fed_opt(
         lambda: tf.keras.models.clone_model(held.model),
         optimizer="momentum",
