@@ -8,6 +8,7 @@ from tfp_bfl.evaluation.calibration import (
     maximum_calibration_error,
     reliability,
 )
+from tfp_bfl.evaluation.client_sets import ClientCalibration, calibrate_clients, label_histogram
 from tfp_bfl.evaluation.confidence import ConfidenceCurve, confidence_curve
 from tfp_bfl.evaluation.decomposition import (
     EntropyParts,
@@ -92,6 +93,7 @@ __all__ = [
     "NUMBER_SUMS",
     "PRECISIONS",
     "SUMS",
+    "ClientCalibration",
     "ConfidenceCurve",
     "Difference",
     "EntropyParts",
@@ -117,6 +119,7 @@ __all__ = [
     "as_examples",
     "at_temperature",
     "brier_score",
+    "calibrate_clients",
     "central_interval",
     "check_num_samples",
     "check_sums",
@@ -136,6 +139,7 @@ __all__ = [
     "gaussians",
     "is_of_numbers",
     "is_stochastic",
+    "label_histogram",
     "macro_precision",
     "macro_recall",
     "maximum_calibration_error",

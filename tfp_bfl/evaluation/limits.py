@@ -137,13 +137,13 @@ def abstention_limit(
         raise InvalidArgument(
             "Give either the accuracy that accepted predictions must have, or the coverage, and not both."
         )
-    _check_share(confidence, "confidence", zero=True)
+    check_share(confidence, "confidence", zero=True)
     curve = risk_coverage(probabilities, labels, uncertainty)
     if coverage is not None:
-        _check_share(coverage, "coverage", one=True)
+        check_share(coverage, "coverage", one=True)
         return _limit(curve, int(np.argmax(curve.coverage >= coverage - _ROUNDING)))
     assert accuracy is not None
-    _check_share(accuracy, "accuracy")
+    check_share(accuracy, "accuracy")
     number = len(check_scores(uncertainty, "uncertainty"))
     tried = [int(np.argmax(curve.coverage >= i / _TRIES - _ROUNDING)) for i in range(1, _TRIES + 1)]
     bounds = {j: _bound(curve, j, number, confidence) for j in (tried if confidence else range(len(curve.limit)))}
@@ -239,7 +239,7 @@ def conformal_limit(probabilities: Any, labels: Any, coverage: float) -> float:
       >>> print(round(bfl.evaluation.conformal_limit(probabilities, labels, coverage=0.9), 3))
       0.289
     """
-    _check_share(coverage, "coverage")
+    check_share(coverage, "coverage")
     tensor = check_probabilities(probabilities)
     labels = check_labels(labels, tensor).numpy()
     true = np.take_along_axis(tensor.numpy(), labels[:, np.newaxis], -1)[:, 0]
@@ -290,7 +290,8 @@ def _limit(curve: RiskCoverage, j: int) -> Limit:
     return Limit(float(curve.limit[j]), float(curve.coverage[j]), float(1 - curve.risk[j]))
 
 
-def _check_share(value: float, name: str, zero: bool = False, one: bool = False) -> None:
+def check_share(value: float, name: str, zero: bool = False, one: bool = False) -> None:
+    """Raise InvalidArgument unless a value lies between 0 and 1, the ends included if `zero` or `one` says so."""
     inside = isinstance(value, (int, float)) and 0 <= value <= 1
     if not inside or (value == 0 and not zero) or (value == 1 and not one):
         least, most = ("at least 0" if zero else "above 0"), ("at most 1" if one else "below 1")

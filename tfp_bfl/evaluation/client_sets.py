@@ -1,0 +1,140 @@
+"""Prediction sets with a promise for each client, from histograms that add up over clients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from tfp_bfl.errors import InvalidArgument, check_count
+from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+
+BINS = 1000
+# Of the logarithm of the concentration: from clients that have nothing in common to clients that are all alike.
+_CONCENTRATIONS = (-3.0, 10.0)
+
+
+def label_histogram(probabilities: Any, labels: Any, bins: int = BINS) -> np.ndarray:
+    """Return how often the probability of the label lies in each of equal bins of [0, 1]: int64 [bins].
+
+    Histograms of clients add up to that of all their examples, so that secure sums serve.
+
+    Args:
+      probabilities: [B, C] of held-out examples.
+      labels: [B].
+      bins: the number of bins.
+
+    Raises:
+      InvalidArgument: no probabilities, labels that do not fit, or no bins.
+
+    Example:
+      >>> bfl.evaluation.label_histogram(np.array([[0.9, 0.1], [0.3, 0.7]]), [0, 0], bins=4)
+      array([0, 1, 0, 1])
+    """
+    check_count(bins, "bins")
+    tensor = check_probabilities(probabilities)
+    true = np.take_along_axis(tensor.numpy(), check_labels(labels, tensor).numpy()[:, np.newaxis], -1)[:, 0]
+    return np.bincount(np.minimum((true * bins).astype(np.int64), bins - 1), minlength=bins)
+
+
+class ClientCalibration(NamedTuple):
+    """The distribution of the coverage of clients, as `calibrate_clients` found it.
+
+    Fields:
+      histogram: of all clients together [bins].
+      concentration: c of the Dirichlet process from which clients' distributions of scores are drawn: a client's own
+        labelled examples count as much as all others' from c of them on.
+      coverage: with which sets of a client hold the label.
+      confidence: the probability, over clients, that they do.
+    """
+
+    histogram: np.ndarray
+    concentration: float
+    coverage: float
+    confidence: float
+
+    def limit(self, own: Optional[np.ndarray] = None) -> float:
+        """Return the least probability with which a class is in a client's prediction sets (`prediction_sets`).
+
+        With F(t) the share of all examples whose label has a probability of at least t, and n, k(t) the number of the
+        client's own examples and of those among them,
+
+            coverage(t) ~ Beta(c F(t) + k(t), c (1 - F(t)) + n - k(t)),   t = the largest with
+            P(coverage(t) >= `coverage`) >= `confidence`
+
+        Without examples of its own the client is a new one, drawn from all; with many it calibrates alone.
+
+        Args:
+          own: histogram of the client's labelled examples [bins], which it did not train on; None for none.
+
+        Raises:
+          InvalidArgument: a histogram with other bins.
+
+        Source: Ferguson 1973 for the posterior of a Dirichlet process; shrinkage to the federation's quantile.
+        """
+        counts = np.zeros_like(self.histogram) if own is None else _checked(own)
+        if counts.shape != self.histogram.shape:
+            raise InvalidArgument(f"own has {counts.size} bins, but the federation has {self.histogram.size}.")
+        # From the highest bin down: at least its lower end.
+        share = np.cumsum(self.histogram[::-1]) / self.histogram.sum()
+        inside, number = np.cumsum(counts[::-1]), counts.sum()
+        a = self.concentration * share + inside
+        b = self.concentration * (1 - share) + number - inside
+        holds = np.where(a > 0, stats.beta.sf(self.coverage, np.maximum(a, 1e-12), np.maximum(b, 1e-12)), 0.0)
+        first = int(np.argmax(np.append(holds >= self.confidence, True)))
+        return max(len(share) - 1 - first, 0) / len(share)
+
+
+def calibrate_clients(histograms: Any, coverage: float = 0.9, confidence: float = 0.9) -> ClientCalibration:
+    """Fit the distribution of clients, by which prediction sets of each client, known or new, are calibrated.
+
+    Sets by `conformal_limit` hold the promised coverage on average over clients; for a client with other classes than
+    the average they can miss it by far. Here the distribution of the label's probability at each client is drawn from a
+    Dirichlet process around that of all clients. Its concentration c is the maximum of the beta-binomial likelihood of
+    how many of each client's examples the federation's limit covers: the less clients differ, the larger it is.
+
+    Args:
+      histograms: `label_histogram` of each client's held-out examples [K, bins].
+      coverage: with which sets of a client are to hold the label.
+      confidence: the probability, over clients, that they do.
+
+    Raises:
+      InvalidArgument: fewer than two clients with examples, or shares that are not above 0 and below 1.
+
+    Example:
+      >>> rng = np.random.default_rng(0)
+      >>> sure = [rng.beta(8 + k % 3, 2, 100) for k in range(20)]
+      >>> histograms = [np.histogram(p, bins=1000, range=(0, 1))[0] for p in sure]
+      >>> calibration = bfl.evaluation.calibrate_clients(histograms)
+      >>> calibration.limit() < calibration.limit(histograms[2]) < 0.9
+      True
+    """
+    check_share(coverage, "coverage")
+    check_share(confidence, "confidence")
+    counts = np.stack([_checked(histogram) for histogram in histograms]) if len(histograms) else np.zeros((0, 1))
+    counts = counts[counts.sum(1) > 0]
+    if len(counts) < 2:
+        raise InvalidArgument(f"{len(counts)} clients have held-out examples, but how clients differ takes at least 2.")
+    pooled = counts.sum(0)
+    above = np.cumsum(pooled[::-1]) / pooled.sum()
+    first = int(np.argmax(above >= coverage))
+    covered, numbers = counts[:, ::-1][:, : first + 1].sum(1), counts.sum(1)
+    share = float(np.clip(above[first], 1e-6, 1 - 1e-6))
+
+    def loss(log_c: float) -> float:
+        c = np.exp(log_c)
+        inside, outside = c * share, c * (1 - share)
+        likelihood = special.betaln(inside + covered, outside + numbers - covered) - special.betaln(inside, outside)
+        return -float(np.sum(likelihood))
+
+    best = optimize.minimize_scalar(loss, bounds=_CONCENTRATIONS, method="bounded")
+    return ClientCalibration(pooled, float(np.exp(best.x)), float(coverage), float(confidence))
+
+
+def _checked(histogram: Any) -> np.ndarray:
+    counts = np.asarray(histogram)
+    if counts.ndim != 1 or not counts.size or not np.all(np.isfinite(counts)) or np.any(counts < 0):
+        raise InvalidArgument("A histogram must be counts of at least 0 for each bin [bins].")
+    return counts.astype(np.float64)
