@@ -147,6 +147,16 @@ class ClientWork(NamedTuple, Generic[Sent, Kept]):
     def __call__(self) -> Work[Sent]:
         return self.build()
 
+    def checked(self, check: Callable[[ClientData], None]) -> ClientWork[Sent, Kept]:
+        """Return client work with another check of the clients after its own."""
+        checks = [self.check, check] if self.check else [check]
+
+        def every(clients: ClientData) -> None:
+            for each in checks:
+                each(clients)
+
+        return self._replace(check=every)
+
     def around(self, run: Callable[..., ClientResult[Sent]]) -> ClientWork[Sent, Kept]:
         """Return client work that calls this work as a part of it.
 

@@ -145,7 +145,9 @@ def chain_of(algorithm, **options):
 
 
 def test_options_reach_a_chain(options_of):
-    given = options_of(chain_of("qlsd", rounds=9, max_samples=3, forgetful=True))
+    given = options_of(chain_of("qlsd", rounds=9, max_samples=3, forgetful=True, potential_curvature="1e4"))
+    assert given["curvature"] == 1e4
+    assert options_of(chain_of("qlsd", potential_curvature="estimate"))["curvature"] == "estimate"
     assert given["thinning"] == bfl.federated.Thinning(4, 2, 3) and given["prior_stddev"] == 1.0
     assert (given["memory"], given["participation"], given["refresh_every"]) == (False, 0.5, 100)
     assert (given["estimator"], given["compressor"]) == ("anchored", "sparsifier:0.5")

@@ -149,7 +149,9 @@ def test_every_other_family_regresses_too(tmp_path, algorithm):
     constant = test.target.stddev * float(np.sqrt(np.mean(test.labels**2)))
     kind = "flipout" if algorithm in ("partitioned_vi", "bayesian_admm") else "deterministic"
     rounds = {"fl_swag": 1, "qlsd": 150, "dg_sgld": 150, "fsgld": 150}.get(algorithm, 8)
-    more = {"fl_swag": {"local_epochs": 40, "min_examples": 1}}.get(algorithm, {})
+    more = {"fl_swag": {"local_epochs": 40, "min_examples": 1}, "fsgld": {"surrogate_steps": 5, "step_size": 1e-5}}.get(
+        algorithm, {}
+    )
     found = bfl.run(
         tmp_path / "run",
         **{"dataset": "diabetes", "model": "mlp", "kind": kind, "algorithm": algorithm, "rounds": rounds, **more},

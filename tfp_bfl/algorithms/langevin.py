@@ -6,6 +6,7 @@ DG-SGLD (Plassier et al. 2021); FSGLD (El Mekkaoui et al. 2021).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Optional, Union
 
@@ -13,6 +14,7 @@ from tfp_bfl import clients, federated, rules, servers
 from tfp_bfl.algorithms.compose import Model, compose, split_options
 from tfp_bfl.compression import Compressor
 from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.models import as_model_fn
 
 SHARED = ("element_spec", "seed", "min_examples")
 
@@ -26,6 +28,7 @@ def qlsd(
     prior_stddev: Optional[float] = 1.0,
     memory: bool = True,
     refresh_every: int = 100,
+    curvature: Union[float, str, None] = None,
     thinning: Optional[federated.Thinning] = None,
     **options: object,
 ) -> federated.BayesianProcess:
@@ -38,12 +41,16 @@ def qlsd(
       model_fn: builds a Keras model of point weights without BatchNorm and dropout, or `models.density`.
       step_size: gamma, of the gradient of the sum over all examples: about 1 / L, where L grows with their number. The
         stationary variance of a Gaussian posterior is 1 / (1 - gamma L / 2) times too large, and from 2 / L on it
-        diverges.
+        diverges; with compression and memories earlier (`clients.largest_step_size`).
       estimator: "plain" is QLSD and QLSD#, "fixed_point" QLSD*, "anchored" QLSD++.
       compressor: for all clients, or one for each; with "none" they are LSD#, LSD* and LSD++.
       prior_stddev: of N(0, t^2 I) over the weights; None for a flat prior.
-      memory: for "anchored": clients keep what they have sent at the rate 1 / (1 + omega).
+      memory: for "anchored": clients keep what they have sent at the rate 1 / (1 + omega). It removes the compressor's
+        noise where clients differ, and lowers the largest stable step.
       refresh_every: rounds from one anchor to the next, for "anchored".
+      curvature: L, the largest curvature of the potential, prior included: a step at which the chain diverges is then
+        refused before the first round (`clients.check_step_size`). "estimate" issues a warning instead, by the
+        curvature at the initial weights. None for no check.
       thinning: burn-in, rounds from one kept draw to the next, and how many predict; None for all rounds.
       **options: of `compose` (element_spec, seed, min_examples) and of `clients.stochastic_gradient` (per_tensor,
         batch_size, participation, fixed_point, likelihood, count_bits).
@@ -55,6 +62,10 @@ def qlsd(
     anchored, mode = estimator == "anchored", work.get("fixed_point")
     rate = clients.memory_rate(model_fn, **work) if anchored and memory else None
     local = clients.stochastic_gradient(model_fn, memory_rate=rate, **work)
+    if curvature is not None:
+        how = {**work, "memory_rate": rate, "prior_stddev": prior_stddev}
+        check = lambda data: clients.check_step_size(as_model_fn(model_fn), data, step_size, curvature, **how)
+        local = local.checked(functools.lru_cache(maxsize=1)(check))  # A run checks its clients more than once.
     if mode is not None and mode.prior_stddev != prior_stddev:
         raise InvalidArgument(
             f"fixed_point is the mode with the prior_stddev {shown(mode.prior_stddev)}, but the chain's is "

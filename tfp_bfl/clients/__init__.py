@@ -25,6 +25,7 @@ from tfp_bfl.clients.personal import personal
 from tfp_bfl.clients.personal_posterior import PersonalPosterior, personal_posterior
 from tfp_bfl.clients.posterior_averaging import posterior_averaging, posterior_delta
 from tfp_bfl.clients.sites import sites
+from tfp_bfl.clients.step_size import check_step_size, largest_curvature, largest_step_size
 from tfp_bfl.clients.swag import smallest_client, swag, swag_weights
 from tfp_bfl.clients.variational import variational
 from tfp_bfl.training import *  # noqa: F403
@@ -37,6 +38,7 @@ __all__ = [
     "PersonalPosterior",
     "Surrogate",
     "augmented",
+    "check_step_size",
     "compressed",
     "conducive_langevin",
     "coupled_langevin",
@@ -45,6 +47,8 @@ __all__ = [
     "laplace",
     "laplace_sites",
     "laplace_weights",
+    "largest_curvature",
+    "largest_step_size",
     "layers_of",
     "memory_rate",
     "meta_gradient",

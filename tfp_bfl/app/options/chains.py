@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import BeforeValidator
 
@@ -81,6 +81,12 @@ class QLSD(_Chain, Compressed):
     )
     forgetful: bool = option(False, "Do not keep a memory of sent gradients on the clients.", argument=None)
     refresh_every: Count = option(100, "Number of rounds between anchors.")
+    potential_curvature: Union[Positive, Literal["estimate"], None] = option(
+        None,
+        "Largest curvature L of the potential, for a check of the step size before the first round: a number, or "
+        "estimate for a warning by the curvature at the initial weights.",
+        argument="curvature",
+    )
 
     def check(self, config: Any) -> None:
         super().check(config)

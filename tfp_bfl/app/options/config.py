@@ -358,7 +358,7 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
         cause = first.get("ctx", {}).get("error")
         if isinstance(cause, InvalidArgument):
             raise cause from None
-        where = ".".join(str(part) for part in first["loc"])
+        where = str(first["loc"][0])  # The rest names an alternative of a union.
         raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {must_be(first)}.") from None
 
 
