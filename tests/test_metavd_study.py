@@ -104,6 +104,37 @@ def test_cells_tables_and_what_goes_on(tmp_path, monkeypatch):
     assert call().exit_code == 2
 
 
+@pytest.mark.long
+@pytest.mark.deep(after="tests/test_metavd_study.py")
+def test_cells_at_a_rate_have_means_over_rounds_and_every_noise(tmp_path):
+    """Tables are written for the cells that there are, after each one more."""
+    records = []
+    for method in ("reptile", "reptile+metavd_rate", "reptile+constant_rate"):
+        options = {**TINY, "size": "fashion_mnist_rates", "method": method, "last_rounds": 2, "rounds": 3}
+        options |= {"concentration": 0.5, "cohort": 10, "known": 10}
+        cell.run_cell(tmp_path / method, options)
+        summary = json.loads((tmp_path / method / "summary.json").read_text())
+        assert "failed" not in summary
+        records.append({**tables.kept(summary), "options": options})
+        tables.write_all(records, [summary], tmp_path / "results")
+    first, rated, constant = records
+    assert "dropout_rate_median" not in first and "known, matched, none, after, nll" not in first
+    assert 0.1 < rated["dropout_rate_median"] < 0.9 and constant["logit_stddev"] < 1e-4 < rated["logit_stddev"]
+    assert constant["upload_bytes"] == first["upload_bytes"] < rated["upload_bytes"]
+    own, none, another = (rated[f"known, matched{noise}, before, nll"] for noise in ("", ", none", ", another"))
+    assert len({own, none, another}) == 3 and "unseen, matched, another, before, nll" not in rated
+    text = (tmp_path / "results" / "effects-fashion_mnist_rates.md").read_text()
+    for words in ("less reptile ", "less reptile+constant_rate", "less no noise", "less another's"):
+        assert f"reptile+metavd_rate {words}" in text
+    assert "reptile+metavd_rate" in (tmp_path / "results" / "rates-fashion_mnist_rates.csv").read_text()
+
+
+def test_means_over_rounds_by_hand():
+    of = lambda x: {when: {"nll": x, "reliability": [x]} for when in cell.WHEN} | {"clients": [x]}
+    found = cell.mean_scores([of(1.0), of(4.0)])
+    assert found == {when: {"nll": 2.5, "reliability": [4.0]} for when in cell.WHEN} | {"clients": [4.0]}
+
+
 def test_failures_are_reported_and_the_study_continues(tmp_path):
     cell.run_cell(tmp_path / "cell", {**TINY, "method": "reptile", "dataset": "breast_cancer"})
     summary = json.loads((tmp_path / "cell" / "summary.json").read_text())

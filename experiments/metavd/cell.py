@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import tempfile
 import time
 from typing import Any, Callable
 
@@ -12,10 +13,11 @@ import tensorflow as tf
 import tfp_bfl as bfl
 from experiments.cells import write_summary
 from experiments.metavd.config import ADAPTATION_EXAMPLES, BINS, NUM_SAMPLES
-from experiments.metavd.federation import Data, adaptation_of, data_of, process_of
+from experiments.metavd.federation import Data, adaptation_of, data_of, noises_of, process_of
 
 Options = dict[str, Any]
 WHEN = ("before", "after")
+RATES = (*bfl.models.DropoutRates._fields, "logit_change")
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
@@ -29,23 +31,76 @@ def trained_and_scored(options: Options) -> dict[str, Any]:
     process = process_of(options, data)
     wall, cpu = time.perf_counter(), time.process_time()
     how = {"cohort_size": options["cohort"], "seed": options["seed"], "engine": "local"}
-    result = bfl.simulate(process, data.known, rounds=options["rounds"], **how)
+    if "last_rounds" in options:
+        result, scores, seconds = scored_rounds(process, data, options, how)
+        wall, cpu = wall + seconds[0], cpu + seconds[1]
+    else:
+        result = bfl.simulate(process, data.known, rounds=options["rounds"], **how)
     training = {
         "train_seconds": time.perf_counter() - wall,
         "train_cpu_seconds": time.process_time() - cpu,
         "faulty": sum(row["num_faulty"] for row in result.rounds),
         "train_nll": [row["nll"] for row in result.rounds],
         **messages(result, data),
+        **rates(result, options),
     }
-    scores: dict[str, Any] = {}
-    for shards in ("matched", "independent"):
-        for number, who in enumerate(("known", "unseen")):
-            test = getattr(data, shards)[number]
-            scores[f"{who}, {shards}"] = of_clients(process, result, getattr(data, who), test, options, who)
+    if "last_rounds" not in options:
+        scores = {}
+        for shards in ("matched", "independent"):
+            for number, who in enumerate(("known", "unseen")):
+                test = getattr(data, shards)[number]
+                scores[f"{who}, {shards}"] = of_clients(process, result, getattr(data, who), test, options, who)
     return {"training": training, "scores": scores}
 
 
-def of_clients(process: Any, result: Any, train: Any, test: Any, options: Options, who: str) -> dict[str, Any]:
+def scored_rounds(process: Any, data: Data, options: Options, how: Options) -> tuple[Any, Options, tuple[float, float]]:
+    """Train, and score each of the last rounds.
+
+    Returns:
+      The result, the mean scores by group of clients and noise, and the wall and CPU seconds of the scoring.
+    """
+    rounds, number = options["rounds"], min(options["last_rounds"], options["rounds"])
+    wall = cpu = 0.0
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = {"checkpoint_dir": folder, "checkpoint_every": rounds, "keep_checkpoints": 1}
+        for last in range(rounds - number + 1, rounds + 1):
+            result = bfl.simulate(process, data.known, rounds=last, **how, **checkpoints)
+            started = time.perf_counter(), time.process_time()
+            found.append(of_noises(process, result, data, options))
+            wall, cpu = wall + time.perf_counter() - started[0], cpu + time.process_time() - started[1]
+    return result, {name: mean_scores([scores[name] for scores in found]) for name in found[0]}, (wall, cpu)
+
+
+def of_noises(process: Any, result: Any, data: Data, options: Options) -> Options:
+    """Score clients with their own noise, without noise, and the known ones with another client's."""
+    scores = {}
+    for noise in ("own", *noises_of(options["method"])):
+        for number, who in enumerate(("known", "unseen")):
+            if noise == "another" and who == "unseen":
+                continue  # They have the same noise.
+            name = f"{who}, matched" + ("" if noise == "own" else f", {noise}")
+            given = getattr(data, who), data.matched[number], options, who, noise
+            scores[name] = of_clients(process, result, *given)
+    return scores
+
+
+def mean_scores(found: list[Options]) -> Options:
+    """Average all numbers over rounds; single clients and reliability are the last round's."""
+    numbers = lambda when: [name for name, x in found[0][when].items() if not isinstance(x, list)]
+    means = {when: {name: float(np.mean([f[when][name] for f in found])) for name in numbers(when)} for when in WHEN}
+    return {**found[-1], **{when: {**found[-1][when], **means[when]} for when in WHEN}}
+
+
+def rates(result: Any, options: Options) -> dict[str, float]:
+    """Return dropout rates of clients, averaged over the last rounds; empty for a method without personal noise."""
+    rows = result.rounds[-options.get("last_rounds", 1) :]
+    return {name: float(np.mean([row[name] for row in rows])) for name in RATES if name in rows[0]}
+
+
+def of_clients(
+    process: Any, result: Any, train: Any, test: Any, options: Options, who: str, noise: str = "own"
+) -> dict[str, Any]:
     """Return scores of clients before and after adaptation: over clients, and over all their examples together."""
     evaluated = Evaluated(options["seed"])
     scores = bfl.federated.evaluate_clients(
@@ -58,6 +113,7 @@ def of_clients(process: Any, result: Any, train: Any, test: Any, options: Option
         most_examples=ADAPTATION_EXAMPLES,
         first=0 if who == "known" else options["known"],
         seed=options["seed"],
+        noise=noise,
     )
     found: dict[str, Any] = {}
     for number, when in enumerate(WHEN):

@@ -49,13 +49,39 @@ PARTS = {
 }
 MORE = {
     "reptile+metavd_published": {**_VD, **_PUBLISHED, "server": True},
-    "reptile+metavd_log_alpha": {**_VD, "parametrization": "log_alpha", "middle": -3.0, "server": True},
+    "reptile+metavd_log_alpha": {
+        **{**_VD, "parametrization": "log_alpha", "middle": -3.0, "logit_range": (-6.0, 0.0), "server": True},
+    },
 }
-PRUNED = {
+# Noise at a rate at which it matters: .35 relative to the weights at the start. At a logit rate of 1 the logits move by
+# about 1 in 60 rounds on training clients' held-out examples; by 3 at 20, where noise takes over.
+INITIAL_RATE, LOGIT_RATE = 0.35, 1.0
+_RATE = {"initial_rate": INITIAL_RATE, "logit_rate": LOGIT_RATE}
+FAMILIES = ("reptile", "fed_avg", "maml", "per_fed_avg")
+RATED = {
+    name: {**METAVD[f"{family}+metavd"], **how}
+    for family in FAMILIES
+    for name, how in (
+        (f"{family}+metavd_rate", _RATE),
+        (f"{family}+constant_rate", {"variances": "constant_variances", "initial_rate": INITIAL_RATE}),
+    )
+}
+# The authors' whole program at our width: without noise at test, which the scores without noise are.
+AS_PUBLISHED = {
+    "reptile+metavd_as_published": {
+        **{**_VD, **_PUBLISHED, "initializer": "uniform", "absent_decay": True, "server": True},
+    },
+}
+_PRUNED = {
     f"reptile+metavd_pruned_{threshold:g}": {**_VD, "threshold": threshold, "server": True}
     for threshold in (0.8, 0.5, 0.2)
 }
-METHODS = {**BASELINES, **METAVD, **PARTS, **MORE, **PRUNED}
+RATED_PRUNED = {
+    f"reptile+metavd_rate_pruned_{threshold:g}": {**RATED["reptile+metavd_rate"], "threshold": threshold}
+    for threshold in (0.9, 0.8)
+}
+PRUNED = {**_PRUNED, **RATED_PRUNED}
+METHODS = {**BASELINES, **METAVD, **PARTS, **MORE, **RATED, **AS_PUBLISHED, **PRUNED}
 
 _FEDERATION = {"known": 100, "unseen": 30, "cohort": 10, "concentration": 0.5}
 SIZES = {
@@ -66,14 +92,23 @@ SIZES = {
     | _FEDERATION,
 }
 
+# The study of noise at a rate: means over the last ten rounds, and every noise of evaluation.
+SIZES |= {f"{name}_rates": {**SIZES[name], "last_rounds": 10} for name in ("fashion_mnist", "cifar10")}
+
 SHORT = ("fed_avg", "reptile", "fed_avg+metavd", "reptile+metavd")
 TABLE = (*BASELINES, *METAVD)
 # Blocks of cells, in the order in which they run.
+_PAIRS = tuple(f"{family}{part}" for family in FAMILIES for part in ("", "+metavd_rate", "+constant_rate"))
+_ASIDE = (*RATED_PRUNED, *AS_PUBLISHED)
 PLAN = (
+    *({"size": f"{name}_rates", "seeds": (0, 1), "methods": _PAIRS} for name in ("fashion_mnist", "cifar10")),
+    {"size": "fashion_mnist_rates", "seeds": (0, 1), "methods": _ASIDE},
+    *({"size": f"{name}_rates", "seeds": (2, 3, 4), "methods": _PAIRS} for name in ("fashion_mnist", "cifar10")),
+    {"size": "cifar10_rates", "seeds": (0, 1), "methods": _ASIDE},
     {"size": "fashion_mnist", "seeds": (0,), "methods": (*TABLE, *PARTS)},
     {"size": "fashion_mnist", "seeds": (1, 2), "methods": (*TABLE, *PARTS)},
     {"size": "cifar10", "seeds": (0,), "methods": TABLE},
-    {"size": "fashion_mnist", "seeds": (0, 1, 2), "methods": (*PRUNED, *MORE)},
+    {"size": "fashion_mnist", "seeds": (0, 1, 2), "methods": (*_PRUNED, *MORE)},
     {"size": "fashion_mnist", "seeds": (0,), "methods": SHORT, "change": {"concentration": 5.0}},
     {"size": "fashion_mnist", "seeds": (0,), "methods": SHORT, "change": {"concentration": 0.1}},
     {"size": "fashion_mnist", "seeds": (0,), "methods": SHORT, "change": {"cohort": 20}},

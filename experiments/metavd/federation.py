@@ -55,6 +55,8 @@ def model_of(options: Options) -> Callable[[], tf.keras.Model]:
     if kind == "variational_dropout":
         given["parametrization"] = how.get("parametrization", "log_variance")
         given["initial_stddev"] = None
+        given["variational_initializer"] = how.get("initializer", "he_normal")
+        given["logit_range"] = how.get("logit_range")
     if kind == "flipout":
         given |= {"variational_layers": "all", "initial_stddev": 0.03}
     return lambda: bfl.models.conv_net(kind, source.element_shape, source.num_classes, **given)
@@ -110,7 +112,8 @@ def _meta_vd(how: Options, model_fn: Any, options: Options, server: Any, given: 
         warm_up = max(1, options["rounds"] // 50)
         given |= {"kl_reduction": "mean", "kl_weight": bfl.clients.sigmoid_warm_up(10.0, warm_up)}
     stay = {"shared": bfl.servers.Learning(0.0, 0.0, 0.0)} if how.get("learns") is False else {}
-    of_variances = {name: how[name] for name in ("ranged", "parametrization", "middle") if name in how}
+    names = ("ranged", "parametrization", "middle", "logit_range", "initial_rate")
+    of_variances = {name: how[name] for name in names if name in how}
     return bfl.algorithms.meta_vd(
         model_fn,
         num_clients=options["known"],
@@ -118,10 +121,17 @@ def _meta_vd(how: Options, model_fn: Any, options: Options, server: Any, given: 
         rule=how.get("rule", "log_linear_pool"),
         threshold=how.get("threshold"),
         variance_options=of_variances,
-        server_options={"capped": how.get("capped", True), **stay},
+        server_options={"capped": how.get("capped", True), "absent_decay": how.get("absent_decay", False), **stay},
         server_optimizer=server,
+        logit_rate=how.get("logit_rate"),
         **given,
     )
+
+
+def noises_of(method: str) -> tuple[str, ...]:
+    """Return the noises with which clients' models are evaluated besides their own."""
+    variances = METHODS[method].get("variances")
+    return ("none", "another") if variances == "hypernetwork" else ("none",) if variances else ()
 
 
 def clipped_sgd() -> tf.keras.optimizers.Optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiments import WITHOUT_RECORDS
+from experiments.metavd.cell import RATES
 from experiments.metavd.config import METHODS, PRUNED, PUBLISHED, SHORT
 from experiments.metavd.figures import reliability_figure
 from experiments.tables import less, mean_and_sd, write
@@ -18,7 +20,10 @@ Summary = dict[str, Any]
 Row = dict[str, Any]
 
 IDENTITY = ("size", "method", "concentration", "cohort", "seed")
-OF_TRAINING = ("train_seconds", "upload_bytes", "download_bytes", "sparsity", "variational_share", "faulty")
+OF_TRAINING = (
+    *("train_seconds", "upload_bytes", "download_bytes", "sparsity", "variational_share", "faulty"),
+    *RATES,
+)
 # Column -> clients, time and score, with test shards like the training shards.
 ACCURACIES = {
     "known, before": ("known, matched", "before", "accuracy_uniform"),
@@ -42,6 +47,8 @@ CALIBRATION = {
 }
 PARTS = {name: ACCURACIES[name] for name in ("known, before", "known, after", "unseen, after", "NLL, known")}
 PARTS |= {"ECE, known": CALIBRATION["ECE, known"], "ECE, unseen": CALIBRATION["ECE, unseen"]}
+# Of the tables of effects and controls.
+EFFECTS = {"accuracy": "accuracy_uniform", "NLL": "nll", "ECE": "all_ece", "MCE": "all_mce"}
 # Published without adaptation.
 NOT_ADAPTED = ("fed_avg", "fed_prox", "fed_be", "fed_avg+metavd")
 
@@ -82,10 +89,13 @@ def write_all(records: Sequence[Summary], summaries: list[Summary], folder: path
         write(table(compared, ACCURACIES), folder / f"accuracy-{size}")
         write(table(compared, CALIBRATION), folder / f"calibration-{size}")
         write(parts(usual), folder / f"parts-{size}")
+        if any("dropout_rate_median" in row for row in usual):
+            write(rate_table(usual), folder / f"rates-{size}")
+            write(effects(usual), folder / f"effects-{size}")
         write(adaptation(compared), folder / f"adaptation-{size}")
         if any(row["method"] in PRUNED for row in usual):
             write(compression(usual), folder / f"compression-{size}")
-        if size.startswith("cifar10"):
+        if any("known, independent, after, accuracy_logits" in row for row in usual) and size.startswith("cifar10"):
             write(beside_published(usual), folder / f"published-{size}")
         for key in ("concentration", "cohort"):
             if len({row[key] for row in here}) < 2:
@@ -102,7 +112,7 @@ def table(rows: list[Row], columns: dict[str, tuple[str, str, str]], digits: int
     """Return mean and sd over seeds by method, and seconds of training."""
     lines = [["", *columns, "seconds", "seeds"]]
     for name, same in by_method(rows).items():
-        cells = [mean_and_sd([row[", ".join(which)] for row in same], digits) for which in columns.values()]
+        cells = [cell(same, ", ".join(which), digits) for which in columns.values()]
         lines.append([name, *cells, f"{np.mean([row['train_seconds'] for row in same]):.0f}", str(len(same))])
     return lines
 
@@ -131,19 +141,60 @@ def adaptation(rows: list[Row]) -> list[list[str]]:
 
 
 def by_seed(rows: list[Row], which: tuple[str, str, str]) -> dict[int, float]:
-    return {row["seed"]: row[", ".join(which)] for row in rows}
+    """Return the values of a column by seed, of the rows that have it."""
+    return {row["seed"]: row[", ".join(which)] for row in rows if ", ".join(which) in row}
+
+
+def cell(rows: list[Row], key: str, digits: int = 4) -> str:
+    """Return mean and sd of a column over the rows that have it; empty for none."""
+    values = [row[key] for row in rows if key in row]
+    return mean_and_sd(values, digits) if values else ""
+
+
+def rate_table(rows: list[Row]) -> list[list[str]]:
+    """Return the dropout rates of clients after training, by method."""
+    lines = [["", *RATES, "seeds"]]
+    for name, same in by_method(rows).items():
+        if any("dropout_rate_median" in row for row in same):
+            lines.append([name, *(cell(same, key) for key in RATES), str(len(same))])
+    return lines
+
+
+def effects(rows: list[Row]) -> list[list[str]]:
+    """Return what noise is worth, with 95 % intervals: less the baseline, less constant noise of the same rate, less
+    the same models without noise, and less those with another client's noise; known and unseen, before and after.
+    """
+    lines = [["", "clients", "adaptation", *EFFECTS, "seeds"]]
+    methods = by_method(rows)
+    for name, same in methods.items():
+        family, _, part = name.partition("+")
+        compared = [(family, methods.get(family, []), "")] if part else []
+        if part == "metavd_rate":
+            other = f"{family}+constant_rate"
+            compared.append((other, methods.get(other, []), ""))
+        compared += [(f"{noise} noise", same, f", {noise}") for noise in ("none", "another")]
+        for (other, theirs, suffix), who, when in itertools.product(compared, ("known", "unseen"), ("before", "after")):
+            pairs = [
+                [by_seed(r, (f"{who}, matched{end}", when, key)) for r, end in ((same, ""), (theirs, suffix))]
+                for key in EFFECTS.values()
+            ]
+            common = pairs[0][0].keys() & pairs[0][1].keys()
+            if common:
+                label = f"{name} less {other}".replace("none noise", "no noise").replace("another noise", "another's")
+                lines.append([label, who, when, *(less(*pair) for pair in pairs), str(len(common))])
+    return lines
 
 
 def compression(rows: list[Row]) -> list[list[str]]:
     """Return bytes of real messages and sparsity beside accuracy, with the same learner and server."""
     lines = [["", "sparsity of the layer", "of the model", "bytes up", "bytes down", *list(PARTS)[1:3], "seeds"]]
     for name, same in by_method(rows).items():
-        if name not in (*PRUNED, "reptile", "reptile+metavd"):
+        if name not in (*PRUNED, "reptile", "reptile+metavd", "reptile+metavd_rate"):
             continue
         columns = ("sparsity", "variational_share", "upload_bytes", "download_bytes")
         sparsity, share, up, down = (np.mean([row.get(column, 0.0) for row in same]) for column in columns)
         cells = [f"{sparsity:.3f}", f"{sparsity * share:.3f}", f"{up:.0f}", f"{down:.0f}"]
-        accuracy = [mean_and_sd([row[", ".join(w)] for row in same]) for w in list(PARTS.values())[1:3]]
+        accuracy = [cell(same, ", ".join(w)) for w in list(PARTS.values())[1:3]]
         lines.append([name, *cells, *accuracy, str(len(same))])
     return lines
 
@@ -157,7 +208,7 @@ def beside_published(rows: list[Row]) -> list[list[str]]:
         if not any(published):
             continue
         keys = [f"{who}, independent, {when}, accuracy_logits" for who in ("known", "unseen")]
-        ours = [mean_and_sd([100 * row[key] for row in same], 2) for key in keys]
+        ours = [cell([{key: 100 * row[key]} for row in same if key in row], key, 2) for key in keys]
         lines.append([name, *ours, *published, str(len(same))])
     return lines
 
@@ -174,7 +225,7 @@ def by_setting(rows: list[Row], key: str) -> list[list[str]]:
         for value in values:
             same = [row for row in here if row["method"] == name and row[key] == value]
             columns = [ACCURACIES[f"{who}, after"] for who in ("known", "unseen")]
-            cells += [mean_and_sd([row[", ".join(w)] for row in same]) if same else "" for w in columns]
+            cells += [cell(same, ", ".join(w)) for w in columns]
         lines.append([name, *cells])
     return lines
 

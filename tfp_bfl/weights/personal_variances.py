@@ -305,7 +305,10 @@ def _settings(
         start = at if isinstance(middle, tuple) else tf.cast(middle, raw.dtype)
         if ranged == "clamped":
             return tf.clip_by_value(start + raw, low, high)
-        side = tf.where(raw > 0, tf.cast(high - start, raw.dtype), tf.cast(start - low, raw.dtype))
+        above, below = high - start, start - low
+        if isinstance(start, float) and above == below:  # A number, by which graphs divide otherwise than by a tensor.
+            return start + above * tf.tanh(raw / above)
+        side = tf.where(raw > 0, tf.cast(above, raw.dtype), tf.cast(below, raw.dtype))
         return start + side * tf.tanh(raw / side)
 
     return within, settings
