@@ -1,15 +1,15 @@
 """Prediction sets on clients who were never in training: `python -m experiments.limits.run`.
 
-A cell trains on some clients, finds the limit of the sets on what those held out, and counts how often the sets hold
-the label of other clients' examples.
+A cell trains on some clients, chooses thresholds of the sets on what those held out and on labelled examples of other
+clients, and counts how often the sets contain the label of these clients' other examples.
 """
 
 from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
 
 import click
 import numpy as np
@@ -22,11 +22,13 @@ HERE = pathlib.Path(__file__).parent
 Options = dict[str, Any]
 COMMON = {
     **{"dataset": "fashion_mnist", "clients": 60, "unseen": 20, "examples_per_client": 200, "hold_out": 0.2},
-    **{"rounds": 20, "local_epochs": 2, "learning_rate": 1e-2, "coverage": 0.9, "num_samples": 20},
+    **{"rounds": 20, "local_epochs": 2, "coverage": 0.9, "confidence": 0.9, "num_samples": 20},
+    # Labelled examples of a client, and of one that has many; examples on which sets are counted, at least.
+    **{"few": 50, "many": 1000, "counted": 150},
 }
 PARTITIONS = ("iid", "dirichlet:0.5", "dirichlet:0.1")
 SEEDS = range(5)
-# Label in the log -> key of a summary.
+# Column of the table -> key of a summary.
 COLUMNS = {
     "accuracy, held out": "held_out_accuracy",
     "accuracy, unseen clients": "accuracy",
@@ -35,6 +37,16 @@ COLUMNS = {
     "of the worst unseen client": "least_coverage",
     "sizes of its sets": "size",
 }
+# Threshold -> the prefix of its keys in a summary.
+THRESHOLDS = {
+    "of the federation": "",
+    "adapted, no labelled examples": "new_",
+    "adapted, 50 labelled examples": "adapted_",
+    "own, 50 labelled examples": "few_",
+    "own, up to 1,000 labelled examples": "many_",
+}
+OF_THRESHOLDS = {"mean coverage": "unseen_coverage", "worst client": "least_coverage", "classes in a set": "size"}
+KNOWN = "known_least_coverage"
 
 
 def cells() -> Iterator[Options]:
@@ -47,50 +59,111 @@ def cell_name(options: Options) -> str:
     return f"{options['partition']},seed={options['seed']}".replace(":", "_")
 
 
+Pair = tuple[np.ndarray, np.ndarray]
+
+
 def score(options: Options) -> Options:
-    """Train, compute the threshold, and count."""
+    """Train, calibrate, and count."""
     seed = options["seed"]
     source = bfl.data.load(options["dataset"])
     every = source.partition(bfl.data.parse_partition(options["partition"], options["clients"]), seed=seed)
-    every = every.limit(options["examples_per_client"], seed=seed)
-    clients, unseen = every.split(options["clients"] - options["unseen"])
-    held_out, clients = clients.set_aside(options["hold_out"], seed=seed)
+    known, unseen = every.split(options["clients"] - options["unseen"])
+    clients = known.limit(options["examples_per_client"], seed=seed)
+    held_out, trained = _hold_out(clients, options["hold_out"], seed)
     process = bfl.algorithms.variational(
         lambda: bfl.models.lenet("flipout", source.element_shape, source.num_classes, prior_stddev="fan_in", seed=seed),
-        "log_linear_pool",
         local_epochs=options["local_epochs"],
-        learning_rate=options["learning_rate"],
-        optimizer="adam",
-        temperature=0.05,
         element_spec=clients.element_spec,
     )
-    result = bfl.simulate(process, clients, rounds=options["rounds"], seed=seed, engine="local")
+    result = bfl.simulate(process, trained, rounds=options["rounds"], seed=seed, engine="local")
 
-    def predicted(some: bfl.data.Clients, k: int) -> tuple[np.ndarray, np.ndarray]:
-        _, features, labels = some.examples(k)
-        samples = bfl.evaluation.predict(result.model, features, options["num_samples"], seed)
-        return samples.mean(0), labels
+    def predicted(indices: np.ndarray) -> Pair:
+        samples = bfl.evaluation.predict(result.model, source.features[indices], options["num_samples"], seed)
+        return samples.mean(0), source.labels[indices]
 
-    def held(pair: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return whether each set contains the label, and its number of classes."""
-        sets = bfl.evaluation.prediction_sets(pair[0], limit)
-        return sets[np.arange(len(sets)), pair[1]], sets.sum(-1)
-
-    half = predicted(held_out, 0)
-    order = np.random.default_rng(seed).permutation(len(half[1]))
-    first, second = ((half[0][part], half[1][part]) for part in np.array_split(order, 2))
-    limit = bfl.evaluation.conformal_limit(*first, options["coverage"])
-    of_clients = [predicted(unseen, k) for k in range(unseen.num_clients)]
-    inside = [held(pair) for pair in of_clients]
-    right = [pair[0].argmax(-1) == pair[1] for pair in of_clients]
+    of_held_out = [predicted(indices) if len(indices) else None for indices in held_out]
+    rng = np.random.default_rng(seed)
+    rest = [np.setdiff1d(known.indices[k], clients.indices[k]) for k in range(known.num_clients)]
+    of_known = [predicted(rng.permutation(part)[:500]) if len(part) else None for part in rest]
+    of_unseen = [predicted(rng.permutation(part)[: options["many"] + 1000]) for part in unseen.indices]
     return {
-        "held_out_accuracy": float(np.mean(half[0].argmax(-1) == half[1])),
-        "accuracy": float(np.mean(np.concatenate(right))),
-        "held_out_coverage": float(held(second)[0].mean()),
-        "unseen_coverage": float(np.concatenate([own[0] for own in inside]).mean()),
-        "least_coverage": float(min(own[0].mean() for own in inside)),
-        "size": float(np.concatenate([own[1] for own in inside]).mean()),
+        **_accuracies([pair for pair in of_held_out if pair], of_unseen),
+        **counts(of_held_out, of_known, of_unseen, options),
     }
+
+
+def _hold_out(clients: bfl.data.Clients, share: float, seed: int) -> tuple[list[np.ndarray], bfl.data.Clients]:
+    """Return indices of each client's held-out examples, and the clients with the rest."""
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(part) for part in clients.indices]
+    numbers = [max(1, round(share * len(order))) if len(order) > 1 else 0 for order in orders]
+    rest = [np.sort(order[number:]) for order, number in zip(orders, numbers)]
+    return [order[:number] for order, number in zip(orders, numbers)], bfl.data.Clients(clients.source, rest)
+
+
+def _accuracies(of_held_out: Sequence[Pair], of_unseen: Sequence[Pair]) -> Options:
+    right = lambda pairs: float(np.mean(np.concatenate([p.argmax(-1) == y for p, y in pairs])))
+    return {"held_out_accuracy": right(of_held_out), "accuracy": right(of_unseen)}
+
+
+def _held(pair: Pair, limit: float) -> tuple[float, float]:
+    """Return the coverage of a client's sets, and their mean number of classes."""
+    sets = bfl.evaluation.prediction_sets(pair[0], limit)
+    return float(np.mean(sets[np.arange(len(sets)), pair[1]])), float(np.mean(sets.sum(-1)))
+
+
+def counts(
+    of_held_out: Sequence[Optional[Pair]],
+    of_known: Sequence[Optional[Pair]],
+    of_unseen: Sequence[Pair],
+    options: Options,
+) -> Options:
+    """Return coverage and size of the sets of each threshold.
+
+    Clients with too few examples to count on are left out: unseen ones after the labelled examples, known ones at all.
+
+    Args:
+      of_held_out: probabilities and labels of each training client's held-out examples; None for one without any.
+      of_known: of other examples of the same clients; None likewise.
+      of_unseen: of clients that never trained, in random order.
+      options: of the cell.
+    """
+    own_pairs = [pair for pair in of_held_out if pair]
+    together = np.concatenate([p for p, _ in own_pairs]), np.concatenate([y for _, y in own_pairs])
+    coverage, few, counted = options["coverage"], options["few"], options["counted"]
+    halves = np.array_split(np.random.default_rng(options["seed"]).permutation(len(together[1])), 2)
+    first, second = ((together[0][half], together[1][half]) for half in halves)
+    limit = bfl.evaluation.conformal_limit(*first, coverage)
+    histogram = bfl.evaluation.label_histogram
+    calibration = bfl.evaluation.calibrate_clients(
+        [histogram(*pair) for pair in own_pairs], coverage, options["confidence"]
+    )
+    found: dict[str, list[tuple[float, float]]] = {prefix: [] for prefix in THRESHOLDS.values()}
+    for p, y in of_unseen:
+        if len(y) < few + counted:
+            continue
+        many = min(options["many"], len(y) - counted)
+        own, test = (p[:few], y[:few]), (p[many:], y[many:])
+        limits = {
+            "": limit,
+            "new_": calibration.limit(),
+            "adapted_": calibration.limit(histogram(*own)),
+            "few_": bfl.evaluation.conformal_limit(*own, coverage),
+            "many_": bfl.evaluation.conformal_limit(p[:many], y[:many], coverage),
+        }
+        for prefix, threshold in limits.items():
+            found[prefix].append(_held(test, threshold))
+    known = [
+        _held(pair, calibration.limit(histogram(*own) if own else None))[0]
+        for pair, own in zip(of_known, of_held_out)
+        if pair and len(pair[1]) >= counted
+    ]
+    result = {"held_out_coverage": _held(second, limit)[0], "concentration": calibration.concentration}
+    for prefix, pairs in found.items():
+        inside, size = np.transpose(pairs)
+        result |= {f"{prefix}unseen_coverage": float(inside.mean()), f"{prefix}least_coverage": float(inside.min())}
+        result[f"{prefix}size"] = float(size.mean())
+    return {**result, KNOWN: float(min(known)), "known": len(known), "counted_unseen": len(found[""])}
 
 
 def run_cell(folder: pathlib.Path, options: Options) -> None:
@@ -115,6 +188,17 @@ def table(summaries: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
+def adapted_table(summaries: list[dict[str, Any]]) -> list[list[str]]:
+    """Return mean coverage, worst client and size of the sets of each threshold, by partition."""
+    rows = [["partition", "threshold", *OF_THRESHOLDS, "seeds"]]
+    for partition in PARTITIONS:
+        same = [s for s in summaries if s["options"]["partition"] == partition and "failed" not in s]
+        for name, prefix in THRESHOLDS.items():
+            scores = [mean_and_sd([s[prefix + key] for s in same], 3) for key in OF_THRESHOLDS.values()] if same else []
+            rows += [[partition, name, *scores, str(len(same))]] if same else []
+    return rows
+
+
 @click.command()
 @study_options("limits", HERE / "results")
 def main(study: Study) -> None:
@@ -125,6 +209,7 @@ def main(study: Study) -> None:
         records = list(study.records(every).values())
         if records:
             write(table(records), study.results / "sets")
+            write(adapted_table(records), study.results / "adapted")
 
 
 if __name__ == "__main__":
