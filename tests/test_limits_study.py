@@ -8,6 +8,8 @@ from click.testing import CliRunner
 
 from experiments.limits import run
 
+KEYS = {*run.COLUMNS.values(), *(p + key for p in run.THRESHOLDS.values() for key in run.OF_THRESHOLDS.values())}
+
 
 def test_every_cell_has_a_name_of_its_own():
     names = [run.cell_name(options) for options in run.cells()]
@@ -31,7 +33,7 @@ def test_the_table_leaves_out_what_failed():
 def test_the_table_is_of_records_where_the_folders_are_gone(tmp_path):
     (name, options), *_ = ((run.cell_name(cell), cell) for cell in run.cells())
     (tmp_path / "cells" / name).mkdir(parents=True)
-    summary = {"options": options, "seconds": 1.0, **dict.fromkeys(run.COLUMNS.values(), 0.5)}
+    summary = {"options": options, "seconds": 1.0, **dict.fromkeys(KEYS, 0.5)}
     (tmp_path / "cells" / name / "summary.json").write_text(json.dumps(summary))
     arguments = ["--output", str(tmp_path / "cells"), "--results", str(tmp_path / "results"), "--tables"]
     for _ in range(2):
@@ -69,6 +71,5 @@ def test_thresholds_are_counted_on_examples_that_chose_none():
 
 
 def test_a_table_of_thresholds():
-    keys = [prefix + key for prefix in run.THRESHOLDS.values() for key in run.OF_THRESHOLDS.values()]
-    rows = run.adapted_table([{"options": {"partition": "iid"}, **dict.fromkeys(keys, 0.9)}])
+    rows = run.adapted_table([{"options": {"partition": "iid"}, **dict.fromkeys(KEYS, 0.9)}])
     assert len(rows) == 1 + len(run.THRESHOLDS) and rows[1] == ["iid", "of the federation", *["0.900"] * 3, "1"]
