@@ -46,6 +46,13 @@ def test_the_smooth_range_reaches_both_ends_with_slope_one_in_the_middle(middle)
     np.testing.assert_allclose(tape.gradient(logits, raw)[1:4], 1.0, rtol=1e-4)
 
 
+def test_a_symmetric_range_has_the_bits_of_its_formula_in_graphs():
+    """Runs of the default continue from checkpoints bit for bit: graphs divide by numbers as by no tensor."""
+    source, raw = SOURCES["free_variances"](1), tf.random.stateless_normal([1000], [3, 4], stddev=8.0)
+    found = tf.function(lambda raw: source.logits((), raw))(raw)
+    np.testing.assert_array_equal(found, tf.function(lambda raw: -8.5 + 8.5 * tf.tanh(raw / 8.5))(raw))
+
+
 @pytest.mark.parametrize(
     ("options", "low", "middle", "high"),
     [
