@@ -117,6 +117,21 @@ NETWORK_TRAINING = {
 NETWORK_METHODS = ("HMC", *NETWORK_CHAINS, *NETWORK_TRAINING)
 # The same on other networks: LeNet-5 on the same data, ResNet-20 on CIFAR-10 from one trained start, as published.
 NETWORKS = {"network": NETWORK, "lenet": NETWORK, "resnet": {**NETWORK, "dataset": "cifar10", "elsewhere": None}}
+# Predictions of one seed, for figures: without HMC, which they are not compared with.
+PREDICTED = ("SGLD, one client", "QLSD++, 5 of 20", "FedAvg")
+
+# Batches of one example at the step 0.1 / L, L = N: equal clients.
+CONSISTENCY = {
+    **{"clients": 10, "dim": 20, "data_seed": 0, "batch_size": 1, "step": 0.1, "refresh_every": 100},
+    **{"rounds": 4_000, "burn_in": 1_000, "runs": 4},
+}
+CONSISTENCY_EXAMPLES = (100, 1_000, 10_000)
+CONSISTENCY_METHODS = {
+    "LSD#": ("plain", "none"),
+    "QLSD# 4 bits": ("plain", "quantiser:16"),
+    "LSD++": ("anchored", "none"),
+    "QLSD++ 4 bits": ("anchored", "quantiser:16"),
+}
 _OF_LARGE = ("SGLD, one client", "QLSD", "QLSD, 5 of 20", "QLSD++", "QLSD++, 5 of 20", *NETWORK_TRAINING)
 
 # Rounds, those before the first draw, and independent chains; "full" is the published size.

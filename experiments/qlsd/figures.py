@@ -9,6 +9,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from experiments.qlsd.config import BUDGET_METHODS, TOY_STEPS
+from experiments.qlsd.predictions import distributions
+from tfp_bfl import plots
 from tfp_bfl.plots import style
 
 FAMILIES = {"LSD#": "QLSD# ", "whole gradients": "whole gradients", "LSD*": "QLSD* "}
@@ -81,3 +83,27 @@ def memory_figure(points: dict[str, list[tuple[int, float, float]]], levels: dic
     style.tidy(axes, "error of the posterior's variances", x="levels s", y="||v - v*|| / ||v*||")
     style.legend(axes)
     return figure
+
+
+def prediction_figures(summaries: Sequence[dict[str, Any]]) -> dict[str, Figure]:
+    """Draw what the cells of `predictions` recorded with the library's plots.
+
+    Returns:
+      client_sizes: examples of each client.
+      confidence: accuracy above a confidence against that confidence, a line for each method.
+      calibration_METHOD, entropy_METHOD: reliability diagram, and densities of the predictive entropy in and out of
+        distribution, of each chain of federated clients.
+    """
+    several = [s for s in summaries if len(s["sizes"]) > 1]
+    shown = {s["options"]["method"]: distributions(s["confidences"]) for s in summaries}
+    labels = next(iter(shown.values()))[1]
+    figures = {"confidence": plots.accuracy_confidence({name: p for name, (p, _) in shown.items()}, labels)}
+    if several:
+        figures["client_sizes"] = plots.client_sizes(several[0]["sizes"])
+    for s in several:
+        name = s["options"]["method"].lower().replace(",", "").replace(" ", "_").replace("+", "p")
+        figures[f"calibration_{name}"] = plots.reliability_diagram(*shown[s["options"]["method"]])
+        figures[f"entropy_{name}"] = plots.uncertainty_density(
+            s["entropies"], s["entropies_elsewhere"], name_in="MNIST", name_out="Fashion-MNIST"
+        )
+    return figures

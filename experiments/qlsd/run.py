@@ -14,10 +14,13 @@ from typing import Any, Optional
 import click
 
 from experiments.cells import Study, study_options
-from experiments.qlsd import covertype, logistic, memory, network, toy
+from experiments.qlsd import consistency, covertype, logistic, memory, network, predictions, toy
 from experiments.qlsd.config import (
     BUDGET_BITS,
     BUDGET_METHODS,
+    CONSISTENCY,
+    CONSISTENCY_EXAMPLES,
+    CONSISTENCY_METHODS,
     COVERTYPE,
     COVERTYPE_METHODS,
     LOGISTIC_METHODS,
@@ -28,6 +31,7 @@ from experiments.qlsd.config import (
     NETWORK_CHAINS,
     NETWORK_TRAINING,
     NETWORKS,
+    PREDICTED,
     SIZES,
     TOY_METHODS,
     TOY_STEPS,
@@ -44,6 +48,8 @@ STUDIES: dict[str, Callable[[Options, pathlib.Path], dict[str, Any]]] = {
     **dict.fromkeys(LOGISTICS, lambda options, folder: logistic.run(options)),
     "memory": lambda options, folder: memory.run(options),
     "budget": lambda options, folder: toy.run_budget(options),
+    "consistency": lambda options, folder: consistency.run(options),
+    "predictions": predictions.run,
     **dict.fromkeys(NETWORKS, network.run),
     "covertype": lambda options, folder: covertype.run(options),
 }
@@ -78,6 +84,8 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
                     **settings["budget"],
                     **more,
                 }
+    if size == "reduced":
+        yield from figure_cells(settings, more)
     for study in NETWORKS:
         if study in settings:
             yield from network_cells(study, settings[study], more)
@@ -85,6 +93,17 @@ def cells(size: str, runs: Optional[int] = None) -> Iterator[Options]:
     rivals: dict[str, Any] = COVERTYPE_METHODS
     for method, how in rivals.items():
         yield {"study": "covertype", "method": method, **how, **COVERTYPE, **settings["covertype"], **more}
+
+
+def figure_cells(settings: Any, more: Options) -> Iterator[Options]:
+    """Yield the cells of consistency and of the predictions that figures show, which have one size."""
+    for examples in CONSISTENCY_EXAMPLES:
+        for method, (estimator, compressor) in CONSISTENCY_METHODS.items():
+            how = {"estimator": estimator, "compressor": compressor, "examples": examples}
+            yield {"study": "consistency", "method": method, **how, **CONSISTENCY, **more}
+    for options in network_cells("network", settings["network"], {}):
+        if options["method"] in PREDICTED:
+            yield {**options, "study": "predictions", "test_examples": 1_000, "runs": 1}
 
 
 def network_cells(study: str, settings: Any, more: Options) -> Iterator[Options]:
@@ -103,6 +122,7 @@ def network_cells(study: str, settings: Any, more: Options) -> Iterator[Options]
 def cell_name(options: Options) -> str:
     parts = [options["study"], options["method"].replace(",", "").replace(" ", "_")]
     parts += [f"{key}={options[key]:g}" for key in ("step", "levels") if key in options]
+    parts += [f"examples={options['examples']}"] if options["study"] == "consistency" else []
     return ",".join(parts)
 
 
@@ -137,9 +157,13 @@ def told(summary: dict[str, Any]) -> str:
         return "failed, " + summary["failed"] + seconds
     if "error" in summary:
         return f"error {summary['error']:.3g}, variance ratio {summary['ratio']:.4g}" + seconds
-    if "accuracy" in summary:
+    if "agreement" in summary:
         mean = lambda name: sum(summary[name]) / len(summary[name])
         return f"accuracy {mean('accuracy'):.4f}, agreement {mean('agreement'):.4f}" + seconds
+    if "entropies" in summary:
+        return f"accuracy {summary['accuracy']:.4f}" + seconds
+    if "variance" in summary:
+        return f"variance ratio {summary['ratio']:.4g}" + seconds
     if "variances" in summary:
         return f"mean variance {sum(summary['variances']) / len(summary['variances']):.4g}" + seconds
     return f"99 % quantile of U {sum(summary['quantile']) / len(summary['quantile']):.3f}" + seconds

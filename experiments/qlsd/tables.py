@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.qlsd.config import (
     BUDGET_METHODS,
+    CONSISTENCY_METHODS,
     COVERTYPE_METHODS,
     LOGISTIC_METHODS,
     LOGISTIC_RIVALS,
@@ -18,13 +19,14 @@ from experiments.qlsd.config import (
     MEMORY_METHODS,
     NETWORK_METHODS,
     NETWORKS,
+    PREDICTED,
     PUBLISHED_COVERTYPE,
     PUBLISHED_LOGISTIC,
     PUBLISHED_NETWORKS,
     TOY_METHODS,
     TOY_STEPS,
 )
-from experiments.qlsd.figures import budget_figure, memory_figure, toy_figure
+from experiments.qlsd.figures import budget_figure, memory_figure, prediction_figures, toy_figure
 from experiments.qlsd.logistic import errors_of
 from experiments.qlsd.memory import apart, variances
 from experiments.tables import less, write
@@ -43,7 +45,7 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
     write(failures(summaries), folder / "failures")
     of = {
         study: [s for s in summaries if s["options"]["study"] == study and "failed" not in s]
-        for study in ("toy", *LOGISTICS, "budget", "memory", "covertype", *NETWORKS)
+        for study in ("toy", *LOGISTICS, "budget", "memory", "covertype", "consistency", "predictions", *NETWORKS)
     }
     toy, budget, memory, covertype = (of[study] for study in ("toy", "budget", "memory", "covertype"))
     if toy:
@@ -62,6 +64,12 @@ def write_all(summaries: Sequence[Summary], folder: pathlib.Path) -> None:
         memory_figure(*memory_points(memory)).savefig(folder / "memory.png", dpi=130)
     if any(s["options"]["method"] == "MALA" for s in covertype):
         write(covertype_table(covertype), folder / "covertype")
+    if of["consistency"]:
+        write(consistency_table(of["consistency"]), folder / "consistency")
+    if of["predictions"]:
+        write(predictions_table(of["predictions"]), folder / "predictions")
+        for name, figure in prediction_figures(ordered(of["predictions"], PREDICTED)).items():
+            figure.savefig(folder / f"{name}.png", dpi=130)
     for name in NETWORKS:
         if of[name]:
             write(network_table(of[name]), folder / name)
@@ -261,6 +269,29 @@ def movement_table(summaries: Sequence[Summary]) -> Lines:
         row = [s["options"]["method"], *(mean_with_error(s[name]) if name in s else "" for name in names)]
         step = s["options"].get("step_size", 0) * s["options"].get("step_factor", 1)
         lines.append([*row, f"{step:g}" if step else "", str(s["draws"]), str(len(s["travelled"]))])
+    return lines
+
+
+def consistency_table(summaries: Sequence[Summary]) -> Lines:
+    """Return a row for each number of examples and method: variances measured and known, and biases."""
+    head = ["N", "method", "variance", "variance / posterior's", "closed form", "bias / posterior's sd"]
+    lines = [[*head, "rounds", "runs", "seconds"]]
+    for examples in sorted({s["options"]["examples"] for s in summaries}):
+        here = [s for s in summaries if s["options"]["examples"] == examples]
+        for s in ordered(here, CONSISTENCY_METHODS):
+            row = [str(examples), s["options"]["method"], with_error(s["variance"], s["variance_se"])]
+            row += [f"{s[name]:.3g}" for name in ("ratio", "expected_ratio", "bias")]
+            lines.append([*row, str(s["options"]["rounds"]), str(s["options"]["runs"]), f"{s['seconds']:.0f}"])
+    return lines
+
+
+def predictions_table(summaries: Sequence[Summary]) -> Lines:
+    """Return a row for each method: scores of the mean prediction, and of the network at the mean of the weights."""
+    names = ("accuracy", "nll", "auroc", "accuracy_of_mean_weights", "nll_of_mean_weights")
+    lines = [["", *(name.replace("_", " ") for name in names), "test images", "seeds"]]
+    for s in ordered(summaries, PREDICTED):
+        row = [s["options"]["method"], *(f"{s[name]:.3f}" for name in names)]
+        lines.append([*row, str(len(s["confidences"])), str(s["options"]["runs"])])
     return lines
 
 
