@@ -39,7 +39,10 @@ def test_variances_are_those_of_the_closed_form(method):
 
 
 @pytest.mark.deep(after=after)
-def test_predictions_and_their_figures(data, tmp_path):  # noqa: F811
+def test_predictions_and_their_figures(data, tmp_path, monkeypatch):  # noqa: F811
+    potential = clients.Potential(network.model_of({**MORE, "model": "mlp"}, 0))
+    draws = np.random.default_rng(0).normal(0, 1, (1, 4, potential.size)).astype(np.float32)
+    monkeypatch.setattr(network, "WORK", dict.fromkeys(network.WORK, lambda options, data: draws))
     named = {o["method"]: o for o in run.cells("reduced") if o["study"] == "predictions"}
     records = []
     for method in ("SGLD, one client", "QLSD++, 5 of 20"):
@@ -47,9 +50,8 @@ def test_predictions_and_their_figures(data, tmp_path):  # noqa: F811
         found = predictions.run(options, tmp_path)
         assert len(found["confidences"]) == 30 and sum(found["sizes"]) == 60
         assert np.mean(np.array(found["confidences"]) > 0) == pytest.approx(found["accuracy"])
-        mean = network.langevin(options, data)[0].mean(0, keepdims=True)
-        potential = clients.Potential(network.model_of(options, 0))
-        at_mean = evaluation.accuracy(network.predict(potential, mean, data.test.features), data.test.labels)
+        mean = network.predict(potential, draws[0].mean(0, keepdims=True), data.test.features)
+        at_mean = evaluation.accuracy(mean, data.test.labels)
         assert found["accuracy_of_mean_weights"] == pytest.approx(float(at_mean))
         records.append({"options": options, **found})
     drawn = figures.prediction_figures(records)
