@@ -35,7 +35,7 @@ from tests.mutants.mutations import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.txt")
-PACKAGES = ("rules", "contrib/kernel", "posterior", "training", "clients", "servers")
+PACKAGES = ("rules", "contrib/kernel", "posterior", "training", "clients", "servers", "glm")
 WANTED = 0.9
 # What the tests import besides the library: once, instead of in each fork.
 SLOW_TO_IMPORT = ("tensorflow", "tensorflow_probability", "tensorflow_federated", "sklearn.datasets", "scipy.stats")
@@ -46,6 +46,7 @@ ALSO = {
     "clients/displacement": ["tests/algorithms/test_drift.py"],
     "clients/local_langevin": ["tests/algorithms/test_local_langevin.py"],
     "clients/personal": ["tests/servers/test_personal.py"],
+    "glm/effects": ["tests/glm/test_hierarchical.py"],
     "rules/aggregate": ["tests/rules/test_contract.py", "tests/rules/test_arguments.py"],
     "rules/gaussian": ["tests/servers/test_gaussian.py", "tests/servers/test_langevin.py"],
     "posterior/blocks": ["tests/posterior/test_low_rank.py", "tests/posterior/test_products.py"],
