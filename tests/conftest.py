@@ -5,7 +5,7 @@ of the fast tier above it. Where TensorFlow Federated is not installed, tests ma
 nowhere else. Tests in slow.txt are deep: those of more than 0.7 CPU seconds when the fast tier was measured last, and
 those that share a fixture with them.
 Tests in long.txt are long: other values of a deep test's parameters, and what a shorter deep test covers too.
---part=1/2 runs the first of two parts of the test files, which each have about half of the deep tests' time.
+--part=1/2 runs the first of two parts of the test files.
 `tests/seeds.py` seeds the global random generators of every test and fixture.
 """
 
@@ -54,9 +54,9 @@ def is_in_part(path, part):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items, config):
     if part := config.getoption("--part"):
-        chosen = [item for item in items if is_in_part(item.nodeid.split("::")[0], part)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        is_chosen = [is_in_part(item.nodeid.split("::")[0], part) for item in items]
+        config.hook.pytest_deselected(items=[item for item, chosen in zip(items, is_chosen) if not chosen])
+        items[:] = [item for item, chosen in zip(items, is_chosen) if chosen]
     slow, long = (set(path.read_text(encoding="utf-8").splitlines()) for path in (SLOW, LONG))
     for item in items:
         if item.nodeid in long:

@@ -110,16 +110,39 @@ def make(**more):
 
 
 @pytest.mark.parametrize("run", [functools.partial(simulate, engine="local"), simulate_chains])
-def test_a_step_that_diverges_is_refused_before_the_first_round(run):
-    """The bound of the toy is 0.0443 with memories and 0.0935 without them."""
-    message = r"step_size is 0.06, but with the curvature 10 and these compressors a chain diverges from 0.0443 on: ta"
+def test_a_step_at_which_any_chain_diverges_is_refused_before_the_first_round(run):
+    message = r"step_size is 0.2, but with the curvature 10 any chain diverges from 2 / L = 0.2 on: take a smaller"
     with pytest.raises(InvalidArgument, match=message):
-        run(make(curvature=10), ROWS, 2)
+        run(make(curvature=10, step_size=0.2), ROWS, 2)
+
+
+def test_a_step_above_the_bound_of_the_compressors_is_warned_of(caplog):
+    """The bound of the toy is 0.0443 with memories and 0.0935 without them."""
+    check_clients(make(curvature=10), ROWS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "step_size is 0.06, but with the curvature 10 and these compressors a chain can diverge from 0.0443 on: take a "
+        "smaller step or a finer compressor, or memory=False."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"curvatures": []}, "curvatures is empty"),
+        ({"omegas": [1, 2, 3]}, "omegas must be one number, or 2 numbers"),
+        ({"omegas": -3}, "omegas must be at least 0"),
+        ({"omegas": 3, "memory_rates": 2}, "memory_rates above 0 and at most 1 / "),
+    ],
+)
+def test_bounds_of_what_is_no_chain_are_refused(given, message):
+    with pytest.raises(InvalidArgument, match=message):
+        clients.largest_step_size(**{"curvatures": [1.0, 2.0], **given})
 
 
 @pytest.mark.parametrize("fits", [{"memory": False}, {"step_size": 0.04}, {"compressor": "none"}, {"curvature": None}])
-def test_a_step_that_does_not_diverge(fits):
+def test_a_step_that_does_not_diverge(fits, caplog):
     check_clients(make(**{"curvature": 10, **fits}), ROWS)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

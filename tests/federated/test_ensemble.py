@@ -119,7 +119,8 @@ def test_samples_of_gaussian_members_are_shared_equally():
 
 
 def test_batch_norm_statistics_belong_to_the_member():
-    layers = [tf.keras.Input((2,)), tf.keras.layers.BatchNormalization(), tf.keras.layers.Dense(2)]
+    last = tf.keras.layers.Dense(2, kernel_initializer=tf.constant_initializer([[1.0, -1.0], [0.5, 0.2]]))
+    layers = [tf.keras.Input((2,)), tf.keras.layers.BatchNormalization(), last]
     model_fn = lambda: tf.keras.Sequential(layers)
     start = tf.nest.map_structure(np.asarray, models.get_weights(model_fn()))
     members = []

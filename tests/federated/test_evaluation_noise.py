@@ -62,6 +62,51 @@ def test_the_noise_of_another_client_beside_ones_own_means(trained):
     assert found != evaluate_clients(process, result, EVERYBODY, TEST, probabilities)
 
 
+def test_pruned_weights_have_one_mask(trained):
+    """A weight that either client pruned keeps the first client's noise."""
+    process, result = trained
+    own = [process.personal_weights(result.state, k) for k in range(3)]
+    each = tf.nest.map_structure
+    prune = lambda means, cut: each(lambda m: tf.where(m < cut, 0.0, m), means)
+    pruned = [
+        w._replace(posterior=w.posterior._replace(mean=prune(w.posterior.mean, cut)))
+        for w, cut in zip(own, (-0.2, 0.0, 0.2))
+    ]
+    wanted = []
+    for k, w in enumerate(pruned):
+        other = pruned[(k + 1) % 3].posterior
+        variance = each(
+            lambda m, v, n, u: tf.where((m == 0) | (n == 0), v, u),
+            w.posterior.mean,
+            w.posterior.variance,
+            other.mean,
+            other.variance,
+        )
+        wanted.append(w._replace(posterior=w.posterior._replace(variance=variance)))
+    found = evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=pruned, noise="another")
+    assert found == evaluate_clients(process, result, EVERYBODY, TEST, probabilities, weights=wanted)
+
+
+def test_the_same_noise_of_all_clients_is_refused():
+    process, result = run("common_variances")
+    with pytest.raises(InvalidArgument, match="all clients of this run have the same"):
+        evaluate_clients(process, result, EVERYBODY, TEST, probabilities, noise="another")
+
+
+def test_constant_noise_has_no_rate_of_logits():
+    with pytest.raises(InvalidArgument, match=r"logit_rate is 20.0, but the noise of 'constant_variances' does not"):
+        run("constant_variances", logit_rate=20.0)
+
+
+def test_a_start_outside_the_range_is_refused_before_any_engine_starts():
+    with pytest.raises(InvalidArgument, match="would start at logits from"):
+        bfl.algorithms.meta_vd(
+            lambda: bfl.models.mlp("variational_dropout", (30,), 2, hidden=(4,), seed=0),
+            num_clients=3,
+            variance_options={"initial_rate": 0.9999999},
+        )
+
+
 def test_constant_noise_stays_and_is_not_sent():
     process, result = run("constant_variances")
     first = process.local.initialize()

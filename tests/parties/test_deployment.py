@@ -281,10 +281,27 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
         "data": ({"partition": "iid"}, "partition describes data in one place"),
         **{name: ({name: "m.py:f"}, f"{name} is 'm.py:f', but sites run no code") for name in own_model.OPTIONS},
         "unlabelled": ({"algorithm": "fed_be"}, "unlabelled"),
+        "surrogates": ({"algorithm": "fsgld"}, "fsgld fits a Gaussian to the data of each client"),
+        "curvature": ({"algorithm": "qlsd", "potential_curvature": 10}, "leave it out, and compare"),
+        "entries": ({"algorithm": "qlsd", "participation": "0.5,1"}, "participation has 2 entries, but there are 3"),
         "name": ({"ruel": "x"}, "ruel"),
     }.values():
         with pytest.raises(InvalidArgument, match=message):
             make_job(options, 3)
+
+
+@pytest.mark.parametrize("option", [{"participation": "0.5,0.75,1"}, {"compressor": "quantiser:4,none,none"}])
+def test_a_list_by_site_can_be_submitted(option, tmp_path, monkeypatch):
+    """How many sites there are, the server knows; what follows the check of the options is FLARE."""
+    (tmp_path / "tfp_bfl.json").write_text('{"role": "admin", "name": "admin", "host": "localhost"}')
+
+    def check_installed():
+        raise RuntimeError("the options were checked")
+
+    monkeypatch.setattr("tfp_bfl.parties.deployment.submit.check_installed", check_installed)
+    how = {"quorum": 2, "deadline": 5, "progress": print}
+    with pytest.raises(RuntimeError, match="the options were checked"):
+        submit(tmp_path, "first", {"algorithm": "qlsd", **option}, tmp_path / "out", **how)
 
 
 def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatch):

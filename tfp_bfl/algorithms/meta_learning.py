@@ -6,7 +6,7 @@ from typing import Optional
 
 from tfp_bfl import clients, federated, models, servers
 from tfp_bfl.algorithms.compose import Model, compose, known_options, split_options
-from tfp_bfl.errors import lookup
+from tfp_bfl.errors import InvalidArgument, lookup
 from tfp_bfl.servers.optimizers import Optimizer, ServerOptimizer
 
 SHARED = ("augmentation", "element_spec", "seed", "min_examples")
@@ -74,9 +74,15 @@ def meta_vd(
     work, process = split_options(meta_vd, clients.meta_learning, options)
     make = lookup(models.PERSONAL_VARIANCES, variances, "source of variances")
     source = make(num_clients, **known_options(make, variance_options, f"variances {variances!r}", ("num_clients",)))
-    if not source.learned and work.get("logit_rate") is None:
+    if not source.learned and work.setdefault("logit_rate", None) not in (None, 0.0):
+        raise InvalidArgument(
+            f"logit_rate is {work['logit_rate']}, but the noise of {variances!r} does not change: leave logit_rate out."
+        )
+    if not source.learned:
         work["logit_rate"] = 0.0
-    source.check_layers(models.as_model_fn(model_fn)())
+    model = models.as_model_fn(model_fn)()
+    source.check_layers(model)
+    source.starts(models.get_weights(model).posterior.mean)  # Engines that trace can't look at the values.
     local = clients.personal(clients.meta_learning(model_fn, learner=learner, **work), source, threshold)
     own = ("variances", "optimizer", "threshold", "seed")
     given = known_options(servers.personal, server_options, "the server", own)

@@ -144,8 +144,8 @@ def fit_surrogate(
 
     m_i = argmin U_i(w) + ||w||^2 / (2 t^2),   P_i = sum_j (grad u_j(m_i))^2
 
-    The chain has no bias with any Gaussian, and the less noise the nearer it is to the likelihood. So the last point
-    of the search serves where `max_steps` end before the mode, as they may for networks.
+    The gradient of a step has no bias with any Gaussian, and the less noise the nearer it is to the likelihood. So the
+    last point of the search serves where `max_steps` end before the mode, as they may for networks.
 
     Args:
       features, labels: of the client.

@@ -43,7 +43,7 @@ def meta_gradient(
       inner_rate: a.
       clip_norm: the largest norm of a gradient, over all weights together.
       difference: h.
-      apart: clip each of the tensors to this norm instead.
+      apart: clip the gradient of each tensor to `clip_norm`, in place of all together.
       penalty: of the weights, such as a KL: what is added to L_2 in the gradient.
 
     Source: Finn et al. 2017 (arXiv:1703.03400); Fallah et al. 2020 (arXiv:2002.07948), algorithm 1 and section 5.

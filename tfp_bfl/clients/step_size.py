@@ -77,9 +77,14 @@ def largest_step_size(
       0.044
     """
     own = np.array([check_number(x, "a curvature") for x in np.ravel(curvatures)])
+    if not own.size:
+        raise InvalidArgument("curvatures is empty, but at least one client must have a curvature.")
+    omega, memory = (_by_client(x, name, own.size) for x, name in ((omegas, "omegas"), (memory_rates, "memory_rates")))
+    if np.any(omega < 0) or np.any((memory <= 0) | (memory > 1 / (1 + omega) + 1e-9)):
+        raise InvalidArgument("omegas must be at least 0, and memory_rates above 0 and at most 1 / (1 + omega).")
     total = own.sum() + (0.0 if prior_stddev is None else check_number(prior_stddev, "prior_stddev") ** -2)
     probabilities = np.asarray(check_probabilities(participation, "participation"))
-    noise = np.broadcast_to((1 + np.asarray(omegas, float)) / probabilities - 1, own.shape)
+    noise = np.broadcast_to((1 + omega) / probabilities - 1, own.shape)
     rates = None if memory_rates is None else np.broadcast_to(np.asarray(memory_rates) * probabilities, own.shape)
     chain = _Chain(own / total, noise, rates)
     first = next((i for i, step in enumerate(_GRID) if not _is_stable(chain, step)), len(_GRID) - 1)
@@ -88,6 +93,14 @@ def largest_step_size(
         middle = (low + high) / 2
         low, high = (middle, high) if _is_stable(chain, middle) else (low, middle)
     return float(low / total)
+
+
+def _by_client(values: Optional[PerClient[float]], name: str, number: int) -> np.ndarray:
+    """Return one number for each client [b]; a rate that is None is the smallest positive number."""
+    array = np.asarray(np.finfo(float).tiny if values is None else values, float)
+    if array.ndim > 1 or (array.ndim and array.size not in (1, number)) or not np.all(np.isfinite(array)):
+        raise InvalidArgument(f"{name} must be one number, or {number} numbers, one for each client.")
+    return np.broadcast_to(array, (number,))
 
 
 def _is_stable(chain: _Chain, step: float) -> bool:
@@ -150,7 +163,9 @@ def check_step_size(
       prior_stddev: t; None for a flat prior.
 
     Raises:
-      InvalidArgument: the step size is not below the bound, or L is no larger than the prior's curvature.
+      InvalidArgument: the step size is at least 2 / L for a given L, at which any chain diverges; or L is no larger
+        than the prior's curvature. From the bound of these compressors on there is a warning: the bound is for the
+        largest error of the compressors and the curvature L in all directions, so a chain can still be stable.
     """
     del others
     of_prior, is_known = 0.0 if prior_stddev is None else prior_stddev**-2, curvature != "estimate"
@@ -172,15 +187,13 @@ def check_step_size(
         "prior_stddev": prior_stddev,
     }
     most = largest_step_size(own, **settings)
-    if step_size >= most:
-        finer = "take a smaller step or a finer compressor" + ("" if memory_rate is None else ", or memory=False")
-        sentence = (
-            f"step_size is {step_size:g}, but with the curvature {total:.4g}{'' if is_known else ' (estimated)'} and "
-            f"these compressors a chain {'diverges' if is_known else 'can diverge'} from {most:.3g} on: {finer}."
-        )
-        if is_known:
-            raise InvalidArgument(sentence)
-        logger.warning(sentence)
+    if step_size < most:
+        return
+    finer = "take a smaller step or a finer compressor" + ("" if memory_rate is None else ", or memory=False")
+    start = f"step_size is {step_size:g}, but with the curvature {total:.4g}{'' if is_known else ' (estimated)'}"
+    if is_known and step_size >= 2 / total:
+        raise InvalidArgument(f"{start} any chain diverges from 2 / L = {2 / total:.3g} on: {finer}.")
+    logger.warning(f"{start} and these compressors a chain can diverge from {most:.3g} on: {finer}.")
 
 
 def _some_examples(clients: ClientData, most: int) -> tuple[Array, Array]:

@@ -153,7 +153,9 @@ def spread_warning(rows: Sequence[Mapping[str, Any]]) -> Optional[str]:
     advice = f"about {more:,} more rounds would separate them" if 0 < more <= 10_000 else "more rounds may help"
     rate = rows[-1].get("dropout_rate_median")
     if rate is not None:
-        advice = f"dropout rates have a median of {rate:.2g}, and a larger logit_rate lets clients' data change them"
+        advice = (
+            f"dropout rates have a median of {rate:.2g}; a larger logit_rate lets clients' data change learned ones"
+        )
     return (
         f"The standard deviations of all weights are the same number (log of their 95 % over their 5 % quantile: "
         f"{ratio:.3f}), set by the initial value, the optimizer or a floor. The data did not determine them, and "
@@ -171,9 +173,8 @@ def saturated_noise_warning(row: Mapping[str, Any]) -> Optional[str]:
     if share is None or not share > MOST_SATURATED:
         return None
     return (
-        f"{share:.0%} of the clients' variances are within 1 % of the top of their range: the KL term raised them and "
-        "the data did not limit them, so that the model is mostly noise. Bound the server's rates (capped), or give a "
-        "smaller logit_rate or kl_weight."
+        f"{share:.0%} of the clients' variances are within 1 % of the top of their range, so that the model is mostly "
+        "noise: give a lower initial_rate, logit_rate or kl_weight, and leave out --uncapped (capped=False)."
     )
 
 

@@ -142,10 +142,23 @@ def _starts(
         return result.averaged.weights if result.averaged else result.state.weights
 
     def with_anothers(k: int) -> ModelWeights:
-        mine, other = own(k), own((k + 1) % number)
-        return mine._replace(posterior=mine.posterior._replace(variance=other.posterior.variance))
+        mine, other = own(k).posterior, own((k + 1) % number).posterior
+        # A pruned weight is 0. It keeps the client's own noise, and so does one that the other client pruned.
+        variance = tf.nest.map_structure(
+            lambda m, v, n, w: tf.where((m == 0) | (n == 0), v, w), mine.mean, mine.variance, other.mean, other.variance
+        )
+        return own(k)._replace(posterior=mine._replace(variance=variance))
 
+    if noise == "another" and _are_equal(own(0).posterior.variance, own(1).posterior.variance):
+        raise InvalidArgument(
+            "noise='another' gives a client the noise of another one, but all clients of this run have the same: use "
+            "variances 'hypernetwork' or 'free_variances'."
+        )
     return with_anothers if noise == "another" else own
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    return all(bool(tf.reduce_all(a == b)) for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second)))
 
 
 def _without_noise(model: tf.keras.Model, noise: str) -> tf.keras.Model:

@@ -94,6 +94,20 @@ class PersonalVariances(NamedTuple):
         parameters = self.initialize(sum(sizes), seed)
         if self.initial_alpha is None:
             return parameters
+        middle = tf.concat([tf.fill([size], x) for size, x in zip(sizes, self.starts(means))], 0)
+        return parameters._replace(middle=middle)
+
+    def starts(self, means: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the logit at which each layer starts, with `initial_alpha`; no layer without.
+
+        Args:
+          means: theta of each layer, before training.
+
+        Raises:
+          InvalidArgument: some start lies outside `logit_range`, as far as the means are known (in eager mode).
+        """
+        if self.initial_alpha is None:
+            return []
         low, high = self.logit_range
         each = [tf.math.log(self.initial_alpha * tf.reduce_mean(tf.square(mean))) for mean in means]
         known = [x for x in map(tf.get_static_value, each) if x is not None]
@@ -103,8 +117,7 @@ class PersonalVariances(NamedTuple):
                 f"{max(known):.3g}, outside the range from {low:g} to {high:g}: give another initial_rate, or "
                 "logit_range."
             )
-        middle = tf.concat([tf.fill([size], x) for size, x in zip(sizes, each)], 0)
-        return parameters._replace(middle=middle)
+        return each
 
     def check_threshold(self, threshold: Optional[float]) -> None:
         """Raise InvalidArgument for a pruning threshold that is no dropout rate, or that no rate can exceed."""
@@ -181,7 +194,8 @@ def hypernetwork(
       logit_range: the lowest and the highest logit, those of the layers; None for -17 to 0, and by log alpha for -8 to
         4.
       initial_rate: dropout rate p at the start, in the place of `middle`: alpha = p / (1 - p), and by log variance
-        sigma^2 = alpha mean theta^2 over the initial weights of each layer.
+        sigma^2 = alpha mean theta^2 over the initial weights of each layer: p is the rate of a weight of
+        root-mean-square size, and the median rate is higher.
 
     Raises:
       InvalidArgument: numbers outside their ranges.

@@ -44,6 +44,7 @@ def score(
         batch_size=EXAMPLES,
         learning_rate=config.inner_rate,
         clip_norm=config.clip_norm,
+        logit_rate=0.0 if getattr(config, "variances", None) == "constant_variances" else None,
     )
     evaluate = lambda model, *examples: bfl.evaluation.evaluate(model, *examples, **prediction).metrics
     return bfl.federated.evaluate_clients(

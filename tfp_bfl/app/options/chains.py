@@ -1,4 +1,4 @@
-"""The options of the recipes of `tfp_bfl.algorithms.langevin`with a chain as rounds."""
+"""The options of the chains of `tfp_bfl.algorithms.langevin`, in which a round is a step or several."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def _probabilities(value: Any) -> Union[float, str]:
         except ValueError:
             fits = False
         if not fits:
-            raise InvalidArgument(
-                f"participation is {shown(value)}, but each probability must be a number above 0 and at most 1."
-            )
+            raise InvalidArgument(f"participation is {shown(value)}, but must be probabilities above 0 and at most 1.")
     return float(entries[0]) if len(entries) == 1 else ",".join(entries)
 
 

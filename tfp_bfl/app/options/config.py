@@ -359,7 +359,8 @@ def make_config(file: Union[str, pathlib.Path, None], options: dict[str, Any], r
         if isinstance(cause, InvalidArgument):
             raise cause from None
         where = str(first["loc"][0])  # The rest names an alternative of a union.
-        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {must_be(first)}.") from None
+        forms = dict.fromkeys(must_be(one) for one in error.errors() if str(one["loc"][0]) == where)
+        raise InvalidArgument(f"{where} is {shown(first['input'])}, but must be {' or '.join(forms)}.") from None
 
 
 def _is_a_name(option: str) -> bool:

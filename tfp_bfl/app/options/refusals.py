@@ -19,6 +19,7 @@ _MUST_BE = {
     "float": "a number",
     "bool": "true or false",
     "string": "text",
+    "literal": "{expected}",
 }
 
 

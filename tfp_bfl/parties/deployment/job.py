@@ -26,6 +26,13 @@ def check_name(name: str) -> str:
     return name
 
 
+# Algorithm -> what its server needs.
+_NEEDS_DATA = {
+    "fed_be": "requires unlabelled examples",
+    "fsgld": "fits a Gaussian to the data of each client before the first round",
+}
+
+
 def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
     """Return the configuration of a run over `number` sites.
 
@@ -43,8 +50,14 @@ def make_job(options: Mapping[str, Any], number: int) -> RunConfig:
                 f"{name} is {shown(options[name])}, but sites run no code from messages: use one of this library."
             )
     config = make_config(None, {**options, "clients": number, "partition": "iid"})
-    if config.algorithm == "fed_be":
-        raise InvalidArgument("fed_be requires unlabelled examples, and the server of sites has none: use another one.")
+    reason = _NEEDS_DATA.get(config.algorithm)
+    if reason is not None:
+        raise InvalidArgument(f"{config.algorithm} {reason}, and the server of sites has none: use another algorithm.")
+    if options.get("potential_curvature") is not None:
+        raise InvalidArgument(
+            "potential_curvature compares the step size with the clients' data, and sites do not send data: leave it "
+            "out, and compare with clients.largest_step_size."
+        )
     return config
 
 

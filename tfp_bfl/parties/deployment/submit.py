@@ -113,7 +113,7 @@ def submit(
             f"{path_name(kit)} is not the folder of the administrator: give the folder admin of deploy init."
         )
     check_name(name)
-    make_job(options, _MANY)
+    make_job(options, _number(options))
     output = pathlib.Path(output)
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")
@@ -148,6 +148,13 @@ def submit(
             )
     finally:
         server.close()
+
+
+def _number(options: Mapping[str, Any]) -> int:
+    """Return the number of sites with which options are checked: that of a list by client, or any large one."""
+    lists = (str(options.get(name) or "").count(",") + 1 for name in ("participation", "compressor"))
+    most = max(lists)
+    return most if most > 1 else _MANY
 
 
 class _Server:
