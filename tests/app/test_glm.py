@@ -41,9 +41,10 @@ def test_a_report_with_table_and_posterior(table, tmp_path):
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert lines[0].startswith("bernoulli: 239 rows, ") and "12 clients" in lines[0]
-    assert lines[1] == "1 row left out with an empty cell: --missing indicate keeps them."
-    assert [line.split()[0] for line in lines[3:6]] == ["(intercept)", "age", "sex[Male]"]
-    assert "one message is" in result.output
+    assert lines[1].startswith("Event: ill = Y (")
+    assert lines[2] == "1 row left out with an empty cell: --missing indicate keeps them."
+    assert [line.split()[0] for line in lines[4:7]] == ["(intercept)", "age", "sex[Male]"]
+    assert "One message is" in result.output
     posterior = json.loads((out / "posterior.json").read_text())
     rows = list(csv.DictReader((out / "coefficients.csv").open()))
     assert posterior["names"] == [row["coefficient"] for row in rows]
@@ -60,11 +61,11 @@ def test_a_report_with_table_and_posterior(table, tmp_path):
     [
         (
             ["--outcome", "visits", "--family", "poisson", "--random", "(intercept)"],
-            ["sd between clients", "rate ratio"],
+            ["Sd between clients", "rate ratio"],
         ),
         (["--outcome", "days", "--event", "died", "--family", "cox"], ["hazard ratio"]),
         (["--outcome", "days", "--event", "died", "--family", "cox", "--stratified"], ["hazard ratio"]),
-        (["--outcome", "age", "--drop", "days"], ["residual sd"]),
+        (["--outcome", "age", "--drop", "days"], ["Residual sd"]),
     ],
 )
 def test_families(table, options, words):
@@ -81,7 +82,7 @@ def test_families(table, options, words):
         (["--outcome", "ill", "--family", "binomial"], "There is no family 'binomial'"),
         (["--outcome", "ill", "--level", "95"], "--level is 95"),
         (["--outcome", "days", "--family", "cox", "--event", "died", "--random", "age"], "but the family is cox"),
-        (["--outcome", "age", "--stratified"], "--stratified is of the family cox"),
+        (["--outcome", "age", "--stratified"], "--stratified is for the family cox"),
         (["--outcome", "age", "--random", "(intercept)"], "give --client-column"),
         (["--outcome", "weight"], "There is no column 'weight'"),
     ],

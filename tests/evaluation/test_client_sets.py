@@ -31,7 +31,7 @@ def test_the_histogram_is_of_the_labels_probability_and_adds_up():
 
 def test_the_limit_is_the_quantile_of_the_posterior_of_a_dirichlet_process():
     pooled, own = np.array([5.0, 10, 25, 60]), np.array([0.0, 1, 2, 7])
-    calibration = evaluation.ClientCalibration(pooled, 8.0, 0.6, 0.75)
+    calibration = evaluation.ClientCalibration(pooled, np.array([8.0]), np.ones(1), 0.6, 0.75)
     # At the lower end of the third bin F is .85, and 9 of the 10 own examples are above it.
     holds = [stats.beta.sf(0.6, 8 * f + k, 8 * (1 - f) + 10 - k) for f, k in ((0.6, 7), (0.85, 9))]
     assert holds[0] < 0.75 < holds[1]

@@ -100,6 +100,32 @@ def test_proportionality_has_the_level_that_it_claims():
     assert abs(below / 300 - 0.05) < 3.5 * math.sqrt(0.05 * 0.95 / 300)
 
 
+def test_columns_far_from_0_have_the_same_coefficients():
+    features, outcome = rows(count=300)
+    near, far = (glm.fit([(features + shift, outcome)], "cox") for shift in (0.0, 2000.0))
+    np.testing.assert_allclose(near.mean, far.mean, rtol=1e-8)
+    np.testing.assert_allclose(near.covariance, far.covariance, rtol=1e-8)
+
+
+def test_a_prior_determines_what_the_rows_do_not():
+    features, outcome = rows()
+    twice = np.column_stack([features, features[:, 0], np.full(200, 5.1)])
+    result = glm.fit([(twice, outcome)], "cox", prior_stddev=2.5)
+    np.testing.assert_allclose(result.mean[0], result.mean[2])
+    assert np.all(np.isfinite(result.stddev)) and result.stddev[3] == pytest.approx(2.5)
+    with pytest.raises(ValueError, match="Column 'x4' does not vary"):
+        glm.fit([(twice, outcome)], "cox")
+
+
+def test_a_strong_prior_is_no_sign_of_hazards_that_change():
+    """20 fits whose prior holds the coefficients near 0: at most 4 warn (error 3e-3 at a level of 5 %)."""
+    warned = 0
+    for seed in range(20):
+        features, outcome = rows(seed=seed, count=150, ties=False)
+        warned += bool(glm.fit([(features, outcome)], "cox", prior_stddev=0.05).warnings)
+    assert warned <= 4
+
+
 @pytest.mark.skipif(not LUNG.exists(), reason="the federation of cancer centres is not here")
 def test_lung_cancer_has_the_coefficients_of_r():
     """coxph(Surv(time, status) ~ age + sex + ph.ecog, lung) of R's survival."""

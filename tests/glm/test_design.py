@@ -24,13 +24,17 @@ def read(outcome=None, client="site", **options):
 
 def test_text_and_truth_values_become_levels_and_incomplete_rows_are_left_out():
     design = read(categorical=["grade"])
-    assert design.names == ["sex[Male]", "age", "grade[2]", "grade[3]", "smokes[True]"]
+    assert design.names == ["sex[Male]", "age", "grade[2]", "smokes[True]"]
     assert design.client_names == ["a", "b"]
-    np.testing.assert_array_equal(design.clients[0][0], [[0, 60, 1, 0, 0], [0, 70, 1, 0, 1]])
-    np.testing.assert_array_equal(design.clients[1][0], [[1, 50, 0, 0, 1]])
+    np.testing.assert_array_equal(design.clients[0][0], [[0, 60, 1, 0], [0, 70, 1, 1]])
+    np.testing.assert_array_equal(design.clients[1][0], [[1, 50, 0, 1]])
     np.testing.assert_array_equal(design.clients[0][1], [0, 1])
-    assert design.notes[0] == "2 rows left out without an outcome or a client."
-    assert "1 row left out with an empty cell" in design.notes[1]
+    assert design.notes[:2] == [
+        "Event: ill = Y (3 of 5 rows).",
+        "2 rows left out without an outcome, a client or an exposure.",
+    ]
+    assert "1 row left out with an empty cell" in design.notes[2]
+    assert design.notes[3] == "No row is left with grade[3]: left out."
 
 
 def test_empty_cells_become_an_indicator_once_for_the_same_rows():
@@ -39,6 +43,24 @@ def test_empty_cells_become_an_indicator_once_for_the_same_rows():
     assert [len(x) for x, _ in design.clients] == [2, 2]
     np.testing.assert_allclose(design.clients[1][0][1], [1, (50 + 60 + 70) / 3, 1, 3, 2 / 3])
     assert any("'smokes' is empty in the same rows as 'age'" in note for note in design.notes)
+
+
+def test_words_for_empty_cells_are_empty():
+    table = {**TABLE, "sex": ["Male", "Female", "NA", "Female", "Male", "NaN"], "ill": ["Y", "N", "Y", "NA", "N", "Y"]}
+    design = read(Outcome("ill", "bernoulli", event_values=("Y",)), only=["sex"], table=table)
+    assert design.names == ["sex[Male]"] and sum(len(y) for _, y in design.clients) == 3
+
+
+def test_a_column_that_numbers_the_rows_is_left_out():
+    design = read(table={"rownames": [5, 6, 7, 8, 9, 10], **TABLE})
+    assert "rownames" not in design.names
+    assert any("'rownames' numbers the rows" in note for note in design.notes)
+
+
+def test_rows_without_an_exposure_are_left_out():
+    counts = {**TABLE, "years": [1.0, None, 2.0, 1.0, 3.0, 1.0], "grade": [1, 2, 3, 2, 1, 1]}
+    design = read(Outcome("grade", "poisson", exposure="years"), only=["sex"], table=counts)
+    assert sum(map(len, design.exposure)) == sum(len(y) for _, y in design.clients) == 4
 
 
 def test_a_column_that_a_client_lacks_is_named():
@@ -71,6 +93,7 @@ def test_columns_of_dictionaries_and_frames_are_read():
         ({"missing": "impute"}, "There is no way with empty cells 'impute'"),
         ({"outcome": Outcome("grade", "bernoulli")}, "must hold two values, but holds 3 ('1', '2', '3')"),
         ({"outcome": Outcome("grade", "bernoulli", event_values=("7",))}, "There is no value '7'"),
+        ({"outcome": Outcome("sex", "bernoulli"), "only": ["age"]}, "holds 'Female' and 'Male': give --event-value"),
         ({"outcome": Outcome("ill", "gaussian")}, "must hold numbers, but row 1 is 'Y'"),
         ({"outcome": Outcome("age", "cox")}, "give --event"),
         ({"outcome": Outcome("age", "gaussian", event="ill")}, "--event is of the family cox"),

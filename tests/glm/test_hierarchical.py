@@ -121,6 +121,36 @@ def test_small_clients_are_drawn_to_the_typical_one():
     np.testing.assert_allclose(shrunk, exact, rtol=1e-6)
 
 
+def test_predictions_for_a_client_have_the_variance_of_the_joint_normal():
+    """Given the variances, (b, u) of Gaussian outcomes are jointly normal."""
+    pairs = federation("gaussian", clients=6, most=14, seed=5)
+    result = glm.fit_hierarchical(pairs, random=["(intercept)", "x1"])
+    dispersion, between = result.posterior.dispersion, result.between
+    blocks, sizes = [np.column_stack([np.ones(len(x)), x]) for x, _ in pairs], 3 + 2 * 6
+    information = np.zeros((sizes, sizes))
+    for k, design in enumerate(blocks):
+        whole = np.zeros((len(design), sizes))
+        whole[:, :3], whole[:, 3 + 2 * k : 5 + 2 * k] = design, design[:, :2]
+        information += whole.T @ whole / dispersion
+        information[3 + 2 * k : 5 + 2 * k, 3 + 2 * k : 5 + 2 * k] += np.linalg.inv(between)
+    covariance = np.linalg.inv(information)
+    x = np.array([[0.5, -1.0]])
+    row = np.zeros(sizes)
+    row[:3], row[3 + 2 * 2 : 5 + 2 * 2] = [1, 0.5, -1.0], [1, 0.5]
+    exact = np.sqrt(row @ covariance @ row)
+    # The uncertainty of the variances is in the posterior of b too.
+    assert result.linear_predictor(x, 2)[1][0] == pytest.approx(exact, rel=0.03)
+    own, shared = result.effects[2], result.posterior
+    apart = np.sqrt(shared.linear_predictor(x)[1][0] ** 2 + row[7:9] @ own.covariance @ row[7:9])
+    assert apart > 1.1 * exact
+
+
+def test_one_row_of_each_client_is_one_sentence():
+    pairs = [(x[:1], y[:1]) for x, y in federation("gaussian", clients=30)]
+    with pytest.raises(ValueError, match="do not determine how coefficients differ between clients"):
+        glm.fit_hierarchical(pairs)
+
+
 def test_predictions_for_a_client_of_the_fit_and_for_a_new_one():
     pairs = federation("bernoulli", clients=60)
     result = glm.fit_hierarchical(pairs, "bernoulli")

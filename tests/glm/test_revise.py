@@ -40,6 +40,19 @@ def test_other_revisions_are_one_newton_step_away(family):
     np.testing.assert_allclose(back.posterior.mean, whole.mean, rtol=1e-9)
 
 
+def test_many_small_departures_are_measured_from_the_last_fit():
+    """One after another, each moves the maximum little; together they are warned of."""
+    clients = split(*rows("bernoulli", count=400), clients=20)
+    one_by_one = glm.fit(clients, "bernoulli", prior_stddev=3.0)
+    moved = []
+    for client in clients[6:]:
+        revised = glm.revise(one_by_one, remove=[client])
+        one_by_one, moved = revised.posterior, [*moved, revised.moved]
+    at_once = glm.revise(glm.fit(clients, "bernoulli", prior_stddev=3.0), remove=clients[6:])
+    assert moved[-1] == pytest.approx(at_once.moved, rel=1e-6) and moved[-1] > moved[0]
+    assert any("fewer than 10 for each" in warning for warning in one_by_one.warnings)
+
+
 def test_exposures_of_those_that_leave_count():
     features, counts = rows("poisson")
     years = np.random.default_rng(0).uniform(1, 3, 400)
@@ -56,7 +69,7 @@ def test_bad_input_is_one_sentence():
     survival = glm.fit(
         [(clients[-1][0], np.stack([np.arange(1.0, len(clients[-1][0]) + 1), clients[-1][1]], 1))], "cox"
     )
-    with pytest.raises(ValueError, match="over risk sets of all clients: fit anew"):
+    with pytest.raises(ValueError, match=r"over risk sets of all clients. Fit anew"):
         glm.revise(survival, remove=clients[:1])
     with pytest.raises(ValueError, match="no more can be removed"):
         glm.revise(whole, remove=clients)

@@ -67,19 +67,19 @@ def _names(text: Optional[str]) -> list[str]:
 @click.option("--one-message", is_flag=True, help="Compare with the combination of the clients' own fits.")
 @click.option("--level", type=float, default=0.95, show_default=True, metavar="SHARE", help="Probability of intervals.")
 @click.option("--output", metavar="FOLDER", help="New folder for report.html, coefficients.csv and posterior.json.")
-def glm_model(table: str, outcome: str, family: str, output: Optional[str], **given: Any) -> None:
+def glm_model(table: str, family: str, output: Optional[str], **given: Any) -> None:
     """Fit a generalised linear model to TABLE from sums of its clients; the result is that of all rows in one place."""
     lookup(dict.fromkeys(FAMILIES), family, "family")
     if not 0 < check_number(given["level"], "--level") < 1:
         raise InvalidArgument(f"--level is {given['level']:g}, but must be above 0 and below 1, such as 0.95.")
-    if output is not None and os.path.lexists(output):
-        raise InvalidArgument(f"{path_name(output)} exists: give --output a new folder.")
+    if output is not None:
+        _check_output(output)
     _check_options(family, given)
     from tfp_bfl.glm import design
 
     read = design.read_design(
         table,
-        design.Outcome(outcome, family, given["event"], _names(given["event_value"]), given["exposure"]),
+        design.Outcome(given["outcome"], family, given["event"], _names(given["event_value"]), given["exposure"]),
         given["client_column"],
         only=_names(given["only"]),
         drop=_names(given["drop"]),
@@ -89,15 +89,22 @@ def glm_model(table: str, outcome: str, family: str, output: Optional[str], **gi
     )
     result = _fit(read, family, given)
     posterior = result.posterior if hasattr(result, "posterior") else result
+    further = _further(result, read, family, given)
     notes = [*read.notes, *posterior.warnings]
     for line in (_headline(posterior), *notes):
         click.echo(line)
     click.echo(posterior.table(given["level"]))
-    for line in _further(result, read, family, given):
+    for line in further:
         click.echo(line)
     if output is not None:
-        _write(pathlib.Path(output), result, posterior, read, family, given, notes)
+        _write(pathlib.Path(output), result, posterior, read, family, given, [*notes, *further])
         click.echo(f"{output} holds report.html, coefficients.csv and posterior.json.")
+
+
+def _check_output(output: str) -> None:
+    parent = pathlib.Path(output).parent
+    if not output or os.path.lexists(output) or (parent.exists() and not parent.is_dir()):
+        raise InvalidArgument(f"{path_name(output or '.')} exists or can't be a folder: give --output a new folder.")
 
 
 def _check_options(family: str, given: dict[str, Any]) -> None:
@@ -106,9 +113,9 @@ def _check_options(family: str, given: dict[str, Any]) -> None:
         ("one_message", "gaussian, bernoulli and poisson"),
     ):
         if given[option] and family == "cox":
-            raise InvalidArgument(f"--{option.replace('_', '-')} is of {of}, but the family is cox.")
+            raise InvalidArgument(f"--{option.replace('_', '-')} is for {of}, but the family is cox.")
     if given["stratified"] and (given["random"] or family != "cox"):
-        raise InvalidArgument("--stratified is of the family cox: leave it out.")
+        raise InvalidArgument("--stratified is for the family cox: leave it out.")
     if (given["random"] or given["one_message"]) and not given["client_column"]:
         raise InvalidArgument("--random and --one-message compare clients: give --client-column.")
 
@@ -136,24 +143,33 @@ def _headline(posterior: Any) -> str:
 
 def _further(result: Any, read: Any, family: str, given: dict[str, Any]) -> list[str]:
     """Return lines below the table: dispersion, standard deviations between clients, distance of one message."""
-    from tfp_bfl import glm
-
     lines = []
     posterior = result.posterior if hasattr(result, "posterior") else result
     if family == "gaussian":
-        lines.append(f"residual sd {np.sqrt(posterior.dispersion):.4g}")
+        lines.append(f"Residual sd: {np.sqrt(posterior.dispersion):.4g}.")
     if hasattr(result, "between_stddev"):
         of = ", ".join(f"{name} {sd:.4g}" for name, sd in zip(result.random, result.between_stddev))
-        lines.append(f"sd between clients: {of}")
+        lines.append(f"Sd between clients: {of}.")
     if given["one_message"]:
-        one = glm.one_message(read.clients, family, **_options(read, given))
-        assert one.distance is not None
-        worst = int(np.argmax(np.abs(one.distance)))
-        lines.append(
-            f"one message is {np.abs(one.distance[worst]):.2g} posterior standard deviations off at most "
-            f"({posterior.names[worst]})"
-        )
+        lines.append(_one_message(read, family, given))
     return lines
+
+
+def _one_message(read: Any, family: str, given: dict[str, Any]) -> str:
+    """Return how far the combination of the clients' fits is from the exact one, or why there is none."""
+    from tfp_bfl import glm
+
+    try:
+        one = glm.one_message(read.clients, family, client_names=read.client_names, **_options(read, given))
+    except InvalidArgument as error:
+        return f"There is no posterior from one message: {error}"
+    assert one.distance is not None
+    worst = int(np.argmax(np.abs(one.distance)))
+    without = ", both without random effects" if given["random"] else ""
+    return (
+        f"One message is {np.abs(one.distance[worst]):.2g} posterior standard deviations off at most "
+        f"({one.posterior.names[worst]}{without})."
+    )
 
 
 def _write(
@@ -192,14 +208,19 @@ def _write(
         "clients": read.client_names,
         "messages": posterior.messages,
         "log_likelihood": posterior.log_likelihood,
+        "outcome": {name: given[name] for name in ("event", "event_value", "exposure")} | {"column": given["outcome"]},
+        "notes": list(notes),
     }
+    if hasattr(result, "effects"):
+        record["random"] = list(result.random)
+        record["between_covariance"] = result.between.tolist()
+        record["effects"] = [effect.mean.tolist() for effect in result.effects]
     write_bytes(folder / "posterior.json", (json.dumps(record, indent=1) + "\n").encode("utf-8"))
     rows = [(str(r["coefficient"]), [Cell(_number(value)) for value in list(r.values())[1:]]) for r in table]
-    lines = _further(result, read, family, {**given, "one_message": False})
     sections = [
         Section(
             "Coefficients",
-            "Posterior mean, standard deviation and central interval of each coefficient. " + " ".join(lines),
+            "Posterior mean, standard deviation and central interval of each coefficient.",
             tables=[Table("Coefficients", list(table[0]), rows)],
             is_wide=True,
         )
@@ -207,10 +228,13 @@ def _write(
     drawn = _estimates(result, posterior, read, family, given)
     if drawn:
         names, estimates = drawn
-        how = (
-            "Estimates of each client with their intervals, and the pooled one (diamond, dashed line). Clients whose "
-            "rows do not determine a coefficient alone have no line."
-        )
+        how = "Estimates of clients with their intervals, and the pooled one (diamond, dashed line)."
+        if not hasattr(result, "effects"):
+            how += " Clients that do not determine the coefficients alone have no line."
+        if len(read.clients) > _MOST_CLIENTS:
+            how += f" The {_MOST_CLIENTS} largest of {len(read.clients):,} clients are shown."
+        if len(posterior.names) > len(names):
+            how += f" {len(names)} of {len(posterior.names)} coefficients are shown."
         sections.append(Section("Clients", how, pictures=[picture(forest_plot(names, estimates))], is_wide=True))
     write_page(folder / "report.html", f"{family} model", [f"{_headline(posterior)}."], notes, [], sections)
 
@@ -236,7 +260,9 @@ def _estimates(result: Any, posterior: Any, read: Any, family: str, given: dict[
         for k in largest:
             effect = result.effects[k]
             mean = posterior.mean[shown] + effect.mean
-            half = factor[shown] * np.sqrt(np.diag(effect.covariance))
+            along = np.eye(size)[shown] + effect.slope
+            variance = np.diag(along @ posterior.covariance @ along.T + effect.covariance)
+            half = factor[shown] * np.sqrt(variance)
             estimates.append(Estimate(read.client_names[k], mean, mean - half, mean + half))
     else:
         shown = list(range(size))[:_MOST_PANELS]

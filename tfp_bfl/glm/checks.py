@@ -27,9 +27,13 @@ def check_determined(information: np.ndarray, names: Sequence[str]) -> None:
     Raises:
       InvalidArgument: a column is 0 in all rows, or a combination of others; the message names the columns.
     """
-    scale = np.sqrt(np.diag(information))
+    if not np.all(np.isfinite(information)):
+        raise InvalidArgument(
+            "The sums of the columns are too large for numbers: rescale columns of very large values."
+        )
+    scale = np.sqrt(np.maximum(np.diag(information), 0.0))
     if np.any(scale == 0):
-        raise InvalidArgument(f"Column {names[int(np.argmin(scale))]!r} is 0 in all rows: drop it, {ADVICE}.")
+        raise InvalidArgument(f"Column {names[int(np.argmin(scale))]!r} does not vary: drop it, {ADVICE}.")
     correlation = information / np.outer(scale, scale)
     _, factor, _ = scipy.linalg.qr(correlation, pivoting=True)
     if abs(factor[-1, -1]) > _RANK_TOLERANCE * abs(factor[0, 0]):
@@ -40,19 +44,27 @@ def check_determined(information: np.ndarray, names: Sequence[str]) -> None:
     if len(alike) == 1:
         raise InvalidArgument(f"The rows do not determine the coefficient of {alike[0]}: drop it, {ADVICE}.")
     raise InvalidArgument(
-        f"Columns {', '.join(alike[:-1])} and {alike[-1]} are collinear: one is a combination of the others. Drop one, "
-        f"{ADVICE}."
+        f"Columns {', '.join(alike[:-1])} and {alike[-1]} are collinear: one is a combination of the others, or a mean "
+        f"is far larger than its spread. Drop one, subtract a constant, {ADVICE}."
     )
 
 
-def separating(coefficients: np.ndarray, first: Sums, names: Sequence[str]) -> InvalidArgument:
-    """Return the error for a likelihood that has no maximum; it names the column whose coefficient grows most.
+def separating(
+    coefficients: np.ndarray, first: Sums, names: Sequence[str], is_constant: bool = False
+) -> InvalidArgument:
+    """Return the error for a likelihood that has no maximum; it names the column with the fastest growing coefficient.
 
     Args:
       coefficients: where the steps were given up [p].
       first: sums of the first step.
       names: of the coefficients [p].
+      is_constant: whether no row has an event, or all have.
     """
+    if is_constant:
+        return InvalidArgument(
+            "The outcome is the same in all rows, with or without an event: there is nothing to estimate. Check the "
+            "values that count as an event."
+        )
     size = np.abs(coefficients) * np.sqrt(np.diag(first.information) / first.num_rows)
     size[[name == "(intercept)" for name in names]] = 0.0
     worst = names[int(np.argmax(size))] if np.any(size) else names[0]

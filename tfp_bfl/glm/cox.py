@@ -8,7 +8,7 @@ t_1 < ... < t_m. From then on a client's message holds, for each t, sums over it
     s0 = sum exp(x' b),   s1 = sum exp(x' b) x,   s2 = sum exp(x' b) x x',   and d0, d1, d2, the same over events at t
 
 They add up over clients, so the result equals that of all rows in one place. `stratified` gives each client a baseline
-hazard; then its own log likelihood, gradient and information are sums that leave no event time with the server.
+hazard; then its log likelihood, gradient and information are sums, and no event time leaves a client.
 
 Source: Efron 1977, section 3; Lu et al. 2015 (WebDISCO) for sums over risk sets.
 """
@@ -24,12 +24,12 @@ from scipy import stats
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.newton import solve
 from tfp_bfl.glm.rows import Rows, Table
 from tfp_bfl.glm.sums import Sums, Work, total
 
 # The check of proportional hazards warns in this share of fits whose hazards are proportional, at most.
 _SIGNIFICANT = 0.05
+_ROUNDING = 1e-12
 
 
 _Three = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -168,11 +168,13 @@ def partial_sums(sums: RiskSums) -> Sums:
 def work(table: Table, stratified: bool) -> Work:
     """Return what the server can ask clients for.
 
-    The first sums are at coefficients of 0; with one baseline hazard a message before them collects the times.
+    A message first collects sums of the columns, by which clients subtract their means: the coefficients stay, and
+    exp(x' b) stays within its range. With one baseline hazard it collects the times too. The first sums are at 0.
 
     Raises:
       InvalidArgument: no client has an event.
     """
+    table = table._replace(clients=_centred(table.clients))
     own = [event_times(rows) for rows in table.clients]
     if not any(map(len, own)):
         raise InvalidArgument("No row has an event: the outcome (time, event) must hold at least one event of 1.")
@@ -191,18 +193,31 @@ def work(table: Table, stratified: bool) -> Work:
         FAMILIES["poisson"]._replace(name="cox"),  # Events limit the number of coefficients, as for counts.
         ask,
         ask(np.zeros(len(table.names))),
-        1 if stratified else 2,
+        2,
         lambda coefficients: _not_proportional(risk(coefficients), table.names),
     )
+
+
+def _centred(clients: Sequence[Rows]) -> list[Rows]:
+    """Return rows with the means of all clients subtracted; what rounding leaves of a constant column is 0."""
+    number = sum(len(rows.design) for rows in clients)
+    mean = sum(np.sum(rows.design, 0) for rows in clients) / number
+    centred = [rows.design - mean for rows in clients]
+    size = np.max([np.max(np.abs(x), 0) for x in centred], 0)
+    varies = size > _ROUNDING * np.abs(mean)
+    return [rows._replace(design=x * varies) for rows, x in zip(clients, centred)]
 
 
 def proportionality(strata: Sequence[RiskSums]) -> np.ndarray:
     """Return p values of the score test that each coefficient does not change with time [p].
 
-    The alternative is b(t) = b + c (g(t) - mean of g), where g(t) is the share of events before t in its stratum. With
-    U = sum g (x - mean), V = sum of the variances, V_g and V_gg the same weighted by g and g^2:
+    The alternative is b(t) = b + c (g(t) - mean of g), where g(t) is the share of events before t in its stratum
+    (`cox.zph` has Kaplan and Meier's estimate). With U_g = sum g (x - mean), V = sum of the variances, V_g and V_gg the
+    same weighted by g and g^2, and the score U = sum (x - mean), which a prior leaves different from 0:
 
-        chi^2_j = U_j^2 / (V_gg - V_g V^-1 V_g)_jj,   one degree of freedom
+        chi^2_j = (U_g - V_g V^+ U)_j^2 / (V_gg - V_g V^+ V_g)_jj,   one degree of freedom
+
+    V^+ is the pseudo-inverse. A coefficient that the rows do not determine has p = 1.
 
     Args:
       strata: sums over risk sets at the maximum, of each stratum.
@@ -220,9 +235,11 @@ def proportionality(strata: Sequence[RiskSums]) -> np.ndarray:
     residual = np.concatenate([sums.features - of.mean for of, sums in parts])
     variance = np.concatenate([of.variance for of, _ in parts])
     v, v_g, v_gg = (np.einsum("t,tij->ij", weight, variance) for weight in (np.ones_like(g), g, g**2))
-    score = g @ residual
-    left = np.diag(v_gg - v_g @ solve(v, v_g))
-    return stats.chi2.sf(score**2 / np.maximum(left, 1e-300), 1)
+    projection = v_g @ np.linalg.pinv(v, rcond=1e-10, hermitian=True)
+    score = g @ residual - projection @ np.sum(residual, 0)
+    left, whole = np.diag(v_gg - projection @ v_g), np.diag(v_gg)
+    is_determined = left > 1e-8 * np.maximum(whole, 1e-300)
+    return np.where(is_determined, stats.chi2.sf(score**2 / np.where(is_determined, left, 1.0), 1), 1.0)
 
 
 def _not_proportional(strata: Sequence[RiskSums], names: Sequence[str]) -> list[str]:

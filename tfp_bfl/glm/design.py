@@ -17,6 +17,10 @@ MISSING = {
     "drop": "rows with an empty cell are left out",
     "indicate": "an empty cell becomes the mean of the column, and a column of 0 and 1 says where cells were empty",
 }
+# Words for an empty cell, beside "".
+_EMPTY = ("NA", "N/A", "NaN", "nan", "null", "NULL")
+# The value of two that is an event, where they are text.
+_YES = ("y", "yes", "true", "t", "1")
 # Text with more values than this is rather a name than a category.
 MOST_LEVELS = 30
 
@@ -105,14 +109,24 @@ def read_design(
     if not chosen:
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = _outcome(table, outcome, where)
-    owners = _texts(table, client_column) if client_column else np.full(table.num_rows, "all rows", object)
+    owners = as_text(_decoded(table, client_column).to_pylist()) if client_column else None
+    owners = np.full(table.num_rows, "all rows", object) if owners is None else owners
     keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
-    notes = _note(int(np.sum(~keep)), "without an outcome or a client")
+    exposure = None if outcome.exposure is None else _numbers(table, outcome.exposure, where)
+    keep &= True if exposure is None else np.isfinite(exposure)
+    notes = _event_note(table, outcome, where) + _note(
+        int(np.sum(~keep)), "without an outcome, a client or an exposure"
+    )
     blocks, names, complete = [], [], np.ones(table.num_rows, bool)
     patterns: dict[bytes, str] = {}
     for name in chosen:
+        if _numbers_rows(table, name, where):
+            notes.append(f"The column {shown(name)} numbers the rows and is left out.")
+            continue
         block, own = _column(table, name, name in categorical, keep, where)
         empty = np.isnan(block[:, 0])
+        if np.all(empty[keep]):
+            raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
         if missing == "indicate" and np.any(empty & keep):
             block = np.where(np.isnan(block), np.nanmean(block[keep], 0), block)
             same = patterns.setdefault(empty[keep].tobytes(), name)
@@ -132,8 +146,14 @@ def read_design(
             f"No row of {where} is complete: give --missing indicate, or leave columns with many empty cells out with "
             "--drop."
         )
+    if not blocks:
+        raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     features = np.concatenate(blocks, 1)
-    exposure = None if outcome.exposure is None else _numbers(table, outcome.exposure, where)
+    vanished = [j for j, name in enumerate(names) if "[" in name and not np.any(features[left, j])]
+    if vanished:
+        notes.append(f"No row is left with {', '.join(names[j] for j in vanished)}: left out.")
+        features = np.delete(features, vanished, 1)
+        names = [name for j, name in enumerate(names) if j not in vanished]
     found, number = np.unique(owners[left], return_inverse=True)
     order = sorted(range(len(found)), key=lambda k: natural(found[k]))
     gone = sorted(set(owners[keep].tolist()) - set(found.tolist()), key=natural)
@@ -174,7 +194,29 @@ def _decoded(table: Any, name: str) -> Any:
 
 
 def _texts(table: Any, name: str) -> np.ndarray:
-    return as_text(_decoded(table, name).to_pylist())
+    """Return a column as text [N], "" for empty cells and for the words that stand for them."""
+    cells = as_text(_decoded(table, name).to_pylist())
+    return np.where(np.isin(cells, list(_EMPTY)), "", cells)
+
+
+def _numbers_rows(table: Any, name: str, where: str) -> bool:
+    """Return whether a column counts the rows up by one, as the row names of R do."""
+    import pyarrow.types as types
+
+    if table.num_rows < 2 or not types.is_integer(_decoded(table, name).type):
+        return False
+    return bool(np.all(np.diff(_numbers(table, name, where)) == 1))
+
+
+def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
+    """Return which values count as an event, where that is not obvious."""
+    name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
+    if name is None:
+        return []
+    cells = _texts(table, name)
+    events = _events(cells, name, outcome.event_values, where)
+    count = int(np.sum(np.isin(cells, list(events))))
+    return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
 def _numbers(table: Any, name: str, where: str) -> np.ndarray:
@@ -247,17 +289,30 @@ def _outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
 
 def _binary(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> np.ndarray:
     """Return 1 for an event, 0 for none and NaN for an empty cell [N]."""
-    found = sorted(set(cells.tolist()) - {""}, key=natural)
-    if not events:
-        if len(found) != 2:
-            few = ", ".join(map(shown, found[:6]))
-            raise InvalidArgument(
-                f"The column {shown(name)} of {where} must hold two values, but holds {len(found)} ({few}): give "
-                "--event-value with the values that count as an event, such as 1,2,3."
-            )
-        events = found[1:]
-    for event in events:
-        lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
-    binary = np.isin(cells, list(events)).astype(np.float64)
+    binary = np.isin(cells, list(_events(cells, name, events, where))).astype(np.float64)
     binary[cells == ""] = np.nan
     return binary
+
+
+def _events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
+    """Return the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
+    found = sorted(set(cells.tolist()) - {""}, key=natural)
+    for event in events:
+        lookup(dict.fromkeys(found), event, "value", f"in column {name} of {where} for --event-value")
+    if events:
+        return events
+    if len(found) != 2:
+        few = ", ".join(map(shown, found[:6]))
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} must hold two values, but holds {len(found)} ({few}): give "
+            "--event-value with the values that count as an event, such as 1,2,3."
+        )
+    if all(value(x) is not None for x in found):
+        return found[1:]
+    yes = [x for x in found if x.lower() in _YES]
+    if len(yes) != 1:
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds {shown(found[0])} and {shown(found[1])}: give --event-value "
+            "with the one that is an event."
+        )
+    return yes

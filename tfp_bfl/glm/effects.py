@@ -59,10 +59,12 @@ class Effect(NamedTuple):
     Fields:
       mean: [d].
       covariance: [d, d].
+      slope: the derivative of the mean by b, at the mode [d, p].
     """
 
     mean: np.ndarray
     covariance: np.ndarray
+    slope: np.ndarray
 
 
 def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layout, nodes: int) -> tuple[Sums, Effect]:
@@ -103,7 +105,9 @@ def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layo
     mean = shares @ at
     spread = (at - mean).T @ (shares[:, np.newaxis] * (at - mean))
     sums = Sums(float(len(fixed)), float(family.events(rows.outcome)), marginal, gradient, information)
-    return sums, Effect(factor @ mean, factor @ spread @ factor.T)
+    weighted = (z @ factor).T * terms(fixed + z @ factor @ mode).weight
+    slope = -factor @ root @ root.T @ weighted @ rows.design
+    return sums, Effect(factor @ mean, factor @ spread @ factor.T, slope)
 
 
 def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarray) -> Terms:

@@ -12,6 +12,12 @@ from tfp_bfl.glm.sums import Sums
 
 # In posterior standard deviations: large beside rounding, small beside the scale of the fourth derivative.
 _DIFFERENCE = 0.1
+# In posterior standard deviations and variances: the next order is about the square of this one.
+_LARGEST = 0.75
+_TOO_SKEWED = (
+    "The posterior is too skewed for moments to second order: its maximum and curvature are given. More events or a "
+    "narrower prior would help; a Markov chain is exact."
+)
 
 
 class Expansion(NamedTuple):
@@ -21,11 +27,14 @@ class Expansion(NamedTuple):
       mean: [p].
       covariance: [p, p].
       messages: how many it took.
+      warnings: a sentence where the second order is too large to be trusted; mean and covariance are then b* and the
+        inverse of the information.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     messages: int
+    warnings: list[str]
 
 
 def expand(ask: Callable[[np.ndarray], Sums], coefficients: np.ndarray, information: np.ndarray) -> Expansion:
@@ -58,5 +67,8 @@ def expand(ask: Callable[[np.ndarray], Sums], coefficients: np.ndarray, informat
     t = np.einsum("ia,cij,jb->abc", root, np.stack(third), root)
     tadpole = np.einsum("abb->a", t)
     loop = root.T @ fourth @ root + np.einsum("acd,bcd->ab", t, t) + np.einsum("abc,c->ab", t, tadpole)
+    messages, sizes = 2 * len(root) + 1, np.abs(np.linalg.eigvalsh((loop + loop.T) / 2)) / 2
+    if not np.linalg.norm(tadpole) / 2 < _LARGEST or not np.max(sizes) < _LARGEST:
+        return Expansion(coefficients, covariance, messages, [_TOO_SKEWED])
     corrected = root @ (np.eye(len(root)) + loop / 2) @ root.T
-    return Expansion(coefficients + root @ tadpole / 2, (corrected + corrected.T) / 2, 2 * len(root) + 1)
+    return Expansion(coefficients + root @ tadpole / 2, (corrected + corrected.T) / 2, messages, [])

@@ -54,11 +54,12 @@ def fit(
       intercept_stddev: s of the intercept; None for `prior_stddev`, infinity for a flat prior.
       dispersion: the variance of a Gaussian outcome; None to estimate it by the maximum of the marginal likelihood,
         RSS / (N - p) under a flat prior.
-      exposure: of each client's rows [n], whose logarithm is added to the linear predictor.
+      exposure: "poisson" only: of each client's rows [n]; its logarithm is added to the linear predictor.
       names: of the p features.
       stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
       second_order: replace maximum and curvature by mean and covariance to second order (`expansion.expand`), which
-        takes 2 p + 1 more messages: for few events, where the posterior is skewed.
+        takes 2 p + 1 more messages: for few events, where the posterior is moderately skewed. Where it is more skewed
+        than that, maximum and curvature stay, with a warning.
 
     Returns:
       The posterior, with mean [p + 1] and covariance [p + 1, p + 1], the intercept first.
@@ -74,13 +75,13 @@ def fit(
       >>> clients = [(x, np.array([1.0, 3.0, 5.0, 7.2])), (x, np.array([1.2, 2.8, 5.1, 6.9]))]
       >>> print(bfl.glm.fit(clients, names=["dose"]).table())
       coefficient   mean       sd  95 % from     to
-      (intercept)  1.025  0.08874     0.8511  1.199
-      dose             2  0.04743      1.907  2.093
+      (intercept)  1.025  0.08874     0.8079  1.242
+      dose             2  0.04743      1.884  2.116
 
     Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
     """
     lookup({**FAMILIES, "cox": None}, family, "family")
-    _check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
+    _check_options(family, prior_stddev, intercept_stddev, dispersion, stratified, exposure)
     table = read(clients, FAMILIES.get(family), names, exposure, intercept=family != "cox")
     precision = prior_precision(table.names, prior_stddev, intercept_stddev)
     if family == "gaussian":
@@ -111,6 +112,7 @@ def fit(
         mean=moments.mean,
         covariance=moments.covariance,
         messages=maximum.messages + moments.messages,
+        warnings=[*posterior.warnings, *moments.warnings],
     )
 
 
@@ -129,6 +131,7 @@ def _check_options(
     intercept_stddev: Optional[float],
     dispersion: Optional[float],
     stratified: bool,
+    exposure: Optional[Sequence[np.ndarray]],
 ) -> None:
     for name, stddev in (("prior_stddev", prior_stddev), ("intercept_stddev", intercept_stddev)):
         if stddev is not None and stddev != math.inf:
@@ -136,9 +139,11 @@ def _check_options(
     if dispersion is not None:
         check_number(dispersion, "dispersion")
         if family != "gaussian":
-            raise InvalidArgument(f"dispersion is of the family 'gaussian', but the family is {family!r}.")
+            raise InvalidArgument(f"dispersion is for the family 'gaussian', but the family is {family!r}.")
+    if exposure is not None and family != "poisson":
+        raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
     if stratified and family != "cox":
-        raise InvalidArgument(f"stratified is of the family 'cox', but the family is {family!r}.")
+        raise InvalidArgument(f"stratified is for the family 'cox', but the family is {family!r}.")
 
 
 def _work(table: Table, family: Family) -> Work:
@@ -166,14 +171,14 @@ def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[flo
       InvalidArgument: collinear columns, or no more rows than coefficients where the dispersion is estimated.
     """
     check_determined(sums.information + np.diag(precision), names)
-    variance = dispersion
+    variance, degrees = dispersion, None
     if dispersion is None:
         if sums.num_rows <= len(precision):
             raise InvalidArgument(
                 f"There are {sums.num_rows:g} rows for {len(precision)} coefficients: give dispersion, the variance of "
                 "the outcome, or more rows."
             )
-        variance = _estimated_dispersion(sums, precision)
+        variance, degrees = _estimated_dispersion(sums, precision)
     assert variance is not None
     information = sums.information / variance + np.diag(precision)
     mean = solve(information, sums.gradient / variance)
@@ -196,6 +201,7 @@ def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[flo
         sums,
         np.zeros(len(precision)),
         dispersion,
+        degrees,
     )
 
 
@@ -203,18 +209,20 @@ def _residual_sum(sums: Sums, mean: np.ndarray) -> float:
     return max(float(-2 * sums.log_likelihood - 2 * mean @ sums.gradient + mean @ sums.information @ mean), 0.0)
 
 
-def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> float:
-    variance = -2 * sums.log_likelihood / sums.num_rows or 1.0
+def _estimated_dispersion(sums: Sums, precision: np.ndarray) -> tuple[float, float]:
+    """Return the dispersion, and the degrees of freedom N - gamma."""
+    variance, degrees = -2 * sums.log_likelihood / sums.num_rows or 1.0, sums.num_rows
     for _ in range(_DISPERSION_STEPS):
         information = sums.information / variance + np.diag(precision)
         rss = _residual_sum(sums, solve(information, sums.gradient / variance))
         determined = len(precision) - float(np.diag(inverse(information)) @ precision)
-        before, variance = variance, rss / (sums.num_rows - determined)
+        degrees = sums.num_rows - determined
+        before, variance = variance, rss / degrees
         if variance <= 1e-12 * -2 * sums.log_likelihood / sums.num_rows:
             raise InvalidArgument(
-                "The columns predict the outcome without error, so that its variance is 0: drop the column that holds "
-                "the outcome, or give dispersion."
+                "The columns predict the outcome without error, or its mean is too large beside its spread for sums: "
+                "drop the column that holds the outcome, or subtract a constant from the outcome."
             )
         if abs(variance - before) <= _CHANGE * before:
             break
-    return variance
+    return variance, degrees

@@ -57,6 +57,8 @@ class Hierarchical:
     def linear_predictor(self, features: np.ndarray, client: Optional[int] = None) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of x' b + z' u for each row, [n] and [n].
 
+            variance = a' covariance a + z' Cov(u | b) z,   a = x + (du / db)' z
+
         Args:
           features: [n, p], without a column for the intercept.
           client: the number of a client of the fit; None for a new client, with u ~ N(0, between).
@@ -66,14 +68,15 @@ class Hierarchical:
         """
         if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
-        mean, stddev = self.posterior.linear_predictor(features)
-        effect = Effect(np.zeros(len(self.random)), self.between) if client is None else self.effects[client]
-        names = list(self.posterior.names)
-        has_intercept = INTERCEPT in names
-        x = np.asarray(features, np.float64)
-        design = np.column_stack([np.ones(len(x)), x]) if has_intercept else x
+        design, names = self.posterior.design(features), list(self.posterior.names)
+        new = Effect(np.zeros(len(self.random)), self.between, np.zeros((len(self.random), len(names))))
+        effect = new if client is None else self.effects[client]
         z = design[:, [names.index(name) for name in self.random]]
-        return mean + z @ effect.mean, np.sqrt(stddev**2 + np.einsum("ia,ab,ib->i", z, effect.covariance, z))
+        # The effect of a known client depends on b: a larger b leaves a smaller effect.
+        along = design + z @ effect.slope
+        variance = np.einsum("ij,jk,ik->i", along, self.posterior.covariance, along)
+        variance += np.einsum("ia,ab,ib->i", z, effect.covariance, z)
+        return design @ self.posterior.mean + z @ effect.mean, np.sqrt(variance)
 
     def predict(self, features: np.ndarray, client: Optional[int] = None) -> np.ndarray:
         """Return the mean of the outcome for each row, for a client of the fit or a new one [n].
@@ -151,13 +154,21 @@ def fit_hierarchical(
         return total([client_sums(rows, parameters, chosen, layout, nodes)[0] for rows in table.clients])
 
     start = _start(pooled, layout)
-    maximum = maximise(ask, ask(start), precision, _all_names(table.names, layout), pooled.messages, start)
-    parameters, covariance, messages = maximum.coefficients, inverse(maximum.information), maximum.messages
+    try:
+        maximum = maximise(ask, ask(start), precision, table.names, pooled.messages, start)
+        covariance = inverse(maximum.information)
+    except (np.linalg.LinAlgError, InvalidArgument):
+        raise InvalidArgument(
+            "The rows do not determine how coefficients differ between clients: use fewer names in random, centre "
+            "their columns, or give between_stddev, a prior on the standard deviations between clients."
+        ) from None
+    parameters, messages = maximum.coefficients, maximum.messages
     if second_order:
         moments = expand(ask, parameters, maximum.information)
         mean, covariance, messages = moments.mean, moments.covariance, messages + moments.messages
+        skewed = moments.warnings
     else:
-        mean = parameters
+        mean, skewed = parameters, []
     size, factor = layout.num_coefficients, layout.factor(parameters)
     posterior = dataclasses.replace(
         pooled,
@@ -168,8 +179,10 @@ def fit_hierarchical(
         dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
         sums=None,
         sums_at=None,
+        degrees_of_freedom=None,
         warnings=[
             *few_events(maximum.sums, chosen, layout.size),
+            *skewed,
             *_few_clients(table.clients),
             *_no_difference(factor, pooled.stddev[list(layout.columns)], [table.names[j] for j in layout.columns]),
         ],
@@ -198,11 +211,6 @@ def _start(pooled: Posterior, layout: Layout) -> np.ndarray:
     factor = [of[a] if a == b else 0.0 for a, b in layout.pairs]
     residual = [np.log(scale)] if layout.has_dispersion else []
     return np.concatenate([pooled.mean, factor, residual])
-
-
-def _all_names(names: Sequence[str], layout: Layout) -> list[str]:
-    of_factor = [f"L of {names[layout.columns[a]]} and {names[layout.columns[b]]}" for a, b in layout.pairs]
-    return [*names, *of_factor, *(["log residual sd"] if layout.has_dispersion else [])]
 
 
 def _few_clients(clients: Sequence[Rows]) -> list[str]:

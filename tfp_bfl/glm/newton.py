@@ -13,7 +13,7 @@ from tfp_bfl.glm.checks import check_determined, separating
 from tfp_bfl.glm.sums import Sums
 
 # The squared distance to the maximum, in posterior standard deviations, at which the last step is taken.
-_TOLERANCE = 1e-13
+_TOLERANCE, _FLAT_TOLERANCE = 1e-13, 1e-10
 MOST_MESSAGES = 25
 # A change of the log posterior that rounding explains.
 _ROUNDING = 1e-12
@@ -96,11 +96,13 @@ def maximise(
       InvalidArgument: the rows and the prior do not determine the coefficients, or the likelihood has no maximum.
     """
     prior = np.diag(precision)
+    most, tolerance = messages + MOST_MESSAGES, _TOLERANCE
     if start is None:
         check_determined(first.information + prior, names)
         start = solve(first.information + prior, first.gradient)
-    coefficients, previous, best = start, np.zeros(len(precision)), -np.inf
-    most = messages + MOST_MESSAGES
+    else:  # Variances near 0 have a flat maximum, to which steps converge slowly.
+        most, tolerance = messages + 4 * MOST_MESSAGES, _FLAT_TOLERANCE
+    coefficients, previous, best, sums = start, np.zeros(len(precision)), -np.inf, first
     while messages < most:
         sums, messages = ask(coefficients), messages + 1
         value = sums.log_likelihood - 0.5 * float(precision @ coefficients**2)
@@ -113,8 +115,8 @@ def maximise(
         step = _step(information, gradient)
         previous, best = coefficients, value
         coefficients = coefficients + step
-        if abs(gradient @ step) < _TOLERANCE:
+        if abs(gradient @ step) < tolerance:
             return Maximum(coefficients, information, sums, messages, previous)
     if np.any(precision > 0) and np.all(precision > 0):
         raise InvalidArgument(f"Newton's steps did not converge in {messages} messages: rescale the columns.")
-    raise separating(previous, first, names)
+    raise separating(previous, first, names, is_constant=sums.num_events in (0, sums.num_rows))

@@ -40,6 +40,7 @@ def one_message(
     intercept_stddev: Optional[float] = None,
     exposure: Optional[Sequence[np.ndarray]] = None,
     names: Optional[Sequence[str]] = None,
+    client_names: Optional[Sequence[str]] = None,
     compare: bool = True,
 ) -> OneMessage:
     """Combine the clients' own maxima b_k and information A_k, which each client computes alone and sends once.
@@ -51,6 +52,7 @@ def one_message(
 
     Args:
       clients, family, prior_stddev, intercept_stddev, exposure, names: as of `fit`; not "cox".
+      client_names: of the clients, for errors; their numbers if None.
       compare: compute the exact posterior too, and the distance from it; it takes further messages.
 
     Raises:
@@ -64,12 +66,11 @@ def one_message(
     own = []
     for number, rows in enumerate(table.clients):
         try:
-            alone = [(rows.design[:, 1:], rows.outcome)]
-            own.append(
-                fit(alone, family, **options, exposure=[np.exp(rows.offset)], names=table.names[1:])  # type: ignore[arg-type]
-            )
+            alone, years = [(rows.design[:, 1:], rows.outcome)], None if exposure is None else [np.exp(rows.offset)]
+            own.append(fit(alone, family, **options, exposure=years, names=table.names[1:]))  # type: ignore[arg-type]
         except InvalidArgument as error:
-            raise InvalidArgument(f"Client {number} can't be fitted alone: {error}") from None
+            name = client_names[number] if client_names else number
+            raise InvalidArgument(f"Client {name} can't be fitted alone: {error}") from None
     precision = own[0].precision
     information = [np.linalg.inv(one.covariance) for one in own]
     combined = sum(information) - (len(own) - 1) * np.diag(precision)
@@ -84,6 +85,8 @@ def one_message(
         messages=1,
         log_likelihood=float("nan"),
         warnings=(),
+        dispersion=sum(one.count * one.dispersion for one in own) / sum(one.count for one in own),
+        degrees_of_freedom=None,
         sums=None,
         sums_at=None,
     )

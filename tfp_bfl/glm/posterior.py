@@ -52,6 +52,7 @@ class Posterior:
       sums: of all clients at the coefficients `sums_at`, by which clients join and leave (`revise`); None for "cox".
       sums_at: [p].
       given_dispersion: the dispersion that `fit` was given; None where it was estimated.
+      degrees_of_freedom: of Student's t; None for normal intervals.
     """
 
     names: Sequence[str]
@@ -69,6 +70,7 @@ class Posterior:
     sums: Optional[Sums] = None
     sums_at: Optional[np.ndarray] = None
     given_dispersion: Optional[float] = None
+    degrees_of_freedom: Optional[float] = None
 
     @property
     def stddev(self) -> np.ndarray:
@@ -81,14 +83,17 @@ class Posterior:
         return FAMILIES[self.family].ratio if self.family in FAMILIES else "hazard ratio"
 
     def interval(self, level: float = 0.95) -> np.ndarray:
-        """Return the central interval of each coefficient [p, 2], which holds it with probability `level`.
+        """Return the central interval of each coefficient [p, 2], which contains it with probability `level`.
+
+        For Gaussian outcomes with an estimated dispersion it is that of Student's t, otherwise of the normal.
 
         Raises:
           InvalidArgument: the level is not between 0 and 1.
         """
         if not 0 < check_number(level, "level") < 1:
             raise InvalidArgument(f"level is {level:g}, but must be above 0 and below 1, such as 0.95.")
-        half = stats.norm.ppf(0.5 + level / 2) * self.stddev
+        law = stats.norm if self.degrees_of_freedom is None else stats.t(self.degrees_of_freedom)
+        half = law.ppf(0.5 + level / 2) * self.stddev
         return np.stack([self.mean - half, self.mean + half], axis=1)
 
     def table(self, level: float = 0.95) -> Coefficients:
@@ -106,8 +111,8 @@ class Posterior:
             rows.append(row)
         return rows
 
-    def linear_predictor(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and standard deviation of x' b for each row, [n] and [n].
+    def design(self, features: np.ndarray) -> np.ndarray:
+        """Return rows with a column of ones first, if there is an intercept [n, p + 1].
 
         Args:
           features: [n, p], without a column for the intercept.
@@ -122,11 +127,24 @@ class Posterior:
                 f"features have shape {x.shape}, but must have [n, {len(self.names) - has_intercept}]: "
                 f"{', '.join(self.names[has_intercept:])}."
             )
-        design = np.column_stack([np.ones(len(x)), x]) if has_intercept else x
+        return np.column_stack([np.ones(len(x)), x]) if has_intercept else x
+
+    def linear_predictor(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of x' b for each row, [n] and [n].
+
+        Args:
+          features: [n, p], without a column for the intercept.
+
+        Raises:
+          InvalidArgument: another number of columns.
+        """
+        design = self.design(features)
         return design @ self.mean, np.sqrt(np.einsum("ij,jk,ik->i", design, self.covariance, design))
 
     def predict(self, features: np.ndarray) -> np.ndarray:
-        """Return the mean of the outcome for each row under the posterior [n]; for survival the relative hazard.
+        """Return the mean of the outcome for each row under the posterior [n].
+
+        For survival it is the hazard relative to a row of zeros; for counts with an exposure, the mean for one unit.
 
             E[g^-1(x' b)],   b ~ N(mean, covariance),   by Gauss-Hermite quadrature of 40 nodes
 

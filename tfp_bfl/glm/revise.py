@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.families import FAMILIES
 from tfp_bfl.glm.fit import gaussian_of_sums
 from tfp_bfl.glm.newton import inverse, solve
@@ -16,14 +17,18 @@ from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read
 from tfp_bfl.glm.sums import Sums, client_sums
 
+# Further than this the quadratic approximation at the old coefficients is poor.
+_FAR = 2.0
+
 
 class Revised(NamedTuple):
     """A posterior after clients joined or left.
 
     Fields:
       posterior: of the clients that are there now.
-      moved: the length of the step from the old maximum, in posterior standard deviations. The revised maximum is off
-        by about its square over the square root of the number of events; 0 for Gaussian outcomes, which are exact.
+      moved: the length of the step from the coefficients of the last fit, in posterior standard deviations. The revised
+        maximum is off by about its square over the square root of the number of events; 0 for Gaussian outcomes, which
+        are exact.
     """
 
     posterior: Posterior
@@ -63,18 +68,27 @@ def revise(
       True
     """
     if posterior.sums is None or posterior.sums_at is None:
-        raise InvalidArgument("The sums of family 'cox' are over risk sets of all clients: fit anew.")
+        raise InvalidArgument(
+            "This posterior has no sums by which clients join and leave: it must come from fit, and not be of family "
+            "'cox', with sums over risk sets of all clients. Fit anew."
+        )
     sums, clients = posterior.sums, posterior.num_clients
+    is_binary = posterior.family == "bernoulli"
     for given, exposure, sign in ((add, add_exposure, 1.0), (remove, remove_exposure, -1.0)):
         own, number = _sums(posterior, given, exposure)
         sums, clients = (sums if own is None else sums.add(own, sign)), clients + int(sign) * number
-    if sums.num_rows < 1 or clients < 1:
+    if sums.num_rows < 1 or clients < 1 or not 0 <= sums.num_events <= (sums.num_rows if is_binary else np.inf):
         raise InvalidArgument(
-            f"{posterior.num_clients} clients with {posterior.count} rows are there, and no more can be removed."
+            f"{posterior.num_clients} clients with {posterior.count} rows and {posterior.events} events are there, and "
+            "no more can be removed."
         )
+    undetermined = "The clients that are left do not determine the coefficients: fit them with a prior."
     if posterior.family == "gaussian":
         # The dispersion is estimated again; one that was given to `fit` is given to it once more.
-        revised = gaussian_of_sums(sums, posterior.precision, posterior.given_dispersion, posterior.names)
+        try:
+            revised = gaussian_of_sums(sums, posterior.precision, posterior.given_dispersion, posterior.names)
+        except (np.linalg.LinAlgError, ValueError) as error:
+            raise error if isinstance(error, InvalidArgument) else InvalidArgument(undetermined) from None
         return Revised(dataclasses.replace(revised, num_clients=clients, messages=posterior.messages + 1), 0.0)
     information = sums.information + np.diag(posterior.precision)
     try:
@@ -83,8 +97,14 @@ def revise(
         raise InvalidArgument(
             "The clients that are left do not determine the coefficients: fit them with a prior."
         ) from None
-    mean = posterior.sums_at + step
-    moved = mean - posterior.mean
+    moved = float(np.sqrt(step @ information @ step))
+    mean, family = posterior.sums_at + step, FAMILIES[posterior.family]
+    warnings = few_events(sums, family, len(mean))
+    if moved > _FAR:
+        warnings.append(
+            f"The revised maximum is {moved:.2g} posterior standard deviations from the coefficients of the sums: fit "
+            "anew."
+        )
     revised = dataclasses.replace(
         posterior,
         mean=mean,
@@ -95,8 +115,9 @@ def revise(
         messages=posterior.messages + 1,
         log_likelihood=sums.log_likelihood,
         sums=sums,
+        warnings=warnings,
     )
-    return Revised(revised, float(np.sqrt(moved @ information @ moved)))
+    return Revised(revised, moved)
 
 
 def _sums(posterior: Posterior, given: Given, exposure: Optional[Sequence[np.ndarray]]) -> tuple[Optional[Sums], int]:

@@ -12,6 +12,7 @@ from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.glm.families import Family
 
 INTERCEPT = "(intercept)"
+_LARGEST = 1e50  # squares of larger numbers, and their sums, leave float64
 Given = Union[Clients, Sequence[tuple[np.ndarray, np.ndarray]]]
 
 
@@ -113,12 +114,13 @@ def _floats(values: np.ndarray, what: str) -> np.ndarray:
         numbers = np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise InvalidArgument(f"{what} must be numbers, but hold {shown(values)}.") from None
-    bad = np.argwhere(~np.isfinite(numbers))
+    bad = np.argwhere(~(np.abs(numbers) < _LARGEST))
     if len(bad):
         at = bad[0].tolist()
         raise InvalidArgument(
-            f"{what} must be finite, but row {at[0]}" + (f", column {at[1]}" if len(at) > 1 else "") + " is "
-            f"{numbers[tuple(bad[0])]:g}: impute or drop it."
+            f"{what} must be finite and below {_LARGEST:g} in size, but row {at[0]}"
+            + (f", column {at[1]}" if len(at) > 1 else "")
+            + f" is {numbers[tuple(bad[0])]:g}: impute, rescale or drop it."
         )
     return numbers
 
