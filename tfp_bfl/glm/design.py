@@ -146,14 +146,7 @@ def read_design(
             f"No row of {where} is complete: give --missing indicate, or leave columns with many empty cells out with "
             "--drop."
         )
-    if not blocks:
-        raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
-    features = np.concatenate(blocks, 1)
-    vanished = [j for j, name in enumerate(names) if "[" in name and not np.any(features[left, j])]
-    if vanished:
-        notes.append(f"No row is left with {', '.join(names[j] for j in vanished)}: left out.")
-        features = np.delete(features, vanished, 1)
-        names = [name for j, name in enumerate(names) if j not in vanished]
+    features, names = _joined(blocks, names, left, notes, where)
     found, number = np.unique(owners[left], return_inverse=True)
     order = sorted(range(len(found)), key=lambda k: natural(found[k]))
     gone = sorted(set(owners[keep].tolist()) - set(found.tolist()), key=natural)
@@ -168,6 +161,19 @@ def read_design(
         [found[k] for k in order],
         notes,
     )
+
+
+def _joined(
+    blocks: list[np.ndarray], names: list[str], left: np.ndarray, notes: list[str], where: str
+) -> tuple[np.ndarray, list[str]]:
+    """Return the columns of the design without levels that no row has; `notes` gets a sentence on them."""
+    if not blocks:
+        raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
+    features = np.concatenate(blocks, 1)
+    vanished = [j for j, name in enumerate(names) if "[" in name and not np.any(features[left, j])]
+    if vanished:
+        notes.append(f"No row is left with {', '.join(names[j] for j in vanished)}: left out.")
+    return np.delete(features, vanished, 1), [name for j, name in enumerate(names) if j not in vanished]
 
 
 def _note(count: int, why: str) -> list[str]:
