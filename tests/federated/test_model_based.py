@@ -97,6 +97,16 @@ def reference(table, rounds, cohort_size):
     return found
 
 
+def test_a_client_that_moves_too_far_is_left_out_beside_one_that_raises():
+    """One trial finds who raises, the next one who moves too far."""
+    table = np.zeros((NUM_CLIENTS, MOST_ROUNDS), int)
+    table[0, 0], table[1, 0] = RAISES, FAR
+    result = federated.simulate(process(), federation(table), 1, engine="local")
+    assert result.rounds[0]["faulty_clients"].keys() == {"0", "1"}
+    assert REASONS[FAR] in result.rounds[0]["faulty_clients"]["1"]
+    np.testing.assert_allclose(result.state.weights.point[1], [0.5 * np.mean([2, 3, 4]) / 4] * 2, rtol=1e-6)
+
+
 class Killed(BaseException):
     """As a signal: nothing catches it."""
 

@@ -188,23 +188,24 @@ class Attempts:
     def _without_culprits(self, state: ServerState, present: Sequence[int]) -> Outcome:
         """Run the round of these clients and, if some of them are to blame for what is wrong with it, without them."""
         left_out: dict[int, str] = {}
-        for is_last in (False, True):
+        may_fail, may_be_far = True, True
+        while present:
             try:
                 outcome = self._trial(state, present)
                 left_out = {**outcome.left_out, **left_out}
-                culprits = {} if is_last else outcome.far
+                culprits = outcome.far if may_be_far else {}
+                may_be_far = False
                 if not culprits:
                     return outcome._replace(left_out=left_out)
             except ComputationError as error:
-                culprits = {} if is_last else self._culprits(state, present, error)
+                culprits = self._culprits(state, present, error) if may_fail else {}
                 if isinstance(error, _Spoilt) and not culprits:
                     raise Diverged(str(error), state) from None
-                if is_last:
+                if not may_fail:
                     raise
+                may_fail = False
             left_out = {**left_out, **culprits}
             present = [k for k in present if k not in left_out]
-            if not present:
-                break
         return Outcome(state, {"clients": NO_CLIENTS}, left_out)
 
     def _culprits(self, state: ServerState, present: Sequence[int], error: ComputationError) -> dict[int, str]:
