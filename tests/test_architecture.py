@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "engines.ray": {"data", "federated"},
     "engines.tff": {"contracts", "federated"},
     "engines": set(),
-    "federated": {"contracts", "weights", "models", "posterior", "privacy", "data", "servers"},
+    "federated": {"contracts", "weights", "models", "layers", "posterior", "privacy", "data", "servers"},
     "contrib.kernel": {"contracts", "rules", "weights", "posterior"},
     "contrib.normality": {"evaluation", "plots"},
     "contrib": set(),
