@@ -214,12 +214,20 @@ def promises(_: Results) -> str:
 
 
 def unseen(_: Results) -> str:
-    with open(STUDY / "sets.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    names = ("coverage, unseen clients", "of the worst unseen client", "accuracy, unseen clients")
-    return table(
-        ["partition", *names], *([row[name].replace("+-", "±") for name in ("partition", *names)] for row in rows)
-    )
+    rows = [json.loads(line) for line in (STUDY.parent / "records.jsonl").read_text().splitlines()]
+    keys = {
+        "coverage, unseen clients": "unseen_coverage",
+        "of the worst unseen client": "least_coverage",
+        "of the worst, adapted (below)": "adapted_least_coverage",
+        "accuracy, unseen clients": "accuracy",
+    }
+
+    def shown(partition: str, key: str) -> str:
+        values = np.array([row[key] for row in rows if row["options"]["partition"] == partition])
+        return f"{values.mean():.3f} ± {values.std(ddof=1):.3f}"
+
+    partitions = ("iid", "dirichlet:0.5", "dirichlet:0.1")
+    return table(["partition", *keys], *([p, *(shown(p, key) for key in keys.values())] for p in partitions))
 
 
 def regression(found: Results) -> str:
