@@ -7,7 +7,11 @@ import importlib
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from tfp_bfl.errors import INSTALL_TFF_COMMAND, MissingDependency, WorkerError, missing_package
+
+_WORKER = "worker_binary"
 
 
 @functools.lru_cache(maxsize=None)  # noqa: UP033  (functools.cache hides the type from mypy on 3.9)
@@ -31,7 +35,7 @@ def require_tff() -> ModuleType:
 
 
 def drop_default_context(tff: ModuleType) -> None:
-    """Let go of TFF's default context while its destructor still works.
+    """Let go of TFF's default context while its destructor still works, at the end of the program.
 
     TFF installs a default context when it is imported. Left to the interpreter's teardown, its destructor
     prints an exception and, if a computation ran in it, leaves that computation's worker process behind.
@@ -41,5 +45,10 @@ def drop_default_context(tff: ModuleType) -> None:
         def invoke(self, comp: Any, arg: Any) -> Any:
             raise WorkerError("The interpreter is exiting; run computations before that.")
 
+    # The destructor interrupts the worker and waits for it, for ever if the interrupt is lost.
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.name().startswith(_WORKER):
+                child.kill()
     with contextlib.suppress(Exception):
         tff.framework.set_default_context(Closed())
