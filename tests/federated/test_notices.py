@@ -96,14 +96,16 @@ def test_the_advice_on_equal_standard_deviations_is_a_number_of_rounds(ratios, a
 def test_equal_noise_of_personal_models_is_reported_with_its_rate_and_a_remedy():
     row = {"stddev_log_ratio": 0.02, "dropout_rate_median": 0.0099}
     warning = spread_warning([row, row])
-    assert "dropout rates have a median of 0.0099, and a larger logit_rate" in warning and "rounds" not in warning
+    assert "dropout rates have a median of 0.0099; a larger logit_rate" in warning and "rounds" not in warning
 
 
 @pytest.mark.parametrize(("share", "warned"), [(None, False), (0.5, False), (0.51, True)])
 def test_noise_at_the_top_of_its_range_is_warned_of(share, warned):
     warning = saturated_noise_warning({"saturated_share": share})
     assert (warning is not None) is warned
-    assert not warned or ("51% of the clients' variances" in warning and "smaller logit_rate or kl_weight" in warning)
+    assert not warned or (
+        "51% of the clients' variances" in warning and "lower initial_rate, logit_rate or kl_weight" in warning
+    )
 
 
 @pytest.mark.parametrize(("nll", "warned"), [(2.6e11, True), (36.0, False), (None, False)])

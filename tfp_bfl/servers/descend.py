@@ -12,7 +12,7 @@ from tfp_bfl.errors import check_count, check_number, check_probabilities, is_by
 from tfp_bfl.posterior import flatten, unflatten
 from tfp_bfl.servers.checks import check_point_weights
 from tfp_bfl.tensors import Array
-from tfp_bfl.weights import Anchor, Federation, ModelWeights
+from tfp_bfl.weights import Anchor, Federation, ModelWeights, ScaledGradient
 
 
 class Descent(NamedTuple):
@@ -106,16 +106,19 @@ def descend(
     def meet(state: Descent, federation: Federation, num_present: tf.Tensor) -> Descent:
         return state._replace(num_clients=federation.num_clients, num_present=num_present)
 
-    def advance(state: Descent, weights: ModelWeights, total: Any, seed: tf.Tensor) -> tuple[Descent, ModelWeights]:
+    def advance(
+        state: Descent, weights: ModelWeights, total: Union[tf.Tensor, ScaledGradient], seed: tf.Tensor
+    ) -> tuple[Descent, ModelWeights]:
         del seed
         clients, present = (tf.cast(n, tf.float32) for n in (state.num_clients, state.num_present))
         scale = clients / (tf.maximum(present, 1.0) * (1.0 if is_scaled else participation))
         w = flatten(weights.point)
         from_mode = w if fixed_point is None else w - tf.concat([tf.reshape(x, [-1]) for x in fixed_point], 0)
-        gradient = scale * (total.gradient if is_scaled else total) + precision * from_mode
+        of_clients = total.gradient if isinstance(total, ScaledGradient) else total
+        gradient = scale * of_clients + precision * from_mode
         if remembers:
             gradient += state.memory
-            change = total.memory if is_scaled else memory_rate * total
+            change = total.memory if isinstance(total, ScaledGradient) else memory_rate * of_clients
             state = state._replace(memory=state.memory + change)
         if refresh_every is not None:
             state = state._replace(anchor=tell(state, weights).point, rounds=state.rounds + 1)
