@@ -32,7 +32,7 @@ def test_cells_are_of_one_size_and_have_names_of_their_own():
 @pytest.mark.statistical
 @pytest.mark.parametrize("method", ["LSD#", pytest.param("QLSD++ 4 bits", marks=pytest.mark.long)])
 def test_variances_are_those_of_the_closed_form(method):
-    """Of 20 coordinates and 4 runs of 1,500 rounds: standard error 1.3 %, bound 6 %. Error rate: 4e-6."""
+    """Take 20 coordinates and 4 runs of 1,500 rounds: standard error 1.3 %, bound 6 %. Error rate: 4e-6."""
     named = {(o["method"], o.get("examples")): o for o in run.cells("reduced") if o["study"] == "consistency"}
     found = consistency.run({**named[method, 100], "rounds": 2_000, "burn_in": 500})
     assert found["ratio"] == pytest.approx(found["expected_ratio"], rel=0.06)

@@ -157,7 +157,7 @@ def test_options_reach_a_chain(options_of):
 
 
 def test_surrogates_are_fitted_to_the_clients_of_the_training(options_of):
-    """Of each client, by its data alone, and never without data."""
+    """Fit each Gaussian to the data of its client alone, and never without data."""
     config = chain_of("fsgld", hold_out=0.5)
     held = build.shares(config, SOURCE).clients
     surrogates = options_of(config)["surrogates"]

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tfp_bfl import glm
 from tfp_bfl.app.cli import cli
+from tfp_bfl.app.glm import FAMILIES
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,10 @@ def test_families(table, options, words):
 def test_bad_input_is_one_sentence(table, options, message):
     result = run(table, *options)
     assert result.exit_code != 0 and message in str(result.exception)
+
+
+def test_the_names_of_families_are_those_of_the_library():
+    assert {*FAMILIES} == {*glm.FAMILIES, "cox"}
 
 
 def test_the_command_is_the_function(table):

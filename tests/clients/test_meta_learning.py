@@ -66,7 +66,7 @@ def test_a_rate_for_the_logits_moves_them_alone(learner):
 
 
 def test_with_a_rate_of_their_own_logits_are_clipped_apart():
-    """Of a small norm, the means' step has exactly that norm times the rate, and so has the logits'."""
+    """Clipped to a small norm, the steps of means and logits each have that norm times their rate."""
     options = {"learning_rate": 1.0, "clip_norm": 1e-4, "logit_rate": 1.0}
     weights, before = trained(dropped, **options).weights, message_of(dropped).weights
     of_points = lambda w: np.concatenate([flat(w.posterior.mean), flat(w.point)]).astype(np.float64)

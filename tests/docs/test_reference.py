@@ -34,7 +34,7 @@ def test_what_two_packages_export_has_its_page_in_the_first():
 
 
 def test_names_on_pages_exist():
-    """Of attributes of objects, the class alone is looked up; the command line has a file named bfl.fish."""
+    """Only the class of an object's attribute is looked up; the command line has a file named bfl.fish."""
     pages = [DOCS.parent / "README.md", *DOCS.rglob("*.md"), *(DOCS.parent / "experiments").rglob("*.md")]
     names = {name for page in pages for name in re.findall(r"\bbfl((?:\.\w+)+)", page.read_text())} - {".fish"}
     absent = set()

@@ -61,7 +61,7 @@ def test_the_concentration_is_larger_where_clients_are_alike():
 
 
 def test_clients_are_covered_with_the_stated_confidence():
-    """Of 400 new clients with 50 examples at least 86 % are covered: .9 less 2.6 standard deviations (error .005)."""
+    """At least 86 % of 400 new clients with 50 examples are covered: .9 less 2.6 standard deviations (error .005)."""
     rng = np.random.default_rng(3)
     calibration = evaluation.calibrate_clients(histograms(rng, 60, 80, 3.0)[1], coverage=0.9, confidence=0.9)
     plain = np.quantile(np.repeat((np.arange(BINS) + 0.5) / BINS, calibration.histogram.astype(int)), 0.1)

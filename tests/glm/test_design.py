@@ -55,6 +55,8 @@ def test_a_column_that_numbers_the_rows_is_left_out():
     design = read(table={"rownames": [5, 6, 7, 8, 9, 10], **TABLE})
     assert "rownames" not in design.names
     assert any("'rownames' numbers the rows" in note for note in design.notes)
+    years = read(table={"year": [5, 6, 7, 8, 9, 10], **TABLE}, only=["year"])
+    assert years.names == ["year"]
 
 
 def test_rows_without_an_exposure_are_left_out():

@@ -96,7 +96,7 @@ def test_gaussian_outcomes_have_the_posterior_of_least_squares():
 
 
 def test_the_dispersion_maximises_the_marginal_likelihood():
-    """Of N(0, d I + design diag(s^2) design'), by evaluation at neighbours."""
+    """Evaluate N(0, d I + design diag(s^2) design') at neighbours."""
     features, outcome = rows("gaussian", count=60)
     ours = glm.fit(split(features, outcome), prior_stddev=0.5)
     design = np.column_stack([np.ones(60), features])
@@ -122,7 +122,7 @@ def test_an_exposure_scales_the_rate():
 
 
 def test_second_order_moments_are_those_of_the_skewed_posterior():
-    """Of 40 rows, by quadrature on a grid; maximum and curvature are far off."""
+    """Integrate over a grid for 40 rows; maximum and curvature are far off."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(40, 1))
     y = (rng.random(40) < 1 / (1 + np.exp(-2 * x[:, 0] - 1))).astype(float)

@@ -71,6 +71,8 @@ def test_bad_input_is_one_sentence():
     )
     with pytest.raises(ValueError, match=r"over risk sets of all clients. Fit anew"):
         glm.revise(survival, remove=clients[:1])
+    with pytest.raises(ValueError, match="it must come from fit without second_order"):
+        glm.revise(glm.fit(clients, "bernoulli", second_order=True), remove=clients[:1])
     with pytest.raises(ValueError, match="no more can be removed"):
         glm.revise(whole, remove=clients)
     with pytest.raises(ValueError, match="names has 3 names, but there are 2"):

@@ -292,7 +292,7 @@ def test_a_job_is_json_that_names_two_classes(tmp_path):
 
 @pytest.mark.parametrize("option", [{"participation": "0.5,0.75,1"}, {"compressor": "quantiser:4,none,none"}])
 def test_a_list_by_site_can_be_submitted(option, tmp_path, monkeypatch):
-    """How many sites there are, the server knows; what follows the check of the options is FLARE."""
+    """The server knows the number of sites; what follows the check of the options is FLARE."""
     (tmp_path / "tfp_bfl.json").write_text('{"role": "admin", "name": "admin", "host": "localhost"}')
 
     def check_installed():
@@ -325,12 +325,12 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(tmp_path, monkeypatc
 
 
 def test_each_line_of_the_server_is_reported_once():
-    told = []
-    known = report_new({"before": 0, "lines": ["one", "two"]}, 0, told.append)
-    known = report_new({}, known, told.append)
-    known = report_new({"before": 1, "lines": ["two", "three"]}, known, told.append)
-    known = report_new({"before": 4, "lines": ["five", "\x1b[2Jsix"]}, known, told.append)
-    assert told == ["one", "two", "three", "five", r"'\x1b[2Jsix'"] and known == 6
+    lines = []
+    known = report_new({"before": 0, "lines": ["one", "two"]}, 0, lines.append)
+    known = report_new({}, known, lines.append)
+    known = report_new({"before": 1, "lines": ["two", "three"]}, known, lines.append)
+    known = report_new({"before": 4, "lines": ["five", "\x1b[2Jsix"]}, known, lines.append)
+    assert lines == ["one", "two", "three", "five", r"'\x1b[2Jsix'"] and known == 6
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_with_masks_it_comes_to_the_bits_of_one_process_too(federation, referenc
 
 
 def processes_of(kit, kind):
-    """Of the server or a site of this folder: its own, or that of a job; with what they have started."""
+    """Return the processes of the server or a site of this folder, those of jobs and their children included."""
     wanted = [str(kit), kind]
     found = [p for p in psutil.process_iter(["cmdline"]) if all(x in " ".join(p.info["cmdline"] or []) for x in wanted)]
     return [*found, *(child for p in found for child in p.children(recursive=True))]

@@ -330,9 +330,9 @@ def test_a_schema_is_that_of_all_rows_together():
     assert fitted.labels[:4].tolist() == [1, 2, 1, 2]
     described = {name: bfl.data.describe(part) for name, part in parts.items()}
     for change, message in {
-        "num_examples": (0, "not of the form"),
+        "num_examples": (0, "does not have the form"),
         "element_shape": ([3], "element_shape is"),
-        "columns": ([["a", 0.0, 1.0], ["c", 0.0, 1.0]], "other columns"),
+        "columns": ([["a", 0.0, 1.0], ["c", 0.0, 1.0]], "different columns"),
         "target": (["y", 0.0, 1.0], "differ in their task"),
     }.items():
         with pytest.raises(InvalidArgument, match=message[1]):

@@ -170,7 +170,7 @@ def test_a_sum_that_spoils_the_round_ends_the_run_with_a_sentence(tmp_path):
 
 
 def test_losses_are_sums_too():
-    """Of each site's report, only its number, size and weight are in the clear."""
+    """Only the number, size and weight of a site's report are in the clear."""
     make = PROCESSES["variational"]
     here, sealed = of_some(make, ())
     _, clear = simulated(make, sealed=False)

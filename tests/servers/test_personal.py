@@ -222,7 +222,7 @@ def test_a_client_never_seen_has_the_mean_embedding_and_known_ones_their_own():
 
 
 def test_logits_by_rate_go_round_and_their_middle_stays():
-    """Of free logits that start apart by layer, the pulled back change is the clients' own."""
+    """The pulled back change of free logits that start apart by layer is that of the clients."""
     source = SOURCES["free_variances"](2, initial_rate=0.5)
     step = servers.personal(source, rows=servers.Learning(0.5, 0.0, 0.0), capped=False)
     anchor = ModelWeights(MeanField((THETA[:1], 0.1 * THETA[1:]), (THETA[:1], THETA[:1])), (), NOTHING)
@@ -251,7 +251,7 @@ def test_logits_by_rate_go_round_and_their_middle_stays():
 
 
 def test_by_log_alpha_a_published_threshold_prunes():
-    """Of logits log alpha 2 the dropout rate is .88: nearly every weight is above .8."""
+    """The dropout rate at log alpha 2 is .88: nearly every weight is above .8."""
     source = SOURCES["hypernetwork"](2, middle=2.0, parametrization="log_alpha")
     work = clients.personal(by_change(), source, 0.8)
     anchor = ANCHOR._replace(posterior=MeanField((tf.fill([500], 0.1),), (tf.fill([500], 0.01),)))

@@ -9,6 +9,7 @@ import scipy.linalg
 
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.glm.families import Family
+from tfp_bfl.glm.rows import INTERCEPT
 from tfp_bfl.glm.sums import Sums
 
 # Below this share of the largest, a diagonal of the pivoted factor is rounding.
@@ -66,7 +67,7 @@ def separating(
             "values that count as an event."
         )
     size = np.abs(coefficients) * np.sqrt(np.diag(first.information) / first.num_rows)
-    size[[name == "(intercept)" for name in names]] = 0.0
+    size[[name == INTERCEPT for name in names]] = 0.0
     worst = names[int(np.argmax(size))] if np.any(size) else names[0]
     return InvalidArgument(
         f"The likelihood has no maximum: column {worst!r} predicts the outcome of some rows without error "

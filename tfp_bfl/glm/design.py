@@ -120,7 +120,7 @@ def read_design(
     blocks, names, complete = [], [], np.ones(table.num_rows, bool)
     patterns: dict[bytes, str] = {}
     for name in chosen:
-        if _numbers_rows(table, name, where):
+        if name not in only and _numbers_rows(table, name, where):
             notes.append(f"The column {shown(name)} numbers the rows and is left out.")
             continue
         block, own = _column(table, name, name in categorical, keep, where)

@@ -59,7 +59,7 @@ def fit(
       stratified: "cox" only: each client has a baseline hazard of its own; then no event times leave a client.
       second_order: replace maximum and curvature by mean and covariance to second order (`expansion.expand`), which
         takes 2 p + 1 more messages: for few events, where the posterior is moderately skewed. Where it is more skewed
-        than that, maximum and curvature stay, with a warning.
+        than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
 
     Returns:
       The posterior, with mean [p + 1] and covariance [p + 1, p + 1], the intercept first.
@@ -113,6 +113,9 @@ def fit(
         covariance=moments.covariance,
         messages=maximum.messages + moments.messages,
         warnings=[*posterior.warnings, *moments.warnings],
+        # A revision would go back to maximum and curvature.
+        sums=None,
+        sums_at=None,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Optional
 
 import numpy as np
-from scipy import special
 
 from tfp_bfl.errors import InvalidArgument, check_count, check_number, lookup
 from tfp_bfl.glm.checks import few_events
@@ -16,7 +15,7 @@ from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES, Family
 from tfp_bfl.glm.fit import fit, prior_precision
 from tfp_bfl.glm.newton import inverse, maximise
-from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.posterior import Posterior, mean_outcome
 from tfp_bfl.glm.rows import INTERCEPT, Given, Rows, read
 from tfp_bfl.glm.sums import Sums, total
 
@@ -84,10 +83,7 @@ class Hierarchical:
         Raises:
           InvalidArgument: another number of columns, or no client of that number.
         """
-        centre, spread = self.linear_predictor(features, client)
-        nodes, weights = special.roots_hermitenorm(40)
-        values = FAMILIES[self.posterior.family].mean(centre[:, np.newaxis] + spread[:, np.newaxis] * nodes)
-        return values @ weights / np.sum(weights)
+        return mean_outcome(self.posterior.family, *self.linear_predictor(features, client))
 
 
 def fit_hierarchical(
@@ -135,14 +131,8 @@ def fit_hierarchical(
     chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
     if between_stddev is not None:
         check_number(between_stddev, "between_stddev")
-    pooled = fit(
-        clients,
-        family,
-        prior_stddev=prior_stddev,
-        intercept_stddev=intercept_stddev,
-        exposure=exposure,
-        names=names,
-    )
+    priors = {"prior_stddev": prior_stddev, "intercept_stddev": intercept_stddev}
+    pooled = fit(clients, family, **priors, exposure=exposure, names=names)  # type: ignore[arg-type]
     table = read(clients, chosen, names, exposure)
     layout = _layout(table.names, random, family, len(table.clients))
     nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
@@ -187,7 +177,9 @@ def fit_hierarchical(
             *_no_difference(factor, pooled.stddev[list(layout.columns)], [table.names[j] for j in layout.columns]),
         ],
     )
-    effects = [client_sums(rows, parameters, chosen, layout, nodes)[1] for rows in table.clients]
+    at_mode = [client_sums(rows, parameters, chosen, layout, nodes)[1] for rows in table.clients]
+    shift = mean[:size] - parameters[:size]
+    effects = [effect._replace(mean=effect.mean + effect.slope @ shift) for effect in at_mode]
     names_of_random = [table.names[j] for j in layout.columns]
     return Hierarchical(posterior, names_of_random, factor @ factor.T, effects, parameters, covariance)
 

@@ -151,8 +151,17 @@ class Posterior:
         Raises:
           InvalidArgument: another number of columns.
         """
-        centre, spread = self.linear_predictor(features)
-        of_mean = FAMILIES[self.family].mean if self.family in FAMILIES else np.exp
-        nodes, weights = special.roots_hermitenorm(_NODES)
-        values = of_mean(centre[:, np.newaxis] + spread[:, np.newaxis] * nodes)
-        return values @ weights / np.sum(weights)
+        return mean_outcome(self.family, *self.linear_predictor(features))
+
+
+def mean_outcome(family: str, centre: np.ndarray, stddev: np.ndarray) -> np.ndarray:
+    """Return the mean of the outcome where the linear predictor is N(centre, stddev^2) [n].
+
+    Args:
+      family: of the outcome.
+      centre, stddev: of each row [n].
+    """
+    of_mean = FAMILIES[family].mean if family in FAMILIES else np.exp
+    nodes, weights = special.roots_hermitenorm(_NODES)
+    values: np.ndarray = of_mean(centre[:, np.newaxis] + stddev[:, np.newaxis] * nodes)
+    return values @ weights / np.sum(weights)

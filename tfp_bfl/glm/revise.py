@@ -15,7 +15,7 @@ from tfp_bfl.glm.fit import gaussian_of_sums
 from tfp_bfl.glm.newton import inverse, solve
 from tfp_bfl.glm.posterior import Posterior
 from tfp_bfl.glm.rows import INTERCEPT, Given, read
-from tfp_bfl.glm.sums import Sums, client_sums
+from tfp_bfl.glm.sums import Sums, client_sums, total
 
 # Further than this the quadratic approximation at the old coefficients is poor.
 _FAR = 2.0
@@ -69,8 +69,8 @@ def revise(
     """
     if posterior.sums is None or posterior.sums_at is None:
         raise InvalidArgument(
-            "This posterior has no sums by which clients join and leave: it must come from fit, and not be of family "
-            "'cox', with sums over risk sets of all clients. Fit anew."
+            "This posterior has no sums by which clients join and leave: it must come from fit without second_order, "
+            "and not be of family 'cox', with sums over risk sets of all clients. Fit anew."
         )
     sums, clients = posterior.sums, posterior.num_clients
     is_binary = posterior.family == "bernoulli"
@@ -94,9 +94,7 @@ def revise(
     try:
         step = solve(information, sums.gradient - posterior.precision * posterior.sums_at)
     except (np.linalg.LinAlgError, ValueError):
-        raise InvalidArgument(
-            "The clients that are left do not determine the coefficients: fit them with a prior."
-        ) from None
+        raise InvalidArgument(undetermined) from None
     moved = float(np.sqrt(step @ information @ step))
     mean, family = posterior.sums_at + step, FAMILIES[posterior.family]
     warnings = few_events(sums, family, len(mean))
@@ -128,8 +126,5 @@ def _sums(posterior: Posterior, given: Given, exposure: Optional[Sequence[np.nda
         table = read(given, family, posterior.names[has_intercept:], exposure, has_intercept)
         assert posterior.sums_at is not None
         parts = [client_sums(rows, posterior.sums_at, family) for rows in table.clients]
-        sums = parts[0]
-        for part in parts[1:]:
-            sums = sums.add(part)
-        return sums, len(parts)
+        return total(parts), len(parts)
     return None, 0
