@@ -147,9 +147,10 @@ def read_design(
             "--drop."
         )
     features, names = _joined(blocks, names, left, notes, where)
-    found, number = np.unique(owners[left], return_inverse=True)
+    unique, number = np.unique(owners[left], return_inverse=True)
+    found = [str(name) for name in unique]
     order = sorted(range(len(found)), key=lambda k: natural(found[k]))
-    gone = sorted(set(owners[keep].tolist()) - set(found.tolist()), key=natural)
+    gone = sorted(set(owners[keep].tolist()) - set(found), key=natural)
     if gone:
         notes.append(f"No row is left of {', '.join(gone)}.")
     parts = np.split(np.flatnonzero(left)[np.argsort(number, kind="stable")], np.cumsum(np.bincount(number))[:-1])
