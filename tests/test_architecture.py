@@ -91,6 +91,9 @@ EXPORTS_LATER = {
 }
 # What a user waits for who asks for help or misspells a name: without TensorFlow.
 QUICK = ("tfp_bfl.__main__", "tfp_bfl.app.cli", "tfp_bfl.app.options.config", "tfp_bfl.data")
+# What fits and reports linear models.
+STATISTICS = ("tfp_bfl.glm", "tfp_bfl.plots.forest", "tfp_bfl.plots.page")
+TENSORFLOW = {"tensorflow", "tensorflow_probability", "tensorflow_federated"}
 FOR_EVERYONE = {"errors", "faces", "files", "labels", "named", "tensors"}
 ONLY_IMPORTER_OF_TFF = "tfp_bfl.engines.tff"
 ENGINES = (
@@ -273,15 +276,17 @@ def test_modules_have_no_cycle():
     assert find_cycle(edges) is None
 
 
-@pytest.mark.parametrize("start", QUICK)
-def test_what_must_be_quick_imports_no_tensorflow(start):
+@pytest.mark.parametrize(
+    ("start", "slow"),
+    [*((x, TENSORFLOW | {"sklearn", "scipy", "matplotlib"}) for x in QUICK), *((x, TENSORFLOW) for x in STATISTICS)],
+)
+def test_what_must_be_quick_imports_no_tensorflow(start, slow):
     edges, found, ahead = edges_at_import_time(), set(), [start]
     while ahead:
         name = ahead.pop()
         above = [name.rpartition(".")[0]] if "." in name else []  # A module's package is imported before it.
         ahead += [n for n in (*edges.get(name, ()), *above) if n not in found]
         found |= {name, *ahead}
-    slow = {"tensorflow", "tensorflow_probability", "tensorflow_federated", "sklearn", "scipy", "matplotlib"}
     assert len(found) > 5 and not found & slow
 
 

@@ -13,7 +13,7 @@ from tests.servers.cases import state_of
 from tfp_bfl.app.cli import run_command_line
 from tfp_bfl.app.options.config import make_config
 from tfp_bfl.plots import sections
-from tfp_bfl.plots.pictures import Picture
+from tfp_bfl.plots.page import Picture
 from tfp_bfl.posterior import product_of
 from tfp_bfl.servers import online
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tfp_bfl import evaluation, plots
 from tfp_bfl.errors import InvalidArgument
 from tfp_bfl.plots import sections, style, tables
-from tfp_bfl.plots.pictures import Picture
+from tfp_bfl.plots.page import Picture
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 EVIL = "<script>alert(1)</script>"

@@ -184,10 +184,7 @@ def _write(
     """Write report, table and posterior to a new folder."""
     from tfp_bfl.files.writing import write_bytes
     from tfp_bfl.plots.forest import forest_plot
-    from tfp_bfl.plots.pictures import picture
-    from tfp_bfl.plots.report import write_page
-    from tfp_bfl.plots.sections import Section
-    from tfp_bfl.plots.tables import Cell, Table
+    from tfp_bfl.plots.page import Cell, Section, Table, picture, write_page
 
     table = posterior.table(given["level"])
     folder.mkdir(parents=True)

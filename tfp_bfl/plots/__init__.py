@@ -2,28 +2,46 @@
 
 Each function returns a matplotlib `Figure` that no window and no list of open figures holds on to: save it
 with `figure.savefig("curve.png")`. A notebook shows it once `%matplotlib inline` was given.
+Names are imported when they are first used: a report of a linear model needs no TensorFlow.
 """
 
 from typing import TYPE_CHECKING
 
 from tfp_bfl.faces import export_later
-from tfp_bfl.plots.calibration import reliability_diagram
-from tfp_bfl.plots.chains import chain_traces
-from tfp_bfl.plots.clients import client_labels, client_sizes
-from tfp_bfl.plots.confidence import accuracy_confidence
-from tfp_bfl.plots.density import kernel_density
-from tfp_bfl.plots.examples import uncertain_examples
-from tfp_bfl.plots.learning import learning_comparison, learning_curve
-from tfp_bfl.plots.out_of_distribution import uncertainty_density
-from tfp_bfl.plots.repeats import Repeated
-from tfp_bfl.plots.report import write_report
-from tfp_bfl.plots.results import RunResults, run_figures
-from tfp_bfl.plots.retention import retention_comparison, retention_curves, risk_coverage
 
 if TYPE_CHECKING:
     from tfp_bfl.contrib.normality import normality_histograms
+    from tfp_bfl.plots.calibration import reliability_diagram
+    from tfp_bfl.plots.chains import chain_traces
+    from tfp_bfl.plots.clients import client_labels, client_sizes
+    from tfp_bfl.plots.confidence import accuracy_confidence
+    from tfp_bfl.plots.density import kernel_density
+    from tfp_bfl.plots.examples import uncertain_examples
+    from tfp_bfl.plots.learning import learning_comparison, learning_curve
+    from tfp_bfl.plots.out_of_distribution import uncertainty_density
+    from tfp_bfl.plots.repeats import Repeated
+    from tfp_bfl.plots.report import write_report
+    from tfp_bfl.plots.results import RunResults, run_figures
+    from tfp_bfl.plots.retention import retention_comparison, retention_curves, risk_coverage
 
-export_later(__name__, {"normality_histograms": "tfp_bfl.contrib.normality"})
+export_later(
+    __name__,
+    {
+        "Repeated": "tfp_bfl.plots.repeats",
+        "accuracy_confidence": "tfp_bfl.plots.confidence",
+        "chain_traces": "tfp_bfl.plots.chains",
+        "kernel_density": "tfp_bfl.plots.density",
+        "normality_histograms": "tfp_bfl.contrib.normality",
+        "reliability_diagram": "tfp_bfl.plots.calibration",
+        "uncertain_examples": "tfp_bfl.plots.examples",
+        "uncertainty_density": "tfp_bfl.plots.out_of_distribution",
+        "write_report": "tfp_bfl.plots.report",
+        **dict.fromkeys(("client_labels", "client_sizes"), "tfp_bfl.plots.clients"),
+        **dict.fromkeys(("learning_comparison", "learning_curve"), "tfp_bfl.plots.learning"),
+        **dict.fromkeys(("RunResults", "run_figures"), "tfp_bfl.plots.results"),
+        **dict.fromkeys(("retention_comparison", "retention_curves", "risk_coverage"), "tfp_bfl.plots.retention"),
+    },
+)
 
 __all__ = [
     "Repeated",

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
-import jinja2
-import numpy as np
-from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.files.writing import write_bytes
 from tfp_bfl.plots import tables
+from tfp_bfl.plots.page import write_page
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults
-from tfp_bfl.plots.sections import Section, sections
+from tfp_bfl.plots.sections import sections
 
 
 def write_report(
@@ -77,70 +72,3 @@ def write_report(
         tables.headlines(runs[0]) if single and not repeated else [],
         [*sections(runs, out_of_distribution, figures, repeated)],
     )
-
-
-def write_page(
-    path: pathlib.Path,
-    title: str,
-    statements: Sequence[str],
-    warnings: Sequence[str],
-    headlines: Sequence[tables.Headline],
-    content: Sequence[Section],
-) -> pathlib.Path:
-    """Write a self-contained HTML page of sections, with warnings above them.
-
-    Args:
-      path: the file to write; missing folders are made.
-      title: the heading.
-      statements: sentences below it.
-      warnings: sentences in a box.
-      headlines: results in large letters.
-      content: the sections.
-    """
-    page = _template().render(
-        title=title, statements=statements, warnings=warnings, headlines=headlines, blocks=_blocks(content)
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name may hold what no encoding has.
-    write_bytes(path, page.encode("utf-8", errors="replace"))
-    return path
-
-
-def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
-    """Return columns of sections, in turn: wide ones alone, those between them in two columns of about the
-    same height.
-    """
-    blocks: list[list[list[Section]]] = []
-    for is_alone, group in itertools.groupby(sections, lambda section: section.is_wide or section.is_folded):
-        own = list(group)
-        blocks += [[[section]] for section in own] if is_alone else [_columns(own)]
-    return blocks
-
-
-def _columns(group: list[Section]) -> list[list[Section]]:
-    """Return the two columns, each in order, of which the longer one is as short as can be; the first
-    section begins.
-    """
-    heights = np.array([section.height for section in group])
-    ways = np.array([*itertools.product([0.0, 1.0], repeat=len(group) - 1)])
-    second = np.concatenate([np.zeros([len(ways), 1]), ways], 1)
-    best = second[np.argmin(np.maximum(second @ heights, (1 - second) @ heights))]
-    columns = [[section for section, where in zip(group, best) if where == i] for i in (0, 1)]
-    return [column for column in columns if column]
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tfp_bfl.plots", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["breakable"] = _breakable
-    return environment.get_template("report.html.jinja")
-
-
-def _breakable(text: str) -> Markup:
-    """Return a name that may go on in the next line after a mark, so that a narrow table still holds it."""
-    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,7 +14,8 @@ from tfp_bfl.plots.clients import client_labels
 from tfp_bfl.plots.examples import are_images
 from tfp_bfl.plots.learning import learning_comparison
 from tfp_bfl.plots.out_of_distribution import uncertainty_density
-from tfp_bfl.plots.pictures import Example, Picture, galleries, picture
+from tfp_bfl.plots.page import Gallery, Picture, Section, picture
+from tfp_bfl.plots.pictures import galleries
 from tfp_bfl.plots.regression import regression_figures
 from tfp_bfl.plots.repeats import Repeated
 from tfp_bfl.plots.results import RunResults, run_figures
@@ -26,36 +27,6 @@ _RELIABILITY = (
 )
 # Number of runs in a table that fits half of the page.
 _MOST_BESIDE = 3
-
-
-class Gallery(NamedTuple):
-    caption: str
-    groups: list[tuple[str, list[Example]]]
-
-
-# Of a section in a column, in parts of its width: heading and words, a row of a table.
-_WORDS, _ROW = 0.2, 0.07
-
-
-class Section(NamedTuple):
-    """A heading, a line on how to read what is below it, and that: pictures, images, tables.
-
-    A wide section takes the page's whole width; a folded one is opened by a click.
-    """
-
-    heading: str
-    how: str
-    pictures: Sequence[Picture] = ()
-    galleries: Sequence[Gallery] = ()
-    tables: Sequence[tables.Table] = ()
-    is_wide: bool = False
-    is_folded: bool = False
-
-    @property
-    def height(self) -> float:
-        """The approximate height in a column of width 1."""
-        rows = sum(1 + len(table.rows) for table in self.tables)
-        return _WORDS + sum(picture.ratio for picture in self.pictures) + _ROW * rows
 
 
 def sections(

@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from tfp_bfl.evaluation.out_of_distribution import out_of_distribution
 from tfp_bfl.evaluation.sums import from_sums, is_of_numbers
 from tfp_bfl.labels import duration, label_of
+from tfp_bfl.plots.page import Cell, Headline, Table
 from tfp_bfl.plots.results import RunResults
 
 DASH = "\u2013"
 # Prefixes of scores of parts of a run.
 _OF_PARTS = ("last_round_", "member_")
 MOST_CLIENTS = 200
-
-
-class Cell(NamedTuple):
-    """The text of a cell, and whether it is better than the others of its row by more than seeds vary."""
-
-    text: str
-    is_best: bool = False
-
-
-class Table(NamedTuple):
-    """A table: what it is of, its column heads (none for one run), and rows of a head and cells."""
-
-    title: str
-    head: list[str]
-    rows: list[tuple[str, list[Cell]]]
-
-
-class Headline(NamedTuple):
-    """A result in large letters."""
-
-    name: str
-    value: str
-    hint: str
-
 
 # key of the summary -> (hint, format)
 _HEADLINES = {

@@ -13,8 +13,9 @@ from tfp_bfl.app.options.config import fields
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 from tfp_bfl.files.tables import FORMATS, Rows, note_in, to_csv
 from tfp_bfl.plots import repeats
+from tfp_bfl.plots.page import Table
 from tfp_bfl.plots.repeats import Form, Repeated
-from tfp_bfl.plots.tables import Table, text
+from tfp_bfl.plots.tables import text
 
 # What reports and papers call a number of the summary.
 _ALIASES = {"nll": "test_nll"}

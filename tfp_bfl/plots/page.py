@@ -1,0 +1,201 @@
+"""A page in a single file that opens from disk: sections of pictures, images and tables."""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jinja2
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from tfp_bfl.files.writing import write_bytes
+from tfp_bfl.plots import style
+
+# Inches: narrow, since a telephone shows the whole figure, letters and all, at some 340 pixels.
+_PAGE_WIDTH = 4.8
+# Of a section in a column, in parts of its width: heading and words, a row of a table.
+_WORDS, _ROW = 0.2, 0.07
+
+
+class Cell(NamedTuple):
+    """The text of a cell, and whether it is better than the others of its row by more than seeds vary."""
+
+    text: str
+    is_best: bool = False
+
+
+class Table(NamedTuple):
+    """A table: what it is of, its column heads (none for one run), and rows of a head and cells."""
+
+    title: str
+    head: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+class Headline(NamedTuple):
+    """A result in large letters."""
+
+    name: str
+    value: str
+    hint: str
+
+
+class Picture(NamedTuple):
+    """A figure: its caption (the run's name or nothing), the address of the picture, what to read aloud, and its height
+    over its width."""
+
+    caption: str
+    source: str
+    alt: str
+    ratio: float = 0.75
+
+
+class Example(NamedTuple):
+    """One image of the test set with its prediction."""
+
+    source: str
+    alt: str
+    guess: str
+    confidence: str
+    truth: str
+    is_right: bool
+    entropy: str
+
+
+class Gallery(NamedTuple):
+    caption: str
+    groups: list[tuple[str, list[Example]]]
+
+
+class Section(NamedTuple):
+    """A heading, a line on how to read what is below it, and that: pictures, images, tables.
+
+    A wide section takes the page's whole width; a folded one is opened by a click.
+    """
+
+    heading: str
+    how: str
+    pictures: Sequence[Picture] = ()
+    galleries: Sequence[Gallery] = ()
+    tables: Sequence[Table] = ()
+    is_wide: bool = False
+    is_folded: bool = False
+
+    @property
+    def height(self) -> float:
+        """The approximate height in a column of width 1."""
+        rows = sum(1 + len(table.rows) for table in self.tables)
+        return _WORDS + sum(picture.ratio for picture in self.pictures) + _ROW * rows
+
+
+def picture(figure: Figure, caption: str = "") -> Picture:
+    """Draw a figure for the page, whose size it then has, laid out for good: to save it once more costs little."""
+    if figure.get_layout_engine() is not None:
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(_PAGE_WIDTH, height * (1 + _PAGE_WIDTH / width) / 2)
+        figure.draw_without_rendering()
+        figure.set_layout_engine(None)
+    data = io.BytesIO()
+    # The fixed salt and the missing date make the same run give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "tfp_bfl", "svg.fonttype": "path"}):
+        figure.savefig(data, format="svg", metadata={"Date": None})
+    text = data.getvalue().decode("utf-8").replace("</style>", f"{_dark_style()}</style>", 1)
+    ratio = figure.get_figheight() / figure.get_figwidth()
+    return Picture(caption, uri("image/svg+xml", text.encode("utf-8")), _description(figure), ratio)
+
+
+def _dark_style() -> str:
+    """Return rules that give an SVG of matplotlib the dark colours where its page is dark."""
+    rules = ["svg{color-scheme:light dark}"]
+    for light, dark in style.DARK.items():
+        for role in ("fill", "stroke"):
+            rules.append(f'[style*="{role}: {light.lower()}"]{{{role}:{dark.lower()} !important}}')
+    return f"\n@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
+
+
+def _description(figure: Figure) -> str:
+    """Return the titles of the figure's panels and the names of its lines."""
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    names = [name for axes in figure.axes for name in axes.get_legend_handles_labels()[1]]
+    parts = ["; ".join(filter(None, titles)), ", ".join(dict.fromkeys(names))]
+    return ". ".join(filter(None, parts)).replace("\\$", "$")
+
+
+def uri(kind: str, content: bytes) -> str:
+    """Return the address of a picture that is inside the page."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
+
+
+def write_page(
+    path: pathlib.Path,
+    title: str,
+    statements: Sequence[str],
+    warnings: Sequence[str],
+    headlines: Sequence[Headline],
+    content: Sequence[Section],
+) -> pathlib.Path:
+    """Write a self-contained HTML page of sections, with warnings above them.
+
+    Args:
+      path: the file to write; missing folders are made.
+      title: the heading.
+      statements: sentences below it.
+      warnings: sentences in a box.
+      headlines: results in large letters.
+      content: the sections.
+    """
+    page = _template().render(
+        title=title, statements=statements, warnings=warnings, headlines=headlines, blocks=_blocks(content)
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name may hold what no encoding has.
+    write_bytes(path, page.encode("utf-8", errors="replace"))
+    return path
+
+
+def _blocks(sections: Sequence[Section]) -> list[list[list[Section]]]:
+    """Return columns of sections, in turn: wide ones alone, those between them in two columns of about the
+    same height.
+    """
+    blocks: list[list[list[Section]]] = []
+    for is_alone, group in itertools.groupby(sections, lambda section: section.is_wide or section.is_folded):
+        own = list(group)
+        blocks += [[[section]] for section in own] if is_alone else [_columns(own)]
+    return blocks
+
+
+def _columns(group: list[Section]) -> list[list[Section]]:
+    """Return the two columns, each in order, of which the longer one is as short as can be; the first
+    section begins.
+    """
+    heights = np.array([section.height for section in group])
+    ways = np.array([*itertools.product([0.0, 1.0], repeat=len(group) - 1)])
+    second = np.concatenate([np.zeros([len(ways), 1]), ways], 1)
+    best = second[np.argmin(np.maximum(second @ heights, (1 - second) @ heights))]
+    columns = [[section for section, where in zip(group, best) if where == i] for i in (0, 1)]
+    return [column for column in columns if column]
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tfp_bfl.plots", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = _breakable
+    return environment.get_template("report.html.jinja")
+
+
+def _breakable(text: str) -> Markup:
+    """Return a name that may go on in the next line after a mark, so that a narrow table still holds it."""
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=[_/:.])(?=[^\W\d])", text))
