@@ -23,7 +23,7 @@ def test_durations(seconds, words):
         *(("ece", "ECE"), ("accuracy", "Accuracy"), ("num_clients", "Number of clients")),
         *(("member_test_nll", "NLL, mean over members"), ("permuted_ece", "ECE, standard deviations permuted")),
         *(("adapted_client_accuracy", "Accuracy on the clients' test data, mean, after adaptation"),),
-        *(("num_empty_windows", "Number of empty windows"), ("macro_recall", "Macro recall")),
+        *(("num_empty_windows", "Number of empty windows"), ("macro_precision", "Macro precision")),
     ],
 )
 def test_labels(key, label):

@@ -103,6 +103,7 @@ def test_metrics_are_those_of_the_plain_functions(kind, batch_size):
         "brier": np.mean(np.sum((mean - np.eye(4)[LABELS]) ** 2, 1)),
         "macro_recall": evaluation.macro_recall(mean, LABELS),
         "macro_precision": evaluation.macro_precision(mean, LABELS),
+        "auroc": evaluation.auroc(mean, LABELS),
         "entropy": np.mean(uncertainty.entropy),
         "aleatoric": np.mean(aleatoric),
         "epistemic": np.mean(epistemic),

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_bfl.errors import check_count, lookup
@@ -165,3 +166,83 @@ def maximum_calibration_error(
       0.6
     """
     return tf.reduce_max(_gaps(reliability(probabilities, labels, num_bins, over)))
+
+
+def adaptive_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15) -> float:
+    """Compute the expected calibration error of the predicted class in bins of equally many examples.
+
+        ace = sum_m count_m / B * |accuracy_m - confidence_m|
+
+    The examples are sorted by confidence and divided into M bins whose counts differ by one at most; examples of equal
+    confidence may fall into two bins. No bin is empty, as bins of equal width are.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      num_bins: M, the number of bins; B of them if there are fewer examples.
+
+    Returns:
+      A number in [0, 1].
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, B is zero, or `num_bins` is no
+        positive integer.
+
+    Source: Nguyen & O'Connor 2015 (arXiv:1508.05154), section 4.1; Nixon et al. 2019 (arXiv:1904.01685).
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(bfl.evaluation.adaptive_calibration_error(probabilities, labels, num_bins=2), 3))
+      0.15
+    """
+    probabilities = check_probabilities(probabilities)
+    right = correct(probabilities, check_labels(labels, probabilities)).numpy()
+    return _equal_mass_error(probabilities.numpy().max(-1), right, check_count(num_bins, "num_bins"))
+
+
+def classwise_calibration_error(probabilities: Any, labels: Any, num_bins: int = 15, equal_mass: bool = False) -> float:
+    """Compute the mean over classes of the calibration error of the probability of each class.
+
+        cwce = 1/C sum_c sum_m count_cm / B * |frequency_cm - confidence_cm|
+
+    frequency_cm is the fraction of the label c among the examples with p_bc in bin m, confidence_cm their mean p_bc. It
+    is zero only if the probability of every class is calibrated, not only that of the most probable one.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      num_bins: M, the number of bins of each class.
+      equal_mass: use bins of equally many examples, as `adaptive_calibration_error`, instead of equal width.
+
+    Returns:
+      A number in [0, 1].
+
+    Raises:
+      InvalidArgument: as `adaptive_calibration_error`.
+
+    Source: Kull et al. 2019 (arXiv:1910.12656), section 2; Nixon et al. 2019 (arXiv:1904.01685).
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> labels = np.array([0, 1, 1, 0])
+      >>> print(round(bfl.evaluation.classwise_calibration_error(probabilities, labels, num_bins=5), 3))
+      0.3
+    """
+    probabilities = check_probabilities(probabilities)
+    true, values = check_labels(labels, probabilities).numpy(), probabilities.numpy().astype(np.float64)
+    error = _equal_mass_error if equal_mass else _equal_width_error
+    number = check_count(num_bins, "num_bins")
+    return float(np.mean([error(values[:, c], true == c, number) for c in range(values.shape[1])]))
+
+
+def _equal_mass_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:
+    gaps: np.ndarray = (hits - confidence.astype(np.float64))[np.argsort(confidence, kind="stable")]
+    return float(sum(abs(part.sum()) for part in np.array_split(gaps, num_bins)) / len(gaps))
+
+
+def _equal_width_error(confidence: np.ndarray, hits: np.ndarray, num_bins: int) -> float:
+    # In float32, so that a confidence of 0.3 equals the edge 3/10.
+    edges = (np.arange(1, num_bins) / num_bins).astype(np.float32)
+    bins = np.searchsorted(edges, confidence.astype(np.float32))
+    return float(np.abs(np.bincount(bins, hits - confidence, num_bins)).sum() / len(confidence))

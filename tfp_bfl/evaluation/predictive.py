@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfp_bfl.data.checks import checked_features
 from tfp_bfl.errors import InvalidArgument, check_counts, lookup
 from tfp_bfl.evaluation.calibration import expected_calibration_error, maximum_calibration_error
+from tfp_bfl.evaluation.classification import auroc
 from tfp_bfl.evaluation.decomposition import decompose_entropy, summarise
 from tfp_bfl.evaluation.memory import check_num_samples
 from tfp_bfl.evaluation.metrics import (
@@ -35,8 +36,9 @@ class Evaluation(NamedTuple):
     """A model's predictions and scores for N examples.
 
     Fields:
-      metrics: accuracy, test_nll (nats), ece, mce, brier, macro_recall, macro_precision; means over the examples of
-        entropy and mutual_information (divided by log C), and of the traces of the aleatoric and epistemic covariances.
+      metrics: accuracy, test_nll (nats), ece, mce, brier, macro_recall, macro_precision, auroc (left out if all labels
+        are of one class); means over the examples of entropy and mutual_information (divided by log C), and of the
+        traces of the aleatoric and epistemic covariances.
       probabilities: [N, C], the predictive distribution.
       entropy, aleatoric, epistemic, mutual_information: [N].
     """
@@ -202,6 +204,7 @@ def evaluate(
     for probabilities in _batches(draw, model, features, num_samples, seed, batch_size, precision):
         parts.append((*summarise(probabilities), decompose_entropy(probabilities).mutual_information))
     mean, entropy, aleatoric, epistemic, information = (np.concatenate(part) for part in zip(*parts))
+    area = auroc(mean, labels)
     metrics = {
         "accuracy": accuracy(mean, labels),
         "test_nll": negative_log_likelihood(mean, labels),
@@ -210,6 +213,7 @@ def evaluate(
         "brier": brier_score(mean, labels),
         "macro_recall": macro_recall(mean, labels),
         "macro_precision": macro_precision(mean, labels),
+        **({} if area is None else {"auroc": area}),
         "entropy": entropy.mean(),
         "aleatoric": aleatoric.mean(),
         "epistemic": epistemic.mean(),

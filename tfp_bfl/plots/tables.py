@@ -53,6 +53,8 @@ BETTER = {
     "mce": -1,
     "macro_recall": 1,
     "macro_precision": 1,
+    "auroc": 1,
+    "crps": -1,
 }
 BETTER |= {f"{prefix}{name}": direction for prefix in _OF_PARTS for name, direction in BETTER.items()}
 BETTER |= {

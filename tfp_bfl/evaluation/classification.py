@@ -1,0 +1,187 @@
+"""Scores of each class, the confusion matrix and the area under the ROC curve."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from scipy import stats
+
+from tfp_bfl.errors import InvalidArgument, check_count, lookup
+from tfp_bfl.evaluation.limits import check_share
+from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
+
+# Interval of a proportion -> its name in SciPy.
+INTERVALS = {"wilson": "wilson", "clopper_pearson": "exact"}
+
+
+class Proportion(NamedTuple):
+    """A fraction of examples and its confidence interval.
+
+    Fields:
+      value: the fraction.
+      low, high: the ends of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+class ClassScores(NamedTuple):
+    """The scores of the C classes.
+
+    Fields:
+      confusion: [C, C], numbers of examples: a row for each label, a column for each predicted class.
+      recall: [C], NaN for a class without examples.
+      precision: [C], 0 for a class that is never predicted.
+      balanced_accuracy: the mean recall of the classes with examples (`macro_recall`).
+      auroc: as `auroc` returns it.
+      sensitivity: recall of class 1, the positive class, with its interval; None unless there are two classes and
+        examples of class 1.
+      specificity: recall of class 0, likewise.
+    """
+
+    confusion: np.ndarray
+    recall: np.ndarray
+    precision: np.ndarray
+    balanced_accuracy: float
+    auroc: Optional[float]
+    sensitivity: Optional[Proportion]
+    specificity: Optional[Proportion]
+
+
+def confusion_matrix(probabilities: Any, labels: Any) -> np.ndarray:
+    """Count the examples of each label and each predicted class.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+
+    Returns:
+      int64 [C, C]: a row for each label, a column for each predicted class.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> bfl.evaluation.confusion_matrix(probabilities, np.array([0, 1, 1, 0]))
+      array([[2, 0],
+             [1, 1]])
+    """
+    tensor = check_probabilities(probabilities)
+    true, classes = check_labels(labels, tensor).numpy(), tensor.shape[1]
+    return np.bincount(true * classes + tensor.numpy().argmax(-1), minlength=classes**2).reshape(classes, classes)
+
+
+def auroc(probabilities: Any, labels: Any) -> Optional[float]:
+    """Compute the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
+
+        auroc_c = P(p_c of an example of class c > p_c of another) + P(equal) / 2,    auroc = mean_c auroc_c
+
+    over the classes with examples of them and of others (macro average, one versus rest).
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+
+    Returns:
+      A number in [0, 1], 1/2 by chance; None if all examples are of one class.
+
+    Raises:
+      InvalidArgument: the probabilities or labels don't fit the description above, or B is zero.
+
+    Source: Hanley & McNeil 1982.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> bfl.evaluation.auroc(probabilities, np.array([0, 1, 1, 0]))
+      1.0
+    """
+    tensor = check_probabilities(probabilities)
+    true, values = check_labels(labels, tensor).numpy(), tensor.numpy()
+    if values.shape[1] == 2:  # Both classes have the same area, but for the rounding of 1 - p.
+        values, true = values[:, 1:], 1 - true
+    areas = [_area(values[:, c], true == c) for c in range(values.shape[1])]
+    defined = [area for area in areas if area is not None]
+    return float(np.mean(defined)) if defined else None
+
+
+def _area(values: np.ndarray, positive: np.ndarray) -> Optional[float]:
+    """Return the area by the Mann-Whitney statistic; None without positive or without negative examples."""
+    number = int(positive.sum())
+    if not 0 < number < len(positive):
+        return None
+    above = stats.rankdata(values)[positive].sum() - number * (number + 1) / 2
+    return float(above / (number * (len(positive) - number)))
+
+
+def proportion_interval(
+    count: int, number: int, confidence: float = 0.95, interval: str = "wilson"
+) -> tuple[float, float]:
+    """Compute a confidence interval of a proportion.
+
+    Args:
+      count: the number of successes.
+      number: the number of trials, at least 1.
+      confidence: above 0 and below 1.
+      interval: "wilson", close to the stated confidence on average, or "clopper_pearson", at least the stated one.
+
+    Returns:
+      The lower and the upper end.
+
+    Raises:
+      InvalidArgument: a number is outside its range, or there is no such interval.
+
+    Sources: Wilson 1927; Clopper & Pearson 1934; computed by SciPy.
+
+    Example:
+      >>> print(np.round(bfl.evaluation.proportion_interval(45, 50), 3))
+      [0.786 0.957]
+    """
+    check_count(number, "number")
+    check_share(confidence, "confidence")
+    method = lookup(INTERVALS, interval, "interval")
+    if not 0 <= count <= number:
+        raise InvalidArgument(f"count is {count}, but must be from 0 to number, {number}.")
+    found = stats.binomtest(int(count), int(number)).proportion_ci(confidence, method)
+    return float(found.low), float(found.high)
+
+
+def class_scores(probabilities: Any, labels: Any, confidence: float = 0.95, interval: str = "wilson") -> ClassScores:
+    """Compute the confusion matrix, recall and precision of each class, balanced accuracy and AUROC.
+
+    For two classes also sensitivity and specificity with confidence intervals.
+
+    Args:
+      probabilities: [B, C], each row a distribution.
+      labels: [B], class numbers in [0, C).
+      confidence, interval: as of `proportion_interval`.
+
+    Raises:
+      InvalidArgument: the arguments don't fit the description above, or B is zero.
+
+    Example:
+      >>> probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.7, 0.3]], np.float32)
+      >>> scores = bfl.evaluation.class_scores(probabilities, np.array([0, 1, 1, 0]))
+      >>> print(scores.recall, [round(x, 3) for x in scores.sensitivity])
+      [1.  0.5] [0.5, 0.095, 0.905]
+    """
+    counts = confusion_matrix(probabilities, labels)
+    right, examples, predicted = np.diagonal(counts), counts.sum(1), counts.sum(0)
+    recall = np.where(examples > 0, right / np.maximum(examples, 1), np.nan)
+    recalls: list[Optional[Proportion]] = [None, None]
+    if len(counts) == 2:
+        for c in np.flatnonzero(examples):
+            ends = proportion_interval(int(right[c]), int(examples[c]), confidence, interval)
+            recalls[c] = Proportion(float(recall[c]), *ends)
+    return ClassScores(
+        confusion=counts,
+        recall=recall,
+        precision=right / np.maximum(predicted, 1),
+        balanced_accuracy=float(np.nanmean(recall)),
+        auroc=auroc(probabilities, labels),
+        sensitivity=recalls[1],
+        specificity=recalls[0],
+    )
