@@ -116,7 +116,6 @@ def test_by_the_epistemic_part_and_a_coverage(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accuracy": 0.9999}, "No abstention threshold has accuracy 0.9999"),
         ({"accuracy": 0.9, "coverage": 0.5}, "and not both"),
         ({"by": "aleatoric"}, "by is 'aleatoric', but must be one of entropy, epistemic"),
         ({"accuracy": 0.6, "set_coverage": 0.9999}, "held-out examples, and here are"),
@@ -129,14 +128,34 @@ def test_what_can_not_be_had_is_one_sentence_and_nothing_written(run, tmp_path, 
     assert not (tmp_path / "model").exists()
 
 
+def test_the_best_promise_is_offered_where_the_asked_one_can_not_be_made(run, tmp_path, capsys):
+    path, test = tmp_path / "model", bfl.data.load("digits", split="test")
+    assert run_command_line(["calibrate", str(run), str(path), "--accuracy", "0.9999", "--figure", f"{path}.png"]) == 0
+    found = bfl.export.calibration_of(bfl.export.read_info(path))
+    assert found.limit is None and found.temperature > 0 and found.set_limit > 0
+    said = capsys.readouterr().out
+    assert f"{found.best_accuracy:g} can be promised, keeping {found.best_coverage:.0%}" in said
+    assert f"Accuracy {found.best_accuracy:g} can be promised" in (path / "model_card.md").read_text()
+    np.savez(tmp_path / "some.npz", test.features[:100])
+    assert run_command_line(["predict", str(path), str(tmp_path / "some.npz"), "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {row["abstain"] for row in rows} == {"False"} and max(len(row["set"]) for row in rows) >= 1
+    kept = calibrate(run, tmp_path / "kept", accuracy=found.best_accuracy)
+    assert kept.coverage >= found.best_coverage and kept.limit is not None and kept.best_accuracy is None
+    with pytest.raises(bfl.evaluation.NoThreshold):
+        held = held_out(run)
+        given = held["probabilities"], held["labels"], held["entropy"]
+        bfl.evaluation.abstention_limit(*given, accuracy=0.9999)
+
+
 def test_of_shuffled_labels_nothing_is_promised(run, calibrated, tmp_path):
     """The control: the same predictions, of which the labels say nothing."""
     shutil.copytree(run, tmp_path / "run")
     held = held_out(run)
     shuffled = np.random.default_rng(0).permutation(held["labels"])
     np.savez_compressed(tmp_path / "run" / HELD_OUT, **{**held, "labels": shuffled})
-    with pytest.raises(InvalidArgument, match=r"No abstention threshold has accuracy 0\.8"):
-        calibrate(tmp_path / "run", tmp_path / "model", accuracy=0.8)
+    found = calibrate(tmp_path / "run", tmp_path / "none", accuracy=0.8)
+    assert found.limit is None and found.best_accuracy < 0.3
     found = calibrate(tmp_path / "run", tmp_path / "model", coverage=0.5)
     true = bfl.export.calibration_of(bfl.export.read_info(calibrated))
     sizes = [

@@ -32,6 +32,8 @@ from tfp_bfl.evaluation.decomposition import (
 )
 from tfp_bfl.evaluation.limits import (
     Limit,
+    NoThreshold,
+    Promise,
     RiskCoverage,
     abstention_limit,
     area_under_risk_coverage,
@@ -112,8 +114,10 @@ __all__ = [
     "Evaluation",
     "GaussianSummary",
     "Limit",
+    "NoThreshold",
     "Normality",
     "OutOfDistribution",
+    "Promise",
     "Proportion",
     "RegressionEvaluation",
     "Reliability",

@@ -47,6 +47,30 @@ class Limit(NamedTuple):
     accuracy: float
 
 
+class Promise(NamedTuple):
+    """The accuracy that a threshold promises for new examples.
+
+    Fields:
+      at_least: the accuracy, rounded down to thousandths.
+      limit: the threshold, with its coverage and accuracy on the held-out examples.
+    """
+
+    at_least: float
+    limit: Limit
+
+
+class NoThreshold(InvalidArgument):
+    """No abstention threshold has the requested accuracy.
+
+    Attributes:
+      promise: the highest accuracy that can be promised instead.
+    """
+
+    def __init__(self, message: str, promise: Promise):
+        super().__init__(message)
+        self.promise = promise
+
+
 def risk_coverage(probabilities: Any, labels: Any, uncertainty: Any) -> RiskCoverage:
     """Return the risk-coverage curve of an uncertainty.
 
@@ -122,7 +146,8 @@ def abstention_limit(
       confidence: of the accuracy. 0 asks for no more than that on the held-out examples themselves.
 
     Raises:
-      InvalidArgument: not one of accuracy and coverage is given, a number is outside its range, or no limit is safe.
+      InvalidArgument: not one of accuracy and coverage is given, or a number is outside its range.
+      NoThreshold: no threshold has that accuracy; the error holds the highest accuracy that can be promised.
 
     Example:
       >>> rng = np.random.default_rng(0)
@@ -150,11 +175,12 @@ def abstention_limit(
     best = max((j for j, risk in bounds.items() if risk <= 1 - accuracy), default=-1)
     if best < 0:
         safest = min(bounds, key=lambda j: (bounds[j], -j))
-        most = math.floor(1e3 * (1 - bounds[safest])) / 1e3
-        raise InvalidArgument(
+        promise = Promise(math.floor(1e3 * (1 - bounds[safest])) / 1e3, _limit(curve, safest))
+        raise NoThreshold(
             f"No abstention threshold has accuracy {accuracy:g} with confidence {confidence:g}: these {number} "
-            f"held-out examples support at most {most:g}, at coverage {curve.coverage[safest]:.0%}; lower the "
-            "accuracy or the confidence, or hold out more examples."
+            f"held-out examples support at most {promise.at_least:g}, at coverage {promise.limit.coverage:.0%}; lower "
+            "the accuracy or the confidence, or hold out more examples.",
+            promise,
         )
     return _limit(curve, best)
 

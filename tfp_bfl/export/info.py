@@ -130,26 +130,34 @@ class Calibration(NamedTuple):
       num_samples: weight samples of their predictions, and so of those that the limits are for.
       temperature: of the probabilities (`evaluation.at_temperature`).
       by: "entropy", of the probabilities at that temperature, or "epistemic".
-      limit: above which the model abstains.
-      coverage: the share of held-out examples below it.
+      limit: above which the model abstains; None if no threshold has the accuracy that was asked for.
+      coverage: the share of held-out examples below it; 1 without one.
       accuracy: of those.
       at_least: the accuracy that was asked for; None where a coverage was.
       confidence: in that accuracy.
       set_coverage: with which probability a prediction set holds the label.
       set_limit: the least probability of a class in it (`evaluation.prediction_sets`).
+      best_accuracy: the highest accuracy that can be promised with that confidence, where it is not the one that was
+        asked for; None where there is a threshold.
+      best_coverage: the share of held-out examples below the threshold of that promise.
     """
 
     number: int
     num_samples: int
     temperature: float
     by: str
-    limit: float
+    limit: Optional[float]
     coverage: float
     accuracy: float
     at_least: Optional[float]
     confidence: float
     set_coverage: float
     set_limit: float
+    best_accuracy: Optional[float] = None
+    best_coverage: Optional[float] = None
+
+
+_NONE_ALLOWED = ("limit", "at_least", "best_accuracy", "best_coverage")
 
 
 def calibration_of(info: Info) -> Optional[Calibration]:
@@ -160,8 +168,8 @@ def calibration_of(info: Info) -> Optional[Calibration]:
     """
     if info.calibration is None:
         return None
-    calibration = info.calibration
-    numbers = {name: x for name, x in calibration.items() if name != "by" and not (name == "at_least" and x is None)}
+    calibration = {**Calibration._field_defaults, **info.calibration}
+    numbers = {name: x for name, x in calibration.items() if name != "by" and not (name in _NONE_ALLOWED and x is None)}
     well = set(calibration) == set(Calibration._fields) and calibration["by"] in ("entropy", "epistemic")
     if (
         not well

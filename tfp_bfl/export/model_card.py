@@ -166,12 +166,18 @@ def _calibration(info: Info) -> str:
         if result.at_least is None
         else f"; on new examples at least {result.at_least:g} with confidence {result.confidence:g}"
     )
+    threshold = (
+        f"none, as no threshold has accuracy {result.at_least:g} with confidence {result.confidence:g}. Accuracy "
+        f"{result.best_accuracy:g} can be promised, at coverage {result.best_coverage:.1%}."
+        if result.limit is None
+        else f"{result.by} above {result.limit:.4g}. Coverage {result.coverage:.1%}, accuracy "
+        f"{result.accuracy:.4f}{bound}."
+    )
     return (
         f"Fitted on {result.number:,} held-out examples with {result.num_samples} weight samples. `tfp-bfl predict` "
         "uses it. The functions below do not: their softmax temperature is 1.\n\n"
         f"- Softmax temperature {result.temperature:.3g}: probabilities are softmax(log p / T).\n"
-        f"- Abstention threshold: {result.by} above {result.limit:.4g}. Coverage {result.coverage:.1%}, accuracy "
-        f"{result.accuracy:.4f}{bound}.\n"
+        f"- Abstention threshold: {threshold}\n"
         f"- Prediction sets: the likeliest class and all classes of probability {result.set_limit:.4g} or more. They "
         f"contain the label of at least {result.set_coverage:.0%} of examples."
     )

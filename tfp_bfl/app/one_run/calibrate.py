@@ -40,7 +40,8 @@ def calibrate(
     """Write a run's model with a temperature, a limit for abstaining and prediction sets, and state what they are.
 
     The temperature is fitted on half of the held-out examples, drawn by chance; limit and sets are found on the other
-    half at that temperature, so that what they promise holds.
+    half at that temperature, so that what they promise holds. Where no threshold has the accuracy, the model is written
+    without one, and the result states the highest accuracy that can be promised.
 
     Args:
       run: the folder of a complete run that set examples aside (hold_out).
@@ -77,26 +78,32 @@ def calibrate(
     probabilities = bfl.evaluation.at_temperature(second["probabilities"], temperature)
     uncertainty = entropy(probabilities) if by == "entropy" else second["epistemic"]
     wanted = {"accuracy": 0.95 if accuracy is None and coverage is None else accuracy, "coverage": coverage}
-    threshold = bfl.evaluation.abstention_limit(
-        probabilities, second["labels"], uncertainty, confidence=confidence, **wanted
-    )
+    threshold, promise = None, None
+    try:
+        threshold = bfl.evaluation.abstention_limit(
+            probabilities, second["labels"], uncertainty, confidence=confidence, **wanted
+        )
+    except bfl.evaluation.NoThreshold as error:
+        promise = error.promise
     calibration = bfl.export.Calibration(
         number=len(held["labels"]),
         num_samples=config.num_samples,
         temperature=temperature,
         by=by,
-        limit=threshold.limit,
-        coverage=threshold.coverage,
-        accuracy=threshold.accuracy,
+        limit=threshold.limit if threshold else None,
+        coverage=threshold.coverage if threshold else 1.0,
+        accuracy=threshold.accuracy if threshold else float(np.mean(probabilities.argmax(-1) == second["labels"])),
         at_least=wanted["accuracy"],
         confidence=confidence,
         set_coverage=set_coverage,
         set_limit=bfl.evaluation.conformal_limit(probabilities, second["labels"], set_coverage),
+        best_accuracy=promise.at_least if promise else None,
+        best_coverage=promise.limit.coverage if promise else None,
     )
     bfl.export.save(model, output, bfl.export.Info(calibration=calibration._asdict()))
     if figure:
         curve = bfl.evaluation.risk_coverage(probabilities, second["labels"], uncertainty)
-        bfl.plots.risk_coverage(curve, by, threshold.limit).savefig(figure)
+        bfl.plots.risk_coverage(curve, by, calibration.limit).savefig(figure)
     return calibration
 
 

@@ -162,11 +162,20 @@ def calibrate_model(run: str, path: str, figure: Optional[str], **given: Any) ->
     from tfp_bfl.app.one_run.calibrate import calibrate
 
     result = calibrate(run, path, figure=figure, **{name: x for name, x in given.items() if x is not None})
-    bound = "" if result.at_least is None else f" (on new examples >= {result.at_least:g} at {result.confidence:.0%})"
-    click.echo(
-        f"{path} abstains if the {result.by} exceeds {result.limit:.4g}: coverage {result.coverage:.1%}, accuracy "
-        f"{result.accuracy:.4f}{bound}, from {result.number:,} held-out examples."
-    )
+    if result.limit is None:
+        click.echo(
+            f"{path} never abstains: no threshold has accuracy {result.at_least:g} with confidence "
+            f"{result.confidence:g}. From {result.number:,} held-out examples {result.best_accuracy:g} can be "
+            f"promised, keeping {result.best_coverage:.0%} of them: --accuracy {result.best_accuracy:g}."
+        )
+    else:
+        bound = (
+            "" if result.at_least is None else f" (on new examples >= {result.at_least:g} at {result.confidence:.0%})"
+        )
+        click.echo(
+            f"{path} abstains if the {result.by} exceeds {result.limit:.4g}: coverage {result.coverage:.1%}, accuracy "
+            f"{result.accuracy:.4f}{bound}, from {result.number:,} held-out examples."
+        )
     click.echo(
         f"softmax temperature {result.temperature:.3g}; prediction sets: probability >= {result.set_limit:.4g}, "
         f"coverage >= {result.set_coverage:.0%}."
