@@ -96,7 +96,7 @@ def test_proportionality_has_the_level_that_it_claims():
         features, outcome = rows(seed=seed, count=100)
         result = glm.fit([(features, outcome)], "cox")
         of = Rows(features, outcome, np.zeros(100))
-        below += cox.proportionality([cox.risk_sums(of, result.mean, cox.event_times(of))])[0] < 0.05
+        below += cox.proportionality(cox.trend(cox.risk_sums(of, result.mean, cox.event_times(of))))[0] < 0.05
     assert abs(below / 300 - 0.05) < 3.5 * math.sqrt(0.05 * 0.95 / 300)
 
 

@@ -15,17 +15,14 @@ Source: Efron 1977, section 3; Lu et al. 2015 (WebDISCO) for sums over risk sets
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import numpy as np
 from scipy import stats
 
-from tfp_bfl.errors import InvalidArgument
-from tfp_bfl.glm.families import FAMILIES
-from tfp_bfl.glm.rows import Rows, Table
-from tfp_bfl.glm.sums import Sums, Work, total
+from tfp_bfl.glm.rows import Rows
+from tfp_bfl.glm.sums import Sums, pack, unpack
 
 # The check of proportional hazards warns in this share of fits whose hazards are proportional, at most.
 _SIGNIFICANT = 0.05
@@ -56,17 +53,17 @@ class RiskSums(NamedTuple):
     risk: _Three
     tied: _Three
 
-    def add(self, other: RiskSums) -> RiskSums:
-        """Return the sums of both clients."""
-        return RiskSums(
-            self.num_rows + other.num_rows,
-            self.at_risk + other.at_risk,
-            self.num_events + other.num_events,
-            self.predictor + other.predictor,
-            self.features + other.features,
-            _each(np.add, self.risk, other.risk),
-            _each(np.add, self.tied, other.tied),
-        )
+    def pack(self) -> np.ndarray:
+        """Return all numbers in one array."""
+        return pack(self.num_rows, *self[1:5], *self.risk, *self.tied)
+
+    @classmethod
+    def unpack(cls, numbers: np.ndarray, num_times: int, size: int) -> RiskSums:
+        """Return the sums at `num_times` times for `size` coefficients of an array of `pack`."""
+        scalars, vectors, matrices = ((num_times,) + (size,) * k for k in range(3))
+        shapes = [(), scalars, scalars, scalars, vectors, *[scalars, vectors, matrices] * 2]
+        rows, at_risk, events, predictor, features, s0, s1, s2, d0, d1, d2 = unpack(numbers, shapes)
+        return cls(float(rows), at_risk, events, predictor, features, (s0, s1, s2), (d0, d1, d2))
 
 
 def _each(function: Callable[..., np.ndarray], first: _Three, *others: _Three) -> _Three:
@@ -165,50 +162,48 @@ def partial_sums(sums: RiskSums) -> Sums:
     )
 
 
-def work(table: Table, stratified: bool) -> Work:
-    """Return what the server can ask clients for.
+class Trend(NamedTuple):
+    """Sums over the times of events of a stratum, for the test of proportional hazards. They add up over strata.
 
-    A message first collects sums of the columns, by which clients subtract their means: the coefficients stay, and
-    exp(x' b) stays within its range. With one baseline hazard it collects the times too. The first sums are at 0.
+    g(t) is the share of the stratum's events before t.
 
-    Raises:
-      InvalidArgument: no client has an event.
+    Fields:
+      num_events: the number of events.
+      when: sum of g.
+      score, score_g: sum of x - mean, and of g (x - mean) [p].
+      variance, variance_g, variance_gg: sum of the variances, and of g and g^2 times them [p, p].
     """
-    table = table._replace(clients=_centred(table.clients))
-    own = [event_times(rows) for rows in table.clients]
-    if not any(map(len, own)):
-        raise InvalidArgument("No row has an event: the outcome (time, event) must hold at least one event of 1.")
-    strata = list(zip(([rows] for rows in table.clients), own))
-    if not stratified:
-        strata = [(list(table.clients), functools.reduce(np.union1d, own))]
 
-    def risk(coefficients: np.ndarray) -> list[RiskSums]:
-        return [
-            functools.reduce(RiskSums.add, [risk_sums(rows, coefficients, times) for rows in clients])
-            for clients, times in strata
-        ]
+    num_events: Union[float, np.ndarray]
+    when: Union[float, np.ndarray]
+    score: np.ndarray
+    score_g: np.ndarray
+    variance: np.ndarray
+    variance_g: np.ndarray
+    variance_gg: np.ndarray
 
-    ask = lambda coefficients: total([partial_sums(sums) for sums in risk(coefficients)])
-    return Work(
-        FAMILIES["poisson"]._replace(name="cox"),  # Events limit the number of coefficients, as for counts.
-        ask,
-        ask(np.zeros(len(table.names))),
-        2,
-        lambda coefficients: _not_proportional(risk(coefficients), table.names),
-    )
+    @classmethod
+    def unpack(cls, numbers: np.ndarray, size: int) -> Trend:
+        """Return the sums for `size` coefficients of an array of `pack`."""
+        return cls(*unpack(numbers, [(), (), *[(size,)] * 2, *[(size, size)] * 3]))
 
 
-def _centred(clients: Sequence[Rows]) -> list[Rows]:
-    """Return rows with the means of all clients subtracted; what rounding leaves of a constant column is 0."""
-    number = sum(len(rows.design) for rows in clients)
-    mean = sum(np.sum(rows.design, 0) for rows in clients) / number
-    centred = [rows.design - mean for rows in clients]
-    size = np.max([np.max(np.abs(x), 0) for x in centred], 0)
-    varies = size > _ROUNDING * np.abs(mean)
-    return [rows._replace(design=x * varies) for rows, x in zip(clients, centred)]
+def trend(sums: RiskSums) -> Trend:
+    """Return the sums of one stratum at the maximum."""
+    of, events = moments(sums), sums.num_events
+    g = (np.cumsum(events) - events) / max(float(np.sum(events)), 1.0)
+    residual = sums.features - of.mean
+    variances = [np.einsum("t,tij->ij", weight, of.variance) for weight in (np.ones_like(g), g, g**2)]
+    return Trend(float(np.sum(events)), float(g @ events), np.sum(residual, 0), g @ residual, *variances)
 
 
-def proportionality(strata: Sequence[RiskSums]) -> np.ndarray:
+def centred(rows: Rows, centre: np.ndarray) -> Rows:
+    """Return rows with the means of all clients [p] subtracted; what rounding leaves of a constant column is 0."""
+    x = rows.design - centre
+    return rows._replace(design=np.where(np.abs(x) > _ROUNDING * np.abs(centre), x, 0.0))
+
+
+def proportionality(sums: Trend) -> np.ndarray:
     """Return p values of the score test that each coefficient does not change with time [p].
 
     The alternative is b(t) = b + c (g(t) - mean of g), where g(t) is the share of events before t in its stratum
@@ -220,30 +215,23 @@ def proportionality(strata: Sequence[RiskSums]) -> np.ndarray:
     V^+ is the pseudo-inverse. A coefficient that the rows do not determine has p = 1.
 
     Args:
-      strata: sums over risk sets at the maximum, of each stratum.
+      sums: of all strata at the maximum.
 
     Source: Grambsch & Therneau 1994, section 2; the score test of Therneau's `cox.zph` since 2019.
     """
-    parts = [(moments(sums), sums) for sums in strata]
-    when = []
-    for _, sums in parts:
-        before = np.cumsum(sums.num_events) - sums.num_events
-        when.append(before / max(float(np.sum(sums.num_events)), 1.0))
-    events = np.concatenate([sums.num_events for _, sums in parts])
-    g = np.concatenate(when)
-    g = g - np.sum(g * events) / np.sum(events)
-    residual = np.concatenate([sums.features - of.mean for of, sums in parts])
-    variance = np.concatenate([of.variance for of, _ in parts])
-    v, v_g, v_gg = (np.einsum("t,tij->ij", weight, variance) for weight in (np.ones_like(g), g, g**2))
+    mean, v = sums.when / sums.num_events, sums.variance
+    v_g = sums.variance_g - mean * v
+    v_gg = sums.variance_gg - 2 * mean * sums.variance_g + mean**2 * v
     projection = v_g @ np.linalg.pinv(v, rcond=1e-10, hermitian=True)
-    score = g @ residual - projection @ np.sum(residual, 0)
+    score = sums.score_g - mean * sums.score - projection @ sums.score
     left, whole = np.diag(v_gg - projection @ v_g), np.diag(v_gg)
     is_determined = left > 1e-8 * np.maximum(whole, 1e-300)
     return np.where(is_determined, stats.chi2.sf(score**2 / np.where(is_determined, left, 1.0), 1), 1.0)
 
 
-def _not_proportional(strata: Sequence[RiskSums], names: Sequence[str]) -> list[str]:
-    values = proportionality(strata)
+def not_proportional(sums: Trend, names: Sequence[str]) -> list[str]:
+    """Return a warning for each coefficient that changes with time."""
+    values = proportionality(sums)
     return [
         f"The hazard ratio of {name!r} changes with time (score test of proportional hazards: p = {value:.2g}): its "
         "coefficient is an average over time."

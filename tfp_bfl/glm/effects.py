@@ -16,6 +16,8 @@ from tfp_bfl.glm.sums import Sums
 
 _MODE_STEPS = 50
 _TOLERANCE = 1e-20
+# Of the logarithm of a standard deviation, on the way: further ones leave float64.
+_MOST_LOG = 150.0
 
 
 class Layout(NamedTuple):
@@ -50,7 +52,7 @@ class Layout(NamedTuple):
 
     def log_stddev(self, parameters: np.ndarray) -> float:
         """Return log s; 0 for other families."""
-        return float(parameters[-1]) if self.has_dispersion else 0.0
+        return float(np.clip(parameters[-1], -_MOST_LOG, _MOST_LOG)) if self.has_dispersion else 0.0
 
 
 class Effect(NamedTuple):
@@ -108,6 +110,27 @@ def client_sums(rows: Rows, parameters: np.ndarray, family: Family, layout: Layo
     weighted = (z @ factor).T * terms(fixed + z @ factor @ mode).weight
     slope = -factor @ root @ root.T @ weighted @ rows.design
     return sums, Effect(factor @ mean, factor @ spread @ factor.T, slope)
+
+
+def precisions(rows: Rows, points: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return the information on the coefficients of one client with Gaussian outcomes, given its variances [m, p, p].
+
+        X' V^-1 X = (X' X - X' Z L (s^2 I + L' Z' Z L)^-1 L' Z' X) / s^2,   V = Z L L' Z' + s^2 I
+
+    Args:
+      rows: of the client.
+      points: parameters theta [m, size].
+      layout: of theta.
+    """
+    x = rows.design
+    whole, across = x.T @ x, x.T @ x[:, layout.columns]
+    within, parts = across[list(layout.columns)], []
+    for parameters in points:
+        factor, variance = layout.factor(parameters), np.exp(2 * layout.log_stddev(parameters))
+        inner = variance * np.eye(len(factor)) + factor.T @ within @ factor
+        along = across @ factor
+        parts.append((whole - along @ np.linalg.solve(inner, along.T)) / variance)
+    return np.stack(parts)
 
 
 def _terms(family: Family, outcome: np.ndarray, log_stddev: float, eta: np.ndarray) -> Terms:

@@ -10,14 +10,15 @@ from typing import Optional
 import numpy as np
 
 from tfp_bfl.errors import InvalidArgument, check_number, lookup
-from tfp_bfl.glm import cox
+from tfp_bfl.glm import work
 from tfp_bfl.glm.checks import check_determined, few_events
 from tfp_bfl.glm.expansion import expand
-from tfp_bfl.glm.families import FAMILIES, Family
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums
 from tfp_bfl.glm.newton import inverse, maximise, solve
 from tfp_bfl.glm.posterior import Posterior
-from tfp_bfl.glm.rows import INTERCEPT, Given, Table, read
-from tfp_bfl.glm.sums import Sums, Work, client_sums, first_sums, total
+from tfp_bfl.glm.rows import INTERCEPT, Given, read
+from tfp_bfl.glm.sums import Sums
 
 _DISPERSION_STEPS = 200
 _CHANGE = 1e-13
@@ -34,6 +35,7 @@ def fit(
     names: Optional[Sequence[str]] = None,
     stratified: bool = False,
     second_order: bool = False,
+    secure_sums: bool = False,
 ) -> Posterior:
     """Fit a generalised linear model by Newton's method on sums of clients.
 
@@ -60,6 +62,8 @@ def fit(
       second_order: replace maximum and curvature by mean and covariance to second order (`expansion.expand`), which
         takes 2 p + 1 more messages: for few events, where the posterior is moderately skewed. Where it is more skewed
         than that, maximum and curvature stay, with a warning. Gaussian outcomes need none.
+      secure_sums: add the clients' sums in fixed point, as secure aggregation between sites does (`fixed_point`). "cox"
+        then needs stratified.
 
     Returns:
       The posterior, with mean [p + 1] and covariance [p + 1, p + 1], the intercept first.
@@ -80,33 +84,66 @@ def fit(
 
     Source: McCullagh & Nelder 1989, chapter 2; MacKay 1992 for the dispersion.
     """
-    lookup({**FAMILIES, "cox": None}, family, "family")
-    _check_options(family, prior_stddev, intercept_stddev, dispersion, stratified, exposure)
+    check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
+    if exposure is not None and family != "poisson":
+        raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
     table = read(clients, FAMILIES.get(family), names, exposure, intercept=family != "cox")
-    precision = prior_precision(table.names, prior_stddev, intercept_stddev)
+    return fit_federation(
+        InProcess(table, family, secure_sums),
+        family,
+        prior_stddev=prior_stddev,
+        intercept_stddev=intercept_stddev,
+        dispersion=dispersion,
+        stratified=stratified,
+        second_order=second_order,
+    )
+
+
+def fit_federation(
+    federation: Federation,
+    family: str,
+    *,
+    prior_stddev: Optional[float] = None,
+    intercept_stddev: Optional[float] = None,
+    dispersion: Optional[float] = None,
+    stratified: bool = False,
+    second_order: bool = False,
+) -> Posterior:
+    """Fit a model to clients that answer questions, in this process or at sites.
+
+    Args:
+      federation: the clients.
+      family, prior_stddev, intercept_stddev, dispersion, stratified, second_order: as of `fit`.
+
+    Raises:
+      InvalidArgument: as of `fit`.
+    """
+    check_options(family, prior_stddev, intercept_stddev, dispersion, stratified)
+    names = federation.names
+    precision = prior_precision(names, prior_stddev, intercept_stddev)
     if family == "gaussian":
-        return _gaussian(table, precision, dispersion)
-    work = cox.work(table, stratified) if family == "cox" else _work(table, FAMILIES[family])
-    maximum = maximise(work.ask, work.first, precision, table.names, work.messages)
+        return _gaussian(federation, precision, dispersion)
+    of = work.of_cox(federation, stratified) if family == "cox" else work.of_family(federation, family)
+    maximum = maximise(of.ask, of.first, precision, names, of.messages)
     sums, covariance = maximum.sums, inverse(maximum.information)
     posterior = Posterior(
-        table.names,
+        names,
         maximum.coefficients,
         covariance,
         family,
         int(sums.num_rows),
         int(sums.num_events),
-        len(table.clients),
+        federation.num_clients,
         maximum.messages,
         sums.log_likelihood,
         precision,
-        warnings=[*few_events(sums, work.family, len(precision)), *work.warnings(maximum.coefficients)],
+        warnings=[*few_events(sums, of.family, len(precision)), *of.warnings(maximum.coefficients)],
         sums=None if family == "cox" else sums,
         sums_at=None if family == "cox" else maximum.sums_at,
     )
     if not second_order:
         return posterior
-    moments = expand(work.ask, maximum.coefficients, maximum.information)
+    moments = expand(of.ask, maximum.coefficients, maximum.information)
     return dataclasses.replace(
         posterior,
         mean=moments.mean,
@@ -128,14 +165,19 @@ def prior_precision(
     return np.array([of(first) if name == INTERCEPT else of(prior_stddev) for name in names])
 
 
-def _check_options(
+def check_options(
     family: str,
-    prior_stddev: Optional[float],
-    intercept_stddev: Optional[float],
-    dispersion: Optional[float],
-    stratified: bool,
-    exposure: Optional[Sequence[np.ndarray]],
+    prior_stddev: Optional[float] = None,
+    intercept_stddev: Optional[float] = None,
+    dispersion: Optional[float] = None,
+    stratified: bool = False,
 ) -> None:
+    """Check the options of `fit`.
+
+    Raises:
+      InvalidArgument: an option is not valid, or of another family.
+    """
+    lookup({**FAMILIES, "cox": None}, family, "family")
     for name, stddev in (("prior_stddev", prior_stddev), ("intercept_stddev", intercept_stddev)):
         if stddev is not None and stddev != math.inf:
             check_number(stddev, name)
@@ -143,25 +185,14 @@ def _check_options(
         check_number(dispersion, "dispersion")
         if family != "gaussian":
             raise InvalidArgument(f"dispersion is for the family 'gaussian', but the family is {family!r}.")
-    if exposure is not None and family != "poisson":
-        raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
     if stratified and family != "cox":
         raise InvalidArgument(f"stratified is for the family 'cox', but the family is {family!r}.")
 
 
-def _work(table: Table, family: Family) -> Work:
-    return Work(
-        family,
-        lambda coefficients: total([client_sums(rows, coefficients, family) for rows in table.clients]),
-        total([first_sums(rows, family) for rows in table.clients]),
-    )
-
-
-def _gaussian(table: Table, precision: np.ndarray, dispersion: Optional[float]) -> Posterior:
-    family = FAMILIES["gaussian"]
-    sums = total([client_sums(rows, np.zeros(len(precision)), family) for rows in table.clients])
-    posterior = gaussian_of_sums(sums, precision, dispersion, table.names)
-    return dataclasses.replace(posterior, num_clients=len(table.clients))
+def _gaussian(federation: Federation, precision: np.ndarray, dispersion: Optional[float]) -> Posterior:
+    sums = ask_sums(federation, Question("sums", np.zeros(len(precision))))[0]
+    posterior = gaussian_of_sums(sums, precision, dispersion, federation.names)
+    return dataclasses.replace(posterior, num_clients=federation.num_clients)
 
 
 def gaussian_of_sums(sums: Sums, precision: np.ndarray, dispersion: Optional[float], names: Sequence[str]) -> Posterior:

@@ -13,11 +13,12 @@ from tfp_bfl.glm.checks import few_events
 from tfp_bfl.glm.effects import Effect, Layout, client_sums
 from tfp_bfl.glm.expansion import expand
 from tfp_bfl.glm.families import FAMILIES, Family
-from tfp_bfl.glm.fit import fit, prior_precision
+from tfp_bfl.glm.federation import Federation, InProcess, Question, ask_sums
+from tfp_bfl.glm.fit import fit_federation, prior_precision
 from tfp_bfl.glm.newton import inverse, maximise
 from tfp_bfl.glm.posterior import Posterior, mean_outcome
+from tfp_bfl.glm.restricted import DIFFERENCE, Restricted, is_flat
 from tfp_bfl.glm.rows import INTERCEPT, Given, Rows, read
-from tfp_bfl.glm.sums import Sums, total
 
 _MOST_RANDOM = 3
 _NODES = {1: 15, 2: 9, 3: 5}
@@ -96,7 +97,9 @@ def fit_hierarchical(
     between_stddev: Optional[float] = None,
     exposure: Optional[Sequence[np.ndarray]] = None,
     names: Optional[Sequence[str]] = None,
+    restricted: Optional[bool] = None,
     second_order: bool = False,
+    secure_sums: bool = False,
 ) -> Hierarchical:
     """Fit a generalised linear model with random effects of the clients, by empirical Bayes.
 
@@ -112,7 +115,11 @@ def fit_hierarchical(
       family: "gaussian", "bernoulli" or "poisson".
       random: names of the coefficients that differ between clients, at most three.
       between_stddev: s of a half-normal prior on the diagonal of L; None for a flat one.
+      restricted: "gaussian" only: variances by restricted maximum likelihood, which integrates the coefficients out,
+        and intervals of Student's t by Satterthwaite's degrees of freedom (`restricted`); None for True. False for
+        maximum likelihood, whose variances are too small with few clients.
       second_order: as of `fit`, over all parameters.
+      secure_sums: as of `fit`.
 
     Raises:
       InvalidArgument: bad input, fewer than two clients, or as of `fit`.
@@ -124,42 +131,84 @@ def fit_hierarchical(
       >>> clients = [(x := rng.normal(size=(8, 1)), u + x[:, 0] + rng.normal(size=8)) for u in rng.normal(size=30)]
       >>> result = bfl.glm.fit_hierarchical(clients, names=["dose"])
       >>> result.between_stddev.round(2), result.posterior.mean.round(2)
-      (array([0.92]), array([-0.12,  1.08]))
+      (array([0.93]), array([-0.12,  1.08]))
 
     Source: Pinheiro & Bates 2000, chapters 2 and 7.
     """
     chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
+    if exposure is not None and family != "poisson":
+        raise InvalidArgument(f"exposure is for the family 'poisson', but the family is {family!r}.")
+    table = read(clients, chosen, names, exposure)
+    result = fit_hierarchical_federation(
+        InProcess(table, family, secure_sums),
+        family,
+        random=random,
+        prior_stddev=prior_stddev,
+        intercept_stddev=intercept_stddev,
+        between_stddev=between_stddev,
+        restricted=restricted,
+        second_order=second_order,
+    )
+    return dataclasses.replace(result, effects=[own_effect(rows, result) for rows in table.clients])
+
+
+def fit_hierarchical_federation(
+    federation: Federation,
+    family: str,
+    *,
+    random: Sequence[str] = (INTERCEPT,),
+    prior_stddev: Optional[float] = None,
+    intercept_stddev: Optional[float] = None,
+    between_stddev: Optional[float] = None,
+    restricted: Optional[bool] = None,
+    second_order: bool = False,
+) -> Hierarchical:
+    """Fit a model with random effects to clients that answer questions; the result is without their effects.
+
+    Args:
+      federation: the clients.
+      family, random, prior_stddev, intercept_stddev, between_stddev, restricted, second_order: as of
+        `fit_hierarchical`.
+
+    Raises:
+      InvalidArgument: as of `fit_hierarchical`.
+    """
+    chosen: Family = lookup(FAMILIES, family, "family of a hierarchical model")
     if between_stddev is not None:
         check_number(between_stddev, "between_stddev")
-    priors = {"prior_stddev": prior_stddev, "intercept_stddev": intercept_stddev}
-    pooled = fit(clients, family, **priors, exposure=exposure, names=names)  # type: ignore[arg-type]
-    table = read(clients, chosen, names, exposure)
-    layout = _layout(table.names, random, family, len(table.clients))
+    if restricted and family != "gaussian":
+        raise InvalidArgument(f"restricted is for the family 'gaussian', but the family is {family!r}.")
+    is_restricted = family == "gaussian" if restricted is None else restricted
+    names = federation.names
+    layout = _layout(names, random, family, federation.num_clients)
+    pooled = fit_federation(federation, family, prior_stddev=prior_stddev, intercept_stddev=intercept_stddev)
     nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
-    fixed = prior_precision(table.names, prior_stddev, intercept_stddev)
+    fixed, start = prior_precision(names, prior_stddev, intercept_stddev), _start(pooled, layout)
     diagonal = [0.0 if between_stddev is None else float(a == b) / between_stddev**2 for a, b in layout.pairs]
     precision = np.concatenate([fixed, diagonal, np.zeros(int(layout.has_dispersion))])
-
-    def ask(parameters: np.ndarray) -> Sums:
-        return total([client_sums(rows, parameters, chosen, layout, nodes)[0] for rows in table.clients])
-
-    start = _start(pooled, layout)
+    size, question = layout.num_coefficients, Question("effects", start, layout.columns, nodes)
+    likelihood = Restricted(federation, question, fixed, difference_steps(start, layout))
+    of_all = lambda parameters: ask_sums(federation, question._replace(points=parameters))[0]
+    ask = likelihood.sums if is_restricted else of_all
     try:
-        maximum = maximise(ask, ask(start), precision, table.names, pooled.messages, start)
+        maximum = maximise(ask, ask(start), precision, names, pooled.messages, start)
         covariance = inverse(maximum.information)
+        if is_restricted and is_flat(maximum.information):
+            raise np.linalg.LinAlgError
     except (np.linalg.LinAlgError, InvalidArgument):
         raise InvalidArgument(
             "The rows do not determine how coefficients differ between clients: use fewer names in random, centre "
             "their columns, or give between_stddev, a prior on the standard deviations between clients."
         ) from None
-    parameters, messages = maximum.coefficients, maximum.messages
+    parameters, messages, degrees = maximum.coefficients, maximum.messages, None
+    mean, skewed = parameters, []
     if second_order:
         moments = expand(ask, parameters, maximum.information)
         mean, covariance, messages = moments.mean, moments.covariance, messages + moments.messages
         skewed = moments.warnings
-    else:
-        mean, skewed = parameters, []
-    size, factor = layout.num_coefficients, layout.factor(parameters)
+    elif is_restricted:
+        degrees, messages = likelihood.degrees_of_freedom(parameters, covariance), messages + 1
+    factor = layout.factor(parameters)
     posterior = dataclasses.replace(
         pooled,
         mean=mean[:size],
@@ -169,19 +218,37 @@ def fit_hierarchical(
         dispersion=float(np.exp(2 * layout.log_stddev(parameters))),
         sums=None,
         sums_at=None,
-        degrees_of_freedom=None,
+        degrees_of_freedom=degrees,
         warnings=[
             *few_events(maximum.sums, chosen, layout.size),
             *skewed,
-            *_few_clients(table.clients),
-            *_no_difference(factor, pooled.stddev[list(layout.columns)], [table.names[j] for j in layout.columns]),
+            *_few_clients(federation.num_clients),
+            *_no_difference(factor, pooled.stddev[list(layout.columns)], [names[j] for j in layout.columns]),
         ],
     )
-    at_mode = [client_sums(rows, parameters, chosen, layout, nodes)[1] for rows in table.clients]
-    shift = mean[:size] - parameters[:size]
-    effects = [effect._replace(mean=effect.mean + effect.slope @ shift) for effect in at_mode]
-    names_of_random = [table.names[j] for j in layout.columns]
-    return Hierarchical(posterior, names_of_random, factor @ factor.T, effects, parameters, covariance)
+    random_names = [names[j] for j in layout.columns]
+    return Hierarchical(posterior, random_names, factor @ factor.T, (), parameters, covariance)
+
+
+def own_effect(rows: Rows, result: Hierarchical) -> Effect:
+    """Return the difference of one client's coefficients from those of the typical client.
+
+    Args:
+      rows: of the client.
+      result: of the fit.
+    """
+    names, family, mean = list(result.posterior.names), result.posterior.family, result.posterior.mean
+    layout = Layout(len(names), tuple(map(names.index, result.random)), family == "gaussian")
+    nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
+    effect = client_sums(rows, result.parameters, FAMILIES[family], layout, nodes)[1]
+    return effect._replace(mean=effect.mean + effect.slope @ (mean - result.parameters[: len(names)]))
+
+
+def difference_steps(start: np.ndarray, layout: Layout) -> np.ndarray:
+    """Return the steps of differences for each entry of L, and for log s, on the scale of their first values [v]."""
+    scale = np.diag(layout.factor(start))
+    entries = [np.sqrt(scale[a] * scale[b]) for a, b in layout.pairs]
+    return DIFFERENCE * np.array([*entries, *[1.0] * layout.has_dispersion])
 
 
 def _layout(names: Sequence[str], random: Sequence[str], family: str, num_clients: int) -> Layout:
@@ -205,11 +272,11 @@ def _start(pooled: Posterior, layout: Layout) -> np.ndarray:
     return np.concatenate([pooled.mean, factor, residual])
 
 
-def _few_clients(clients: Sequence[Rows]) -> list[str]:
-    if len(clients) >= _FEW_CLIENTS:
+def _few_clients(number: int) -> list[str]:
+    if number >= _FEW_CLIENTS:
         return []
     return [
-        f"{len(clients)} clients determine the variance between clients poorly: its standard deviation may be far from "
+        f"{number} clients determine the variance between clients poorly: its standard deviation may be far from "
         "the true one."
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 from scipy import special, stats
@@ -52,7 +52,7 @@ class Posterior:
       sums: of all clients at the coefficients `sums_at`, by which clients join and leave (`revise`); None for "cox".
       sums_at: [p].
       given_dispersion: the dispersion that `fit` was given; None where it was estimated.
-      degrees_of_freedom: of Student's t; None for normal intervals.
+      degrees_of_freedom: of Student's t, a number or one for each coefficient [p]; None for normal intervals.
     """
 
     names: Sequence[str]
@@ -70,7 +70,7 @@ class Posterior:
     sums: Optional[Sums] = None
     sums_at: Optional[np.ndarray] = None
     given_dispersion: Optional[float] = None
-    degrees_of_freedom: Optional[float] = None
+    degrees_of_freedom: Optional[Union[float, np.ndarray]] = None
 
     @property
     def stddev(self) -> np.ndarray:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Union
 
 import numpy as np
 
@@ -41,23 +42,22 @@ class Sums(NamedTuple):
             self.information + sign * other.information,
         )
 
+    @classmethod
+    def unpack(cls, numbers: np.ndarray, size: int) -> Sums:
+        """Return the sums for `size` coefficients of an array of `pack`."""
+        rows, events, value, gradient, information = unpack(numbers, [(), (), (), (size,), (size, size)])
+        return cls(float(rows), float(events), float(value), gradient, information)
 
-class Work(NamedTuple):
-    """The messages that the server can send to all clients.
 
-    Fields:
-      family: of the outcome.
-      ask: coefficients [p] -> the sums of all clients there; one message.
-      first: sums whose weighted least squares are the first step.
-      messages: how many messages `first` took.
-      warnings: coefficients at the maximum -> sentences on what may be wrong.
-    """
+def pack(*leaves: Union[float, np.ndarray]) -> np.ndarray:
+    """Return all numbers of some arrays in one array [n]."""
+    return np.concatenate([np.ravel(leaf) for leaf in leaves])
 
-    family: Family
-    ask: Callable[[np.ndarray], Sums]
-    first: Sums
-    messages: int = 1
-    warnings: Callable[[np.ndarray], list[str]] = lambda coefficients: []
+
+def unpack(numbers: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Return arrays of these shapes of the array that `pack` returned for them."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(np.split(numbers, ends[:-1]), shapes)]
 
 
 def total(parts: Sequence[Sums]) -> Sums:

@@ -1,0 +1,154 @@
+"""Questions of the server to all clients, and what adds up their answers: this process, or sites."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.glm import cox, effects
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.fixed_point import MOST_CLIENTS, decode, encode
+from tfp_bfl.glm.rows import Rows, Table
+from tfp_bfl.glm.sums import Sums, client_sums, first_sums, pack
+
+_NOTHING = np.zeros(0)
+
+
+class Question(NamedTuple):
+    """A message of the server to all clients.
+
+    Fields:
+      kind: one of `KINDS`.
+      points: coefficients, or the parameters of random effects, at which sums are asked for [m, size].
+      columns: "effects" and "restricted": columns of the design whose coefficients differ between clients.
+      nodes: "effects" and "restricted": of the quadrature.
+      centre: "risk", "stratum" and "trend": subtracted from the columns [p].
+      times: "risk": of events, of all clients.
+    """
+
+    kind: str
+    points: np.ndarray
+    columns: tuple[int, ...] = ()
+    nodes: int = 0
+    centre: np.ndarray = _NOTHING
+    times: np.ndarray = _NOTHING
+
+
+class Federation(Protocol):
+    """Clients that answer questions; only the sum of their answers is used."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the coefficients [p]."""
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients."""
+
+    def total(self, question: Question) -> np.ndarray:
+        """Return the sum of the clients' answers [n]; NaN where an answer is no number."""
+
+    def event_times(self) -> np.ndarray:
+        """Return the distinct times of events of all clients, in ascending order ("cox" with one baseline hazard)."""
+
+
+def _sums(rows: Rows, family: str, question: Question) -> np.ndarray:
+    return np.concatenate([pack(*client_sums(rows, point, FAMILIES[family])) for point in question.points])
+
+
+def _effects(rows: Rows, family: str, question: Question) -> np.ndarray:
+    layout = effects.Layout(rows.design.shape[1], question.columns, family == "gaussian")
+    parts = [effects.client_sums(rows, x, FAMILIES[family], layout, question.nodes)[0] for x in question.points]
+    return np.concatenate([pack(*part) for part in parts])
+
+
+def _restricted(rows: Rows, family: str, question: Question) -> np.ndarray:
+    layout = effects.Layout(rows.design.shape[1], question.columns, True)
+    sums = _effects(rows, family, question._replace(points=question.points[:1]))
+    return pack(sums, effects.precisions(rows, question.points, layout))
+
+
+def _columns(rows: Rows, family: str, question: Question) -> np.ndarray:
+    return np.append(np.sum(rows.design, 0), len(rows.design))
+
+
+def _risk(rows: Rows, question: Question) -> cox.RiskSums:
+    centred = cox.centred(rows, question.centre)
+    times = question.times if question.kind == "risk" else cox.event_times(rows)
+    return cox.risk_sums(centred, question.points[0], times)
+
+
+# Kind of a question -> (rows, family, question) -> the answer of one client [n].
+KINDS: dict[str, Callable[[Rows, str, Question], np.ndarray]] = {
+    "first": lambda rows, family, question: pack(*first_sums(rows, FAMILIES[family])),
+    "sums": _sums,
+    "effects": _effects,
+    "restricted": _restricted,
+    "columns": _columns,
+    "risk": lambda rows, family, question: _risk(rows, question).pack(),
+    "stratum": lambda rows, family, question: pack(*cox.partial_sums(_risk(rows, question))),
+    "trend": lambda rows, family, question: pack(*cox.trend(_risk(rows, question))),
+}
+
+
+def answer(rows: Rows, family: str, question: Question) -> np.ndarray:
+    """Return the answer of one client to a question: sums over its rows [n].
+
+    Args:
+      rows: of the client.
+      family: the name of the outcome's distribution.
+      question: of the server.
+    """
+    return KINDS[question.kind](rows, family, question)
+
+
+def ask_sums(federation: Federation, question: Question) -> list[Sums]:
+    """Return the sums of all clients at each point of a question [m]."""
+    points = np.atleast_2d(question.points)
+    vectors = federation.total(question._replace(points=points)).reshape(len(points), -1)
+    return [Sums.unpack(vector, points.shape[1]) for vector in vectors]
+
+
+class InProcess:
+    """Clients in this process.
+
+    Args:
+      table: their rows.
+      family: the name of the outcome's distribution.
+      secure_sums: whether the answers are added in fixed point, as under secure aggregation.
+    """
+
+    def __init__(self, table: Table, family: str, secure_sums: bool = False):
+        if secure_sums and len(table.clients) > MOST_CLIENTS:
+            raise InvalidArgument(f"Secure sums are of at most {MOST_CLIENTS:,} clients, not {len(table.clients):,}.")
+        self._table, self._family, self._is_secure = table, family, secure_sums
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the coefficients [p]."""
+        return self._table.names
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients."""
+        return len(self._table.clients)
+
+    def total(self, question: Question) -> np.ndarray:
+        """Implement `Federation.total`."""
+        answers = (answer(rows, self._family, question) for rows in self._table.clients)
+        if self._is_secure:
+            return decode(functools.reduce(np.add, map(encode, answers)))
+        return functools.reduce(np.add, answers)
+
+    def event_times(self) -> np.ndarray:
+        """Implement `Federation.event_times`."""
+        if self._is_secure:
+            raise InvalidArgument(
+                "One baseline hazard for all clients needs the times of events of each client, which are no sum: with "
+                "secure sums give stratified, a baseline hazard for each client."
+            )
+        return functools.reduce(np.union1d, map(cox.event_times, self._table.clients))

@@ -1,0 +1,95 @@
+"""Restricted maximum likelihood (REML): variances of Gaussian models with the coefficients integrated out.
+
+    log p(y | psi) = max_b log p(y | b, psi) - log det H(psi) / 2 + constant
+    H = sum_k X_k' V_k^-1 X_k + diag(1 / s^2)
+
+psi are the variances between clients and of the residuals. Without the determinant, they are too small where few
+clients determine b.
+
+Source: Patterson & Thompson 1971; Satterthwaite 1946 and Kuznetsova et al. 2017 for the degrees of freedom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfp_bfl.glm.federation import Federation, Question
+from tfp_bfl.glm.newton import inverse
+from tfp_bfl.glm.sums import Sums
+
+# Of differences, as a share of the scale of each variance parameter.
+DIFFERENCE = 1e-3
+_LARGEST = 1e6
+# Of the information scaled to a unit diagonal: rounding of differences in a flat direction.
+_FLAT = 1e-6
+
+
+class Restricted(NamedTuple):
+    """Messages for the restricted likelihood: each asks for the information on b at several variances near each other.
+
+    Fields:
+      federation: the clients.
+      question: of the random effects.
+      precision: of the prior on the coefficients [p].
+      steps: of the differences, for each variance parameter [v].
+    """
+
+    federation: Federation
+    question: Question
+    precision: np.ndarray
+    steps: np.ndarray
+
+    def sums(self, parameters: np.ndarray) -> Sums:
+        """Return the sums at parameters (b, psi), with the restricted likelihood, from one message."""
+        size, steps, count = len(self.precision), self.steps, len(self.steps)
+        shifts = self._shifts()
+        pairs = [(i, j) for i in range(count) for j in range(i)]
+        mixed = [sign * (shifts[i] + shifts[j]) for i, j in pairs for sign in (1, -1)]
+        sums, precisions = self._ask(parameters, [*shifts, *-shifts, *mixed])
+        half = 0.5 * np.linalg.slogdet(precisions)[1]
+        middle, above, below = half[0], half[1 : 1 + count], half[1 + count : 1 + 2 * count]
+        twice = above + below - 2 * middle
+        curvature = np.diag(twice / steps**2)
+        for (i, j), both in zip(pairs, half[1 + 2 * count :].reshape(-1, 2)):
+            value = np.sum(both) - 2 * middle - twice[i] - twice[j]
+            curvature[i, j] = curvature[j, i] = value / (2 * steps[i] * steps[j])
+        gradient, information = sums.gradient.copy(), sums.information.copy()
+        gradient[size:] -= (above - below) / (2 * steps)
+        information[size:, size:] += curvature
+        return sums._replace(log_likelihood=sums.log_likelihood - middle, gradient=gradient, information=information)
+
+    def degrees_of_freedom(self, parameters: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Return Satterthwaite's degrees of freedom of Student's t for each coefficient [p], from one message.
+
+            2 v_j^2 / Var(v_j),   v_j the variance of coefficient j given psi
+
+        Args:
+          parameters: (b, psi) at the maximum.
+          covariance: of them.
+        """
+        size, shifts = len(self.precision), self._shifts()
+        middle, *around = (np.diag(inverse(x)) for x in self._ask(parameters, [*shifts, *-shifts])[1])
+        above, below = np.split(np.array(around), 2)
+        slopes = (above - below) / (2 * self.steps[:, np.newaxis])
+        variance = np.einsum("ij,ik,kj->j", slopes, covariance[size:, size:], slopes)
+        return np.clip(2 * middle**2 / np.maximum(variance, 1e-300), 1.0, _LARGEST)
+
+    def _shifts(self) -> np.ndarray:
+        return np.pad(np.diag(self.steps), ((0, 0), (len(self.precision), 0)))
+
+    def _ask(self, parameters: np.ndarray, shifts: Sequence[np.ndarray]) -> tuple[Sums, np.ndarray]:
+        """Return the sums at parameters, and the information on b there and at the shifted ones [1 + m, p, p]."""
+        points, size = parameters + np.stack([np.zeros(len(parameters)), *shifts]), len(self.precision)
+        numbers = self.federation.total(self.question._replace(kind="restricted", points=points))
+        first = 3 + len(parameters) + len(parameters) ** 2
+        matrices = numbers[first:].reshape(len(points), size, size)
+        return Sums.unpack(numbers[:first], len(parameters)), matrices + np.diag(self.precision)
+
+
+def is_flat(information: np.ndarray) -> bool:
+    """Return whether some direction is undetermined, up to the error of differences."""
+    scale = 1 / np.sqrt(np.diag(information))
+    return bool(np.linalg.eigvalsh(information * np.outer(scale, scale))[0] < _FLAT)
