@@ -73,6 +73,22 @@ def test_clients_are_covered_with_the_stated_confidence():
     assert covered.min() > by_the_federation.min() + 0.1
 
 
+@pytest.mark.statistical
+def test_all_clients_are_covered_together_with_the_stated_confidence():
+    """In 7 of 10 federations all 20 clients with 40 examples are covered (error rate .013)."""
+    rng = np.random.default_rng(4)
+    all_covered = {True: 0, False: 0}
+    for _ in range(10):
+        draws, _ = histograms(rng, 20, 2040, 3.0)
+        own = [np.histogram(p[:40], BINS, (0, 1))[0] for p in draws]
+        for together in all_covered:
+            calibration = evaluation.calibrate_clients(own, coverage=0.9, confidence=0.9, together=together)
+            limits = [calibration.limit(each) for each in own]
+            all_covered[together] += all(np.mean(p[40:] >= t) >= 0.9 for p, t in zip(draws, limits))
+    assert calibration.confidence == 0.9
+    assert all_covered[True] >= 7 > 4 > all_covered[False]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from tfp_bfl.errors import InvalidArgument, check_count
 from tfp_bfl.evaluation.limits import check_share
@@ -14,6 +14,7 @@ from tfp_bfl.evaluation.metrics import check_labels, check_probabilities
 BINS = 1000
 # Of the logarithm of the concentration: from clients that have nothing in common to clients that are all alike.
 _CONCENTRATIONS, _GRID = (-3.0, 10.0), 53
+_NEGLIGIBLE = 1e-15
 
 
 def label_histogram(probabilities: Any, labels: Any, bins: int = BINS) -> np.ndarray:
@@ -88,16 +89,19 @@ class ClientCalibration(NamedTuple):
         # From the highest bin down: at least its lower end.
         share = np.cumsum(self.histogram[::-1]) / self.histogram.sum()
         inside, number = np.cumsum(counts[::-1]), counts.sum()
-        c = self.concentrations[:, np.newaxis]
+        counted = self.weights > _NEGLIGIBLE
+        c = self.concentrations[counted, np.newaxis]
         a, b = c * share + inside, c * (1 - share) + number - inside
-        holds = self.weights @ np.where(
-            a > 0, stats.beta.sf(self.coverage, np.maximum(a, 1e-12), np.maximum(b, 1e-12)), 0.0
-        )
+        # The upper tail of Beta(a, b).
+        above = special.betainc(np.maximum(b, 1e-12), np.maximum(a, 1e-12), 1 - self.coverage)
+        holds = self.weights[counted] @ np.where(a > 0, above, 0.0)
         first = int(np.argmax(np.append(holds >= self.confidence, True)))
         return max(len(share) - 1 - first, 0) / len(share)
 
 
-def calibrate_clients(histograms: Any, coverage: float = 0.9, confidence: float = 0.9) -> ClientCalibration:
+def calibrate_clients(
+    histograms: Any, coverage: float = 0.9, confidence: float = 0.9, together: bool = False
+) -> ClientCalibration:
     """Fit the distribution of clients, by which prediction sets of each client, known or new, are calibrated.
 
     Sets by `conformal_limit` hold the promised coverage on average over clients; for a client with other classes than
@@ -113,6 +117,8 @@ def calibrate_clients(histograms: Any, coverage: float = 0.9, confidence: float 
       histograms: `label_histogram` of each client's held-out examples [K, bins].
       coverage: with which sets of a client are to hold the label.
       confidence: the probability, over clients, that they do.
+      together: the confidence is that of all K clients of the calibration at once. Each then has the confidence
+        1 - (1 - confidence) / K (Bonferroni), with larger sets.
 
     Raises:
       InvalidArgument: fewer than two clients with examples, or shares that are not above 0 and below 1.
@@ -143,6 +149,8 @@ def calibrate_clients(histograms: Any, coverage: float = 0.9, confidence: float 
         likelihood = special.betaln(inside + covered, outside + numbers - covered) - special.betaln(inside, outside)
         return -float(np.sum(likelihood))
 
+    if together:
+        confidence = 1 - (1 - confidence) / len(counts)
     logs = np.linspace(*_CONCENTRATIONS, _GRID)
     likelihoods = np.array([-loss(log_c) for log_c in logs])
     weights = np.exp(likelihoods - likelihoods.max())

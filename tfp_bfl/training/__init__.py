@@ -2,6 +2,7 @@
 
 from tfp_bfl.training.example_privacy import ExamplePrivacy
 from tfp_bfl.training.inference import INFERENCES, TEMPERATURES, default_rate
+from tfp_bfl.training.likelihoods import balanced_weights
 from tfp_bfl.training.mode import Mode, find_mode, mode_at
 from tfp_bfl.training.optimizers import OPTIMIZERS
 from tfp_bfl.training.potential import Potential, potentials_of
@@ -16,6 +17,7 @@ __all__ = [
     "ExamplePrivacy",
     "Mode",
     "Potential",
+    "balanced_weights",
     "cosine_decay",
     "default_rate",
     "exponential_decay",

@@ -50,13 +50,11 @@ def curvature(
 
     @without_autograph
     def add(total: tf.Tensor, features: tf.Tensor, labels: tf.Tensor, step_seed: tf.Tensor) -> tf.Tensor:
-        del labels
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights.point)
             with sampling("mean", step_seed):
                 outputs = model(features, training=True)
-            drawn = tf.stop_gradient(likelihood.draw(outputs, step_seed))
-            loss = tf.reduce_sum(likelihood.nll(drawn, outputs))
+            loss = tf.reduce_sum(likelihood.nll_of_drawn(labels, outputs, step_seed))
         gradients = tape.gradient(loss, weights.point, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return total + tf.square(weights.flatten(gradients))
 

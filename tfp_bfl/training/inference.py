@@ -21,7 +21,7 @@ INFERENCES = {
 }
 DEFAULT_INFERENCE = "curvature"
 # Posterior temperature by likelihood: from trials of 0.005 to 0.05 by one seed; no study has chosen it yet.
-TEMPERATURES = {"categorical": 0.01}
+TEMPERATURES = {"categorical": 0.01, "class_weighted": 0.01}
 NOISES = {"shared": "one draw of the weights for a batch", "flipout": "a draw for each example"}
 _NATURAL: dict[str, dict[str, Any]] = {
     "curvature": {},
@@ -63,7 +63,7 @@ def settings_for(
     if inference is None:
         inference = "backprop" if update_prior or example_privacy else DEFAULT_INFERENCE
     if temperature is None:
-        by_likelihood = TEMPERATURES.get(likelihood, 1.0) if isinstance(likelihood, str) else 1.0
+        by_likelihood = TEMPERATURES.get(likelihood.partition(":")[0], 1.0) if isinstance(likelihood, str) else 1.0
         temperature = 1.0 if update_prior else by_likelihood
     if kl is None:
         kl = "product" if one_shot else "client" if update_prior else "total"

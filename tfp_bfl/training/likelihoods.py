@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Callable, NamedTuple, Optional, Union
 
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument, check_number
+from tfp_bfl.errors import InvalidArgument, check_number, shown
 from tfp_bfl.named import Table, WithArgument, parse
 from tfp_bfl.weights import mean_and_log_variance
 
@@ -25,12 +26,31 @@ class Likelihood(NamedTuple):
         model's own prediction; None for a density without one.
       max_gradient_norm: in training by SGD, longer gradients of a batch's loss are scaled to this norm; None for no
         bound.
+      weight: labels [B] -> the factor of each in `nll` [B]; None for 1.
     """
 
     nll: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     draw: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
     fisher_root: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
     max_gradient_norm: Optional[float] = None
+    weight: Optional[Callable[[tf.Tensor], tf.Tensor]] = None
+
+    def nll_of_drawn(self, labels: tf.Tensor, outputs: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Compute losses of labels drawn from the model, by the squares of whose gradients curvature is estimated.
+
+            sqrt(w(y)) * -log p(drawn | outputs),   w the `weight` of the example's label
+
+        Args:
+          labels: of the examples [B].
+          outputs: [B, C].
+          seed: [2].
+
+        Returns:
+          [B].
+        """
+        drawn = tf.stop_gradient(self.draw(outputs, seed))
+        losses = self.nll(drawn, outputs)
+        return losses if self.weight is None else losses * tf.sqrt(self.weight(labels)) / self.weight(drawn)
 
 
 def categorical() -> Likelihood:
@@ -121,17 +141,87 @@ def density() -> Likelihood:
     return Likelihood(lambda labels, outputs: -outputs[:, 0], draw)
 
 
+def class_weighted(weights: Union[str, Sequence[float]]) -> Likelihood:
+    """Return the categorical likelihood with the log likelihood of each example multiplied by the weight of its class.
+
+        nll = -w_y log softmax(f)_y
+
+    An example of weight 2 counts as two. Predicted probabilities then are those of a population in which class c is w_c
+    times as frequent: they are not calibrated for the population of the training data.
+
+    Args:
+      weights: above 0, one for each class; or these numbers separated by commas.
+
+    Raises:
+      InvalidArgument: they are not at least two numbers above 0.
+    """
+    numbers = _weights(weights) if isinstance(weights, str) else [check_number(x, "a class weight") for x in weights]
+    if len(numbers) < 2:
+        raise InvalidArgument(f"There is a class weight for {len(numbers)} class, but there must be at least two.")
+    plain, table = categorical(), tf.constant(numbers, tf.float32).numpy()
+
+    def weight(labels: tf.Tensor) -> tf.Tensor:
+        return tf.gather(tf.constant(table), labels)
+
+    def nll(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        if outputs.shape[1] != len(numbers):
+            raise InvalidArgument(
+                f"There are {len(numbers)} class weights, but the model has {outputs.shape[1]} classes: give one each."
+            )
+        losses = plain.nll(labels, outputs)
+        return losses * tf.cast(weight(labels), losses.dtype)
+
+    return Likelihood(nll, plain.draw, weight=weight)
+
+
+def _weights(text: str) -> list[float]:
+    try:
+        numbers = [float(x) for x in text.split(",")]
+    except ValueError:
+        raise InvalidArgument(
+            f"The class weights are {shown(text)}, but must be numbers separated by commas, such as 0.5,2."
+        ) from None
+    return [check_number(x, "a class weight") for x in numbers]
+
+
+def balanced_weights(counts: Sequence[float]) -> list[float]:
+    """Compute class weights under which each class has the same total weight.
+
+        w_c = N / (C n_c),   N = sum_c n_c,   C the number of classes with examples
+
+    The sum of the weights of all examples stays N. The counts are sums over clients.
+
+    Args:
+      counts: n_c, numbers of training examples [C].
+
+    Returns:
+      Weights [C]; 1 for a class without examples.
+
+    Raises:
+      InvalidArgument: there are no examples.
+
+    Example:
+      >>> bfl.clients.balanced_weights([10, 30])
+      [2.0, 0.6666666666666666]
+    """
+    present = [n for n in counts if n > 0]
+    if not present:
+        raise InvalidArgument("No class has examples, by which class weights could be balanced.")
+    return [float(sum(present) / (len(present) * n)) if n > 0 else 1.0 for n in counts]
+
+
 CATEGORICAL = categorical()
 LIKELIHOODS: Table = {
     "categorical": categorical,
     "gaussian": WithArgument(gaussian, "stddev"),
     "heteroscedastic": heteroscedastic,
     "density": density,
+    "class_weighted": WithArgument(class_weighted, "weights", str),
 }
 
 
 def parse_likelihood(text: Union[str, Likelihood]) -> Likelihood:
-    """Return "categorical", "gaussian:STDDEV", "heteroscedastic" or "density" as a likelihood.
+    """Return "categorical", "gaussian:STDDEV", "heteroscedastic", "density" or "class_weighted:W,W" as a likelihood.
 
     Raises:
       InvalidArgument: no such likelihood.

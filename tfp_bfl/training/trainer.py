@@ -195,10 +195,10 @@ class Trainer:
         in_values = weights.flatten([*([in_noise] if shared else []), *in_watched])
 
         def in_noise_of_drawn_labels() -> tf.Tensor:
-            drawn = self._likelihood.draw(outputs, tf.random.experimental.stateless_fold_in(seed, 1))
+            own_seed = tf.random.experimental.stateless_fold_in(seed, 1)
             with tf.GradientTape(watch_accessed_variables=False) as of_outputs:
                 of_outputs.watch(outputs)
-                of_drawn = tf.reduce_mean(self._likelihood.nll(drawn, outputs))
+                of_drawn = tf.reduce_mean(self._likelihood.nll_of_drawn(labels, outputs, own_seed))
             in_outputs = of_outputs.gradient(of_drawn, outputs)
             return tape.gradient(outputs, draw.noise, in_outputs, unconnected_gradients=zero)
 

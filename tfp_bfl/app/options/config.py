@@ -51,7 +51,7 @@ OF_ONE_PLACE = (
         "clients",
     ),
     *("examples_per_client", "hold_out", "pretrain_share", "unlabelled_share", "evaluate_clients", "unseen_clients"),
-    *("engine", "tensorboard", "output", "average_rounds", "ensemble"),
+    *("engine", "tensorboard", "output", "average_rounds", "ensemble", "class_weight"),
 )
 
 

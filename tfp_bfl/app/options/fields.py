@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 import tfp_bfl as bfl  # its packages are imported when they are first used
-from tfp_bfl.app.options import choices
+from tfp_bfl.app.options import choices, class_weights
 from tfp_bfl.app.options.own_model import names_code
 from tfp_bfl.errors import InvalidArgument, check_delta, check_noise
 
@@ -109,6 +109,17 @@ class Training(Options):
 
     local_epochs: Count = option(5, "Number of epochs of a client in each round.")
     learning_rate: Optional[Positive] = option(None, "Learning rate of the clients; by default that of the inference.")
+    class_weight: Optional[str] = option(
+        None,
+        "Class weights of the training loss: balanced (inverse to the class counts of all clients), or "
+        "CLASS=WEIGHT,...; equal weights by default.",
+        argument=None,
+    )
+
+    _class_weight = pydantic.field_validator("class_weight", mode="before")(class_weights.as_text)
+
+    def fitted(self, model_fn: Any, clients: Callable[[], Any], likelihood: dict[str, Any]) -> dict[str, Any]:
+        return class_weights.likelihood(self.class_weight, clients, likelihood) if self.class_weight else {}
 
     def rate(self) -> float:
         """Return the learning rate."""

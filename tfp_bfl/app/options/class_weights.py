@@ -1,0 +1,61 @@
+"""Class weights of the training loss, from the option and the clients' labels."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from typing import Any
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.errors import InvalidArgument, check_number, shown
+from tfp_bfl.files.tables import to_csv
+
+BALANCED = "balanced"
+
+
+def as_text(value: Any) -> Any:
+    """Return a mapping from classes to weights as the text of the option; another value as it is."""
+    if not isinstance(value, dict):
+        return value
+    return to_csv([[f"{name}={check_number(weight, f'class_weight of {name}')}" for name, weight in value.items()]])[
+        :-1
+    ]
+
+
+def likelihood(text: str, clients: Callable[[], Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the recipe's argument `likelihood` for class weights.
+
+    Args:
+      text: "balanced", or CLASS=WEIGHT pairs separated by commas; other classes have the weight 1.
+      clients: gives the clients of the training, or None where their data are not at hand.
+      given: the recipe's `likelihood` without class weights; empty for classes.
+
+    Raises:
+      InvalidArgument: the labels are numbers, a class does not exist, or a weight is not above 0.
+    """
+    if given:
+        raise InvalidArgument("class_weight is of classification, but the labels are numbers: leave it out.")
+    held = clients()
+    if held is None:  # Nobody trains with the process, such as one that only reads a state.
+        return {}
+    names = [str(name) for name in held.source.class_names]
+    counts = held.label_counts().sum(0)
+    weights = bfl.clients.balanced_weights(counts) if text == BALANCED else _by_name(text, names)
+    return {"likelihood": "class_weighted:" + ",".join(f"{weight:.9g}" for weight in weights)}
+
+
+def _by_name(text: str, names: list[str]) -> list[float]:
+    weights = dict.fromkeys(names, 1.0)
+    for pair in next(csv.reader([text])):
+        name, equals, number = pair.rpartition("=")
+        if not equals or name.strip() not in weights:
+            raise InvalidArgument(
+                f"class_weight has {shown(pair)}, but must be {BALANCED}, or CLASS=WEIGHT of the classes "
+                f"{', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
+            )
+        try:
+            weight = float(number)
+        except ValueError:
+            raise InvalidArgument(f"class_weight has {shown(pair)}, but {shown(number)} is no number.") from None
+        weights[name.strip()] = check_number(weight, f"class_weight of {name.strip()}")
+    return list(weights.values())
