@@ -120,7 +120,15 @@ def test_a_table_of_runs_needs_no_data(runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("runs", "message"),
-    [([], "runs is empty"), ([3], "runs holds 3, but must hold results of bfl.run or folders of runs")],
+    [
+        ([], "runs is empty"),
+        ([3], "runs holds 3, but must hold results of bfl.run or folders of runs"),
+        (3, "runs holds 3, but must hold"),
+        (
+            bfl.federated.SimulationResult(*[None] * len(bfl.federated.SimulationResult._fields)),
+            "runs holds a SimulationResult, but must",
+        ),
+    ],
 )
 def test_what_is_no_run(tmp_path, runs, message):
     with pytest.raises(InvalidArgument, match=message):

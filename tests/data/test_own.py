@@ -1,5 +1,7 @@
 """User-supplied data: tables, archives and folders of images, with and without clients, and their faults."""
 
+import shutil
+
 import numpy as np
 import pyarrow
 import pyarrow.csv
@@ -218,6 +220,21 @@ def test_training_and_test_folders_that_are_not_clear(tmp_path):
         read_own(tmp_path)
     (tmp_path / "Training").rename(tmp_path / "more")
     with pytest.raises(InvalidArgument, match="has 'more' beside train/ and test/: move it"):
+        read_own(tmp_path)
+
+
+def test_a_training_or_a_test_folder_alone(tmp_path):
+    for k in range(10):
+        draw(tmp_path / "train" / ("cat" if k % 2 else "dog") / f"{k}.png", k)
+    data = read_own(tmp_path)
+    assert (data.train.num_examples, data.test.num_examples, data.clients) == (8, 2, None)
+    assert not names_clients(tmp_path)
+    (tmp_path / "holdout").mkdir()
+    shutil.copytree(tmp_path / "train" / "dog", tmp_path / "holdout" / "dog")
+    with pytest.raises(InvalidArgument, match="has 'holdout' beside train/: move it into train/ or test/"):
+        read_own(tmp_path)
+    (tmp_path / "train").rename(tmp_path / "test")
+    with pytest.raises(InvalidArgument, match="has test/ but no train/: give both, or rename it"):
         read_own(tmp_path)
 
 

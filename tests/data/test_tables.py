@@ -93,6 +93,10 @@ def test_text_that_is_not_utf_8_is_refused_with_its_line(tmp_path):
     path = write(tmp_path / "d.csv", ["x", "who", "label"], X, repeated("Bonn", "Köln"), LABELS, encoding="latin-1")
     with pytest.raises(InvalidArgument, match="is not UTF-8 text, first in line 3: save it as UTF-8"):
         read_own(path, client="who")
+    for encoding in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-be"):
+        path = write(tmp_path / "w.csv", ["x", "label"], X, LABELS, encoding=encoding)
+        with pytest.raises(InvalidArgument, match="is not UTF-8 text, first in line 1: save it as UTF-8"):
+            read_own(path)
     path = write(tmp_path / "h.csv", ["größe", "label"], X, LABELS, encoding="latin-1")
     with pytest.raises(InvalidArgument, match="not UTF-8 text, first in line 1"):
         read_own(path)
@@ -202,7 +206,7 @@ def test_all_troubles_of_a_table_in_one_sentence(tmp_path):
     many = write(
         tmp_path / "m.csv", [*(f"column number {i}" for i in range(40)), "label"], *[repeated("a")] * 40, LABELS
     )
-    with pytest.raises(InvalidArgument, match=r"; and 3\d more columns can't be used"):
+    with pytest.raises(InvalidArgument, match=r"; likewise 'column number \d+', .* and 1\d more: "):
         read_own(many)
     columns["bill"] = X
     path = write(tmp_path / "d.csv", list(columns), *columns.values())

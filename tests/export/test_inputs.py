@@ -49,9 +49,13 @@ def numbers(name):
 
 def test_right_pixels_are_taken_whatever_their_type(images):
     wanted = images.predict(PIXELS)["probabilities"]
-    for same in (PIXELS / np.float32(255), PIXELS / 255.0, tf.constant(PIXELS)):
+    whole = [PIXELS.astype(dtype) for dtype in (np.int32, np.int64)]
+    for same in (PIXELS / np.float32(255), PIXELS / 255.0, tf.constant(PIXELS), *whole):
         np.testing.assert_allclose(images.predict(same)["probabilities"], wanted, rtol=1e-5)
     images.predict(PIXELS / np.float32(255) + np.float32(0.009))  # As a resized image may be.
+    for outside in (PIXELS.astype(np.int64) - 1, PIXELS.astype(np.int32) * 16):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="images are whole numbers outside 0 to 255"):
+            images.predict(outside)
     broken = PIXELS / np.float32(255)
     broken[0, 0, 0, 0] = np.nan
     with pytest.raises(tf.errors.InvalidArgumentError, match="examples hold numbers that are not finite"):
@@ -85,6 +89,11 @@ def test_rows_are_standardised_inside(table, of_rows):
     wanted = evaluation.predict(table, (ROWS - means) / stddevs, num_samples=20, seed=0).mean(0)
     loaded = export.load(of_rows)
     np.testing.assert_allclose(loaded.predict(ROWS)["probabilities"], wanted, rtol=1e-4)
+    whole = np.rint(ROWS)
+    for dtype in (np.float64, np.int32, np.int64):
+        for name in ("mean", "sample", "predict"):
+            found, same = (getattr(loaded, name)(x)["probabilities"] for x in (whole.astype(dtype), whole))
+            np.testing.assert_allclose(found, same, atol=1e-7)
     info = export.read_info(of_rows)
     assert [name for name, _, _ in export.columns_of(info)] == ["age", "dose", "weight"]
     card = (of_rows / "model_card.md").read_text()

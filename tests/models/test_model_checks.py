@@ -107,6 +107,7 @@ def two_inputs():
         (ending(layers.Dense(3), layers.Lambda(tf.sigmoid)), "all lie between 0 and 1, as those of a sigmoid do"),
         (ending(layers.Dense(3, "softmax")), "gives probabilities, but must give logits"),
         (two_inputs, "has 2 inputs, but must have one: concatenate them"),
+        (lambda: None, "The function of the model returns None, but must return a Keras model"),
         (Subclassed, r"\(Subclassed\) is subclassed, or has no input shape: build it as a functional model"),
         (lambda: keras.Sequential([layers.Dense(3)]), "is subclassed, or has no input shape"),
         (lambda: keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float64")]), "of type float64, but must"),

@@ -250,10 +250,12 @@ def test_a_site_knows_from_its_own_process_what_the_rule_uses(hospitals):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("label: x\n", "data of .*party.yaml: field required"),
+        ("label: x\n", "party.yaml does not name the data of the site: add a line like 'data: rows.csv'"),
         ("data: none.csv\n", "none.csv"),
-        ("data: patients.csv\nlabel: diagnosis\nscript: x\n", "script of"),
-        ("data: patients.csv\nlabel: other\n", "other"),
+        ("data: patients.csv\nlabl: diagnosis\n", "no option 'labl' in .*party.yaml: did you mean 'label'"),
+        ("data: patients.csv\nmax_rounds: 0\n", "max_rounds of .*party.yaml is 0, but must be at least 1"),
+        ("data: patients.csv\nrules: conflation\n", "rules of .* is 'conflation', but must be a list of names"),
+        ("data: patients.csv\nlabel: other\n", "no column 'other' in .*patients.csv for label"),
     ],
 )
 def test_a_file_that_says_something_else_is_one_sentence(hospitals, text, message):

@@ -10,8 +10,8 @@ import numpy as np
 from tfp_bfl.data.names import as_text, ordered
 from tfp_bfl.errors import InvalidArgument, lookup, shown
 
-# Most letters of an error's list of columns; of the others the number is stated.
-_MOST_LETTERS = 300
+# Most letters of an error's list of columns; of the others the names are stated, of at most so many.
+_MOST_LETTERS, _MOST_OTHERS = 300, 20
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _DECIMAL_COMMA = r"^\s*[+-]?(\d+|\d*,\d+)([eE][+-]?\d+)?\s*$"
 # 1,234 is 1.234 where the comma is decimal, and 1234 where it groups thousands.
@@ -46,6 +46,7 @@ class Reading(NamedTuple):
       drop: columns that are left out.
       separator: between the columns of a file; None for that of its header.
       columns: the features, in order; () for all other columns.
+      is_part: the data are one site's, as its file describes them; no option of the command line does.
     """
 
     label: str = "label"
@@ -54,6 +55,12 @@ class Reading(NamedTuple):
     drop: tuple[str, ...] = ()
     separator: Optional[str] = None
     columns: tuple[str, ...] = ()
+    is_part: bool = False
+
+    @property
+    def option_prefix(self) -> str:
+        """The characters before the name of an option of these in errors."""
+        return "" if self.is_part else "--"
 
     @property
     def text(self) -> tuple[str, ...]:
@@ -71,24 +78,27 @@ class Troubles:
 
     def __init__(self, where: str, advice: str):
         self._where, self._advice = where, advice
-        self._found: list[str] = []
+        self._found: list[tuple[str, str]] = []
 
     def add(self, column: str, problem: str) -> None:
         """Record a problem of a column."""
-        self._found.append(f"the column {shown(column)} {problem}")
+        self._found.append((shown(column), f"the column {shown(column)} {problem}"))
 
     def check(self) -> None:
         """Raise InvalidArgument if anything was recorded."""
         if not self._found:
             return
-        listed = self._found[:1]
-        for text in self._found[1:]:
-            if sum(map(len, listed)) + len(text) > _MOST_LETTERS:
+        listed: list[str] = []
+        for _, text in self._found:
+            if listed and sum(map(len, listed)) + len(text) > _MOST_LETTERS:
                 break
             listed.append(text)
-        more = len(self._found) - len(listed)
-        rest = f"; and {more} more column{'s' if more > 1 else ''} can't be used" if more else ""
-        raise InvalidArgument(f"In {self._where} {'; '.join(listed)}{rest}: {self._advice}.")
+        others = [name for name, _ in self._found[len(listed) :]]
+        if others:
+            more = len(others) - _MOST_OTHERS
+            names = ", ".join(others[:_MOST_OTHERS]) + (f" and {more} more" if more > 0 else "")
+            listed.append(f"likewise {names}")
+        raise InvalidArgument(f"In {self._where} {'; '.join(listed)}: {self._advice}.")
 
 
 def examples_of(table: Any, where: str, reading: Reading) -> Examples:
@@ -103,16 +113,19 @@ def examples_of(table: Any, where: str, reading: Reading) -> Examples:
       InvalidArgument: there is no such column, or a cell is empty or no number.
     """
     label, client = reading.label, reading.client
-    for option, name in (("--label", label), ("--client-column", client)):
+    for option, name in (("label", label), ("client-column", client)):
         if name is not None and name not in table.column_names:
-            lookup(table.column_names, name, "column", f"in {where} for {option}")
+            lookup(table.column_names, name, "column", f"in {where} for {reading.option_prefix}{option}")
     check_columns(table, reading.columns, where)
     columns = reading.columns or tuple(name for name in table.column_names if name not in (label, client))
     if not columns:
         raise InvalidArgument(f"The table {where} has no columns besides {label!r}: there is nothing to learn.")
-    advice = "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with --drop"
+    advice = (
+        "encode text as numbers, fill in empty cells or remove their rows, or leave columns out with "
+        f"{reading.option_prefix}drop"
+    )
     site = next((name for name in columns if _looks_like_names(table, name)), None)
-    if client is None and site is not None:
+    if client is None and site is not None and not reading.is_part:
         advice += f" ({shown(site)} with --client-column, if it names the client of each row)"
     troubles = Troubles(where, advice)
     features = numbers(table, columns, troubles)
@@ -260,7 +273,7 @@ def _from_text(column: Any, name: str, troubles: Troubles) -> tuple[Any, np.ndar
         cell = column[row].as_py()
         why = "which is no number"
         if with_comma.all():
-            why = "where the comma may be decimal or group thousands: write it without one"
+            why = "where the comma may be decimal or group thousands"
         troubles.add(name, f"holds {shown(cell)} in row {row + 1}, {why}")
         return None, empty
     kept = compute.if_else(pyarrow.array(empty), None, compute.utf8_trim_whitespace(column))

@@ -45,7 +45,7 @@ def image_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-    """Return the subfolders "train" and "test" of a folder; {} where it has no such two.
+    """Return the subfolders "train" and "test" of a folder, or "train" alone; {} where it has none of them.
 
     "Train", "training" and the like are read as "train"; "test", or without it "val", "valid" and "validation", as
     "test". A subfolder that holds images directly is a class.
@@ -54,24 +54,28 @@ def splits(folder: pathlib.Path) -> dict[str, pathlib.Path]:
       folder: to search.
 
     Raises:
-      InvalidArgument: there are several of one kind, or further subfolders with images.
+      InvalidArgument: there are several of one kind, further subfolders with images, or a test set alone.
     """
     inside = {p for p in folder.iterdir() if p.is_dir() and not is_hidden(pathlib.Path(p.name))}
     named = lambda names: [p for name in names for p in sorted(inside) if p.name.casefold() == name]
     train, test = named(_TRAIN), named(_TEST)
     has_images = lambda p: any(x.suffix.lower() in FORMATS for x in p.iterdir())
-    if not train or not test or any(map(has_images, [*train, *test])):
+    if not (train or test) or any(map(has_images, [*train, *test])):
         return {}
+    found = [*train[:1], *test[:1]]
+    if not train:
+        raise InvalidArgument(f"{files.name(folder)} has {found[0].name}/ but no train/: give both, or rename it.")
     if len(train) > 1 or (len(test) > 1 and test[0].name.casefold() == test[1].name.casefold()):
         first, second = train[:2] if len(train) > 1 else test[:2]
         raise InvalidArgument(f"{files.name(folder)} has both {first.name}/ and {second.name}/: leave one out.")
     others = sorted(p.name for p in inside - {*train, *test} if next(image_files(p), None))
     if others:
+        names = " and ".join(f"{p.name}/" for p in found)
         raise InvalidArgument(
-            f"{files.name(folder)} has {shown(others[0])} beside {train[0].name}/ and {test[0].name}/: move it into "
-            "one of them, or leave it out."
+            f"{files.name(folder)} has {shown(others[0])} beside {names}: move it into train/ or test/, or leave it "
+            "out."
         )
-    return {"train": train[0], "test": test[0]}
+    return dict(zip(("train", "test"), found))
 
 
 def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, Optional[LabelledImages]]:
@@ -86,7 +90,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LabelledImages, Optional[Labelled
     parts = splits(folder)
     if not parts:
         return _read(folder), None
-    return _read(parts["train"]), _read(parts["test"])
+    return _read(parts["train"]), _read(parts["test"]) if "test" in parts else None
 
 
 def _read(folder: pathlib.Path) -> LabelledImages:

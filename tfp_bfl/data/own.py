@@ -133,7 +133,7 @@ def read_own(
     kind = kind_of(path)
     if test is not None and (kind is None) != (kind_of(test) is None):
         raise InvalidArgument("One of dataset and test_data is in memory, the other a path: give both in one form.")
-    reading = Reading(label, client, task == "regression", tuple(drop), separator)
+    reading = Reading(label, client, task == "regression", tuple(drop), separator, is_part=is_part)
     train, given = _read(path, reading)
     if test is not None:
         given, _ = _read(test, reading._replace(client=None, drop=(), columns=train.columns), "test_data")

@@ -114,8 +114,12 @@ def _read_csv(file: BinaryIO, path: pathlib.Path, separator: Optional[str], text
     import pyarrow
     import pyarrow.csv
 
-    start = file.read(2)
-    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
+    start = file.read(4)
+    # That of UTF-32, little-endian, begins with that of UTF-16.
+    wide = start in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE) or b"\0" in start[:2]
+    if wide:
+        raise InvalidArgument(f"The table {files.name(path)} is not UTF-8 text, first in line 1: save it as UTF-8.")
+    encoding = "utf-16" if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8"
     file.seek(0)
     _check_encoding(file, encoding, path)
     head = file.read(_HEAD_BYTES).decode(encoding, "ignore")

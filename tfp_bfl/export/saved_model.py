@@ -48,8 +48,8 @@ def save(model_or_run: Source, path: Union[str, os.PathLike], info: Optional[Inf
         predict: mean, stddev, aleatoric and epistemic (variances), low and high (of the central 90 % interval) [B]
         abstain: as predict; mean is NaN where stddev exceeds the limit
 
-    Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, which are scaled inside; other floats, and
-    numbers that are not finite, are refused.
+    Inputs: images [B, ...], floats in [0, 1] or raw pixels as uint8, int32 or int64, which are scaled inside; other
+    numbers, and numbers that are not finite, are refused.
     Rows of a table [B, D] are standardised inside by the columns that `info.data` names. A signature takes one
     type: those named above take float32, and for images "predict_uint8" and the like uint8. num_samples and seed are
     int32 scalars, max_uncertainty a float32 one; the same seed gives the same answer. Outputs: probabilities (of

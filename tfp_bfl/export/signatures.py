@@ -124,7 +124,12 @@ def _scaled(images: tf.Tensor) -> tf.Tensor:
     are refused.
     """
     if not images.dtype.is_floating:
-        return as_floats(images)
+        if images.shape.rank != 4 or images.dtype == tf.uint8:
+            return as_floats(images)
+        message = "images are whole numbers outside 0 to 255, but must be pixels from 0 to 255, or floats in [0, 1]."
+        in_range = tf.reduce_all((images >= 0) & (images <= tf.uint8.max))
+        with tf.control_dependencies([tf.debugging.Assert(in_range, [message])]):
+            return as_floats(tf.cast(images, tf.uint8))
     # Not by `is_finite`, an operation that TensorFlow Lite lacks.
     checks = {
         "examples hold numbers that are not finite: fill them in, or leave those examples out.": (
@@ -160,7 +165,8 @@ def make_signatures(module: tf.Module, shape: tuple[int, ...]) -> dict[str, Any]
         for suffix, dtype in image_types(shape).items():
             images = tf.TensorSpec([None, *shape], dtype, "images")
             signatures[f"{name}{suffix}"] = function.get_concrete_function(images, *numbers)
-        # Not a signature, but what NumPy makes of images: without it a loaded function refuses them.
+        # No signatures, but the types of NumPy's arrays: without them a loaded function refuses these arrays.
         unnamed = [tf.TensorSpec([], spec.dtype) for spec in numbers]
-        function.get_concrete_function(tf.TensorSpec([None, *shape], tf.float64), *unnamed)
+        for dtype in (tf.float64, tf.int32, tf.int64):
+            function.get_concrete_function(tf.TensorSpec([None, *shape], dtype), *unnamed)
     return signatures

@@ -124,7 +124,7 @@ def check_clients(
         )
     if clients.source.num_outputs > process.num_outputs:
         raise InvalidArgument(
-            f"The model has {process.num_outputs} outputs, but {clients.source.name} wants "
+            f"The model has {process.num_outputs} outputs, but the dataset {clients.source.name} requires "
             f"{clients.source.num_outputs}: build it with num_classes of the data, 2 for numbers to regress on."
         )
     want, have = process.element_spec.features, clients.element_spec.features

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_bfl.errors import InvalidArgument
+from tfp_bfl.errors import InvalidArgument, shown
 from tfp_bfl.layers import sampling
 
 # Of Keras' layers with noise: what is zero where they draw none.
@@ -27,6 +27,8 @@ def check_form(model: Any) -> None:
     Raises:
       InvalidArgument: it has another form.
     """
+    if not isinstance(model, tf.keras.Model):
+        raise InvalidArgument(f"The function of the model returns {shown(model)}, but must return a Keras model.")
     if not model._is_graph_network:
         raise InvalidArgument(
             f"The model {model.name!r} ({type(model).__name__}) is subclassed, or has no input shape: build it as a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tfp_bfl.app.many_runs.report import write
@@ -50,7 +50,9 @@ def report(
       InvalidArgument: as the command line answers with status 2, or the data are not those of the runs. Nothing has
         been written then.
     """
-    every = [runs] if isinstance(runs, (Run, str, os.PathLike)) else list(runs)
+    # A simulation's result is a tuple, too, but of no runs.
+    is_one = isinstance(runs, (Run, str, os.PathLike)) or hasattr(runs, "_fields") or not isinstance(runs, Iterable)
+    every: list[Any] = [runs] if is_one else [*runs]
     if not every:
         raise InvalidArgument("runs is empty, but must be a result of bfl.run, a folder, or several of these.")
     named = None if dataset is None else GivenData(dataset, test_data)
@@ -58,7 +60,8 @@ def report(
     given: list[Optional[GivenData]] = []
     for one in every:
         if not isinstance(one, (Run, str, os.PathLike)):
-            raise InvalidArgument(f"runs holds {shown(one)}, but must hold results of bfl.run or folders of runs.")
+            what = f"a {type(one).__name__}" if hasattr(one, "_fields") else shown(one)
+            raise InvalidArgument(f"runs holds {what}, but must hold results of bfl.run or folders of runs.")
         expanded = [one.folder] if isinstance(one, Run) else expand([pathlib.Path(one)])
         folders += expanded
         given += [one.data if isinstance(one, Run) else named] * len(expanded)

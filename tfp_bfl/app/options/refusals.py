@@ -20,6 +20,7 @@ _MUST_BE = {
     "bool": "true or false",
     "string": "text",
     "literal": "{expected}",
+    "list": "a list of names",
 }
 
 

@@ -19,7 +19,8 @@ import pydantic
 import tfp_bfl as bfl  # its packages are imported when they are first used
 from tfp_bfl.app.one_run import build
 from tfp_bfl.app.options.config import RunConfig, read_yaml
-from tfp_bfl.errors import MIN_DELTA, InvalidArgument, shown
+from tfp_bfl.app.options.refusals import must_be
+from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
@@ -87,12 +88,20 @@ def read_file(folder: Union[str, os.PathLike[str]]) -> PartyFile:
       InvalidArgument: the file can't be read, or a value is not valid.
     """
     path = pathlib.Path(folder) / FILE
+    values = read_yaml(path)
+    for name in values:
+        lookup(PartyFile.model_fields, name, "option", f"in {path_name(path)}")
+    if "data" not in values:
+        raise InvalidArgument(
+            f"{path_name(path)} does not name the data of the site: add a line like 'data: rows.csv'."
+        )
     try:
-        settings = PartyFile(**read_yaml(path))
+        settings = PartyFile(**values)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InvalidArgument(f"{where} of {path_name(path)}: {first['msg'][0].lower()}{first['msg'][1:]}.") from None
+        raise InvalidArgument(
+            f"{first['loc'][0]} of {path_name(path)} is {shown(first['input'])}, but must be {must_be(first)}."
+        ) from None
     resolved = lambda x: x and str(pathlib.Path(folder) / x)
     return settings.model_copy(update={"data": resolved(settings.data), "test_data": resolved(settings.test_data)})
 
