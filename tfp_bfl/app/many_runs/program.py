@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional, Union, cast
 
 from tfp_bfl.app.many_runs.report import write
 from tfp_bfl.app.many_runs.score_tables import Style
@@ -51,8 +51,8 @@ def report(
         been written then.
     """
     # A simulation's result is a tuple, too, but of no runs.
-    is_one = isinstance(runs, (Run, str, os.PathLike)) or hasattr(runs, "_fields") or not isinstance(runs, Iterable)
-    every: list[Any] = [runs] if is_one else [*runs]
+    is_several = isinstance(runs, Iterable) and not (isinstance(runs, (Run, str)) or hasattr(runs, "_fields"))
+    every: list[Any] = list(cast(Iterable[Any], runs)) if is_several else [runs]
     if not every:
         raise InvalidArgument("runs is empty, but must be a result of bfl.run, a folder, or several of these.")
     named = None if dataset is None else GivenData(dataset, test_data)
