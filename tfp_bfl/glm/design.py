@@ -109,10 +109,10 @@ def read_design(
     if not chosen:
         raise InvalidArgument(f"{where} has no columns beside the outcome: there is nothing to estimate.")
     values = _outcome(table, outcome, where)
-    owners = as_text(_decoded(table, client_column).to_pylist()) if client_column else None
+    owners = as_text(decoded(table, client_column).to_pylist()) if client_column else None
     owners = np.full(table.num_rows, "all rows", object) if owners is None else owners
     keep = np.all(np.isfinite(values.reshape(len(values), -1)), 1) & (owners != "")
-    exposure = None if outcome.exposure is None else _numbers(table, outcome.exposure, where)
+    exposure = None if outcome.exposure is None else numbers(table, outcome.exposure, where)
     keep &= True if exposure is None else np.isfinite(exposure)
     notes = _event_note(table, outcome, where) + _note(
         int(np.sum(~keep)), "without an outcome, a client or an exposure"
@@ -120,7 +120,7 @@ def read_design(
     blocks, names, complete = [], [], np.ones(table.num_rows, bool)
     patterns: dict[bytes, str] = {}
     for name in chosen:
-        if name not in only and _numbers_rows(table, name, where):
+        if name not in only and numbers_rows(table, name, where):
             notes.append(f"The column {shown(name)} numbers the rows and is left out.")
             continue
         block, own = _column(table, name, name in categorical, keep, where)
@@ -192,7 +192,7 @@ def _empty_clients(name: str, empty: np.ndarray, owners: np.ndarray, keep: np.nd
     return [f"The column {shown(name)} is empty at {few}: --drop it, or none of these rows is used."]
 
 
-def _decoded(table: Any, name: str) -> Any:
+def decoded(table: Any, name: str) -> Any:
     """Return a column of a pyarrow Table, with the values of a dictionary in place of their codes."""
     import pyarrow.types as types
 
@@ -200,19 +200,19 @@ def _decoded(table: Any, name: str) -> Any:
     return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
 
 
-def _texts(table: Any, name: str) -> np.ndarray:
+def texts(table: Any, name: str) -> np.ndarray:
     """Return a column as text [N], "" for empty cells and for the words that stand for them."""
-    cells = as_text(_decoded(table, name).to_pylist())
+    cells = as_text(decoded(table, name).to_pylist())
     return np.where(np.isin(cells, list(_EMPTY)), "", cells)
 
 
-def _numbers_rows(table: Any, name: str, where: str) -> bool:
+def numbers_rows(table: Any, name: str, where: str) -> bool:
     """Return whether a column counts the rows up by one, as the row names of R do."""
     import pyarrow.types as types
 
-    if table.num_rows < 2 or not types.is_integer(_decoded(table, name).type):
+    if table.num_rows < 2 or not types.is_integer(decoded(table, name).type):
         return False
-    return bool(np.all(np.diff(_numbers(table, name, where)) == 1))
+    return bool(np.all(np.diff(numbers(table, name, where)) == 1))
 
 
 def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
@@ -220,49 +220,49 @@ def _event_note(table: Any, outcome: Outcome, where: str) -> list[str]:
     name = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
     if name is None:
         return []
-    cells = _texts(table, name)
-    events = _events(cells, name, outcome.event_values, where)
+    cells = texts(table, name)
+    events = find_events(cells, name, outcome.event_values, where)
     count = int(np.sum(np.isin(cells, list(events))))
     return [f"Event: {name} = {', '.join(events)} ({count:,} of {int(np.sum(cells != '')):,} rows)."]
 
 
-def _numbers(table: Any, name: str, where: str) -> np.ndarray:
+def numbers(table: Any, name: str, where: str) -> np.ndarray:
     """Return a column as float64 [N], NaN for an empty cell."""
     import pyarrow.types as types
 
-    column = _decoded(table, name)
+    column = decoded(table, name)
     if types.is_integer(column.type) or types.is_floating(column.type):
         return np.asarray(column.cast("float64").to_numpy(), np.float64)
     cells = column.to_pylist()
-    numbers = np.full(len(cells), np.nan)
+    found = np.full(len(cells), np.nan)
     for row, cell in enumerate(cells):
         if cell is None or cell == "":
             continue
         exact = value(str(cell).strip()) if isinstance(cell, str) else cell
         try:
-            numbers[row] = float(exact)  # type: ignore[arg-type]
+            found[row] = float(exact)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise InvalidArgument(
                 f"The column {shown(name)} of {where} must hold numbers, but row {row + 1} is {shown(cell)}."
             ) from None
-    return numbers
+    return found
 
 
 def _column(table: Any, name: str, is_category: bool, keep: np.ndarray, where: str) -> tuple[np.ndarray, list[str]]:
     """Return a column of the table as columns of the design [N, c], NaN in empty cells, and their names."""
     import pyarrow.types as types
 
-    kind = _decoded(table, name).type
+    kind = decoded(table, name).type
     if types.is_temporal(kind):
         raise InvalidArgument(
             f"The column {shown(name)} of {where} holds dates or times: leave it out with --drop, or replace it by a "
             "number such as years since a day."
         )
     if not is_category and (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
-        return _numbers(table, name, where)[:, np.newaxis], [name]
+        return numbers(table, name, where)[:, np.newaxis], [name]
     if types.is_null(kind):
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
-    cells = _texts(table, name)
+    cells = texts(table, name)
     levels = sorted(set(cells[keep].tolist()) - {""}, key=natural)
     if not levels:
         raise InvalidArgument(f"The column {shown(name)} of {where} is empty: leave it out with --drop.")
@@ -283,25 +283,25 @@ def _outcome(table: Any, outcome: Outcome, where: str) -> np.ndarray:
     if outcome.family == "cox":
         if outcome.event is None:
             raise InvalidArgument("The family cox needs the column with the event: give --event.")
-        event = _binary(_texts(table, outcome.event), outcome.event, outcome.event_values, where)
-        return np.stack([_numbers(table, outcome.column, where), event], 1)
+        event = _binary(texts(table, outcome.event), outcome.event, outcome.event_values, where)
+        return np.stack([numbers(table, outcome.column, where), event], 1)
     if outcome.event is not None:
         raise InvalidArgument(f"--event is of the family cox, but the family is {outcome.family}.")
     if outcome.family == "bernoulli":
-        return _binary(_texts(table, outcome.column), outcome.column, outcome.event_values, where)
+        return _binary(texts(table, outcome.column), outcome.column, outcome.event_values, where)
     if outcome.event_values:
         raise InvalidArgument(f"--event-value is of bernoulli and cox, but the family is {outcome.family}.")
-    return _numbers(table, outcome.column, where)
+    return numbers(table, outcome.column, where)
 
 
 def _binary(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> np.ndarray:
     """Return 1 for an event, 0 for none and NaN for an empty cell [N]."""
-    binary = np.isin(cells, list(_events(cells, name, events, where))).astype(np.float64)
+    binary = np.isin(cells, list(find_events(cells, name, events, where))).astype(np.float64)
     binary[cells == ""] = np.nan
     return binary
 
 
-def _events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
+def find_events(cells: np.ndarray, name: str, events: Sequence[str], where: str) -> Sequence[str]:
     """Return the values that are an event: those given, else the larger of two numbers, or the one that says yes."""
     found = sorted(set(cells.tolist()) - {""}, key=natural)
     for event in events:

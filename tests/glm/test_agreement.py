@@ -1,0 +1,96 @@
+"""Columns that sites agree on are those of all rows in one table."""
+
+import numpy as np
+import pyarrow
+import pytest
+
+from tfp_bfl import glm
+from tfp_bfl.glm.agreement import Cells, agree, check_description, describe, settle
+from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.glm.rows import INTERCEPT
+
+
+def sites_of(table, column, without=()):
+    """A table for each value of the column."""
+    names = [name for name in table.column_names if name not in (column, *without)]
+    cells = np.array(table[column].to_pylist(), object)
+    return {str(x): table.select(names).filter(pyarrow.array(cells == x)) for x in dict.fromkeys(cells)}
+
+
+def fit_at_sites(tables, outcome, missing, **options):
+    descriptions = {site: describe(table, outcome, site, **options) for site, table in tables.items()}
+    for site, summary in descriptions.items():
+        check_description(site, summary)
+    plan = agree(descriptions, outcome, missing)
+    cells = [Cells(table, outcome, plan, missing, site) for site, table in tables.items()]
+    encoding, notes = settle(plan, missing, np.sum([one.sums() for one in cells], 0))
+    rows = [one.rows(encoding) for one in cells]
+    has_intercept = outcome.family != "cox"
+    clients = [(own.design[:, has_intercept:], own.outcome) for own in rows]
+    return clients, encoding.names(plan), notes
+
+
+def table(seed=0, count=300):
+    rng = np.random.default_rng(seed)
+    site = rng.integers(0, 3, count)
+    age = np.where(rng.random(count) < 0.1, None, rng.normal(60, 10, count).round(1).astype(object))
+    sex = np.where(rng.random(count) < 0.1, "", rng.choice(["Female", "Male"], count))
+    # A level that one site has alone.
+    chest = np.where((site == 1) & (rng.random(count) < 0.3), "typical", rng.choice(["none", "other"], count))
+    ill = rng.choice(["N", "Y"], count)
+    return pyarrow.table({
+        "site": [f"s{x}" for x in site], "age": age.tolist(), "sex": sex.tolist(), "chest": chest.tolist(),
+        "stage": rng.integers(1, 4, count), "days": rng.exponential(100, count).round(2), "ill": ill.tolist(),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["drop", "indicate"])
+@pytest.mark.parametrize(
+    "outcome", [Outcome("ill", "bernoulli"), Outcome("days", "cox", "ill"), Outcome("days", "gaussian")]
+)
+def test_the_columns_are_those_of_all_rows_in_one_place(outcome, missing):
+    whole, options = table(), {"categorical": ["stage"]}
+    design = read_design(whole, outcome, "site", missing=missing, **options)
+    clients, names, _ = fit_at_sites(sites_of(whole, "site"), outcome, missing, **options)
+    assert names == design.names
+    by_size = lambda pair: len(pair[0])
+    for (x, y), (features, values) in zip(sorted(clients, key=by_size), sorted(design.clients, key=by_size)):
+        np.testing.assert_allclose(x, features, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(y, values)
+    assert INTERCEPT not in names and glm.fit(clients, outcome.family, prior_stddev=2.0, names=names).count
+
+
+def test_a_column_that_one_site_lacks_is_filled_with_the_mean_of_the_others():
+    tables = sites_of(table(), "site")
+    tables["s0"] = tables["s0"].drop_columns(["age"])
+    outcome = Outcome("ill", "bernoulli")
+    clients, names, _ = fit_at_sites(tables, outcome, "indicate")
+    assert "age[missing]" in names
+    column = clients[list(tables).index("s0")][0][:, names.index("age")]
+    assert len(set(column.tolist())) == 1 and 50 < column[0] < 70
+    with pytest.raises(ValueError, match="The column 'age' is empty at s0: leave it out with --drop, or give"):
+        fit_at_sites(tables, outcome, "drop")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"age": ["old"] * 3}, "holds numbers at s0 and text at odd"),
+        ({"chest": [f"c{x}" for x in range(29)]}, "holds 32 texts at all sites"),
+        ({"ill": ["N", "Y", "maybe"]}, "must hold two values, but holds 3"),
+    ],
+)
+def test_sites_that_do_not_fit_each_other_are_one_sentence(change, message):
+    tables = sites_of(table(), "site")
+    length = len(next(iter(change.values())))
+    odd = tables["s0"].slice(0, length)
+    for name, cells in change.items():
+        odd = odd.set_column(odd.column_names.index(name), name, pyarrow.array(cells))
+    with pytest.raises(ValueError, match=message):
+        fit_at_sites({**tables, "odd": odd}, Outcome("ill", "bernoulli"), "drop")
+
+
+@pytest.mark.parametrize("summary", [None, {"columns": []}, {"columns": [["a", "other", []]], "events": []}])
+def test_a_description_of_another_form_is_refused(summary):
+    with pytest.raises(ValueError, match="does not have the required form"):
+        check_description("north", summary)

@@ -1,0 +1,325 @@
+"""The columns of a linear model whose rows lie at sites: agreed on from descriptions and sums, without rows.
+
+    site:   names and kinds of the columns, and the levels of text
+    server: the columns of the model, by the union of the levels (`agree`)
+    site:   sums over its rows: filled cells, their sum, and the rows in which two columns are empty (`Cells.sums`)
+    server: means for empty cells, and the indicators (`settle`)
+
+The result is that of `design.read_design` on all rows in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from tfp_bfl.data.names import natural
+from tfp_bfl.errors import InvalidArgument, lookup, shown
+from tfp_bfl.glm import design
+from tfp_bfl.glm.design import MOST_LEVELS, Outcome
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.rows import Rows, read
+from tfp_bfl.glm.sums import pack, unpack
+
+NUMBER, CATEGORY, EMPTY, ROW_NUMBER = KINDS = ("number", "category", "empty", "row number")
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Fields:
+      name: of the column.
+      kind: one of `KINDS`.
+      levels: of a category, in natural order; the first one is the reference.
+    """
+
+    name: str
+    kind: str
+    levels: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its columns in the design."""
+        return [self.name] if self.kind == NUMBER else [f"{self.name}[{level}]" for level in self.levels[1:]]
+
+
+class Plan(NamedTuple):
+    """Columns that all sites have in common.
+
+    Fields:
+      columns: of the model.
+      events: the values that are an event; () for a family without.
+      notes: sentences on what was done with columns.
+    """
+
+    columns: tuple[Column, ...]
+    events: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all columns of the design, without indicators [c]."""
+        return [name for column in self.columns for name in column.names]
+
+
+class Encoding(NamedTuple):
+    """How rows become columns of the design.
+
+    Fields:
+      means: for empty cells, in the order of `Plan.names` [c]; () where rows with empty cells are left out.
+      indicators: columns of the table with a column of 0 and 1 for empty cells.
+      left_out: columns of the design that no row has.
+    """
+
+    means: tuple[float, ...]
+    indicators: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def names(self, plan: Plan) -> list[str]:
+        """Return the names of the columns of the design [p]."""
+        names = []
+        for column in plan.columns:
+            names += column.names + [f"{column.name}[missing]"] * (column.name in self.indicators)
+        return [name for name in names if name not in self.left_out]
+
+
+def describe(
+    table: Any,
+    outcome: Outcome,
+    where: str,
+    only: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    categorical: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return what a site says of its table as JSON: columns, the levels of text, and the values of the event.
+
+    Args:
+      table: a pyarrow Table.
+      outcome: its columns.
+      where: the name of the table, for errors.
+      only, drop, categorical: as of `design.read_design`.
+
+    Raises:
+      InvalidArgument: a column of the outcome is missing, or a column is not fit for a model.
+    """
+    reserved = [x for x in (outcome.column, outcome.event, outcome.exposure) if x]
+    for name in reserved:
+        lookup(dict.fromkeys(table.column_names), name, "column", f"in {where}")
+    columns = [
+        _describe(table, name, name in categorical, name in only, where)
+        for name in table.column_names
+        if name not in {*reserved, *drop} and (not only or name in only)
+    ]
+    event = outcome.event if outcome.family == "cox" else outcome.column if outcome.family == "bernoulli" else None
+    events = sorted(set(design.texts(table, event).tolist()) - {""}, key=natural) if event else []
+    if len(events) > MOST_LEVELS:
+        raise InvalidArgument(f"The column {shown(event)} of {where} holds {len(events)} values: name another event.")
+    return {"columns": [[column.name, column.kind, list(column.levels)] for column in columns], "events": events}
+
+
+def _describe(table: Any, name: str, is_category: bool, is_chosen: bool, where: str) -> Column:
+    import pyarrow.types as types
+
+    kind = design.decoded(table, name).type
+    if types.is_temporal(kind):
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds dates or times: leave it out with --drop, or replace it by a "
+            "number such as years since a day."
+        )
+    if not is_category and (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+        counts = not is_chosen and design.numbers_rows(table, name, where)
+        return Column(name, ROW_NUMBER if counts else NUMBER)
+    levels = sorted(set(design.texts(table, name).tolist()) - {""}, key=natural)
+    if len(levels) > MOST_LEVELS:
+        raise InvalidArgument(
+            f"The column {shown(name)} of {where} holds {len(levels)} texts, too many for a category: leave it "
+            "out with --drop."
+        )
+    return Column(name, CATEGORY, tuple(levels)) if levels else Column(name, EMPTY)
+
+
+def check_description(site: str, summary: Any) -> None:
+    """Check the form of a description that a site sent.
+
+    Raises:
+      InvalidArgument: it is not of the form that `describe` gives.
+    """
+    texts = lambda x: isinstance(x, list) and len(x) <= MOST_LEVELS and all(isinstance(y, str) for y in x)
+    column = lambda x: isinstance(x, list) and len(x) == 3 and isinstance(x[0], str) and x[1] in KINDS and texts(x[2])
+    is_whole = (
+        isinstance(summary, Mapping) and isinstance(summary.get("columns"), list) and texts(summary.get("events"))
+    )
+    if not is_whole or not all(map(column, summary["columns"])):
+        raise InvalidArgument(f"The description of {site}'s table does not have the required form.")
+
+
+def agree(descriptions: Mapping[str, Mapping[str, Any]], outcome: Outcome, missing: str) -> Plan:
+    """Return the columns of all sites, with the union of their levels.
+
+    Args:
+      descriptions: site -> the result of `describe`.
+      outcome: its columns.
+      missing: one of `design.MISSING`.
+
+    Raises:
+      InvalidArgument: a column holds numbers at one site and text at another, is missing at a site while rows with
+        empty cells are left out, or has no value at all.
+    """
+    of_sites = {
+        site: {name: Column(name, kind, tuple(levels)) for name, kind, levels in summary["columns"]}
+        for site, summary in descriptions.items()
+    }
+    columns, notes = [], []
+    for name in dict.fromkeys(name for own in of_sites.values() for name in own):
+        found = {site: own[name] for site, own in of_sites.items() if name in own}
+        if all(column.kind == ROW_NUMBER for column in found.values()):
+            notes.append(f"The column {shown(name)} numbers the rows and is left out.")
+            continue
+        kinds = {CATEGORY if c.kind == CATEGORY else NUMBER: site for site, c in found.items() if c.kind != EMPTY}
+        absent = [site for site in of_sites if site not in found or found[site].kind == EMPTY]
+        if len(kinds) > 1:
+            raise InvalidArgument(
+                f"The column {shown(name)} holds numbers at {kinds[NUMBER]} and text at {kinds[CATEGORY]}: correct the "
+                "cells that are no numbers, name it with --categorical, or leave it out with --drop."
+            )
+        if not kinds or (absent and missing == "drop"):
+            raise InvalidArgument(
+                f"The column {shown(name)} is empty at {', '.join(absent[:10])}: leave it out with --drop"
+                + (", or give --missing indicate." if kinds else ".")
+            )
+        levels = sorted({level for column in found.values() for level in column.levels}, key=natural)
+        if len(levels) > MOST_LEVELS:
+            raise InvalidArgument(f"The column {shown(name)} holds {len(levels)} texts at all sites: --drop it.")
+        if len(levels) == 1:
+            raise InvalidArgument(f"The column {shown(name)} is {shown(levels[0])} at all sites: --drop it.")
+        columns.append(Column(name, next(iter(kinds)), tuple(levels)))
+    if not columns:
+        raise InvalidArgument("The tables have no columns beside the outcome: there is nothing to estimate.")
+    values = sorted({x for summary in descriptions.values() for x in summary["events"]}, key=natural)
+    if not values:
+        return Plan(tuple(columns), (), tuple(notes))
+    event = outcome.event or outcome.column
+    events = design.find_events(np.array(values, object), event, outcome.event_values, "the sites' tables")
+    return Plan(tuple(columns), tuple(events), (f"Event: {event} = {', '.join(events)}.", *notes))
+
+
+class Cells:
+    """The rows of a site, before empty cells are filled.
+
+    Args:
+      table: a pyarrow Table.
+      outcome: its columns.
+      plan: of all sites.
+      missing: one of `design.MISSING`.
+      where: the name of the table, for errors.
+
+    Raises:
+      InvalidArgument: the outcome, or a column of numbers, holds something else.
+    """
+
+    def __init__(self, table: Any, outcome: Outcome, plan: Plan, missing: str, where: str):
+        self._outcome, self._plan, self._missing, self._where = outcome, plan, missing, where
+        self._values = self._read_outcome(table)
+        self._exposure = design.numbers(table, outcome.exposure, where) if outcome.exposure else None
+        used = np.all(np.isfinite(self._values.reshape(len(self._values), -1)), 1)
+        used &= True if self._exposure is None else np.isfinite(self._exposure)
+        blocks = [self._block(table, column)[used] for column in plan.columns]
+        self._features = np.concatenate(blocks, 1)
+        self._empty = np.stack([np.isnan(block[:, 0]) for block in blocks], 1)
+        self._values = self._values[used]
+        self._exposure = None if self._exposure is None else self._exposure[used]
+        self._left = ~np.any(self._empty, 1) if missing == "drop" else np.ones(len(self._empty), bool)
+
+    def sums(self) -> np.ndarray:
+        """Return the sums of `settle` over the rows of this site."""
+        filled = np.where(np.isnan(self._features), 0.0, self._features)
+        empty = self._empty.astype(np.float64)
+        counts = np.sum(~np.isnan(self._features), 0)
+        there = np.sum(filled[self._left] != 0, 0)
+        return pack(float(len(filled)), float(np.sum(self._left)), np.sum(filled, 0), counts, there, empty.T @ empty)
+
+    def rows(self, encoding: Encoding) -> Rows:
+        """Return the rows of the design in float64.
+
+        Raises:
+          InvalidArgument: no row is left, or an outcome is not one of the family's.
+        """
+        if not np.any(self._left):
+            raise InvalidArgument(f"No row of {self._where} is complete: give --missing indicate.")
+        family, parts, start = self._outcome.family, [], 0
+        for number, column in enumerate(self._plan.columns):
+            end = start + len(column.names)
+            block = self._features[:, start:end]
+            if encoding.means:
+                block = np.where(np.isnan(block), np.array(encoding.means[start:end]), block)
+            parts.append(block)
+            if column.name in encoding.indicators:
+                parts.append(self._empty[:, number : number + 1].astype(np.float64))
+            start = end
+        every = Encoding(encoding.means, encoding.indicators, ()).names(self._plan)
+        features = np.concatenate(parts, 1)[:, [name not in encoding.left_out for name in every]]
+        exposure = None if self._exposure is None else [self._exposure[self._left]]
+        given = [(features[self._left], self._values[self._left])]
+        return read(given, FAMILIES.get(family), encoding.names(self._plan), exposure, family != "cox").clients[0]
+
+    def _read_outcome(self, table: Any) -> np.ndarray:
+        of, where = self._outcome, self._where
+        if of.family == "cox":
+            return np.stack([design.numbers(table, of.column, where), self._events(table, of.event)], 1)
+        return self._events(table, of.column) if of.family == "bernoulli" else design.numbers(table, of.column, where)
+
+    def _events(self, table: Any, name: Optional[str]) -> np.ndarray:
+        cells = design.texts(table, str(name))
+        return np.where(cells == "", np.nan, np.isin(cells, list(self._plan.events)))
+
+    def _block(self, table: Any, column: Column) -> np.ndarray:
+        """Return a column of the table as columns of the design [N, c], NaN in empty cells."""
+        if column.name not in table.column_names:
+            return np.full((table.num_rows, len(column.names)), np.nan)
+        if column.kind == NUMBER:
+            return design.numbers(table, column.name, self._where)[:, np.newaxis]
+        cells = design.texts(table, column.name)
+        block = np.stack([cells == level for level in column.levels[1:]], 1).astype(np.float64)
+        block[~np.isin(cells, column.levels)] = np.nan
+        return block
+
+
+def settle(plan: Plan, missing: str, total: np.ndarray) -> tuple[Encoding, list[str]]:
+    """Return how rows become columns of the design, and sentences on what was done.
+
+    Args:
+      plan: of all sites.
+      missing: one of `design.MISSING`.
+      total: the sum of `Cells.sums` over the sites.
+
+    Raises:
+      InvalidArgument: no row is left, or a column has no value in the rows with an outcome.
+    """
+    width, number = len(plan.names), len(plan.columns)
+    shapes = [(), (), (width,), (width,), (width,), (number, number)]
+    used, left, sums, counts, there, both = unpack(total, shapes)
+    notes, indicators, means = list(plan.notes), [], ()
+    if not left:
+        raise InvalidArgument("No row of any site is complete: give --missing indicate, or --drop columns.")
+    if np.any(counts == 0):
+        raise InvalidArgument(f"The column of {shown(plan.names[int(np.argmin(counts))])} is empty: --drop it.")
+    if used > left:
+        notes.append(f"{used - left:g} rows left out with an empty cell: --missing indicate keeps them.")
+    if missing == "indicate":
+        means = tuple((sums / counts).tolist())
+        for j, column in enumerate(plan.columns):
+            same = [i for i in range(j) if both[i, j] == both[i, i] == both[j, j]]
+            if both[j, j] and not same:
+                indicators.append(column.name)
+            elif both[j, j]:
+                notes.append(
+                    f"{shown(column.name)} is empty in the same rows as {shown(plan.columns[same[0]].name)}: one "
+                    "indicator serves both."
+                )
+    filled = there + (np.array([both[j, j] for j, c in enumerate(plan.columns) for _ in c.names]) if means else 0)
+    gone = [name for name, count in zip(plan.names, filled) if not count and "[" in name]
+    if gone:
+        notes.append(f"No row is left with {', '.join(gone)}: left out.")
+    return Encoding(means, tuple(indicators), tuple(gone)), notes
