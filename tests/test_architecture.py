@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
     # The command line: `cli` and `doctor`.
-    "app.glm": {"glm", "plots"},
+    "app.glm": {"app.options", "glm"},
     "app": {
         "__init__",
         "app.options",
@@ -36,7 +36,7 @@ MAY_IMPORT = {
         "data",
         "federated",
     },
-    "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "parties"},
+    "parties.deployment": {*PUBLIC, "app.options", "app.one_run", "glm", "parties"},
     "app.many_runs": {*PUBLIC, "app.options", "app.one_run"},
     "app.one_run": {*PUBLIC, "app.options"},
     "app.options": {*PUBLIC, "training"},
@@ -68,7 +68,7 @@ MAY_IMPORT = {
     "models": {"weights", "layers", "posterior"},
     "weights": {"layers", "posterior"},
     "layers": {"posterior"},
-    "glm": {"data"},
+    "glm": {"data", "plots"},
     "posterior": set(),
     "privacy": set(),
     "data": set(),

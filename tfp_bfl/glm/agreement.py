@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
 
 class Encoding(NamedTuple):
-    """How rows become columns of the design.
+    """The values by which rows become columns of the design.
 
     Fields:
       means: for empty cells, in the order of `Plan.names` [c]; () where rows with empty cells are left out.

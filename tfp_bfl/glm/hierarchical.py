@@ -37,7 +37,8 @@ class Hierarchical:
       posterior: of the coefficients of a typical client [p].
       random: the names of the coefficients that differ between clients [d].
       between: their covariance between clients, L L' [d, d].
-      effects: the difference of each client's coefficients from those of the typical client, given the parameters.
+      effects: the difference of each client's coefficients from those of the typical client, given the parameters; ()
+        of sites, which keep them.
       parameters: theta = (b, L, log s) at the maximum.
       covariance: of theta.
     """
@@ -66,6 +67,8 @@ class Hierarchical:
         Raises:
           InvalidArgument: another number of columns, or no client of that number.
         """
+        if client is not None and not self.effects:
+            raise InvalidArgument("The effects of the clients are at the clients alone: predict for a new client.")
         if client is not None and not 0 <= check_count(client, "client", least=0) < len(self.effects):
             raise InvalidArgument(f"There is no client {client}: give one of 0 to {len(self.effects) - 1}, or None.")
         design, names = self.posterior.design(features), list(self.posterior.names)
@@ -149,7 +152,8 @@ def fit_hierarchical(
         restricted=restricted,
         second_order=second_order,
     )
-    return dataclasses.replace(result, effects=[own_effect(rows, result) for rows in table.clients])
+    of = family, table.names, result.random, result.parameters, result.posterior.mean
+    return dataclasses.replace(result, effects=[own_effect(rows, *of) for rows in table.clients])
 
 
 def fit_hierarchical_federation(
@@ -230,18 +234,22 @@ def fit_hierarchical_federation(
     return Hierarchical(posterior, random_names, factor @ factor.T, (), parameters, covariance)
 
 
-def own_effect(rows: Rows, result: Hierarchical) -> Effect:
+def own_effect(
+    rows: Rows, family: str, names: Sequence[str], random: Sequence[str], parameters: np.ndarray, mean: np.ndarray
+) -> Effect:
     """Return the difference of one client's coefficients from those of the typical client.
 
     Args:
       rows: of the client.
-      result: of the fit.
+      family: the name of the outcome's distribution.
+      names, random: of all coefficients, and of those that differ between clients.
+      parameters: theta at the maximum.
+      mean: of the posterior of the coefficients [p].
     """
-    names, family, mean = list(result.posterior.names), result.posterior.family, result.posterior.mean
-    layout = Layout(len(names), tuple(map(names.index, result.random)), family == "gaussian")
+    layout = Layout(len(names), tuple(map(list(names).index, random)), family == "gaussian")
     nodes = _GAUSSIAN_NODES if family == "gaussian" else _NODES[len(layout.columns)]
-    effect = client_sums(rows, result.parameters, FAMILIES[family], layout, nodes)[1]
-    return effect._replace(mean=effect.mean + effect.slope @ (mean - result.parameters[: len(names)]))
+    effect = client_sums(rows, parameters, FAMILIES[family], layout, nodes)[1]
+    return effect._replace(mean=effect.mean + effect.slope @ (mean - parameters[: len(names)]))
 
 
 def difference_steps(start: np.ndarray, layout: Layout) -> np.ndarray:

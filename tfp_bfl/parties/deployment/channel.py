@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, Union
 
-DESCRIBE, BEGIN, ROUND, SCORE = TASKS = ("describe", "begin", "round", "score")
+DESCRIBE, BEGIN, ROUND, SCORE = ("describe", "begin", "round", "score")
+# Of linear models: messages in JSON, and questions for sums.
+TALK, SUMS = ("linear model", "sums")
+TASKS = (DESCRIBE, BEGIN, ROUND, SCORE, TALK, SUMS)
 # The refusal of a site that does not know the run: it was restarted, or its job did not arrive in time.
 NO_RUN = "It takes part in no run."
 MOST_BYTES = 2**32

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import click
 
 from tfp_bfl.app.options.command import Grouped, config_options
 from tfp_bfl.app.options.config import OF_ONE_PLACE
+from tfp_bfl.app.options.linear_model import model_options, names_of
 from tfp_bfl.errors import InvalidArgument, check_number
 from tfp_bfl.parties.deployment.signals import ends_with_cleanup
 
@@ -21,6 +22,7 @@ Examples:
   tfp-bfl deploy check north                  at a site: its file and data
   tfp-bfl deploy start north                  at each site, and at the server
   tfp-bfl deploy run admin --name first --model mlp --rounds 20 --output first
+  tfp-bfl deploy glm admin --name second --outcome age --output second
 
 \b
 NVIDIA FLARE carries the messages. In a clone of tfp_bfl, `make deployment`
@@ -80,6 +82,43 @@ def start(kit: str) -> None:
     kits.start(kit)
 
 
+def _submission(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of every submission."""
+    options = (
+        click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it."),
+        click.option("--output", required=True, metavar="FOLDER", help="New folder for the result."),
+        click.option(
+            "--quorum",
+            type=click.IntRange(1),
+            default=2,
+            show_default=True,
+            help="Smallest number of sites in a round.",
+        ),
+        click.option(
+            "--deadline",
+            type=click.FloatRange(1),
+            default=600.0,
+            show_default=True,
+            callback=lambda context, option, value: check_number(value, "--deadline"),  # It accepts nan and inf.
+            help="Time limit for the answer of a site, in seconds.",
+        ),
+        click.option(
+            "--secure-sums",
+            is_flag=True,
+            help="Mask the sites' messages: the server reads only the sum over the sites that answer.",
+        ),
+        click.option(
+            "--without",
+            multiple=True,
+            metavar="SITE",
+            help="Name of a site to leave out; repeat the option for each site.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 class _Run(Grouped):
     first = (
         "name",
@@ -98,32 +137,12 @@ class _Run(Grouped):
 
 @deploy.command("run", cls=_Run)
 @click.argument("kit", metavar="ADMIN_KIT")
-@click.option("--name", required=True, metavar="NAME", help="Name of the run; the same name resumes it.")
-@click.option("--output", required=True, metavar="FOLDER", help="New folder for the result.")
-@click.option(
-    "--quorum", type=click.IntRange(1), default=2, show_default=True, help="Smallest number of sites in a round."
-)
-@click.option(
-    "--deadline",
-    type=click.FloatRange(1),
-    default=600.0,
-    show_default=True,
-    callback=lambda context, option, value: check_number(value, "--deadline"),  # FloatRange accepts nan and inf.
-    help="Time limit for the answer of a site, in seconds.",
-)
-@click.option(
-    "--secure-sums",
-    is_flag=True,
-    help="Mask the sites' messages: the server reads only the sum over the sites that answer.",
-)
+@_submission
 @click.option(
     "--max-examples",
     type=click.IntRange(1),
     metavar="N",
     help="Upper bound on the number of examples that weights a site.",
-)
-@click.option(
-    "--without", multiple=True, metavar="SITE", help="Name of a site to leave out; repeat the option for each site."
 )
 @click.option("--config", "config_file", metavar="FILE", help="Options from a YAML file; flags win.")
 @functools.partial(config_options, without=OF_ONE_PLACE)
@@ -149,6 +168,31 @@ def run(
     how |= {"max_examples": max_examples, "without": without}
     with ends_with_cleanup():
         click.echo(str(submit(kit, name, options, output, **how)))
+
+
+@deploy.command("glm")
+@click.argument("kit", metavar="ADMIN_KIT")
+@_submission
+@model_options
+def linear_model(
+    kit: str,
+    name: str,
+    output: str,
+    quorum: int,
+    deadline: float,
+    secure_sums: bool,
+    without: Sequence[str],
+    **given: Any,
+) -> None:
+    """Fit a generalised linear model over the tables of the sites, print its progress, and download its folder."""
+    from tfp_bfl.parties.deployment.submit import submit
+
+    lists = ("event_value", "only", "drop", "categorical", "random")
+    options = {**given, **{option: names_of(given[option]) for option in lists}}
+    progress = functools.partial(click.echo, err=True)
+    how: dict[str, Any] = {"quorum": quorum, "deadline": deadline, "progress": progress, "secure_sums": secure_sums}
+    with ends_with_cleanup():
+        click.echo(str(submit(kit, name, {"glm": options}, output, without=without, **how)))
 
 
 @deploy.command("demo")

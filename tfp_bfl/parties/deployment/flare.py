@@ -31,7 +31,21 @@ from rich.console import Console
 from tfp_bfl.app.one_run.progress import reporter
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files.arrays import stored_arrays, to_bytes
-from tfp_bfl.parties.deployment.channel import BEGIN, DESCRIBE, MOST_BYTES, ROUND, SCORE, TASKS, Refusal, Reply
+from tfp_bfl.parties.deployment.channel import (
+    BEGIN,
+    DESCRIBE,
+    MOST_BYTES,
+    ROUND,
+    SCORE,
+    SUMS,
+    TALK,
+    TASKS,
+    Refusal,
+    Reply,
+)
+from tfp_bfl.parties.deployment.glm_job import GLM
+from tfp_bfl.parties.deployment.glm_server import serve_glm
+from tfp_bfl.parties.deployment.glm_site import GlmSite
 from tfp_bfl.parties.deployment.job import check_name
 from tfp_bfl.parties.deployment.server import FAILURE, PROGRESS, RUNS, serve
 from tfp_bfl.parties.deployment.site import Site as Answers
@@ -123,7 +137,10 @@ class Server(Controller):
             console = Console(file=cast(IO[str], self._lines), force_terminal=False, width=200)
             with reporter(console, "lines", int(options.get("rounds", 0))) as progress:
                 folder = pathlib.Path(workspace.get_root_dir()) / RUNS / check_name(name)
-                done = serve(options, name, folder, channel, quorum, progress, **self._how)
+                if GLM in options:
+                    done = serve_glm(options[GLM], name, folder, channel, quorum, progress, **self._how)
+                else:
+                    done = serve(options, name, folder, channel, quorum, progress, **self._how)
             # The administrator downloads the run without its checkpoints.
             shutil.copytree(done, result, ignore=shutil.ignore_patterns("checkpoints"))
         except _Aborted:
@@ -203,11 +220,13 @@ class Site(Executor):
     def __init__(self) -> None:
         super().__init__()
         self._answers: Any = None
+        self._linear_model: Any = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Read the site's file and data when a job starts; errors are reported in the answers."""
         if event_type == EventType.START_RUN:
             folder = fl_ctx.get_engine().get_workspace().get_site_config_dir()
+            self._linear_model = GlmSite(folder)
             try:
                 self._answers = Answers(folder)
             except Error as error:
@@ -217,11 +236,11 @@ class Site(Executor):
         """Return the answer to a task, or the reason of a refusal."""
         started, reply = time.perf_counter(), Shareable()
         try:
-            if isinstance(self._answers, str):
-                raise InvalidArgument(self._answers)
             reply[_CONTENT] = self._answer(task_name, shareable.get(_CONTENT))
             if task_name == BEGIN:
                 self.log_info(fl_ctx, self._answers.seen)
+            elif task_name == TALK:
+                self.log_info(fl_ctx, self._linear_model.seen)
         except Error as error:
             self.log_error(fl_ctx, f"{task_name} refused: {error}")
             reply[_REFUSED] = str(error)
@@ -231,6 +250,12 @@ class Site(Executor):
     def _answer(self, task: str, content: Any) -> bytes:
         if not isinstance(content, bytes) or task not in TASKS:
             raise InvalidArgument(f"The task {task!r} is none of {', '.join(TASKS)}, or holds no bytes.")
+        if task == TALK:
+            return self._linear_model.converse(content)
+        if task == SUMS:
+            return to_bytes(self._linear_model.sums(stored_arrays(content, "message", MOST_BYTES)))
+        if isinstance(self._answers, str):
+            raise InvalidArgument(self._answers)
         if task == DESCRIBE:
             return self._answers.describe().encode()
         if task == BEGIN:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
@@ -22,18 +21,14 @@ from tfp_bfl.app.options.config import RunConfig, read_yaml
 from tfp_bfl.app.options.refusals import must_be
 from tfp_bfl.errors import MIN_DELTA, InvalidArgument, lookup, shown
 from tfp_bfl.files import name as path_name
-from tfp_bfl.files import write_whole
 from tfp_bfl.files.arrays import read_arrays, write_arrays
 from tfp_bfl.parties.comparison import rare_classes
-from tfp_bfl.parties.deployment import keys
+from tfp_bfl.parties.deployment import keys, masked
 from tfp_bfl.parties.deployment.channel import NO_RUN
 from tfp_bfl.parties.deployment.job import check_name, from_json, make_job
 from tfp_bfl.parties.deployment.ledger import Ledger
 
 FILE, SECRET, OFFER = "party.yaml", "secret", "offer"
-# File with the digest of the job, in the memory of a run with masks.
-JOB = "job"
-_OTHER_JOB = "It has sent masked messages in another run of the name {}: give this one another name."
 _SECRET_BYTES = 32
 _MOST_BYTES = 2**33
 
@@ -186,7 +181,7 @@ class Site:
         config = make_job(rules, parties)
         check_name(run)
         self._check(config, parties, sums)
-        digest = _digest_of(job)
+        digest = digest_of_job(job)
         self._ledger = self._begin_ledger(config, run, digest)
         schema = from_json(job["schema"])
         self._config = config
@@ -200,46 +195,13 @@ class Site:
         fields: dict[str, Any] = {"memory": _Versions(folder, back), "max_examples": most, "job": bytes.fromhex(digest)}
         fields["charge"] = self._ledger and self._ledger.charge
         if sums is None:
-            if (folder / JOB).exists():
-                raise InvalidArgument(_OTHER_JOB.format(run))
+            masked.check_unbound(folder)
             return bfl.federated.Party(*arguments, **fields)
-        self._bind(folder, digest)
-        fields["keys"] = self._shared(number, parties, secret, offers)
-        fields |= {"promises": _Promises(folder / "promises"), "rounds": config.rounds}
-        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
-
-    def _bind(self, folder: pathlib.Path, digest: str) -> None:
-        """Bind a run with masks to the digest of its job.
-
-        Raises:
-          InvalidArgument: the site has sent masked messages in another run of this name, or another process runs.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
         self._open.close()
-        with contextlib.ExitStack() as opened:
-            file = opened.enter_context(open(folder / JOB, "a+", encoding="utf-8"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InvalidArgument("Another process of this site takes part in this run: end that one.") from None
-            file.seek(0)
-            recorded = file.read()
-            if recorded not in ("", digest):
-                raise InvalidArgument(_OTHER_JOB.format(folder.name))
-            if not recorded:
-                file.write(digest)
-                file.flush()
-                os.fsync(file.fileno())
-            self._open = opened.pop_all()
-
-    def _shared(self, number: int, parties: int, secret: bytes, offers: Mapping[str, Any]) -> dict[int, bytes]:
-        names = sorted(offers)
-        if not 0 <= number < len(names) == parties:
-            raise InvalidArgument(
-                f"Masks require the keys of all {parties} sites, and the server forwards {len(names)}."
-            )
-        shared = keys.agree(self._startup, secret, names[number], offers)
-        return {names.index(other): key for other, key in shared.items()}
+        self._open = masked.bind(folder, digest)
+        fields["keys"] = masked.shared_keys(self._startup, secret, number, parties, offers)
+        fields |= {"promises": masked.PromiseFiles(folder / "promises"), "rounds": config.rounds}
+        return bfl.federated.SealedParty(*arguments, min_parties=max(2, self._file.min_parties), **fields)
 
     def answer(self, message: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the result of the site's work in a round, or proofs or seeds of masks (`federated.SealedParty`).
@@ -321,7 +283,7 @@ class Site:
             raise InvalidArgument(f"Its file allows no run of fewer than {self._file.min_parties} sites.")
 
 
-def _digest_of(job: Mapping[str, Any]) -> str:
+def digest_of_job(job: Mapping[str, Any]) -> str:
     """Return the digest of a job without the number of the site: the same at all sites.
 
     Raises:
@@ -366,24 +328,6 @@ class _Versions:
     def __setitem__(self, version: int, arrays: dict[str, np.ndarray]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_arrays(self._path(version), arrays)
-
-
-class _Promises:
-    """The promises of a site in a run, in a file for each round, written before the answer is sent."""
-
-    def __init__(self, folder: pathlib.Path):
-        self._folder = folder
-
-    def _path(self, number: int) -> pathlib.Path:
-        return self._folder / f"{number:06d}.json"
-
-    def get(self, number: int) -> Optional[dict[str, Any]]:
-        path = self._path(number)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-    def __setitem__(self, number: int, promise: dict[str, Any]) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(number), json.dumps(promise))
 
 
 def check(folder: Union[str, os.PathLike[str]]) -> str:

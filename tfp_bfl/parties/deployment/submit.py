@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional, Union
 from tfp_bfl.errors import Error, InvalidArgument
 from tfp_bfl.files import name as path_name
 from tfp_bfl.files.writing import begun
+from tfp_bfl.parties.deployment.glm_job import GLM, make_glm_job
 from tfp_bfl.parties.deployment.job import check_name, make_job
 from tfp_bfl.parties.deployment.kits import ADMIN, CLASSES, check_installed, role_of
 from tfp_bfl.parties.deployment.server import FAILURE, PROGRESS
@@ -89,7 +90,7 @@ def submit(
     Args:
       kit: the administrator's folder.
       name: name of the run.
-      options: options of `tfp-bfl run`, except those that describe data.
+      options: options of `tfp-bfl run`, except those that describe data; or {"glm": options of `GlmJob`}.
       output: a new folder.
       quorum: smallest number of sites in a round.
       deadline: time limit for the answer of a site, in seconds.
@@ -113,7 +114,10 @@ def submit(
             f"{path_name(kit)} is not the folder of the administrator: give the folder admin of deploy init."
         )
     check_name(name)
-    make_job(options, _number(options))
+    if GLM in options:
+        make_glm_job(options[GLM], secure_sums)
+    else:
+        make_job(options, _number(options))
     output = pathlib.Path(output)
     if output.exists():
         raise InvalidArgument(f"{path_name(output)} exists already: give --output a new folder.")

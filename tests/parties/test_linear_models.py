@@ -1,0 +1,259 @@
+"""A linear model over sites with configuration files and messages as bytes, without NVIDIA FLARE."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow.csv
+import pytest
+from rich.console import Console
+
+from tests.certificates import certify
+from tests.glm.test_agreement import sites_of, table
+from tfp_bfl import glm
+from tfp_bfl.app.one_run.progress import reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.glm.agreement import describe
+from tfp_bfl.glm.design import Outcome, read_design
+from tfp_bfl.parties.deployment.channel import SUMS, TALK, Refusal
+from tfp_bfl.parties.deployment.glm_job import make_glm_job
+from tfp_bfl.parties.deployment.glm_server import serve_glm
+from tfp_bfl.parties.deployment.glm_site import RESULTS, GlmSite
+
+SITES = ("s0", "s1", "s2")
+WHOLE = table()
+ILL = {"outcome": "ill", "family": "bernoulli", "prior_stddev": 2.0, "categorical": ["stage"], "missing": "indicate"}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    certify(folder, SITES)
+    return folder
+
+
+@pytest.fixture
+def kits(tmp_path, certificates):
+    for site, own in sites_of(WHOLE, "site").items():
+        local = tmp_path / site / "local"
+        local.mkdir(parents=True)
+        pyarrow.csv.write_csv(own, local / "patients.csv")
+        (local / "party.yaml").write_text("data: patients.csv\n")
+        (tmp_path / site / "startup").symlink_to(certificates / site / "startup")
+    return tmp_path
+
+
+class Channel:
+    """Sites in this process; `lies` are replies in the place of a site's, by task and number of the message."""
+
+    def __init__(self, folder, lies=None):
+        self.sites = {name: GlmSite(folder / name / "local") for name in SITES}
+        self.lies, self.sent, self.replies = lies or {}, [], []
+
+    @property
+    def names(self):
+        return list(self.sites)
+
+    def ask(self, task, what):
+        number = sum(1 for one, _ in self.sent if one == task)
+        self.sent.append((task, what))
+        for name, content in what.items():
+            lie = self.lies.get((task, name, number))
+            if lie == "silence":
+                continue
+            try:
+                yield name, lie or self.reply(task, self.sites[name], content)
+            except InvalidArgument as error:
+                yield name, Refusal(str(error))
+
+    def reply(self, task, site, content):
+        if task == TALK:
+            return site.converse(content)
+        found = to_bytes(site.sums(stored_arrays(content, "message", 2**30)))
+        self.replies.append(found)
+        return found
+
+
+def run(folder, channel, options=ILL, name="first", quorum=2, **how):
+    with reporter(Console(quiet=True), "none", 0) as tell:
+        return serve_glm(options, name, folder / "runs" / name, channel, quorum, tell, **how)
+
+
+def pooled(options, without=()):
+    """The fit of all rows in one place."""
+    keep = np.isin(np.array(WHOLE["site"].to_pylist()), [site for site in SITES if site not in without])
+    of = Outcome(options["outcome"], options.get("family", "gaussian"), options.get("event"))
+    design = read_design(
+        WHOLE.filter(pyarrow.array(keep)), of, "site", categorical=options.get("categorical", ()),
+        missing=options.get("missing", "drop"),
+    )  # fmt: skip
+    priors = {"prior_stddev": options.get("prior_stddev"), "names": design.names}
+    if options.get("random"):
+        return glm.fit_hierarchical(design.clients, of.family, random=options["random"], **priors)
+    return glm.fit(design.clients, of.family, stratified=options.get("stratified", False), **priors)
+
+
+def check_equal(folder, posterior, tolerance=1e-8):
+    found = json.loads((folder / "posterior.json").read_text())
+    assert found["names"] == list(posterior.names) and found["rows"] == posterior.count
+    np.testing.assert_allclose((found["mean"] - posterior.mean) / posterior.stddev, 0, atol=tolerance)
+    np.testing.assert_allclose(np.sqrt(np.diag(found["covariance"])), posterior.stddev, rtol=1e-6)
+
+
+@pytest.mark.parametrize("secure_sums", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ILL,
+        {"outcome": "days", "categorical": ["stage"]},
+        {"outcome": "days", "family": "cox", "event": "ill", "stratified": True, "categorical": ["stage"]},
+        {**ILL, "random": ["(intercept)"]},
+        {"outcome": "days", "random": ["(intercept)"], "drop": ["age"]},
+    ],
+)
+def test_the_fit_is_that_of_all_rows_in_one_place(kits, options, secure_sums):
+    channel = Channel(kits)
+    done = run(kits, channel, options, quorum=3, secure_sums=secure_sums)
+    of = {name: x for name, x in options.items() if name != "drop"}
+    exact = pooled(of) if "drop" not in options else None
+    if exact is not None:
+        check_equal(done, exact.posterior if "random" in options else exact, 1e-6 if "random" in options else 1e-8)
+    page = (done / "report.html").read_text()
+    assert "Coefficients" in page and "Checks" in page and "http://" not in page.replace("http://www.w3.org", "")
+    assert len(list(csv.DictReader((done / "coefficients.csv").open()))) >= 3
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["parties"] == list(SITES) and summary["largest_answer_bytes"] > 0
+    # Each site has the result, and with random effects its own one, which the server has not.
+    own = [json.loads((kits / site / "local" / RESULTS / "first.json").read_text()) for site in SITES]
+    assert all(("effect" in one) == ("random" in options) for one in own)
+    names = {name for reply in channel.replies for name in stored_arrays(reply, "answer", 2**30)}
+    assert names == ({"masked"} if secure_sums else {"sums"})
+    with pytest.raises(InvalidArgument, match="run first is complete"):
+        run(kits, Channel(kits), options)
+
+
+def test_one_baseline_hazard_needs_times_that_masks_can_not_add(kits):
+    options = {"outcome": "days", "family": "cox", "event": "ill", "categorical": ["stage"]}
+    check_equal(run(kits, Channel(kits), options), pooled(options))
+    with pytest.raises(InvalidArgument, match="with --secure-sums give --stratified"):
+        run(kits, Channel(kits), options, "second", secure_sums=True)
+
+
+def test_masked_numbers_are_no_sums_and_answer_one_question(kits):
+    channel = Channel(kits)
+    run(kits, channel, secure_sums=True)
+    answers = [stored_arrays(reply, "answer", 2**30)["masked"] for reply in channel.replies[:3]]
+    # Parts of fixed point are below 2^48; masks have 64 bits.
+    assert all(np.mean(np.abs(x.astype(np.float64)) > 2.0**48) > 0.99 for x in answers)
+    questions = [content for task, what in channel.sent if task == SUMS for content in what.values()]
+    asked = dict(stored_arrays(questions[-1], "message", 2**30))
+    other = {**asked, "points": asked["points"] + 1}
+    with pytest.raises(InvalidArgument, match="two answers would reveal their difference"):
+        channel.sites["s0"].sums(other)
+    for site in channel.sites.values():
+        site._open.close()  # As at the end of its process.
+    # The same job again has the same answers; another job of this name has none.
+    (kits / "runs" / "first" / "summary.json").unlink()
+    again = Channel(kits)
+    run(kits, again, secure_sums=True)
+    assert sorted(again.replies) == sorted(channel.replies)
+    for site in again.sites.values():
+        site._open.close()
+    (kits / "runs" / "first" / "summary.json").unlink()
+    with pytest.raises(Error, match="another run of the name first"):
+        run(kits, Channel(kits), {**ILL, "prior_stddev": 1.0}, secure_sums=True, name="first", again=False)
+
+
+@pytest.mark.parametrize("lie", ["silence", Refusal("it is busy"), b"no arrays", to_bytes({"sums": np.zeros(2, int)})])
+def test_a_site_that_leaves_is_named_and_the_others_are_fitted(kits, lie):
+    done = run(kits, Channel(kits, {(SUMS, "s1", 2): lie}))
+    check_equal(done, pooled(ILL, without=["s1"]))
+    summary = json.loads((done / "summary.json").read_text())
+    assert summary["parties"] == ["s0", "s2"] and "Without s1" in summary["warnings"][0]
+    assert "refused" in json.loads((done / "parties.json").read_text())["s1"]
+
+
+def test_a_site_that_leaves_under_masks_ends_the_run_and_is_named(kits):
+    with pytest.raises(Error, match=r"masks do not cancel \(s1: it did not answer in time\)"):
+        run(kits, Channel(kits, {(SUMS, "s1", 2): "silence"}), secure_sums=True)
+    # Before any sum was read, the others can go on without it.
+    done = run(kits, Channel(kits, {(TALK, "s1", 0): "silence"}), name="second", secure_sums=True)
+    check_equal(done, pooled(ILL, without=["s1"]))
+    with pytest.raises(Error, match="2 sites take part, but the quorum is 3"):
+        run(kits, Channel(kits), name="third", quorum=3, without=["s0"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("algorithms: [variational]", "allows algorithm variational, not glm"),
+        ("only_secure_sums: true", "only runs with secure sums"),
+        ("max_example_epsilon: 1.0", "only runs with differential privacy"),
+        ("min_parties: 4", "no run of fewer than 4 sites"),
+        ("max_rounds: 2", "at most 2 rounds"),
+        ("drop: [age]", "The column 'age' is missing"),
+    ],
+)
+def test_a_site_refuses_what_its_file_forbids(kits, line, message):
+    with open(kits / "s1" / "local" / "party.yaml", "a") as file:
+        file.write(f"{line}\n")
+    if line.startswith("drop"):
+        done = run(kits, Channel(kits))
+        sent = json.loads((done / "parties.json").read_text())["s1"]
+        assert "age" not in [name for name, _, _ in sent["columns"]]
+        return
+    done = run(kits, Channel(kits))
+    assert message in json.loads((done / "parties.json").read_text())["s1"]["refused"]
+
+
+def test_what_a_site_describes_has_no_row(kits):
+    sent = (
+        Channel(kits)
+        .sites["s0"]
+        .converse(json.dumps({"step": "describe", "options": ILL, "secure_sums": False}).encode())
+    )
+    summary = json.loads(sent)
+    assert summary.pop("version") and set(summary) == {"columns", "events"}
+    assert summary == json.loads(json.dumps(describe(sites_of(WHOLE, "site")["s0"], Outcome("ill", "bernoulli"), "x",
+                                                     categorical=["stage"])))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": np.frombuffer(b"effects", np.uint8)}, "not of this job"),
+        ({"kind": np.frombuffer(b"times", np.uint8)}, "not of this job"),
+        ({"points": np.zeros((1, 3))}, "not of this job"),
+        ({"points": np.zeros((200, 7))}, "not of this job"),
+        ({"points": np.full((1, 7), np.nan)}, "not of this job"),
+        ({"step": np.array(-1)}, "not of this job"),
+        ({"other": np.zeros(1)}, "not of this job"),
+    ],
+)
+def test_questions_of_another_form_are_refused(kits, change, message):
+    channel = Channel(kits)
+    run(kits, channel)
+    asked = [content for task, what in channel.sent if task == SUMS for content in what.values()][-1]
+    with pytest.raises(InvalidArgument, match=message):
+        channel.sites["s0"].sums({**dict(stored_arrays(asked, "message", 2**30)), **change})
+    with pytest.raises(InvalidArgument, match="does not have the required form"):
+        channel.sites["s0"].converse(b'{"step": "begin", "job": 3}')
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outcome": "ill", "family": "binomial"}, "There is no family 'binomial'"),
+        ({"outcome": "ill", "colour": 3}, "do not have the required form"),
+        ({"family": "cox", "outcome": "days"}, "--event names the column"),
+        ({"outcome": "ill", "level": 95.0}, "--level is 95"),
+        ({"outcome": "ill", "exposure": "days"}, "--exposure is for poisson"),
+        ({"outcome": "days", "family": "cox", "event": "ill", "random": ["x"]}, "--random is for"),
+        ({"outcome": "ill", "event_value": ["Y"]}, "--event-value is for"),
+        (None, "do not have the required form"),
+    ],
+)
+def test_bad_options_are_one_sentence(options, message):
+    with pytest.raises(InvalidArgument, match=message):
+        make_glm_job(options, False)

@@ -1,0 +1,152 @@
+"""Jobs that fit a linear model over sites: options, and the form of questions and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+import pydantic
+
+from tfp_bfl.errors import InvalidArgument, check_number, lookup
+from tfp_bfl.glm.design import MISSING, Outcome
+from tfp_bfl.glm.families import FAMILIES
+from tfp_bfl.glm.federation import Question
+from tfp_bfl.glm.fit import check_options
+from tfp_bfl.parties.arrays import Arrays
+
+# Key of the options of such a job; the name by which party.yaml allows it among the algorithms.
+GLM = "glm"
+# Kinds of questions beside those of `glm.federation`: sums of `agreement.Cells`, and times of events.
+CELLS, TIMES = "cells", "times"
+# Points of one question.
+_MOST_POINTS = 100
+
+
+class GlmJob(pydantic.BaseModel):
+    """The options of a linear model over sites, as of `tfp-bfl glm`."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    outcome: str
+    family: str = "gaussian"
+    event: Optional[str] = None
+    event_value: list[str] = []
+    exposure: Optional[str] = None
+    only: list[str] = []
+    drop: list[str] = []
+    categorical: list[str] = []
+    missing: str = "drop"
+    random: list[str] = []
+    prior_stddev: Optional[float] = None
+    intercept_stddev: Optional[float] = None
+    stratified: bool = False
+    second_order: bool = False
+    level: float = 0.95
+
+    @property
+    def columns(self) -> Outcome:
+        """The columns of the outcome."""
+        return Outcome(self.outcome, self.family, self.event, self.event_value, self.exposure)
+
+
+def make_glm_job(options: Any, secure_sums: bool) -> GlmJob:
+    """Return the checked options of a job.
+
+    Args:
+      options: option -> value, of a job as JSON.
+      secure_sums: whether sites mask their answers.
+
+    Raises:
+      InvalidArgument: an option is unknown, not valid, or contradicts another one.
+    """
+    try:
+        job = GlmJob(**options)
+    except (TypeError, pydantic.ValidationError):
+        raise InvalidArgument("The options of the linear model do not have the required form.") from None
+    lookup({**FAMILIES, "cox": None}, job.family, "family")
+    lookup(MISSING, job.missing, "way with empty cells")
+    check_options(job.family, job.prior_stddev, job.intercept_stddev, stratified=job.stratified)
+    if not 0 < check_number(job.level, "--level") < 1:
+        raise InvalidArgument(f"--level is {job.level:g}, but must be above 0 and below 1, such as 0.95.")
+    if (job.event is None) != (job.family != "cox"):
+        raise InvalidArgument("--event names the column with the event, for the family cox and no other.")
+    if job.event_value and job.family not in ("bernoulli", "cox"):
+        raise InvalidArgument(f"--event-value is for bernoulli and cox, but the family is {job.family}.")
+    if job.exposure and job.family != "poisson":
+        raise InvalidArgument(f"--exposure is for poisson, but the family is {job.family}.")
+    if job.random and job.family == "cox":
+        raise InvalidArgument("--random is for gaussian, bernoulli and poisson, but the family is cox.")
+    if secure_sums and job.family == "cox" and not job.stratified:
+        raise InvalidArgument(
+            "One baseline hazard for all sites needs the times of events of each site, which are no sum: with "
+            "--secure-sums give --stratified, a baseline hazard for each site."
+        )
+    return job
+
+
+def to_arrays(question: Question, step: int) -> dict[str, np.ndarray]:
+    """Return a question as named arrays, with its number in the run."""
+    kind = np.frombuffer(question.kind.encode(), np.uint8)
+    numbers = {"columns": np.array(question.columns, np.int64), "nodes": np.array(question.nodes, np.int64)}
+    points = {name: np.asarray(getattr(question, name), np.float64) for name in ("points", "centre", "times")}
+    return {"kind": kind, "step": np.array(step, np.int64), **numbers, **points}
+
+
+_RANKS: Mapping[str, tuple[type, int]] = {
+    "kind": (np.uint8, 1),
+    "step": (np.int64, 0),
+    "columns": (np.int64, 1),
+    "nodes": (np.int64, 0),
+    "points": (np.float64, 2),
+    "centre": (np.float64, 1),
+    "times": (np.float64, 1),
+}
+
+
+def from_arrays(arrays: Arrays, job: GlmJob, size: int) -> tuple[Question, int]:
+    """Return the question that `to_arrays` wrote, and its number; the sender need not be trusted.
+
+    Args:
+      arrays: the message.
+      job: of the run.
+      size: the number of columns of the design; 0 before it is known.
+
+    Raises:
+      InvalidArgument: the message does not have the required form, or asks for what the job does not need.
+    """
+    wrong = InvalidArgument("The question of the server does not have the required form, or is not of this job.")
+    if set(arrays) != set(_RANKS):
+        raise wrong
+    parts = {name: np.asarray(arrays[name]) for name in _RANKS}
+    for name, (dtype, rank) in _RANKS.items():
+        if parts[name].dtype != dtype or parts[name].ndim != rank:
+            raise wrong
+        if dtype is np.float64 and not np.all(np.isfinite(parts[name])):
+            raise wrong
+    kind, columns, points = bytes(parts["kind"]).decode("ascii", "replace"), parts["columns"], parts["points"]
+    allowed = _kinds(job) if size else {CELLS}
+    width = size
+    if kind in ("effects", "restricted"):
+        width += len(columns) * (len(columns) + 1) // 2 + (job.family == "gaussian")
+    fits = (
+        kind in allowed
+        and 1 <= len(points) <= _MOST_POINTS
+        and points.shape[1] == width
+        and len(columns) <= 3
+        and np.all((columns >= 0) & (columns < max(size, 1)))
+        and 0 <= int(parts["nodes"]) <= 50
+        and len(parts["centre"]) in (0, size)
+        and int(parts["step"]) >= 0
+    )
+    if not fits:
+        raise wrong
+    asked = Question(kind, points, tuple(columns.tolist()), int(parts["nodes"]), parts["centre"], parts["times"])
+    return asked, int(parts["step"])
+
+
+def _kinds(job: GlmJob) -> set[str]:
+    """Return the kinds of questions that a job needs."""
+    if job.family == "cox":
+        return {"columns", "stratum", "trend"} if job.stratified else {"columns", "risk", TIMES}
+    return {"first", "sums"} | ({"effects", "restricted"} if job.random else set())

@@ -1,0 +1,264 @@
+"""The server of a linear model over sites: it asks for columns and sums, and writes the folder of the fit."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.app.one_run.progress import Reporter
+from tfp_bfl.errors import Error, InvalidArgument
+from tfp_bfl.files import write_whole
+from tfp_bfl.files.arrays import stored_arrays, to_bytes
+from tfp_bfl.glm import report
+from tfp_bfl.glm.agreement import Plan, agree, check_description, settle
+from tfp_bfl.glm.federation import Question
+from tfp_bfl.glm.fit import fit_federation
+from tfp_bfl.glm.fixed_point import decode
+from tfp_bfl.glm.hierarchical import Hierarchical, fit_hierarchical_federation
+from tfp_bfl.glm.posterior import Posterior
+from tfp_bfl.glm.rows import INTERCEPT
+from tfp_bfl.parties.arrays import NO_ANSWER
+from tfp_bfl.parties.deployment.attendance import PARTIES
+from tfp_bfl.parties.deployment.channel import MOST_BYTES, SUMS, TALK, Channel, Refusal, Reply
+from tfp_bfl.parties.deployment.glm_job import CELLS, TIMES, GlmJob, make_glm_job, to_arrays
+from tfp_bfl.parties.deployment.job import check_name
+from tfp_bfl.parties.deployment.site import OFFER
+
+
+class _SitesLeft(Exception):
+    """Some sites did not answer a question, or refused it: name -> reason."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        super().__init__()
+        self.reasons = dict(reasons)
+
+
+class _Sites:
+    """Sites that answer questions (`glm.federation.Federation`).
+
+    Args:
+      channel: to the sites.
+      asked: names of the sites.
+      secure_sums: whether their answers are masked, so that only their sum can be read.
+    """
+
+    def __init__(self, channel: Channel, asked: Sequence[str], secure_sums: bool):
+        self._channel, self.asked, self._is_secure = channel, list(asked), secure_sums
+        self._step = 0
+        self.names: Sequence[str] = ()
+        self.most_bytes = 0
+
+    @property
+    def num_clients(self) -> int:
+        """The number of sites."""
+        return len(self.asked)
+
+    def talk(self, messages: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the replies of the sites to messages in JSON, and the reasons of those that refuse."""
+        replies = dict(self._channel.ask(TALK, {site: json.dumps(what).encode() for site, what in messages.items()}))
+        found, reasons = {}, {}
+        for site in messages:
+            reply = replies.get(site, Refusal(NO_ANSWER))
+            try:
+                found[site] = json.loads(reply) if isinstance(reply, bytes) else None
+            except (ValueError, RecursionError):
+                reasons[site] = "its answer is not JSON"
+            if isinstance(reply, Refusal):
+                del found[site]
+                reasons[site] = str(reply)
+        return found, reasons
+
+    def total(self, question: Question) -> np.ndarray:
+        """Implement `Federation.total`."""
+        name, kind = ("masked", np.int64) if self._is_secure else ("sums", np.float64)
+        parts = self._answers(question, name, kind)
+        shapes = {part.shape for part in parts.values()}
+        if len(shapes) > 1:
+            raise Error("The answers of the sites have different lengths: do all run the same version?")
+        total: np.ndarray = np.sum(np.stack([*parts.values()]), 0, kind)
+        return decode(total) if self._is_secure else total
+
+    def event_times(self) -> np.ndarray:
+        """Implement `Federation.event_times`."""
+        parts = self._answers(Question(TIMES, np.zeros((1, len(self.names)))), "sums", np.float64)
+        return np.unique(np.concatenate([*parts.values()]))
+
+    def _answers(self, question: Question, name: str, kind: type) -> dict[str, np.ndarray]:
+        """Return the answer of each site, in the order of their names."""
+        content = to_bytes(to_arrays(question, self._step))
+        self._step += 1
+        reasons, parts = dict.fromkeys(self.asked, NO_ANSWER), {}
+        for site, reply in self._channel.ask(SUMS, dict.fromkeys(self.asked, content)):
+            try:
+                parts[site] = _array(reply, name, kind)
+                reasons.pop(site, None)
+                self.most_bytes = max(self.most_bytes, len(reply))
+            except InvalidArgument as error:
+                reasons[site] = str(error)
+        if reasons:
+            raise _SitesLeft(reasons)
+        return dict(sorted(parts.items()))
+
+
+def _array(reply: Reply, name: str, kind: type) -> np.ndarray:
+    if isinstance(reply, Refusal):
+        raise InvalidArgument(str(reply))
+    arrays = stored_arrays(reply, "answer", MOST_BYTES)
+    if set(arrays) != {name} or arrays.form(name).dtype != kind:
+        raise InvalidArgument("its answer does not have the required form")
+    return arrays[name]
+
+
+def serve_glm(
+    options: Mapping[str, Any],
+    name: str,
+    folder: pathlib.Path,
+    channel: Channel,
+    quorum: int,
+    progress: Reporter,
+    *,
+    secure_sums: bool = False,
+    max_examples: Optional[int] = None,
+    without: Sequence[str] = (),
+    again: bool = False,
+) -> pathlib.Path:
+    """Fit a linear model over sites, and return its folder.
+
+    A site that does not answer, or refuses, is named and left out, and the fit begins again without it. Under masks the
+    run ends instead once a sum was read: a second sum without the site would reveal its own.
+
+    Args:
+      options: of the model (`glm_job.GlmJob`).
+      name, folder, channel, quorum, progress, secure_sums, without, again: as of `server.serve`.
+      max_examples: None; rows are not weighted.
+
+    Raises:
+      InvalidArgument: the options are not valid, or the tables of the sites do not fit each other.
+      Error: the sites are fewer than the quorum, or one left a run with masks.
+    """
+    check_name(name)
+    if (folder / "summary.json").exists():
+        if again:
+            return folder
+        raise InvalidArgument(f"The run {name} is complete: give a new run another name.")
+    if max_examples is not None:
+        raise InvalidArgument("A linear model counts each row once: leave max_examples out.")
+    job = make_glm_job(options, secure_sums)
+    progress.phase("asking the sites for their columns")
+    refused: dict[str, str] = dict.fromkeys(without, "the run was submitted without it")
+    sites = _Sites(channel, [site for site in channel.names if site not in refused], secure_sums)
+    how = {"options": dict(options), "secure_sums": secure_sums}
+    described, reasons = sites.talk({site: {"step": "describe", **how} for site in sites.asked})
+    refused |= reasons
+    for site in sorted(described):
+        try:
+            check_description(site, described[site])
+            if secure_sums and OFFER not in described[site]:
+                raise InvalidArgument("It can't mask its answers: its folder startup has no certificate.")
+        except InvalidArgument as error:
+            refused[site] = str(error)
+            del described[site]
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        _check(len(described), quorum, refused, secure_sums)
+        plan = agree(described, job.columns, job.missing)
+        sites = _Sites(channel, sorted(described), secure_sums)
+        left = _begin(sites, name, described, plan, how)
+        if not left:
+            try:
+                result, notes = _fit(sites, job, plan)
+                break
+            except _SitesLeft as error:
+                left = error.reasons
+                if secure_sums:
+                    raise Error(
+                        f"Without an answer of every site the masks do not cancel ({_reasons(left)}): submit the run "
+                        "under another name when all sites answer, or leave sites out with --without."
+                    ) from None
+        for site in left:
+            progress.phase(f"Without {site}: {left[site]}")
+            del described[site]
+        refused |= left
+    return _finish(sites, folder, name, job, result, notes, described, refused, progress)
+
+
+def _begin(
+    sites: _Sites, name: str, described: Mapping[str, Any], plan: Plan, how: Mapping[str, Any]
+) -> dict[str, str]:
+    """Send the job to all sites, and return the reasons of those that refuse."""
+    offers = {site: summary[OFFER] for site, summary in described.items()} if how["secure_sums"] else {}
+    job = {**how, "version": bfl.__version__, "sites": len(described), "offers": offers, "events": list(plan.events)}
+    job["columns"] = [[column.name, column.kind, list(column.levels)] for column in plan.columns]
+    message = {"step": "begin", "run": name, "job": job}
+    return sites.talk({site: {**message, "number": k} for k, site in enumerate(sorted(described))})[1]
+
+
+def _fit(sites: _Sites, job: GlmJob, plan: Plan) -> tuple[Union[Posterior, Hierarchical], list[str]]:
+    """Return the fit, and sentences on the columns.
+
+    Raises:
+      _SitesLeft: sites did not answer, or refused.
+    """
+    encoding, notes = settle(plan, job.missing, sites.total(Question(CELLS, np.zeros((1, 0)))))
+    message = {"step": "encode", **encoding._asdict()}
+    refused = sites.talk(dict.fromkeys(sites.asked, message))[1]
+    if refused:
+        raise _SitesLeft(refused)
+    sites.names = [*([INTERCEPT] if job.family != "cox" else []), *encoding.names(plan)]
+    options: dict[str, Any] = {
+        name: getattr(job, name) for name in ("prior_stddev", "intercept_stddev", "second_order")
+    }
+    if job.random:
+        return fit_hierarchical_federation(sites, job.family, random=job.random, **options), notes
+    return fit_federation(sites, job.family, stratified=job.stratified, **options), notes
+
+
+def _finish(
+    sites: _Sites,
+    folder: pathlib.Path,
+    name: str,
+    job: GlmJob,
+    result: Union[Posterior, Hierarchical],
+    notes: Sequence[str],
+    described: Mapping[str, Any],
+    refused: Mapping[str, str],
+    progress: Reporter,
+) -> pathlib.Path:
+    """Send the result to the sites, and write the folder."""
+    posterior = report.posterior_of(result)
+    message = {"step": "finish", "run": name, "result": report.as_json(result)}
+    sites.talk(dict.fromkeys(sites.asked, message))
+    absences = [f"Without {site}: {reason}" for site, reason in sorted(refused.items())]
+    warnings = [*absences, *notes, *posterior.warnings]
+    of = {"column": job.outcome, "event": job.event, "event_value": job.event_value, "exposure": job.exposure}
+    report.write_folder(folder, result, sorted(described), job.level, warnings, of)
+    known = {site: {part: x for part, x in summary.items() if part != OFFER} for site, summary in described.items()}
+    parties = {**known, **{site: {"refused": reason} for site, reason in refused.items()}}
+    write_whole(folder / PARTIES, json.dumps(parties, indent=1) + "\n")
+    summary = {
+        "family": job.family,
+        "rows": posterior.count,
+        "messages": posterior.messages,
+        "largest_answer_bytes": sites.most_bytes,
+        "parties": sorted(described),
+        "warnings": warnings,
+    }
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    for line in (report.headline(posterior), *warnings, str(posterior.table(job.level))):
+        progress.announce(line)
+    return folder
+
+
+def _check(number: int, quorum: int, refused: Mapping[str, str], secure_sums: bool) -> None:
+    least = max(quorum, 2 if secure_sums else 1)
+    if number < least:
+        raise Error(f"{number} sites take part, but the quorum is {least} ({_reasons(refused)}).")
+
+
+def _reasons(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items())) or "no other site is connected"

@@ -1,0 +1,194 @@
+"""A site of a linear model: it describes its columns, and answers questions with sums over its rows, masked or not."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, Optional, Union
+
+import numpy as np
+
+import tfp_bfl as bfl  # its packages are imported when they are first used
+from tfp_bfl.data.tables import read_table
+from tfp_bfl.errors import InvalidArgument, shown
+from tfp_bfl.files import name as path_name
+from tfp_bfl.files import write_whole
+from tfp_bfl.glm.agreement import Cells, Column, Encoding, Plan, describe
+from tfp_bfl.glm.cox import event_times
+from tfp_bfl.glm.federation import answer
+from tfp_bfl.glm.fixed_point import encode
+from tfp_bfl.glm.hierarchical import own_effect
+from tfp_bfl.glm.rows import Rows
+from tfp_bfl.parties.arrays import Arrays, digest_of
+from tfp_bfl.parties.deployment import keys, masked
+from tfp_bfl.parties.deployment.channel import NO_RUN
+from tfp_bfl.parties.deployment.glm_job import GLM, TIMES, GlmJob, from_arrays, make_glm_job
+from tfp_bfl.parties.deployment.job import check_name
+from tfp_bfl.parties.deployment.site import OFFER, PartyFile, digest_of_job, read_file, secret_of
+from tfp_bfl.parties.masks import Promises, add_mask, context_of, seed_of
+
+# Folder of the results at a site.
+RESULTS = "linear_models"
+# Endings of tables.
+_TABLES = (".csv", ".tsv", ".parquet")
+
+
+class GlmSite:
+    """A site of linear models, which refuses what its file forbids.
+
+    Args:
+      folder: folder `local` of the site's kit.
+
+    Attributes:
+      seen: a sentence on what the server sees of this site's answers.
+    """
+
+    seen = "The server sees nothing."
+
+    def __init__(self, folder: Union[str, os.PathLike[str]]):
+        self._folder = pathlib.Path(folder)
+        self._startup = self._folder.parent / "startup"
+        self._cells: Optional[Cells] = None
+        self._rows: Optional[Rows] = None
+        self._open = contextlib.ExitStack()
+
+    def converse(self, content: bytes) -> bytes:
+        """Answer a message in JSON: a request to describe the table, a job, an encoding or a result.
+
+        Raises:
+          InvalidArgument: the site's file forbids the job, the table does not fit it, or the message has another form.
+        """
+        try:
+            message = json.loads(content)
+            act: dict[str, Callable[..., dict[str, Any]]]
+            act = {"describe": self._describe, "begin": self._begin, "encode": self._encode, "finish": self._finish}
+            return json.dumps(act[message.pop("step")](**message)).encode()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            raise InvalidArgument("The message of the server does not have the required form.") from None
+
+    def _describe(self, options: Any, secure_sums: bool) -> dict[str, Any]:
+        file = read_file(self._folder)
+        job = self._allowed(file, options, secure_sums)
+        table, where = self._table(file)
+        summary = describe(table, job.columns, where, job.only, job.drop, job.categorical)
+        offer = keys.offer(self._startup, secret_of(self._folder)) if secure_sums else None
+        return {**summary, "version": bfl.__version__} | ({} if offer is None else {OFFER: offer})
+
+    def _begin(self, run: str, number: int, job: Any) -> dict[str, Any]:
+        """Begin a run: the rows of this site follow from the columns that all sites agreed on."""
+        self._cells = self._rows = None
+        self._open.close()
+        self._is_bound = False
+        file, sites = read_file(self._folder), int(job["sites"])
+        self._secure_sums = bool(job["secure_sums"])
+        self._job = self._allowed(file, job["options"], self._secure_sums)
+        self._run, self._number, self._most = check_name(run), int(number), file.max_rounds
+        if job["version"] != bfl.__version__:
+            raise InvalidArgument(
+                f"The server has tfp_bfl {job['version']}, the site {bfl.__version__}: install the same version."
+            )
+        if sites < max(file.min_parties, 2 * self._secure_sums):
+            raise InvalidArgument(f"Its file allows no run of fewer than {max(file.min_parties, 2)} sites.")
+        columns = tuple(Column(str(n), str(kind), tuple(map(str, levels))) for n, kind, levels in job["columns"])
+        self._plan = Plan(columns, tuple(map(str, job["events"])))
+        self._digest = digest_of_job(job)
+        self._masks, folder = bytes.fromhex(self._digest), self._folder / "memory" / self._run
+        self._keys: dict[int, bytes] = {}
+        if self._secure_sums:
+            secret = secret_of(self._folder)
+            self._keys = masked.shared_keys(self._startup, secret, self._number, sites, job["offers"])
+            self._promises = Promises(masked.PromiseFiles(folder / "promises"))
+        else:
+            masked.check_unbound(folder)
+        table, where = self._table(file)
+        self._cells = Cells(table, self._job.columns, self._plan, self._job.missing, where)
+        self.seen = (
+            "The server sees the sums of all sites, and masked numbers of this site."
+            if self._secure_sums
+            else "The server sees the sums over the rows of this site: log likelihood, gradient and information."
+        )
+        return {}
+
+    def _encode(self, means: Any, indicators: Any, left_out: Any) -> dict[str, Any]:
+        """Encode the rows with the means and indicators of all sites."""
+        encoding = Encoding(tuple(map(float, means)), tuple(map(str, indicators)), tuple(map(str, left_out)))
+        self._rows = self._begun().rows(encoding)
+        # Sites with another encoding have no masks in common.
+        self._masks = hashlib.sha256(self._digest.encode() + json.dumps(encoding).encode()).digest()
+        return {}
+
+    def _finish(self, run: str, result: Any) -> dict[str, Any]:
+        """Write the result of a run to the folder of the site, with this site's own effect."""
+        if self._rows is not None and "random" in result:
+            family, names, random = (result[name] for name in ("family", "names", "random"))
+            parameters, mean = np.array(result["parameters"]), np.array(result["mean"])
+            effect = own_effect(self._rows, family, names, random, parameters, mean)
+            result = {**result, "effect": {name: x.tolist() for name, x in effect._asdict().items()}}
+        folder = self._folder / RESULTS
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / f"{check_name(run)}.json", json.dumps(result, indent=1) + "\n")
+        return {}
+
+    def sums(self, message: Arrays) -> dict[str, np.ndarray]:
+        """Return the answer to a question: sums over the rows, masked where the job says so.
+
+        Raises:
+          InvalidArgument: the question is not of the job, or would reveal a second sum.
+        """
+        cells = self._begun()
+        size = 0 if self._rows is None else self._rows.design.shape[1]
+        question, step = from_arrays(message, self._job, size)
+        if step >= self._most:
+            raise InvalidArgument(f"Its file allows at most {self._most} rounds: it answers no further question.")
+        if self._rows is None:
+            numbers = cells.sums()
+        elif question.kind == TIMES:
+            return {"sums": event_times(self._rows)}
+        else:
+            numbers = answer(self._rows, self._job.family, question)
+        return self._masked(message, numbers, step) if self._secure_sums else {"sums": numbers}
+
+    def _masked(self, message: Arrays, numbers: np.ndarray, step: int) -> dict[str, np.ndarray]:
+        if not self._is_bound:  # Once a masked answer leaves the site.
+            self._open = masked.bind(self._folder / "memory" / self._run, self._digest)
+            self._is_bound = True
+        encoded, digest = encode(numbers), bytes.fromhex(digest_of(message))
+        self._promises.answer(step, digest, None, hashlib.sha256(encoded.tobytes()).digest())
+        context = context_of(self._run, self._masks, digest)
+        for other, key in self._keys.items():
+            add_mask([encoded], seed_of(key, context), 1 if other > self._number else -1)
+        return {"masked": encoded}
+
+    def _begun(self) -> Cells:
+        if self._cells is None:
+            raise InvalidArgument(NO_RUN)
+        return self._cells
+
+    def _allowed(self, file: PartyFile, options: Any, secure_sums: bool) -> GlmJob:
+        if file.algorithms and GLM not in file.algorithms:
+            raise InvalidArgument(f"Its file allows algorithm {' or '.join(file.algorithms)}, not {GLM}.")
+        if file.only_secure_sums and not secure_sums:
+            raise InvalidArgument("Its file allows only runs with secure sums: submit with --secure-sums.")
+        if file.max_example_epsilon is not None:
+            raise InvalidArgument(
+                "Its file allows only runs with differential privacy, which linear models do not have."
+            )
+        return make_glm_job(options, secure_sums)
+
+    def _table(self, file: PartyFile) -> tuple[Any, str]:
+        """Return the table of the site's file without the columns that the file drops, and its name."""
+        path = pathlib.Path(file.data)
+        where = path_name(path)
+        if path.suffix.lower() not in _TABLES:
+            raise InvalidArgument(f"{where} is no table, but a linear model requires one: {', '.join(_TABLES)}.")
+        table = read_table(path, file.separator)
+        unknown = next((name for name in file.drop if name not in table.column_names), None)
+        if unknown is not None:
+            raise InvalidArgument(f"{where} has no column {shown(unknown)}, which its file drops.")
+        return table.drop_columns(file.drop), where
